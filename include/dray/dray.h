@@ -1,0 +1,165 @@
+/* dray.h - errors, log, fences and the context: what every other part of the library needs.
+ *
+ * Conventions of the whole API:
+ *  - Functions that can fail return DRAY_OK (0) or a negative DRAY_E... code. Outputs come last but
+ *    for the error and are set only on success.
+ *  - dray_error is the caller's; NULL is fine. Whoever detects an error fills it once: what was
+ *    expected, what was found, and where.
+ *  - Options structs start with their size (the _INIT macros set it); zero means "default".
+ *  - Arguments are borrowed for the call unless the function says otherwise.
+ *  - Different objects may be used from any threads; one object from one thread at a time, unless
+ *    the function says otherwise.
+ *  - Times are nanoseconds (int64_t). A timeout of 0 means "do not wait"; DRAY_WAIT_DEFAULT means
+ *    the context's default; there is no "forever".
+ */
+#ifndef DRAY_DRAY_H
+#define DRAY_DRAY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DRAY_VERSION_MAJOR 0
+#define DRAY_VERSION_MINOR 1
+#define DRAY_VERSION_PATCH 0
+
+/* The one table of errors: it makes the enum, the names, the texts (and, in Python, exceptions).
+ * XX(name, value, text) */
+#define DRAY_ERROR_MAP(XX)                                                                         \
+    XX(INVALID, -1, "invalid argument")                                                            \
+    XX(NOMEM, -2, "out of memory")                                                                 \
+    XX(NOENT, -3, "not found")                                                                     \
+    XX(EXIST, -4, "exists already")                                                                \
+    XX(SYS, -5, "system call failed")                                                              \
+    XX(FORMAT, -6, "malformed data")                                                               \
+    XX(VERSION, -7, "unsupported version")                                                         \
+    XX(CHECKSUM, -8, "checksum differs")                                                           \
+    XX(DTYPE, -9, "dtype cannot be converted")                                                     \
+    XX(SHAPE, -10, "shape differs")                                                                \
+    XX(HOLE, -11, "elements that nobody holds")                                                    \
+    XX(OVERLAP, -12, "elements filled twice")                                                      \
+    XX(TIMEDOUT, -13, "deadline passed")                                                           \
+    XX(AGAIN, -14, "not ready yet")                                                                \
+    XX(CLOSED, -15, "connection closed")                                                           \
+    XX(DEAD, -16, "member is dead")                                                                \
+    XX(STALE, -17, "superseded")                                                                   \
+    XX(GONE, -18, "no longer available")                                                           \
+    XX(END, -19, "nothing more will come")                                                         \
+    XX(FULL, -20, "capacity reached")                                                              \
+    XX(TORN, -21, "group is torn")                                                                 \
+    XX(PERM, -22, "not permitted")                                                                 \
+    XX(BUSY, -23, "in use")                                                                        \
+    XX(PROTO, -24, "protocol violation")                                                           \
+    XX(CANCELED, -25, "canceled")                                                                  \
+    XX(UNSUPPORTED, -26, "not supported")                                                          \
+    XX(INTERNAL, -27, "internal error")
+
+typedef enum dray_status {
+    DRAY_OK = 0,
+#define XX(name, value, text) DRAY_E##name = value,
+    DRAY_ERROR_MAP(XX)
+#undef XX
+} dray_status;
+
+/* Who said no: the meaning of dray_error.raw. */
+typedef enum dray_origin {
+    DRAY_ORIGIN_DRAY = 0, /* raw = 0 */
+    DRAY_ORIGIN_ERRNO,    /* raw = errno */
+    DRAY_ORIGIN_CUDA,     /* raw = CUresult */
+    DRAY_ORIGIN_NCCL,     /* raw = ncclResult_t */
+    DRAY_ORIGIN_UCX       /* raw = ucs_status_t */
+} dray_origin;
+
+#define DRAY_ERROR_MESSAGE_MAX 496
+
+typedef struct dray_error {
+    int32_t code; /* DRAY_E... */
+    int32_t origin;
+    int64_t raw;
+    char message[DRAY_ERROR_MESSAGE_MAX]; /* UTF-8, terminated, no newline */
+} dray_error;
+
+/* "EHOLE" for DRAY_EHOLE; "OK" for 0; "E?" for an unknown code. Static storage. */
+const char *dray_error_name(int code);
+/* The table's text for a code. Static storage. */
+const char *dray_strerror(int code);
+/* "0.1.0". Static storage. */
+const char *dray_version(void);
+
+typedef enum dray_log_level {
+    DRAY_LOG_ERROR = 0,
+    DRAY_LOG_WARN,
+    DRAY_LOG_INFO,
+    DRAY_LOG_DEBUG
+} dray_log_level;
+
+typedef void (*dray_log_fn)(void *user, dray_log_level level, const char *line);
+
+/* Sends the library's log lines of `level` and above (more severe) to fn, from any thread. NULL
+ * turns logging off, which is the default: the library never prints. Process-wide. */
+void dray_set_log(dray_log_fn fn, void *user, dray_log_level level);
+
+#define DRAY_WAIT_DEFAULT ((int64_t)-1)
+
+/* What says that bytes are there. Host memory needs no event: kind NONE means that the bytes were
+ * written before the call (program order). */
+typedef enum dray_fence_kind { DRAY_FENCE_NONE = 0, DRAY_FENCE_CUDA_EVENT } dray_fence_kind;
+
+typedef struct dray_fence {
+    size_t size;
+    int32_t kind; /* dray_fence_kind */
+    void *event;  /* CUDA_EVENT: CUevent recorded after the last write */
+} dray_fence;
+
+#define DRAY_FENCE_INIT                                                                            \
+    {                                                                                              \
+        sizeof(dray_fence), DRAY_FENCE_NONE, NULL                                                  \
+    }
+
+typedef struct dray_context dray_context;
+
+typedef struct dray_options {
+    size_t size;
+    const char *address; /* "unix:/path", "tcp:127.0.0.1:port"; NULL: $DRAY_ADDRESS */
+    const char *name;    /* what people see in messages and `dray status`; NULL: program name */
+    const char *role;    /* "trainer", "engine", "task", "tool"; NULL: "task" */
+    const char *host;    /* NULL: the machine's boot id + hostname */
+    uint32_t rank;       /* rank within the role's group */
+    int64_t timeout_ns;  /* default deadline of every wait; 0: 60 s */
+} dray_options;
+
+#define DRAY_OPTIONS_INIT                                                                          \
+    {                                                                                              \
+        sizeof(dray_options), NULL, NULL, NULL, NULL, 0, 0                                         \
+    }
+
+/* Opens a session with the coordinator. One per process is enough; its end (close, or the death of
+ * the process, seen by the kernel closing the socket) ends everything that was opened through it.
+ * Returns DRAY_ECLOSED (nobody listens there), DRAY_EVERSION (no common protocol version),
+ * DRAY_ETIMEDOUT. Blocks up to the timeout. The context is thread-safe. After fork() a child gets
+ * DRAY_ECLOSED from everything that uses the parent's context. */
+int dray_open(const dray_options *options, dray_context **out, dray_error *error);
+/* Ends the session. NULL is fine. Objects opened through it must be closed first. */
+void dray_close(dray_context *context);
+/* The session's member id and epoch, given by the coordinator; unique within its life. */
+uint64_t dray_context_member(const dray_context *context);
+uint64_t dray_context_epoch(const dray_context *context);
+
+/* Waits until `count` sessions have entered the barrier of this name, each with the same count.
+ * DRAY_ETIMEDOUT, DRAY_EDEAD (a session that had entered died: named in the message),
+ * DRAY_EINVALID (counts differ). A barrier can be used again once all have left. */
+int dray_barrier(dray_context *context, const char *name, uint32_t count, int64_t timeout_ns,
+                 dray_error *error);
+
+/* Posts one JSON object (at most 64 KiB) to everyone who watches reports of `kind` ("step",
+ * "update", "eval", ...). The coordinator adds "member", "name", "time_ns". Does not wait for
+ * watchers. */
+int dray_report_post(dray_context *context, const char *kind, const char *json, dray_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,85 @@
+/* memory.h - regions made live: memory or files that blocks lie in, and handles, by which another
+ * process reaches them. */
+#ifndef DRAY_MEMORY_H
+#define DRAY_MEMORY_H
+
+#include <dray/dray.h>
+#include <dray/model.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dray_region dray_region;
+
+/* Allocates `bytes` of zeroed memory, page-aligned. kind: HOST or SHARED (a memfd, mapped; other
+ * processes can import it). name is for people. DRAY_EUNSUPPORTED for kinds that this machine or
+ * build lacks. */
+int dray_region_alloc(dray_region_kind kind, uint64_t bytes, const char *name, dray_region **out,
+                      dray_error *error);
+/* Registers host memory of someone else's allocator, which must outlive the region. */
+int dray_region_wrap(void *base, uint64_t bytes, const char *name, dray_region **out,
+                     dray_error *error);
+/* A file as a region. writable: opened for reading and writing (it must exist: the region covers
+ * its present size). No mapping is made: dray_region_base gives NULL. */
+int dray_region_open(const char *path, int writable, dray_region **out, dray_error *error);
+/* The live regions of a layout: SHARED and HOST ones allocated, FILE ones opened (writable or not).
+ * out has dray_layout_region_count entries, owned by the caller. All or none. */
+int dray_regions_for_layout(const dray_layout *layout, int writable, dray_region **out,
+                            dray_error *error);
+/* Ends the region: unmaps, closes. NULL is fine. Peers that imported it keep their mapping. */
+void dray_region_free(dray_region *region);
+
+void *dray_region_base(const dray_region *region); /* NULL: not addressable (file) */
+uint64_t dray_region_bytes(const dray_region *region);
+dray_region_kind dray_region_get_kind(const dray_region *region);
+const char *dray_region_name(const dray_region *region);
+int dray_region_fd(const dray_region *region); /* -1: none. Borrowed. */
+
+/* ---- handles ------------------------------------------------------------------------------------
+ * dray's form of PyTorch's rebuild_cuda_tensor arguments, without pickle: says how to reach one
+ * tensor's storage from another process. Pointer-free, versioned, checksummed, little-endian.
+ * A SHARED handle travels with its descriptor (SCM_RIGHTS); the handle itself says which
+ * (device, inode) the descriptor must be, so that a wrong one is found. */
+typedef struct dray_handle {
+    size_t size;
+    int32_t kind;  /* dray_region_kind */
+    int32_t dtype; /* dray_dtype */
+    uint32_t ndim;
+    int64_t shape[DRAY_MAX_DIMS];
+    int64_t stride[DRAY_MAX_DIMS]; /* bytes */
+    uint64_t offset;               /* bytes from the storage's start */
+    uint64_t storage_bytes;
+    uint8_t device[16]; /* GPU UUID, never an index; zero for host kinds */
+    uint64_t owner_member, owner_epoch;
+    uint8_t key[64];   /* SHARED: st_dev, st_ino; CUDA: the exported IPC handle */
+    uint8_t event[64]; /* IPC event to wait for; zero: none */
+    char path[256];    /* FILE */
+} dray_handle;
+
+#define DRAY_HANDLE_INIT                                                                           \
+    {                                                                                              \
+        sizeof(dray_handle), 0, 0, 0, {0}, {0}, 0, 0, {0}, 0, 0, {0}, {0},                         \
+        {                                                                                          \
+            0                                                                                      \
+        }                                                                                          \
+    }
+
+/* Fills kind, storage_bytes, key, device, path from the region; shape, strides and the rest are the
+ * caller's. DRAY_EUNSUPPORTED: private host memory cannot be reached from another process. */
+int dray_handle_describe(const dray_region *region, dray_handle *handle, dray_error *error);
+/* Bytes of the packed form: always the same for one format version. */
+size_t dray_handle_packed_size(void);
+int dray_handle_pack(const dray_handle *handle, void *out, size_t capacity, dray_error *error);
+/* DRAY_EFORMAT (truncated, altered: which field), DRAY_EVERSION (format unknown). */
+int dray_handle_unpack(const void *data, size_t size, dray_handle *out, dray_error *error);
+/* Makes the storage reachable here. fd: the descriptor that came with it (SHARED; duplicated, not
+ * consumed), else -1. writable: map for writing. DRAY_EINVALID when the descriptor is not the one
+ * that the handle names or is smaller than it says. */
+int dray_region_import(const dray_handle *handle, int fd, int writable, dray_region **out,
+                       dray_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

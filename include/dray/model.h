@@ -1,0 +1,249 @@
+/* model.h - dtypes, tensors, regions as plain data, blocks, layouts, and the builders that turn a
+ * framework's own description of a placement into blocks over Hugging Face tensor names.
+ *
+ * A layout says, for one member: which rectangle of which tensor lies where in which region.
+ * Nothing here touches data. Layouts are plain values: build, then share read-only between threads.
+ */
+#ifndef DRAY_MODEL_H
+#define DRAY_MODEL_H
+
+#include <dray/dray.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DRAY_MAX_DIMS 4
+
+/* XX(name, value, bytes, safetensors name, torch name) */
+#define DRAY_DTYPE_MAP(XX)                                                                         \
+    XX(F64, 1, 8, "F64", "float64")                                                                \
+    XX(F32, 2, 4, "F32", "float32")                                                                \
+    XX(BF16, 3, 2, "BF16", "bfloat16")                                                             \
+    XX(F16, 4, 2, "F16", "float16")                                                                \
+    XX(F8E4M3, 5, 1, "F8_E4M3", "float8_e4m3fn")                                                   \
+    XX(F8E5M2, 6, 1, "F8_E5M2", "float8_e5m2")                                                     \
+    XX(I64, 7, 8, "I64", "int64")                                                                  \
+    XX(I32, 8, 4, "I32", "int32")                                                                  \
+    XX(I16, 9, 2, "I16", "int16")                                                                  \
+    XX(I8, 10, 1, "I8", "int8")                                                                    \
+    XX(U64, 11, 8, "U64", "uint64")                                                                \
+    XX(U32, 12, 4, "U32", "uint32")                                                                \
+    XX(U16, 13, 2, "U16", "uint16")                                                                \
+    XX(U8, 14, 1, "U8", "uint8")                                                                   \
+    XX(BOOL, 15, 1, "BOOL", "bool")
+
+typedef enum dray_dtype {
+    DRAY_DTYPE_NONE = 0,
+#define XX(name, value, bytes, safetensors, torch) DRAY_##name = value,
+    DRAY_DTYPE_MAP(XX)
+#undef XX
+} dray_dtype;
+
+/* Bytes of one element; 0 for an unknown dtype. */
+size_t dray_dtype_size(dray_dtype dtype);
+/* "F32" (safetensors' name); "?" for an unknown dtype. Static storage. */
+const char *dray_dtype_name(dray_dtype dtype);
+/* Reads safetensors' ("BF16"), torch's ("bfloat16", "torch.bfloat16") or dray's names in any case;
+ * DRAY_DTYPE_NONE for anything else. */
+dray_dtype dray_dtype_parse(const char *name);
+
+/* Where blocks lie. */
+typedef enum dray_region_kind {
+    DRAY_REGION_HOST = 1, /* private memory of the process */
+    DRAY_REGION_SHARED,   /* memfd */
+    DRAY_REGION_PINNED,   /* shared and registered with the GPU */
+    DRAY_REGION_CUDA,     /* device memory */
+    DRAY_REGION_FILE      /* a file */
+} dray_region_kind;
+
+const char *dray_region_kind_name(dray_region_kind kind); /* "host", "shared", ... */
+
+typedef struct dray_region_info {
+    int32_t kind; /* dray_region_kind */
+    uint64_t bytes;
+    const char *name;   /* for people; FILE: the path */
+    uint8_t device[16]; /* CUDA: the GPU's UUID; else zero */
+} dray_region_info;
+
+typedef struct dray_tensor_info {
+    const char *name;             /* Hugging Face checkpoint name */
+    int32_t dtype;                /* dtype in which this member stores it */
+    uint32_t ndim;                /* 0..DRAY_MAX_DIMS; 0 = scalar */
+    int64_t shape[DRAY_MAX_DIMS]; /* global shape */
+    int32_t alias_of; /* index of the tensor that this is another name of (tied); else -1 */
+} dray_tensor_info;
+
+typedef struct dray_block {
+    uint32_t tensor;               /* index within the layout */
+    uint32_t region;               /* index within the layout */
+    int64_t start[DRAY_MAX_DIMS];  /* global coordinates, elements */
+    int64_t extent[DRAY_MAX_DIMS]; /* elements; all > 0 */
+    uint64_t offset;               /* bytes from the region's start to element `start` */
+    int64_t stride[DRAY_MAX_DIMS]; /* bytes between neighbours along each dimension; >= 0 */
+} dray_block;
+
+typedef struct dray_layout dray_layout;
+
+int dray_layout_new(dray_layout **out, dray_error *error);
+void dray_layout_free(dray_layout *layout);
+/* Adding copies everything it is given. Names are unique per layout (DRAY_EEXIST). */
+int dray_layout_add_region(dray_layout *layout, const dray_region_info *region, uint32_t *index,
+                           dray_error *error);
+int dray_layout_add_tensor(dray_layout *layout, const char *name, dray_dtype dtype, uint32_t ndim,
+                           const int64_t *shape, uint32_t *index, dray_error *error);
+/* Another name of the tensor `target` (tied weights): no memory of its own. */
+int dray_layout_add_alias(dray_layout *layout, const char *name, uint32_t target, uint32_t *index,
+                          dray_error *error);
+/* DRAY_EINVALID names what is outside: the rectangle the tensor, or its bytes the region. */
+int dray_layout_add_block(dray_layout *layout, const dray_block *block, dray_error *error);
+/* A block whose memory is dense, C order, at `offset`. */
+int dray_layout_add_dense(dray_layout *layout, uint32_t tensor, uint32_t region,
+                          const int64_t *start, const int64_t *extent, uint64_t offset,
+                          dray_error *error);
+
+uint32_t dray_layout_tensor_count(const dray_layout *layout);
+uint32_t dray_layout_region_count(const dray_layout *layout);
+uint32_t dray_layout_block_count(const dray_layout *layout);
+/* Borrowed pointers, valid until the layout changes. NULL when the index is out of range. */
+const dray_tensor_info *dray_layout_tensor(const dray_layout *layout, uint32_t index);
+const dray_region_info *dray_layout_region(const dray_layout *layout, uint32_t index);
+const dray_block *dray_layout_block(const dray_layout *layout, uint32_t index);
+/* DRAY_ENOENT with the nearest names in the message. */
+int dray_layout_find(const dray_layout *layout, const char *name, uint32_t *index,
+                     dray_error *error);
+/* Bytes that the blocks cover (each block counted), and elements. */
+uint64_t dray_layout_bytes(const dray_layout *layout);
+
+/* Wire form: versioned, checksummed. *out is malloc'ed: free() it. */
+int dray_layout_pack(const dray_layout *layout, void **out, size_t *size, dray_error *error);
+int dray_layout_unpack(const void *data, size_t size, dray_layout **out, dray_error *error);
+
+/* ---- model configurations -------------------------------------------------------------------- */
+
+typedef struct dray_model_config {
+    char family[32]; /* "llama", "qwen2", "qwen3" (Hugging Face model_type) */
+    int64_t vocab_size, hidden_size, intermediate_size;
+    int64_t layers, heads, kv_heads, head_dim;
+    int64_t max_positions;
+    double rms_norm_eps, rope_theta;
+    int32_t qkv_bias, o_bias, mlp_bias, qk_norm, tied;
+    int32_t dtype; /* checkpoint dtype (torch_dtype) */
+} dray_model_config;
+
+/* A name of the built-in table ("qwen2.5-32b", ...) or the path of a config.json, or of a folder
+ * that has one. DRAY_ENOENT lists the nearest names; DRAY_EUNSUPPORTED names the config key. */
+int dray_model_config_load(const char *name_or_path, dray_model_config *out, dray_error *error);
+/* Name i of the built-in table; NULL past the end. */
+const char *dray_model_name(uint32_t index);
+/* All tensors of the checkpoint, each one replicated dense block in one region of `kind`. The
+ * "full" layout: what a Hugging Face state dict holds. dtype NONE: the config's. */
+int dray_layout_full(const dray_model_config *config, dray_dtype dtype, dray_region_kind kind,
+                     dray_layout **out, dray_error *error);
+
+/* ---- builder: dtensor --------------------------------------------------------------------------
+ */
+
+typedef enum dray_placement_kind {
+    DRAY_REPLICATE = 0,
+    DRAY_SHARD,         /* torch.distributed.tensor.Shard(dim): torch.chunk sizes */
+    DRAY_STRIDED_SHARD, /* _StridedShard(dim, split_factor) */
+    DRAY_PARTIAL        /* always an error: the value is not there yet */
+} dray_placement_kind;
+
+typedef struct dray_placement {
+    int32_t kind; /* dray_placement_kind */
+    int32_t dim;
+    int64_t split_factor; /* STRIDED_SHARD */
+} dray_placement;
+
+typedef struct dray_mesh {
+    uint32_t ndim; /* 1..8 */
+    int64_t shape[8];
+    dray_placement placements[8]; /* one for each mesh dimension, as in DTensor */
+} dray_mesh;
+
+/* Adds the blocks of one DTensor's local shard, dense in C order at `offset` of `region`.
+ * coordinate: this rank's place on each mesh dimension. local_shape gets the local tensor's shape
+ * (may hold zeros: then no block is added). */
+int dray_layout_add_dtensor(dray_layout *layout, uint32_t tensor, uint32_t region, uint64_t offset,
+                            const dray_mesh *mesh, const int64_t *coordinate, int64_t *local_shape,
+                            dray_error *error);
+/* The whole model as FSDP2 (fully_shard) cuts it: Shard(0) over `world` ranks, in one region of
+ * `kind`, tensors in checkpoint order, each aligned to 256 bytes. */
+int dray_layout_fsdp(const dray_model_config *config, dray_dtype dtype, uint32_t rank,
+                     uint32_t world, dray_region_kind kind, dray_layout **out, dray_error *error);
+
+/* ---- builder: engine ---------------------------------------------------------------------------
+ */
+
+typedef struct dray_engine_spec {
+    size_t size;
+    uint32_t tp, tp_rank;
+    int32_t dtype;          /* storage dtype; NONE: the config's */
+    int64_t vocab_multiple; /* vocabulary padded to a multiple of this; 0: 64 */
+    int32_t kind;           /* dray_region_kind of the region; 0: SHARED */
+} dray_engine_spec;
+
+#define DRAY_ENGINE_SPEC_INIT                                                                      \
+    {                                                                                              \
+        sizeof(dray_engine_spec), 1, 0, 0, 0, 0                                                    \
+    }
+
+/* Dense Llama / Qwen2 / Qwen3 under tensor parallelism with SGLang's and vLLM's fused parameters:
+ * qkv_proj = [q; k; v] with KV heads replicated where tp > kv_heads, gate_up_proj = [gate; up],
+ * o_proj and down_proj cut along the input, vocabulary-parallel embedding and head with padding,
+ * norms replicated, a tied head as an alias. One region, each parameter aligned to 256 bytes. */
+int dray_layout_engine(const dray_model_config *config, const dray_engine_spec *spec,
+                       dray_layout **out, dray_error *error);
+/* Where the fused parameter `name` ("model.layers.0.self_attn.qkv_proj.weight",
+ * "model.layers.0.mlp.gate_up_proj.weight", or any unfused one) lies: bytes from the region's start
+ * and its local shape including padding. */
+int dray_engine_parameter(const dray_model_config *config, const dray_engine_spec *spec,
+                          const char *name, uint64_t *offset, uint32_t *ndim, int64_t *shape,
+                          dray_error *error);
+
+/* ---- builder: safetensors ----------------------------------------------------------------------
+ */
+
+/* A .safetensors file, a model.safetensors.index.json, or a folder with either: each file a FILE
+ * region (absolute path), each tensor one dense block. Everything is checked: header length, names,
+ * duplicate keys, dtypes, shapes against offsets, holes, overlaps, file size, index against files.
+ */
+int dray_layout_safetensors(const char *path, dray_layout **out, dray_error *error);
+
+typedef struct dray_safetensors_options {
+    size_t size;
+    uint64_t max_file_bytes;   /* 0: 5 GiB */
+    const char *metadata_json; /* object of string values for every header's __metadata__; NULL:
+                                  {"format":"pt"} */
+} dray_safetensors_options;
+
+#define DRAY_SAFETENSORS_OPTIONS_INIT                                                              \
+    {                                                                                              \
+        sizeof(dray_safetensors_options), 0, NULL                                                  \
+    }
+
+/* Plans the files of a checkpoint that holds all tensors of `like` (global shapes and dtypes;
+ * aliases left out) under `directory`: files are created with their headers written and their full
+ * size, as "<name>.partial"; the layout's FILE regions name them. Fill them through a plan and a
+ * mover, then call dray_safetensors_finish, which fsyncs, renames, and writes the index last. Until
+ * then a reader sees the old checkpoint or none. */
+int dray_safetensors_begin(const char *directory, const dray_layout *like,
+                           const dray_safetensors_options *options, dray_layout **out,
+                           dray_error *error);
+int dray_safetensors_finish(const char *directory, const dray_layout *layout, dray_error *error);
+
+/* ---- SPEC strings ("fsdp:4", "engine:tp=4", "full", "safetensors:DIR") --------------------------
+ */
+
+/* Makes the layouts of all members that a SPEC describes. *out is an array of *count layouts;
+ * free each and then the array with free(). model may be NULL for safetensors. Unknown words get
+ * the nearest right one in the message. */
+int dray_layouts_from_spec(const dray_model_config *model, const char *spec, dray_layout ***out,
+                           uint32_t *count, dray_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,41 @@
+/* task.h - the few calls that a program needs to be a task of a running job: claim, read, set,
+ * commit. Address, queue, rank and epoch come from the environment that `dray run` sets
+ * (DRAY_ADDRESS, DRAY_QUEUE, DRAY_TASK, DRAY_RANK, DRAY_EPOCH). */
+#ifndef DRAY_TASK_H
+#define DRAY_TASK_H
+
+#include <dray/queue.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dray_task dray_task;
+
+typedef struct dray_task_options {
+    size_t size;
+    const char *name;     /* NULL: $DRAY_TASK */
+    const char *queue;    /* NULL: $DRAY_QUEUE, else "samples" */
+    uint32_t micro_batch; /* rows a claim; 0: 32 */
+    int32_t up_to;        /* as in dray_claim_options */
+    int32_t policy;       /* dray_policy */
+    int64_t timeout_ns;
+} dray_task_options;
+
+#define DRAY_TASK_OPTIONS_INIT                                                                     \
+    {                                                                                              \
+        .size = sizeof(dray_task_options), .up_to = 1                                              \
+    }
+
+/* reads, writes: NULL-terminated lists of columns; checked against the job's table. */
+int dray_task_open(const char *const *reads, const char *const *writes,
+                   const dray_task_options *options, dray_task **out, dray_error *error);
+/* The next batch; the previous one, if still open, is freed. DRAY_EEND ends the task. */
+int dray_task_next(dray_task *task, dray_batch **out, dray_error *error);
+dray_context *dray_task_context(dray_task *task);
+void dray_task_close(dray_task *task);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,190 @@
+/* weights.h - publishers (trainer ranks) and subscribers (engine ranks). An update is
+ * session -> plan (cached) -> prepare -> move -> verify -> commit. */
+#ifndef DRAY_WEIGHTS_H
+#define DRAY_WEIGHTS_H
+
+#include <dray/dray.h>
+#include <dray/memory.h>
+#include <dray/model.h>
+#include <dray/plan.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dray_publisher dray_publisher;
+typedef struct dray_subscriber dray_subscriber;
+
+typedef struct dray_publisher_options {
+    size_t size;
+    dray_region *const *regions; /* live regions, in the layout's order; borrowed until close */
+    uint32_t rank, world;        /* a version is ready when all `world` ranks published it */
+    int32_t checksum;            /* 0: on (default); -1: off */
+    int64_t timeout_ns;          /* 0: the context's */
+} dray_publisher_options;
+
+#define DRAY_PUBLISHER_OPTIONS_INIT                                                                \
+    {                                                                                              \
+        sizeof(dray_publisher_options), NULL, 0, 1, 0, 0                                           \
+    }
+
+/* Registers this rank's blocks of `model`. When all `world` ranks of one generation have opened,
+ * the coordinator gives the gang a publisher incarnation; versions of an older incarnation are
+ * never mixed with its own. Does not wait for the other ranks. DRAY_EEXIST: the rank is taken by a
+ * living member. */
+int dray_publisher_open(dray_context *context, const char *model, const dray_layout *layout,
+                        const dray_publisher_options *options, dray_publisher **out,
+                        dray_error *error);
+/* "My blocks hold `version`": computes this rank's checksums (after the fence), then announces.
+ * Versions grow within an incarnation. The memory must not change until dray_publisher_wait
+ * returns for this version. ready NULL: host memory, written already. Does not wait for readers. */
+int dray_publish(dray_publisher *publisher, uint64_t version, const dray_fence *ready,
+                 dray_error *error);
+/* Before the next write: waits until every subscriber group that reads `version` released it.
+ * Also withdraws the version: later readers wait for the next one. Groups that do not release it
+ * within the timeout are dropped (their epoch advances, their commit will be refused) and DRAY_OK
+ * is returned; dropped groups are named in the log and in `dropped` (may be NULL). */
+int dray_publisher_wait(dray_publisher *publisher, uint64_t version, int64_t timeout_ns,
+                        uint32_t *dropped, dray_error *error);
+uint64_t dray_publisher_incarnation(const dray_publisher *publisher);
+void dray_publisher_close(dray_publisher *publisher);
+
+typedef struct dray_subscriber_options {
+    size_t size;
+    dray_region *const *regions; /* live regions, in the layout's order; borrowed until close */
+    const char *group;           /* the engine: its ranks commit together */
+    uint32_t rank, world;        /* within the group */
+    int64_t timeout_ns;          /* 0: the context's */
+} dray_subscriber_options;
+
+#define DRAY_SUBSCRIBER_OPTIONS_INIT                                                               \
+    {                                                                                              \
+        sizeof(dray_subscriber_options), NULL, NULL, 0, 1, 0                                       \
+    }
+
+int dray_subscriber_open(dray_context *context, const char *model, const dray_layout *layout,
+                         const dray_subscriber_options *options, dray_subscriber **out,
+                         dray_error *error);
+void dray_subscriber_close(dray_subscriber *subscriber);
+
+typedef enum dray_update_mode {
+    DRAY_MODE_AUTO = 0,
+    DRAY_MODE_TENSOR,
+    DRAY_MODE_DISTRIBUTED,
+    DRAY_MODE_DISK
+} dray_update_mode;
+
+typedef enum dray_update_strategy {
+    DRAY_STRATEGY_DIRECT = 0, /* source memory straight into final memory */
+    DRAY_STRATEGY_BUCKET,     /* through <= bucket_bytes of staging, double-buffered */
+    DRAY_STRATEGY_PARAMETER   /* a bucket that holds one parameter at a time */
+} dray_update_strategy;
+
+typedef struct dray_update_options {
+    size_t size;
+    int32_t mode;          /* dray_update_mode */
+    int32_t strategy;      /* dray_update_strategy */
+    uint64_t min_version;  /* wait for a version >= this; the newest is taken */
+    const char *path;      /* DISK: checkpoint folder or file */
+    uint64_t path_version; /* DISK: the version that the checkpoint holds */
+    uint64_t bucket_bytes; /* ceiling of staging memory; 0: 64 MiB */
+    int32_t verify;        /* 0: on (default); -1: off */
+    int64_t timeout_ns;    /* for the whole update; 0: the subscriber's */
+} dray_update_options;
+
+#define DRAY_UPDATE_OPTIONS_INIT                                                                   \
+    {                                                                                              \
+        sizeof(dray_update_options), 0, 0, 0, NULL, 0, 0, 0, 0                                     \
+    }
+
+typedef struct dray_update_report {
+    size_t size;
+    uint64_t version, incarnation;
+    int32_t mode, strategy;
+    uint64_t bytes, source_bytes;
+    uint64_t link_bytes[DRAY_LINK_COUNT];
+    uint64_t copies;
+    int64_t wait_ns; /* for the version to be there */
+    int64_t plan_ns, prepare_ns, move_ns, verify_ns, commit_ns, total_ns; /* total without wait */
+    double bytes_per_s;        /* moved bytes over move_ns */
+    uint64_t peak_extra_bytes; /* staging held at most */
+    uint32_t retries;
+    int32_t planned; /* 1: the plan was made anew; 0: cached */
+} dray_update_report;
+
+#define DRAY_UPDATE_REPORT_INIT                                                                    \
+    {                                                                                              \
+        .size = sizeof(dray_update_report)                                                         \
+    }
+
+/* The report as one JSON line (no newline), terminated; DRAY_EFULL when capacity is too small. */
+int dray_update_report_json(const dray_update_report *report, char *out, size_t capacity,
+                            dray_error *error);
+
+/* Move, verify and commit, together with the other ranks of the group: either all ranks hold the
+ * new version, or all keep the old, or - when bytes were already overwritten - the group is torn
+ * (DRAY_ETORN) until the next update repairs it. Blocks up to the deadline. report may be NULL. */
+int dray_update_weights(dray_subscriber *subscriber, const dray_update_options *options,
+                        dray_update_report *report, dray_error *error);
+int dray_update_weights_from_tensor(dray_subscriber *subscriber, const dray_update_options *options,
+                                    dray_update_report *report, dray_error *error);
+int dray_update_weights_from_distributed(dray_subscriber *subscriber,
+                                         const dray_update_options *options,
+                                         dray_update_report *report, dray_error *error);
+int dray_update_weights_from_disk(dray_subscriber *subscriber, const dray_update_options *options,
+                                  dray_update_report *report, dray_error *error);
+
+/* The same, not blocking. start begins; poll does work in short slices (at most about 2 ms of
+ * copying a call) and returns DRAY_EAGAIN until the outcome is there; finish gives the outcome.
+ * dray_subscriber_fd is level-triggered: readable when poll has something to do; during move it is
+ * always readable. One update at a time (DRAY_EBUSY). */
+int dray_update_start(dray_subscriber *subscriber, const dray_update_options *options,
+                      dray_error *error);
+int dray_update_poll(dray_subscriber *subscriber, dray_error *error);
+int dray_update_finish(dray_subscriber *subscriber, dray_update_report *report, dray_error *error);
+int dray_subscriber_fd(const dray_subscriber *subscriber);
+
+typedef enum dray_group_state {
+    DRAY_GROUP_EMPTY = 0, /* never updated */
+    DRAY_GROUP_WHOLE,
+    DRAY_GROUP_TORN
+} dray_group_state;
+
+int dray_subscriber_version(const dray_subscriber *subscriber, uint64_t *version,
+                            uint64_t *incarnation, int32_t *state, dray_error *error);
+/* Recomputes the checksums of this rank's memory and compares them with those of its last update:
+ * DRAY_ECHECKSUM names the first tensor and block that differ and how many differ in all. */
+int dray_subscriber_verify(dray_subscriber *subscriber, dray_error *error);
+
+/* ---- checksums ----------------------------------------------------------------------------------
+ * Independent of the sharding: sum(tensor) = Σ over elements A(row) · B(column) · bits mod 2^64,
+ * row = flattened index over all dimensions but the last, column = index along the last, A and B
+ * odd and made from the global coordinate; elements of 8 bytes count as two columns of 4. So
+ * partial sums of disjoint rectangles add up to the tensor's. */
+typedef struct dray_checksums dray_checksums;
+
+/* Of the blocks of a layout (elements held twice count once), read through its regions. */
+int dray_checksums_compute(const dray_layout *layout, dray_region *const *regions,
+                           dray_checksums **out, dray_error *error);
+/* Of a model in a running session: what its publishers announced with their newest version. */
+int dray_checksums_fetch(dray_context *context, const char *model, uint64_t *version,
+                         dray_checksums **out, dray_error *error);
+uint32_t dray_checksums_count(const dray_checksums *sums);
+/* Entry i: name (borrowed), dtype, elements covered, sum. */
+int dray_checksums_entry(const dray_checksums *sums, uint32_t index, const char **name,
+                         int32_t *dtype, uint64_t *elements, uint64_t *sum, dray_error *error);
+void dray_checksums_free(dray_checksums *sums);
+
+/* Writes the blocks as a Hugging Face checkpoint (safetensors, index last, fsync, atomic rename). A
+ * single process that holds all of the model; `config_json` is written as config.json if not NULL.
+ */
+int dray_checkpoint_write(const char *directory, const dray_layout *layout,
+                          dray_region *const *regions, const char *config_json, dray_error *error);
+/* Reads a checkpoint into the layout's blocks: only the ranges needed. */
+int dray_checkpoint_read(const char *directory, const dray_layout *layout,
+                         dray_region *const *regions, dray_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,66 @@
+#include "base/json.h"
+
+#include "base/error.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+int dray__json_parse(const char *text, size_t size, const char *what, json_t **out,
+                     dray_error *error)
+{
+    json_error_t problem;
+    json_t *json = json_loadb(text, size, JSON_REJECT_DUPLICATES, &problem);
+    if (!json)
+        return dray__fail(error, DRAY_EFORMAT, "%s: line %d, column %d: %s", what, problem.line,
+                          problem.column, problem.text);
+    *out = json;
+    return DRAY_OK;
+}
+
+static int read_all(int fd, char *data, size_t size)
+{
+    for (size_t done = 0; done < size;) {
+        ssize_t n = read(fd, data + done, size - done);
+        if (n == 0) {
+            errno = EIO; /* the file shrank */
+            return -1;
+        }
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -1;
+        done += (size_t)n;
+    }
+    return 0;
+}
+
+int dray__json_load(const char *path, size_t max_bytes, json_t **out, dray_error *error)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 && errno == ENOENT)
+        return dray__fail(error, DRAY_ENOENT, "%s: no such file", path);
+    if (fd < 0)
+        return dray__fail_errno(error, errno, "%s", path);
+    struct stat st;
+    int status = DRAY_OK;
+    char *text = NULL;
+    if (fstat(fd, &st) < 0)
+        status = dray__fail_errno(error, errno, "%s", path);
+    else if (!S_ISREG(st.st_mode))
+        status = dray__fail(error, DRAY_EFORMAT, "%s: not a regular file", path);
+    else if ((uint64_t)st.st_size > max_bytes)
+        status = dray__fail(error, DRAY_EFORMAT, "%s: %lld bytes, at most %zu expected", path,
+                            (long long)st.st_size, max_bytes);
+    else if (!(text = malloc((size_t)st.st_size + 1)))
+        status = dray__nomem(error);
+    else if (read_all(fd, text, (size_t)st.st_size) < 0)
+        status = dray__fail_errno(error, errno, "%s", path);
+    else
+        status = dray__json_parse(text, (size_t)st.st_size, path, out, error);
+    free(text);
+    close(fd);
+    return status;
+}

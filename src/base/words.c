@@ -1,0 +1,65 @@
+#include "base/words.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { LONGEST = 96 };
+
+static size_t smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+size_t dray__word_distance(const char *a, const char *b)
+{
+    size_t n = strlen(a), m = strlen(b);
+    if (n > LONGEST || m > LONGEST)
+        return 255;
+    size_t rows[3][LONGEST + 1];
+    size_t *before = rows[0], *last = rows[1], *now = rows[2];
+    for (size_t j = 0; j <= m; j++)
+        last[j] = j;
+    for (size_t i = 1; i <= n; i++) {
+        now[0] = i;
+        int ai = tolower((unsigned char)a[i - 1]);
+        for (size_t j = 1; j <= m; j++) {
+            int bj = tolower((unsigned char)b[j - 1]);
+            size_t cost = ai != bj;
+            now[j] = smaller(smaller(last[j] + 1, now[j - 1] + 1), last[j - 1] + cost);
+            if (i > 1 && j > 1 && ai == tolower((unsigned char)b[j - 2]) &&
+                bj == tolower((unsigned char)a[i - 2]))
+                now[j] = smaller(now[j], before[j - 2] + 1);
+        }
+        size_t *spare = before;
+        before = last;
+        last = now;
+        now = spare;
+    }
+    return last[m];
+}
+
+long dray__word_nearest(const char *word, const char *const *words, size_t count)
+{
+    long best = -1;
+    size_t least = 1 + strlen(word) / 3; /* "near enough": a third of the letters */
+    for (size_t i = 0; i < count; i++) {
+        size_t distance = dray__word_distance(word, words[i]);
+        if (distance < least || (distance == least && best < 0)) {
+            least = distance;
+            best = (long)i;
+        }
+    }
+    return best;
+}
+
+char *dray__word_hint(const char *word, const char *const *words, size_t count, char *out,
+                      size_t capacity)
+{
+    long i = dray__word_nearest(word, words, count);
+    if (capacity)
+        out[0] = 0;
+    if (i >= 0)
+        snprintf(out, capacity, "; did you mean '%s'?", words[i]);
+    return out;
+}

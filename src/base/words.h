@@ -1,0 +1,15 @@
+/* The nearest right word, for messages. */
+#ifndef DRAY_BASE_WORDS_H
+#define DRAY_BASE_WORDS_H
+
+#include <stddef.h>
+
+/* Damerau-Levenshtein distance (optimal string alignment), case ignored, at most 255. */
+size_t dray__word_distance(const char *a, const char *b);
+/* Index of the word nearest to `word`, or -1 when none is near enough to be meant. */
+long dray__word_nearest(const char *word, const char *const *words, size_t count);
+/* "; did you mean 'x'?" or "", in `out`, which it returns. */
+char *dray__word_hint(const char *word, const char *const *words, size_t count, char *out,
+                      size_t capacity);
+
+#endif

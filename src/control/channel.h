@@ -1,0 +1,52 @@
+/* The client's end of a connection: blocking, threadless, with descriptors.
+ *
+ * A context owns one channel for its session (its death is the session's). Publishers, subscribers
+ * and queues open channels of their own, attached to the session, so that objects in different
+ * threads never wait for each other. One channel: one thread at a time, one request at a time
+ * (a non-blocking one may be outstanding). */
+#ifndef DRAY_CONTROL_CHANNEL_H
+#define DRAY_CONTROL_CHANNEL_H
+
+#include "base/wire.h"
+#include "control/protocol.h"
+
+#include <dray/dray.h>
+
+typedef struct dray__channel dray__channel;
+
+typedef struct dray__reply {
+    dray__reader payload; /* valid until the channel's next call */
+    uint32_t fd_count;
+    int fds[DRAY__FRAME_FDS]; /* the caller's to close */
+} dray__reply;
+
+/* A channel of the context's session. */
+int dray__channel_open(dray_context *context, dray__channel **out, dray_error *error);
+/* A channel to another server that speaks the same frames (the queue's keeper): no session. */
+int dray__channel_connect(const char *address, int64_t deadline_ns, dray__channel **out,
+                          dray_error *error);
+void dray__channel_close(dray__channel *channel); /* NULL is fine */
+
+/* Sends a request and waits for its reply. The server's error reply becomes *error. When the
+ * deadline passes the channel stays usable (a late reply is recognised by its id and dropped); when
+ * the connection breaks: DRAY_ECLOSED. The payload writer is reset. */
+int dray__call(dray__channel *channel, uint16_t type, dray__writer *payload, const int *fds,
+               uint32_t fd_count, int64_t deadline_ns, dray__reply *reply, dray_error *error);
+/* The two halves, not waiting: send, then take the reply when dray__channel_fd is readable
+ * (DRAY_EAGAIN until then). */
+int dray__call_start(dray__channel *channel, uint16_t type, dray__writer *payload, const int *fds,
+                     uint32_t fd_count, dray_error *error);
+int dray__call_poll(dray__channel *channel, dray__reply *reply, dray_error *error);
+/* Sends without wanting an answer (the server must send none). */
+int dray__notify(dray__channel *channel, uint16_t type, dray__writer *payload, dray_error *error);
+int dray__channel_fd(const dray__channel *channel);
+
+/* The context's default deadline for a timeout argument (DRAY_WAIT_DEFAULT = the context's). */
+int64_t dray__context_deadline(const dray_context *context, int64_t timeout_ns);
+/* Coordinator's address as the context resolved it, "unix:..." or "tcp:...". */
+const char *dray__context_address(const dray_context *context);
+/* Path of the keeper's socket, told by the coordinator at HELLO; NULL when it has none. */
+const char *dray__context_keeper(const dray_context *context);
+uint64_t dray__context_host(const dray_context *context); /* hash of the host identity */
+
+#endif

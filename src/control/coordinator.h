@@ -1,0 +1,84 @@
+/* The coordinator: one libevent loop that owns sessions and hands requests to services.
+ *
+ * A session is one object that owns liveness and epochs: it begins with HELLO on a connection, may
+ * have further connections attached, and ends when its first connection closes. Services (the
+ * registry of layouts and versions, the queue's controller, reports) register a range of message
+ * types, keep their own state, and learn of a session's end by callback. A bad request gets an
+ * error reply and hurts nobody else. Everything runs on the loop's thread. */
+#ifndef DRAY_CONTROL_COORDINATOR_H
+#define DRAY_CONTROL_COORDINATOR_H
+
+#include "base/wire.h"
+#include "control/protocol.h"
+
+#include <dray/dray.h>
+#include <jansson.h>
+
+struct event_base;
+typedef struct dray__coordinator dray__coordinator;
+typedef struct dray__session dray__session;
+typedef struct dray__request dray__request;
+
+typedef struct dray__service {
+    const char *name;
+    uint16_t first, last; /* message types */
+    /* Handles one request: answers it now (dray__request_reply / _fail), or keeps it and answers
+     * later. Every request is answered exactly once. Payload and descriptors are valid until then.
+     */
+    void (*handle)(void *self, dray__request *request);
+    /* A kept request whose deadline passed or whose channel is gone. The service must forget it;
+     * after a deadline it must answer (usually DRAY_ETIMEDOUT), for a gone channel the answer is
+     * dropped but must still be given, to free it. */
+    void (*expired)(void *self, dray__request *request, int channel_gone);
+    void (*session_ended)(void *self, dray__session *session);
+    /* Adds its part to `dray status --json`. */
+    void (*status)(void *self, json_t *object);
+    void (*free)(void *self);
+} dray__service;
+
+typedef struct dray__coordinator_options {
+    const char *unix_path;   /* socket to listen at, mode 0600; NULL: none */
+    const char *tcp_address; /* "127.0.0.1:0"; NULL: none */
+    const char *keeper_path; /* told to clients at HELLO; NULL: none */
+} dray__coordinator_options;
+
+/* base: the caller's event loop. */
+int dray__coordinator_new(struct event_base *base, const dray__coordinator_options *options,
+                          dray__coordinator **out, dray_error *error);
+/* service is copied; self is the service's, freed with service->free. */
+int dray__coordinator_add(dray__coordinator *coordinator, const dray__service *service, void *self,
+                          dray_error *error);
+void dray__coordinator_free(dray__coordinator *coordinator);
+/* "tcp:127.0.0.1:41234" with the port that was bound; NULL when there is none. */
+const char *dray__coordinator_tcp(const dray__coordinator *coordinator);
+
+/* ---- for services ---------------------------------------------------------------------------- */
+
+dray__session *dray__request_session(const dray__request *request);
+uint16_t dray__request_type(const dray__request *request);
+dray__reader *dray__request_payload(dray__request *request);
+uint32_t dray__request_fd_count(const dray__request *request);
+int dray__request_take_fd(dray__request *request, uint32_t index); /* now the service's to close */
+/* Asks for `expired` at the deadline. Requests without one are kept until answered. */
+int dray__request_expire_at(dray__request *request, int64_t deadline_ns);
+/* A slot for the service's own bookkeeping of a kept request. */
+void dray__request_set_data(dray__request *request, void *data);
+void *dray__request_data(const dray__request *request);
+/* Both free the request. payload NULL: empty; it is reset, not freed. fds stay the caller's. */
+void dray__request_reply(dray__request *request, dray__writer *payload, const int *fds,
+                         uint32_t fd_count);
+void dray__request_fail(dray__request *request, const dray_error *error);
+
+uint64_t dray__session_member(const dray__session *session);
+uint64_t dray__session_epoch(const dray__session *session);
+const char *dray__session_name(const dray__session *session);
+const char *dray__session_role(const dray__session *session);
+uint32_t dray__session_rank(const dray__session *session);
+uint64_t dray__session_host(const dray__session *session);
+int64_t dray__session_pid(const dray__session *session); /* SO_PEERCRED; 0 over TCP */
+
+/* The services that come with control. */
+int dray__reports_add(dray__coordinator *coordinator, dray_error *error);
+int dray__registry_add(dray__coordinator *coordinator, dray_error *error);
+
+#endif

@@ -1,0 +1,176 @@
+/* base: wire encoding, hash map, words, errors, random numbers. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/random.h"
+#include "base/wire.h"
+#include "base/words.h"
+
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void errors_have_names_and_texts(void **state)
+{
+    (void)state;
+    assert_string_equal(dray_error_name(DRAY_EHOLE), "EHOLE");
+    assert_string_equal(dray_error_name(0), "OK");
+    assert_string_equal(dray_error_name(-9999), "E?");
+    dray_error e;
+    assert_int_equal(dray__fail_errno(&e, ENOENT, "file %s", "x"), DRAY_ESYS);
+    assert_int_equal(e.origin, DRAY_ORIGIN_ERRNO);
+    assert_int_equal(e.raw, ENOENT);
+    assert_string_equal(e.message, "file x: No such file or directory");
+    dray__fail_prefix(&e, e.code, "open of %s: ", "y");
+    assert_string_equal(e.message, "open of y: file x: No such file or directory");
+    dray__fail(&e, DRAY_EINVALID, "was: %s", e.message);
+    assert_string_equal(e.message, "was: open of y: file x: No such file or directory");
+    assert_int_equal(dray__fail(NULL, DRAY_EINVALID, "nobody listens"), DRAY_EINVALID);
+}
+
+static void wire_reads_what_it_wrote(void **state)
+{
+    (void)state;
+    dray__writer w = {0};
+    dray__put_u8(&w, 7);
+    dray__put_u16(&w, 0xBEEF);
+    dray__put_u32(&w, 0xDEADBEEF);
+    dray__put_u64(&w, UINT64_MAX - 1);
+    dray__put_i64(&w, -5);
+    dray__put_f64(&w, -0.125);
+    dray__put_string(&w, "größe");
+    dray__put_blob(&w, "a\0b", 3);
+    assert_int_equal(dray__writer_check(&w, NULL), DRAY_OK);
+    for (size_t size = 0; size < w.size; size++) { /* every truncation is an error */
+        dray__reader r = dray__reader_of(w.data, size);
+        dray__get_u8(&r), dray__get_u16(&r), dray__get_u32(&r), dray__get_u64(&r);
+        dray__get_i64(&r), dray__get_f64(&r);
+        free(dray__get_string(&r, 100));
+        size_t n;
+        dray__get_blob(&r, &n);
+        assert_int_equal(dray__reader_finish(&r, "test", NULL), DRAY_EFORMAT);
+    }
+    dray__reader r = dray__reader_of(w.data, w.size);
+    assert_int_equal(dray__get_u8(&r), 7);
+    assert_int_equal(dray__get_u16(&r), 0xBEEF);
+    assert_int_equal(dray__get_u32(&r), 0xDEADBEEF);
+    assert_true(dray__get_u64(&r) == UINT64_MAX - 1);
+    assert_int_equal(dray__get_i64(&r), -5);
+    assert_true(dray__get_f64(&r) == -0.125);
+    char *text = dray__get_string(&r, 100);
+    assert_string_equal(text, "größe");
+    free(text);
+    size_t n;
+    assert_memory_equal(dray__get_blob(&r, &n), "a\0b", 3);
+    assert_int_equal(n, 3);
+    assert_int_equal(dray__reader_finish(&r, "test", NULL), DRAY_OK);
+    dray__writer_free(&w);
+}
+
+static void forged_counts_are_refused(void **state)
+{
+    (void)state;
+    uint8_t data[8] = {0xFF, 0xFF, 0xFF, 0x7F, 0, 0, 0, 0};
+    dray__reader r = dray__reader_of(data, sizeof data);
+    assert_int_equal(dray__get_count(&r, 1), 0);
+    assert_true(r.failed);
+}
+
+static void utf8_follows_rfc3629(void **state)
+{
+    (void)state;
+    assert_true(dray__utf8_valid("a\xC3\xA4\xE2\x82\xAC\xF0\x9F\x98\x80", 10));
+    assert_false(dray__utf8_valid("\xC0\x80", 2));
+    assert_false(dray__utf8_valid("\xED\xA0\x80", 3));
+    assert_false(dray__utf8_valid("\xF4\x90\x80\x80", 4));
+    assert_false(dray__utf8_valid("\xE2\x82", 2));
+}
+
+static void map_behaves_like_a_model(void **state)
+{
+    (void)state;
+    enum { KEYS = 300 };
+    bool there[KEYS] = {false};
+    uint32_t values[KEYS] = {0};
+    dray__map map = {0};
+    for (uint64_t i = 0; i < 20000; i++) {
+        uint32_t k = (uint32_t)(dray__random_u64(1, 0, i) % KEYS);
+        char key[16];
+        snprintf(key, sizeof key, "key%u", k);
+        uint32_t value;
+        switch (dray__random_u64(1, 1, i) % 3) {
+        case 0:
+            assert_true(dray__map_set(&map, key, (uint32_t)i));
+            there[k] = true;
+            values[k] = (uint32_t)i;
+            break;
+        case 1:
+            assert_int_equal(dray__map_remove(&map, key), there[k]);
+            there[k] = false;
+            break;
+        default:
+            assert_int_equal(dray__map_get(&map, key, &value), there[k]);
+            if (there[k])
+                assert_int_equal(value, values[k]);
+        }
+    }
+    dray__map_free(&map);
+}
+
+static void nearest_word(void **state)
+{
+    (void)state;
+    const char *words[] = {"direct", "bucket", "parameter"};
+    assert_int_equal(dray__word_nearest("bukcet", words, 3), 1);
+    assert_int_equal(dray__word_nearest("param", words, 3), -1);
+    assert_int_equal(dray__word_nearest("paramter", words, 3), 2);
+    assert_int_equal(dray__word_nearest("zzz", words, 3), -1);
+    assert_int_equal(dray__word_distance("ab", "ba"), 1);
+}
+
+/* Known answers of Random123's kat_vectors for philox4x32-10. */
+static void philox_gives_the_published_answers(void **state)
+{
+    (void)state;
+    dray__philox zero = dray__philox4x32((uint32_t[4]){0}, (uint32_t[2]){0});
+    assert_memory_equal(zero.v, ((uint32_t[]){0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}), 16);
+    uint32_t f = 0xffffffff;
+    dray__philox ones = dray__philox4x32((uint32_t[4]){f, f, f, f}, (uint32_t[2]){f, f});
+    assert_memory_equal(ones.v, ((uint32_t[]){0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}), 16);
+    double sum = 0, square = 0;
+    for (uint64_t i = 0; i < 100000; i++) {
+        double x = dray__random_normal(3, 4, i);
+        sum += x;
+        square += x * x;
+    }
+    assert_true(fabs(sum / 1e5) < 0.02 && fabs(square / 1e5 - 1) < 0.02);
+}
+
+static void deadlines_saturate(void **state)
+{
+    (void)state;
+    assert_true(dray__deadline(INT64_MAX) == INT64_MAX);
+    assert_int_equal(dray__left_ms(dray__deadline(-1)), 0);
+    assert_true(dray__left_ms(dray__deadline(DRAY__SECOND)) > 900);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(errors_have_names_and_texts),
+        cmocka_unit_test(wire_reads_what_it_wrote),
+        cmocka_unit_test(forged_counts_are_refused),
+        cmocka_unit_test(utf8_follows_rfc3629),
+        cmocka_unit_test(map_behaves_like_a_model),
+        cmocka_unit_test(nearest_word),
+        cmocka_unit_test(philox_gives_the_published_answers),
+        cmocka_unit_test(deadlines_saturate),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
