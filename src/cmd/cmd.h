@@ -1,0 +1,69 @@
+/* The program's subcommands, and what they share: errors, usage, numbers, JSON lines, tables.
+ *
+ * A subcommand is one file src/cmd/<name>.c with one function, and one line in CMD_MAP below. It
+ * reads its options with cmd_parse, uses the public headers, prints results to stdout and
+ * everything else to stderr, and returns CMD_OK, CMD_FAILED or CMD_USAGE. */
+#ifndef DRAY_CMD_CMD_H
+#define DRAY_CMD_CMD_H
+
+#include <argp.h>
+#include <dray/dray.h>
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+/* The one table of subcommands, in the order in which `dray --help` lists them:
+ * XX(name, summary). An empty summary keeps one out of the list (those that the program starts). */
+#define CMD_MAP(XX) XX(doctor, "say what this machine has, and what is off without the rest")
+
+#define XX(name, summary) int cmd_##name(int argc, char **argv);
+CMD_MAP(XX)
+#undef XX
+
+/* Exit statuses. FAILED also says "no" where the answer of a command is yes or no (verify). */
+enum { CMD_OK = 0, CMD_FAILED = 1, CMD_USAGE = 2 };
+
+/* ---- arguments ------------------------------------------------------------------------------- */
+
+/* argp_parse, with the nearest right word for an unknown option, and -h for --help. Does not come
+ * back from --help (exit 0) and usage errors (exit 2, on stderr). argv[0] is "dray <name>". Inside
+ * the parser report bad arguments with argp_error or cmd_bad_word. */
+void cmd_parse(const struct argp *argp, int argc, char **argv, void *input);
+/* A usage error in argp's form: "dray NAME: unknown WHAT 'word'; did you mean 'x'?" */
+void cmd_bad_word(const struct argp_state *state, const char *what, const char *word,
+                  const char *const *words, size_t count);
+/* A whole decimal number from min to max. A usage error that names `what` otherwise. */
+int64_t cmd_number(const struct argp_state *state, const char *what, const char *text, int64_t min,
+                   int64_t max);
+
+/* ---- errors: one line on stderr, "dray NAME: message"; both return CMD_FAILED ------------------
+ */
+
+int cmd_fail(const char *name, const dray_error *error);
+int cmd_failf(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* ---- numbers for people ---------------------------------------------------------------------- */
+
+typedef struct cmd_text {
+    char s[32];
+} cmd_text;
+
+cmd_text cmd_bytes(double bytes);     /* decimal units, three digits: "65.5 GB", "512 B" */
+cmd_text cmd_seconds(double seconds); /* "12.3 ms", "1.50 s", "2 min 5 s" */
+cmd_text cmd_count(double count);     /* "115 k", "32.8 G" */
+
+/* ---- output ---------------------------------------------------------------------------------- */
+
+/* Prints one object on one line and flushes, so that a reader sees it at once. Takes `object`;
+ * NULL (out of memory while building it) ends the program. */
+void cmd_json_line(json_t *object);
+
+/* Columns that fit their widest cell. Headings: NULL-terminated; one that starts with '>' is
+ * aligned to the right. Cells are added one by one, a row after the other. */
+typedef struct cmd_table cmd_table;
+cmd_table *cmd_table_new(const char *const *headings);
+void cmd_cell(cmd_table *table, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void cmd_table_print(cmd_table *table, FILE *out); /* prints and frees */
+
+#endif

@@ -1,0 +1,407 @@
+/* dray doctor: looks for everything that dray can use on this machine and says what is off without
+ * it. Only what dray cannot run without makes it fail. */
+#include "cmd/cmd.h"
+
+#include <cblas.h>
+#include <cyaml/cyaml.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <event2/event.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+typedef struct finding {
+    bool found;
+    char detail[160]; /* a version or a size; when not found, why */
+    double value;     /* where the finding is a measurement, in `unit` of its check; else 0 */
+} finding;
+
+static void found(finding *f, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void missing(finding *f, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void found(finding *f, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(f->detail, sizeof(f->detail), format, arguments);
+    va_end(arguments);
+    f->found = true;
+}
+
+static void missing(finding *f, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(f->detail, sizeof(f->detail), format, arguments);
+    va_end(arguments);
+    f->found = false;
+}
+
+/* ---- the machine ----------------------------------------------------------------------------- */
+
+static void look_kernel(finding *f)
+{
+    struct utsname name;
+    if (uname(&name) == 0)
+        found(f, "%s %s %s", name.sysname, name.release, name.machine);
+}
+
+static void look_cores(finding *f)
+{
+    cpu_set_t set;
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    int usable = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : (int)online;
+    f->value = usable;
+    found(f, "%d usable of %ld", usable, online);
+}
+
+static void look_memory(finding *f)
+{
+    double page = (double)sysconf(_SC_PAGESIZE);
+    double total = page * (double)sysconf(_SC_PHYS_PAGES);
+    double free_now = page * (double)sysconf(_SC_AVPHYS_PAGES);
+    f->value = total;
+    found(f, "%s, %s free", cmd_bytes(total).s, cmd_bytes(free_now).s);
+}
+
+static double seconds_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The rate at which one core copies: the bound of every update between processes of this machine.
+ * Both buffers are touched first: a fresh page costs more than its copy. */
+static void look_copy_rate(finding *f)
+{
+    enum { BYTES = 64 << 20, REPEATS = 5 };
+    char *from = malloc(BYTES), *to = malloc(BYTES);
+    double seconds[REPEATS];
+    if (from && to) {
+        memset(from, 1, BYTES);
+        memset(to, 2, BYTES);
+        for (int i = 0; i < REPEATS; i++) {
+            double begin = seconds_now();
+            memcpy(to, from, BYTES);
+            __asm__ volatile("" : : "r"(to) : "memory"); /* the copy is wanted */
+            seconds[i] = seconds_now() - begin;
+        }
+        qsort(seconds, REPEATS, sizeof(seconds[0]), compare_doubles);
+        f->value = BYTES / seconds[REPEATS / 2];
+        found(f, "%s/s (median of %d copies of 64 MiB, one core)", cmd_bytes(f->value).s, REPEATS);
+    } else {
+        missing(f, "%s", strerror(errno));
+    }
+    free(from);
+    free(to);
+}
+
+/* ---- the kernel's parts ---------------------------------------------------------------------- */
+
+static void look_memfd(finding *f)
+{
+    int fd = memfd_create("dray-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        missing(f, "memfd_create: %s", strerror(errno));
+    else if (ftruncate(fd, 4096) < 0 ||
+             fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE) < 0)
+        missing(f, "seals: %s", strerror(errno));
+    else
+        found(f, "with seals");
+    if (fd >= 0)
+        close(fd);
+}
+
+static void look_pidfd(finding *f)
+{
+    int fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    if (fd < 0) {
+        missing(f, "pidfd_open: %s", strerror(errno));
+        return;
+    }
+    found(f, "works");
+    close(fd);
+}
+
+static void look_huge_pages(finding *f)
+{
+    const size_t bytes = (size_t)2 << 20;
+    int fd = memfd_create("dray-doctor", MFD_CLOEXEC | MFD_HUGETLB);
+    void *at = MAP_FAILED;
+    if (fd >= 0 && ftruncate(fd, (off_t)bytes) == 0)
+        at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED)
+        missing(f, "memfd with MFD_HUGETLB: %s", strerror(errno));
+    else
+        found(f, "memfd with MFD_HUGETLB works");
+    if (at != MAP_FAILED)
+        munmap(at, bytes);
+    if (fd >= 0)
+        close(fd);
+}
+
+static void look_shm(finding *f)
+{
+    struct statvfs vfs;
+    if (statvfs("/dev/shm", &vfs) < 0) {
+        missing(f, "/dev/shm: %s", strerror(errno));
+        return;
+    }
+    double block = (double)vfs.f_frsize;
+    f->value = block * (double)vfs.f_blocks;
+    found(f, "%s, %s free", cmd_bytes(f->value).s, cmd_bytes(block * (double)vfs.f_bavail).s);
+}
+
+static void look_io_uring(finding *f)
+{
+    unsigned char parameters[120] = {0}; /* struct io_uring_params, all zero */
+    long fd = syscall(SYS_io_uring_setup, 1, parameters);
+    if (fd < 0) {
+        missing(f, "io_uring_setup: %s", strerror(errno));
+        return;
+    }
+    found(f, "works");
+    close((int)fd);
+}
+
+/* ---- libraries ------------------------------------------------------------------------------- */
+
+static void look_libevent(finding *f)
+{
+    found(f, "%s", event_get_version());
+}
+
+static void look_jansson(finding *f)
+{
+    found(f, "%s", jansson_version_str());
+}
+
+static void look_xxhash(finding *f)
+{
+    unsigned v = XXH_versionNumber();
+    found(f, "%u.%u.%u", v / 10000, v / 100 % 100, v % 100);
+}
+
+static void look_cyaml(finding *f)
+{
+    found(f, "%s", cyaml_version_str);
+}
+
+static void look_openblas(finding *f)
+{
+    found(f, "%s", openblas_get_config());
+}
+
+/* Opens the first of the names (NULL-terminated); NULL with the reason in the finding. */
+static void *open_library(finding *f, const char *const *names)
+{
+    for (size_t i = 0; names[i]; i++) {
+        void *library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+        if (library)
+            return library;
+    }
+    missing(f, "not found (%s)", names[0]);
+    return NULL;
+}
+
+/* dlsym gives an object pointer; POSIX promises that it holds a function's. */
+static bool symbol(void *library, const char *name, void *function)
+{
+    void *at = dlsym(library, name);
+    memcpy(function, &at, sizeof(at));
+    return at != NULL;
+}
+
+static void look_cuda(finding *f)
+{
+    int (*init)(unsigned) = NULL, (*version)(int *) = NULL, (*devices)(int *) = NULL;
+    void *library = open_library(f, (const char *const[]){"libcuda.so.1", NULL});
+    if (!library)
+        return;
+    int number = 0, count = 0, status = -1;
+    if (symbol(library, "cuInit", &init) && symbol(library, "cuDriverGetVersion", &version) &&
+        symbol(library, "cuDeviceGetCount", &devices))
+        status = init(0);
+    if (status == 0 && version(&number) == 0 && devices(&count) == 0)
+        found(f, "driver for CUDA %d.%d, %d device%s", number / 1000, number % 1000 / 10, count,
+              count == 1 ? "" : "s");
+    else
+        missing(f, "libcuda.so.1 is there, but cuInit says %d", status);
+    f->value = count;
+}
+
+static void look_nvrtc(finding *f)
+{
+    int (*version)(int *, int *) = NULL, major = 0, minor = 0;
+    void *library =
+        open_library(f, (const char *const[]){"libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12",
+                                              "libnvrtc.so.11.2", NULL});
+    if (!library)
+        return;
+    if (symbol(library, "nvrtcVersion", &version) && version(&major, &minor) == 0)
+        found(f, "%d.%d", major, minor);
+    else
+        missing(f, "libnvrtc is there, but does not say its version");
+    dlclose(library);
+}
+
+static void look_nccl(finding *f)
+{
+    int (*version)(int *) = NULL, v = 0;
+    void *library = open_library(f, (const char *const[]){"libnccl.so.2", NULL});
+    if (!library)
+        return;
+    if (symbol(library, "ncclGetVersion", &version) && version(&v) == 0)
+        found(f, "%d.%d.%d", v / 10000, v / 100 % 100, v % 100);
+    else
+        missing(f, "libnccl.so.2 is there, but does not say its version");
+}
+
+static void look_ucx(finding *f)
+{
+    const char *(*version)(void) = NULL;
+    void *library = open_library(f, (const char *const[]){"libucp.so.0", NULL});
+    if (!library)
+        return;
+    if (symbol(library, "ucp_get_version_string", &version))
+        found(f, "%s", version());
+    else
+        missing(f, "libucp.so.0 is there, but does not say its version");
+}
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+typedef enum need { FACT, REQUIRED, OPTIONAL, LATER } need;
+
+typedef struct check {
+    const char *name;
+    void (*look)(finding *f);
+    need need;        /* LATER: looked for, not used by this version */
+    const char *unit; /* of the finding's value; NULL: none */
+    const char *without;
+} check;
+
+static const char *const need_names[] = {"fact", "required", "optional", "later"};
+
+static const check checks[] = {
+    {"kernel", look_kernel, FACT, NULL, ""},
+    {"cores", look_cores, FACT, "cores", ""},
+    {"memory", look_memory, FACT, "B", ""},
+    {"copy rate", look_copy_rate, FACT, "B/s", ""},
+    {"memfd", look_memfd, REQUIRED, NULL, "no shared regions: processes cannot hand weights over"},
+    {"pidfd", look_pidfd, REQUIRED, NULL, "dray run cannot watch its processes"},
+    {"huge pages", look_huge_pages, OPTIONAL, NULL, "shared regions use 4 KiB pages"},
+    {"/dev/shm", look_shm, OPTIONAL, "B", "PyTorch loaders beside dray may fail; dray uses memfd"},
+    {"io_uring", look_io_uring, LATER, NULL, "files are read and written with plain calls"},
+    {"libevent", look_libevent, REQUIRED, NULL, ""},
+    {"jansson", look_jansson, REQUIRED, NULL, ""},
+    {"xxhash", look_xxhash, REQUIRED, NULL, ""},
+    {"libcyaml", look_cyaml, REQUIRED, NULL, ""},
+    {"OpenBLAS", look_openblas, REQUIRED, NULL, ""},
+    {"CUDA driver", look_cuda, LATER, "devices", "GPU memory disabled"},
+    {"NVRTC", look_nvrtc, LATER, NULL, "GPU kernels cannot be compiled on first use"},
+    {"NCCL", look_nccl, LATER, NULL, "no collective transfers between GPUs"},
+    {"UCX", look_ucx, LATER, NULL, "no RDMA between hosts"},
+};
+
+enum { CHECKS = sizeof(checks) / sizeof(checks[0]) };
+
+static bool good(const check *c, const finding *f)
+{
+    return f->found || c->need != REQUIRED;
+}
+
+static void print_json(const finding *findings, size_t bad)
+{
+    for (size_t i = 0; i < CHECKS; i++) {
+        const check *c = &checks[i];
+        const finding *f = &findings[i];
+        json_t *line = json_pack("{s:s, s:b, s:s, s:s, s:s, s:b}", "name", c->name, "found",
+                                 f->found, "detail", f->detail, "need", need_names[c->need],
+                                 "without", c->without, "ok", good(c, f));
+        if (line && c->unit)
+            json_object_update_new(line,
+                                   json_pack("{s:f, s:s}", "value", f->value, "unit", c->unit));
+        cmd_json_line(line);
+    }
+    cmd_json_line(
+        json_pack("{s:s, s:b, s:s}", "name", "summary", "ok", bad == 0, "version", dray_version()));
+}
+
+static void print_table(const finding *findings, size_t bad)
+{
+    static const char *const headings[] = {"what", "here", "found", "without it", NULL};
+    cmd_table *table = cmd_table_new(headings);
+    size_t off = 0;
+    for (size_t i = 0; i < CHECKS; i++) {
+        const check *c = &checks[i];
+        const finding *f = &findings[i];
+        cmd_cell(table, "%s", c->name);
+        cmd_cell(table, "%s", f->found ? "yes" : "no");
+        cmd_cell(table, "%s", f->detail);
+        cmd_cell(table, "%s", f->found ? "" : c->without);
+        off += !f->found;
+    }
+    cmd_table_print(table, stdout);
+    printf("\ndray %s: ", dray_version());
+    if (bad)
+        printf("%zu thing%s that dray needs %s missing.\n", bad, bad == 1 ? "" : "s",
+               bad == 1 ? "is" : "are");
+    else
+        printf("everything that dray needs is here; %zu optional thing%s not.\n", off,
+               off == 1 ? " is" : "s are");
+    puts(
+        "This version keeps weights in host memory and files; CUDA, NVRTC, NCCL, UCX and io_uring\n"
+        "are only looked for.");
+}
+
+static error_t parse(int key, char *text, struct argp_state *state)
+{
+    bool *json = state->input;
+    (void)text;
+    if (key == 'j')
+        *json = true;
+    else if (key == ARGP_KEY_ARG)
+        argp_error(state, "expected no arguments");
+    else
+        return ARGP_ERR_UNKNOWN;
+    return 0;
+}
+
+int cmd_doctor(int argc, char **argv)
+{
+    static const struct argp_option options[] = {
+        {"json", 'j', NULL, 0, "Print one object a line", 0}, {0}};
+    static const struct argp argp = {
+        .options = options,
+        .parser = parse,
+        .doc = "Says what this machine has that dray can use, and what is off without the rest."
+               "\vFails only when something is missing that dray cannot run without."};
+    bool json = false;
+    cmd_parse(&argp, argc, argv, &json);
+    finding findings[CHECKS] = {0};
+    size_t bad = 0;
+    for (size_t i = 0; i < CHECKS; i++) {
+        checks[i].look(&findings[i]);
+        bad += !good(&checks[i], &findings[i]);
+    }
+    (json ? print_json : print_table)(findings, bad);
+    return bad ? CMD_FAILED : CMD_OK;
+}
