@@ -1,0 +1,38 @@
+/* What generator and trainer share: ragged batches, and model configurations as the reference
+ * engine takes them. The engine computes in float32 on one core a rank (OpenBLAS on one thread). It
+ * is deterministic: the same calls with the same inputs on the same world give the same bits. */
+#ifndef DRAY_ENGINE_ENGINE_H
+#define DRAY_ENGINE_ENGINE_H
+
+#include <dray/model.h>
+
+/* Token rows of different length back to back: row i is values[offsets[i] .. offsets[i + 1]).
+ * offsets has rows + 1 entries and need not start at 0, so that a slice of a bigger array (or a
+ * queue column as it lies) is a batch too. Borrowed. */
+typedef struct dray__tokens {
+    const int32_t *values;
+    const uint64_t *offsets;
+} dray__tokens;
+
+/* Sequences as prompt and response. The prompt has at least one token, the response may be empty.
+ * Everything "per response token" is an array in the order of response.values with
+ * response.offsets[rows] - response.offsets[0] entries, first entry = first token of row 0. */
+typedef struct dray__sequences {
+    uint32_t rows;
+    dray__tokens prompt, response;
+} dray__sequences;
+
+/* Reads `path` (a config.json, or a folder that has one; or a name of the built-in table) for the
+ * engine. DRAY_EUNSUPPORTED names the first key whose value the engine does not compute
+ * (rope_scaling, sliding_window in use, hidden_act other than silu, ...); other errors as
+ * dray_model_config_load. */
+int dray__engine_config_load(const char *path, dray_model_config *out, dray_error *error);
+/* Whether the engine computes this model: sizes positive and divisible, family known, no o_proj or
+ * mlp bias. DRAY_EUNSUPPORTED or DRAY_EINVALID names the field. */
+int dray__engine_config_check(const dray_model_config *config, dray_error *error);
+/* The config.json of a float32 checkpoint of this model, as transformers reads it. *out is
+ * malloc'ed. eos_token: -1 for none. */
+int dray__engine_config_json(const dray_model_config *config, int32_t eos_token, char **out,
+                             dray_error *error);
+
+#endif

@@ -1,0 +1,140 @@
+/* Training with the reference engine: parameters sharded over a group as FSDP2 (fully_shard) does.
+ *
+ * Each rank owns the Shard(0) piece of every parameter (float32) in one SHARED region laid out by
+ * dray_layout_fsdp, with its AdamW moments beside it. For computing, the ranks gather the
+ * parameters, each takes its part of the rows of a batch, and the summed gradients are scattered
+ * back to the pieces.
+ *
+ * All ranks of the group call the same functions with the same inputs; results that are handed out
+ * are the same on all ranks. A trainer belongs to one thread at a time. Functions that compute
+ * block; a dead peer or a passed deadline ends them with the group's error (DRAY_EDEAD,
+ * DRAY_ETIMEDOUT), after which the trainer can only be closed.
+ *
+ * A region that was published must not change before dray_publisher_wait: call that before
+ * dray__trainer_step, _init, _load and _restore, the only functions that write it. */
+#ifndef DRAY_ENGINE_TRAINER_H
+#define DRAY_ENGINE_TRAINER_H
+
+#include "engine/engine.h"
+#include "group/group.h"
+
+#include <dray/memory.h>
+
+typedef struct dray__trainer dray__trainer;
+
+typedef struct dray__trainer_options {
+    size_t size;
+    double beta1, beta2; /* AdamW; 0: 0.9 and 0.95 */
+    double epsilon;      /* 0: 1e-8 */
+    double weight_decay; /* decoupled, on every parameter, as torch.optim.AdamW; default 0 */
+    int32_t eos_token;   /* written to checkpoints' config.json; -1: none */
+} dray__trainer_options;
+
+#define DRAY__TRAINER_OPTIONS_INIT                                                                 \
+    {                                                                                              \
+        .size = sizeof(dray__trainer_options), .eos_token = -1                                     \
+    }
+
+/* group: its ranks are the FSDP ranks; borrowed until close; NULL: one rank alone. The parameters
+ * are zero until _init, _load or _restore. */
+int dray__trainer_open(const dray_model_config *config, dray__group *group,
+                       const dray__trainer_options *options, dray__trainer **out,
+                       dray_error *error);
+void dray__trainer_close(dray__trainer *trainer);
+
+/* This rank's pieces and its live regions in the layout's order (for dray_publisher_open);
+ * borrowed: the trainer's. */
+const dray_layout *dray__trainer_layout(const dray__trainer *trainer);
+dray_region *const *dray__trainer_regions(const dray__trainer *trainer);
+const dray_model_config *dray__trainer_config(const dray__trainer *trainer);
+/* Optimiser steps taken, resumed ones included. */
+uint64_t dray__trainer_steps(const dray__trainer *trainer);
+
+/* Random parameters as transformers initialises them: weights normal with deviation 0.02, biases 0,
+ * norms 1. Depends on the seed alone, not on the world. Resets the optimiser. */
+int dray__trainer_init(dray__trainer *trainer, uint64_t seed, dray_error *error);
+/* Parameters from a Hugging Face checkpoint folder (any dtype that converts). Resets the optimiser.
+ */
+int dray__trainer_load(dray__trainer *trainer, const char *directory, dray_error *error);
+
+/* Log-probs of given responses under the present parameters, and entropy (may be NULL), per
+ * response token: log softmax(logits / temperature). temperature > 0. No gradients. */
+int dray__trainer_logprobs(dray__trainer *trainer, const dray__sequences *sequences,
+                           double temperature, float *logprobs, float *entropy, dray_error *error);
+
+/* Adds the gradients of -Σ log p(response token) to those accumulated. */
+int dray__trainer_accumulate_sft(dray__trainer *trainer, const dray__sequences *sequences,
+                                 dray_error *error);
+
+/* One micro-batch of policy optimisation. Arrays per response token are as dray__sequences says. */
+typedef struct dray__policy_batch {
+    size_t size;
+    dray__sequences sequences;
+    double temperature;         /* that the responses were sampled at; 0: 1 */
+    const float *advantages;    /* one a row; or, with token_advantages, one a response token */
+    int32_t token_advantages;   /* 1: advantages are per response token */
+    const float *old_logprobs;  /* per response token: the proximal policy of the ratio; NULL: the
+                                   present one (ratio 1, gradient of REINFORCE) */
+    const float *ref_logprobs;  /* per response token; NULL: no KL */
+    const float *token_weights; /* per response token: factor on the policy term, such as truncated
+                                   importance weights; NULL: 1 */
+    double clip_low, clip_high; /* the ratio is clipped to [1 - low, 1 + high]; 0: 0.2 */
+    double kl_coefficient;      /* on the k3 estimator exp(ref - new) - (ref - new) - 1 */
+    double entropy_coefficient; /* entropy bonus; default 0 */
+} dray__policy_batch;
+
+#define DRAY__POLICY_BATCH_INIT                                                                    \
+    {                                                                                              \
+        .size = sizeof(dray__policy_batch)                                                         \
+    }
+
+/* Adds the gradients of Σ over response tokens of
+ *     -w · min(ratio · A, clip(ratio) · A) + kl_coefficient · k3 - entropy_coefficient · entropy
+ * with ratio = exp(new - old), to those accumulated. */
+int dray__trainer_accumulate_policy(dray__trainer *trainer, const dray__policy_batch *batch,
+                                    dray_error *error);
+
+/* Forgets what was accumulated since the last step. */
+void dray__trainer_discard(dray__trainer *trainer);
+
+typedef struct dray__step_options {
+    size_t size;
+    double learning_rate;
+    double max_norm; /* global gradient norm is clipped to this; 0: not */
+    uint64_t tokens; /* accumulated sums are divided by this; 0: the response tokens accumulated */
+} dray__step_options;
+
+#define DRAY__STEP_OPTIONS_INIT                                                                    \
+    {                                                                                              \
+        .size = sizeof(dray__step_options)                                                         \
+    }
+
+/* Means over the accumulated response tokens of all ranks. */
+typedef struct dray__step_stats {
+    uint64_t step;                /* number of this step, from 1 */
+    uint64_t tokens;              /* response tokens accumulated */
+    double loss;                  /* the accumulated sum over the divisor of the gradients */
+    double gradient_norm;         /* before clipping */
+    double entropy;               /* nats */
+    double clip_fraction;         /* tokens whose clipped term was the smaller */
+    double kl;                    /* k3 to the reference; 0 without one */
+    double ratio_mean, ratio_max; /* importance ratio new / old; 1 without old */
+} dray__step_stats;
+
+/* Divides the accumulated sums by the token count, clips, and takes one AdamW step. Because sums
+ * are accumulated, cutting a batch into micro-batches in another way gives the same step up to
+ * rounding. Nothing accumulated is DRAY_EINVALID. A gradient that is not finite is DRAY_EINVALID
+ * too: parameters and optimiser stay, the accumulated is forgotten. stats may be NULL. */
+int dray__trainer_step(dray__trainer *trainer, const dray__step_options *options,
+                       dray__step_stats *stats, dray_error *error);
+
+/* Writes the parameters as a Hugging Face checkpoint (config.json and safetensors, float32). */
+int dray__trainer_write_model(dray__trainer *trainer, const char *directory, dray_error *error);
+/* The full state for a resume: DIRECTORY is the Hugging Face checkpoint, DIRECTORY/optimizer has
+ * the moments and the step. Gradients accumulated but not stepped are not part of it. There is no
+ * random state: the trainer draws nothing after _init. */
+int dray__trainer_save(dray__trainer *trainer, const char *directory, dray_error *error);
+/* Goes on from what _save wrote, in any world; in the same world bit-identically. */
+int dray__trainer_restore(dray__trainer *trainer, const char *directory, dray_error *error);
+
+#endif
