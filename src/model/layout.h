@@ -1,0 +1,24 @@
+/* What the files of src/model share about layouts. */
+#ifndef DRAY_MODEL_LAYOUT_H
+#define DRAY_MODEL_LAYOUT_H
+
+#include <dray/model.h>
+#include <stdbool.h>
+
+/* Longest name of a tensor or region, without the terminator. */
+#define DRAY__NAME_MAX 4095
+/* Parameters of the builders are aligned like this: enough for any copy engine and SIMD width. */
+#define DRAY__PARAMETER_ALIGN 256
+/* Enough for the text of any shape. */
+#define DRAY__SHAPE_TEXT 96
+
+/* Bytes of a dense rectangle; false when they do not fit int64. */
+bool dray__dense_bytes(dray_dtype dtype, uint32_t ndim, const int64_t *extent, int64_t *bytes);
+/* C order strides in bytes for a rectangle whose bytes fit. Unused dimensions get 0. */
+void dray__dense_strides(dray_dtype dtype, uint32_t ndim, const int64_t *extent, int64_t *stride);
+/* "[3, 4]" in `out` of DRAY__SHAPE_TEXT bytes, which it returns. */
+char *dray__shape_text(uint32_t ndim, const int64_t *shape, char *out);
+/* *at rounded up to the builders' alignment; false on overflow. */
+bool dray__align(uint64_t *at);
+
+#endif
