@@ -1,0 +1,263 @@
+/* Handles: the packed form by which another process reaches a region. Version 1, little-endian, all
+ * fields always there:
+ *
+ *   magic u32, version u32, kind i32, dtype i32, ndim u32, zero u32, shape i64[4], stride i64[4],
+ *   offset u64, storage_bytes u64, device u8[16], owner_member u64, owner_epoch u64, key u8[64],
+ *   event u8[64], path u8[256], checksum u64 (XXH3 of all bytes before it)
+ *
+ * What it replaces: the arguments of PyTorch's rebuild_cuda_tensor (torch/multiprocessing/
+ * reductions.py), which travel pickled. */
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/wire.h"
+#include "memory/region.h"
+
+#include <string.h>
+
+#define MAGIC 0x48595244u /* "DRYH" */
+#define VERSION 1u
+
+/* For messages about truncation: where each field ends. */
+static const struct {
+    const char *name;
+    size_t size;
+} fields[] = {
+    {"magic", 4},    {"version", 4},      {"kind", 4},        {"dtype", 4},  {"ndim", 4},
+    {"reserved", 4}, {"shape", 32},       {"stride", 32},     {"offset", 8}, {"storage_bytes", 8},
+    {"device", 16},  {"owner_member", 8}, {"owner_epoch", 8}, {"key", 64},   {"event", 64},
+    {"path", 256},   {"checksum", 8},
+};
+
+size_t dray_handle_packed_size(void)
+{
+    size_t size = 0;
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        size += fields[i].size;
+    return size;
+}
+
+static bool all_zero(const void *data, size_t size)
+{
+    const uint8_t *bytes = data;
+    for (size_t i = 0; i < size; i++)
+        if (bytes[i])
+            return false;
+    return true;
+}
+
+int dray_handle_describe(const dray_region *region, dray_handle *handle, dray_error *error)
+{
+    if (!region->ops->describe)
+        return dray__fail(error, DRAY_EUNSUPPORTED,
+                          "region %s: %s memory cannot be reached from another process",
+                          region->name, dray_region_kind_name(region->ops->kind));
+    dray_handle filled = *handle;
+    filled.kind = (int32_t)region->ops->kind;
+    filled.storage_bytes = region->bytes;
+    memset(filled.key, 0, sizeof filled.key);
+    memset(filled.device, 0, sizeof filled.device);
+    memset(filled.path, 0, sizeof filled.path);
+    int rc = region->ops->describe(region, &filled, error);
+    if (!rc)
+        *handle = filled;
+    return rc;
+}
+
+static int bad(dray_error *error, const char *field, const char *why)
+{
+    return dray__fail(error, DRAY_EFORMAT, "handle: field %s %s", field, why);
+}
+
+/* Which fields each kind uses: what it does not use must be zero, what it needs must be there. */
+static const struct {
+    dray_region_kind kind;
+    bool device, event, path;
+} uses[] = {
+    {DRAY_REGION_SHARED, false, false, false},
+    {DRAY_REGION_PINNED, false, true, false},
+    {DRAY_REGION_CUDA, true, true, false},
+    {DRAY_REGION_FILE, false, false, true},
+};
+
+static int check_kind(const dray_handle *h, dray_error *error)
+{
+    for (size_t i = 0; i < sizeof uses / sizeof *uses; i++) {
+        if ((int32_t)uses[i].kind != h->kind)
+            continue;
+        if (all_zero(h->device, sizeof h->device) == uses[i].device)
+            return bad(error, "device", uses[i].device ? "is not set" : "is set for host memory");
+        if (!uses[i].event && !all_zero(h->event, sizeof h->event))
+            return bad(error, "event", "is set for memory that has no events");
+        if (all_zero(h->key, sizeof h->key))
+            return bad(error, "key", "is not set");
+        size_t length = strnlen(h->path, sizeof h->path);
+        if (length == sizeof h->path)
+            return bad(error, "path", "is not terminated");
+        if (!all_zero(h->path + length, sizeof h->path - length))
+            return bad(error, "path", "has bytes after its end");
+        if (uses[i].path ? h->path[0] != '/' : h->path[0] != 0)
+            return bad(error, "path", uses[i].path ? "is not absolute" : "is set for memory");
+        return DRAY_OK;
+    }
+    return dray__fail(error, DRAY_EFORMAT,
+                      "handle: field kind is %d, which no other process can reach", (int)h->kind);
+}
+
+static int check_rectangle(const dray_handle *h, dray_error *error)
+{
+    uint64_t element = dray_dtype_size((dray_dtype)h->dtype);
+    if (h->dtype != DRAY_DTYPE_NONE && !element)
+        return dray__fail(error, DRAY_EFORMAT, "handle: field dtype is %d, unknown", (int)h->dtype);
+    if (h->ndim > DRAY_MAX_DIMS || (h->dtype == DRAY_DTYPE_NONE && h->ndim))
+        return dray__fail(error, DRAY_EFORMAT, "handle: field ndim is %u, at most %d is possible",
+                          (unsigned)h->ndim, h->dtype == DRAY_DTYPE_NONE ? 0 : DRAY_MAX_DIMS);
+    uint64_t end = element;
+    bool empty = false;
+    for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++) {
+        if (h->shape[d] < 0 || (d >= h->ndim && h->shape[d]))
+            return dray__fail(error, DRAY_EFORMAT, "handle: field shape[%u] is %lld", d,
+                              (long long)h->shape[d]);
+        if (h->stride[d] < 0 || (d >= h->ndim && h->stride[d]))
+            return dray__fail(error, DRAY_EFORMAT, "handle: field stride[%u] is %lld", d,
+                              (long long)h->stride[d]);
+        if (d >= h->ndim)
+            continue;
+        empty = empty || h->shape[d] == 0;
+        uint64_t last;
+        uint64_t steps = h->shape[d] ? (uint64_t)h->shape[d] - 1 : 0;
+        if (__builtin_mul_overflow(steps, (uint64_t)h->stride[d], &last) ||
+            __builtin_add_overflow(end, last, &end))
+            return dray__fail(error, DRAY_EFORMAT,
+                              "handle: field stride[%u] is %lld: with shape %lld it overflows", d,
+                              (long long)h->stride[d], (long long)h->shape[d]);
+    }
+    if (empty)
+        end = 0;
+    if (h->offset > h->storage_bytes)
+        return dray__fail(error, DRAY_EFORMAT,
+                          "handle: field offset is %llu, beyond the storage's "
+                          "%llu bytes",
+                          (unsigned long long)h->offset, (unsigned long long)h->storage_bytes);
+    if (end > h->storage_bytes - h->offset)
+        return dray__fail(
+            error, DRAY_EFORMAT,
+            "handle: fields shape and stride reach byte %llu past offset %llu, beyond "
+            "the storage's %llu",
+            (unsigned long long)end, (unsigned long long)h->offset,
+            (unsigned long long)h->storage_bytes);
+    return DRAY_OK;
+}
+
+int dray__handle_check(const dray_handle *handle, dray_error *error)
+{
+    int rc = check_kind(handle, error);
+    return rc ? rc : check_rectangle(handle, error);
+}
+
+int dray_handle_pack(const dray_handle *handle, void *out, size_t capacity, dray_error *error)
+{
+    int rc = dray__handle_check(handle, error);
+    if (rc)
+        return rc;
+    size_t size = dray_handle_packed_size();
+    if (capacity < size)
+        return dray__fail(error, DRAY_EFULL, "handle: %zu bytes of room, %zu needed", capacity,
+                          size);
+    dray__writer w = {0};
+    dray__put_u32(&w, MAGIC);
+    dray__put_u32(&w, VERSION);
+    dray__put_u32(&w, (uint32_t)handle->kind);
+    dray__put_u32(&w, (uint32_t)handle->dtype);
+    dray__put_u32(&w, handle->ndim);
+    dray__put_u32(&w, 0);
+    for (int d = 0; d < DRAY_MAX_DIMS; d++)
+        dray__put_i64(&w, handle->shape[d]);
+    for (int d = 0; d < DRAY_MAX_DIMS; d++)
+        dray__put_i64(&w, handle->stride[d]);
+    dray__put_u64(&w, handle->offset);
+    dray__put_u64(&w, handle->storage_bytes);
+    dray__put_bytes(&w, handle->device, sizeof handle->device);
+    dray__put_u64(&w, handle->owner_member);
+    dray__put_u64(&w, handle->owner_epoch);
+    dray__put_bytes(&w, handle->key, sizeof handle->key);
+    dray__put_bytes(&w, handle->event, sizeof handle->event);
+    dray__put_bytes(&w, handle->path, sizeof handle->path);
+    if (!w.failed)
+        dray__put_u64(&w, dray__hash(w.data, w.size));
+    rc = dray__writer_check(&w, error);
+    if (!rc)
+        memcpy(out, w.data, w.size);
+    dray__writer_free(&w);
+    return rc;
+}
+
+static int check_envelope(const void *data, size_t size, dray_error *error)
+{
+    dray__reader r = dray__reader_of(data, size);
+    uint32_t magic = dray__get_u32(&r), version = dray__get_u32(&r);
+    if (size >= 4 && magic != MAGIC)
+        return bad(error, "magic", "is not that of a handle");
+    if (size >= 8 && version != VERSION)
+        return dray__fail(error, DRAY_EVERSION,
+                          "handle: field version is %u, this library reads %u", version, VERSION);
+    size_t end = 0;
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        end += fields[i].size;
+        if (size < end)
+            return dray__fail(error, DRAY_EFORMAT,
+                              "handle: truncated in field %s (%zu bytes of %zu)", fields[i].name,
+                              size, dray_handle_packed_size());
+    }
+    if (size > end)
+        return dray__fail(error, DRAY_EFORMAT, "handle: %zu bytes after field checksum",
+                          size - end);
+    return DRAY_OK;
+}
+
+static void get_fixed(dray__reader *r, void *out, size_t size)
+{
+    const void *bytes = dray__get_bytes(r, size);
+    if (bytes)
+        memcpy(out, bytes, size);
+}
+
+int dray_handle_unpack(const void *data, size_t size, dray_handle *out, dray_error *error)
+{
+    int rc = check_envelope(data, size, error);
+    if (rc)
+        return rc;
+    dray__reader r = dray__reader_of(data, size);
+    dray_handle h = DRAY_HANDLE_INIT;
+    dray__get_u32(&r);
+    dray__get_u32(&r);
+    h.kind = (int32_t)dray__get_u32(&r);
+    h.dtype = (int32_t)dray__get_u32(&r);
+    h.ndim = dray__get_u32(&r);
+    uint32_t reserved = dray__get_u32(&r);
+    for (int d = 0; d < DRAY_MAX_DIMS; d++)
+        h.shape[d] = dray__get_i64(&r);
+    for (int d = 0; d < DRAY_MAX_DIMS; d++)
+        h.stride[d] = dray__get_i64(&r);
+    h.offset = dray__get_u64(&r);
+    h.storage_bytes = dray__get_u64(&r);
+    get_fixed(&r, h.device, sizeof h.device);
+    h.owner_member = dray__get_u64(&r);
+    h.owner_epoch = dray__get_u64(&r);
+    get_fixed(&r, h.key, sizeof h.key);
+    get_fixed(&r, h.event, sizeof h.event);
+    get_fixed(&r, h.path, sizeof h.path);
+    size_t covered = r.at;
+    uint64_t checksum = dray__get_u64(&r);
+    rc = dray__reader_finish(&r, "handle", error);
+    /* The fields first: a message that names one says more than that the sum differs. */
+    if (!rc && reserved)
+        rc = bad(error, "reserved", "is not zero");
+    if (!rc)
+        rc = dray__handle_check(&h, error);
+    if (!rc && checksum != dray__hash(data, covered))
+        rc =
+            bad(error, "checksum", "differs from that of the other fields: the handle was altered");
+    if (!rc)
+        *out = h;
+    return rc;
+}

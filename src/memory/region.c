@@ -1,0 +1,190 @@
+/* Regions: what is the same for every kind. */
+#include "memory/region.h"
+
+#include "base/error.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define HUGE_PAGE ((uint64_t)2 << 20)
+
+static const dray__region_ops *const kinds[] = {&dray__region_host, &dray__region_shared,
+                                                &dray__region_file};
+
+const dray__region_ops *dray__region_ops_of(int32_t kind)
+{
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if ((int32_t)kinds[i]->kind == kind)
+            return kinds[i];
+    return NULL;
+}
+
+static uint64_t round_up(uint64_t value, uint64_t unit)
+{
+    return (value + unit - 1) / unit * unit;
+}
+
+int dray__region_map(dray_region *region, int fd, dray_error *error)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    if (region->bytes > INT64_MAX - 2 * HUGE_PAGE)
+        return dray__fail(error, DRAY_ENOMEM, "region %s: %llu bytes cannot be mapped",
+                          region->name, (unsigned long long)region->bytes);
+    uint64_t bytes = round_up(region->bytes ? region->bytes : 1, page);
+    uint64_t slack = bytes >= HUGE_PAGE ? HUGE_PAGE : 0;
+    /* Addresses first, then the mapping inside them at the boundary: kernels before 6.7 do not
+     * align large mappings on their own, and an unaligned one gets no huge page at its ends. */
+    uint8_t *room =
+        mmap(NULL, bytes + slack, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED)
+        return dray__fail_errno(error, errno, "region %s: %llu bytes of addresses", region->name,
+                                (unsigned long long)bytes);
+    uint8_t *base = room;
+    if (slack) {
+        base += round_up((uintptr_t)room, HUGE_PAGE) - (uintptr_t)room;
+        if (base > room)
+            munmap(room, (size_t)(base - room));
+        if (base < room + slack)
+            munmap(base + bytes, (size_t)(room + slack - base));
+    }
+    region->base = base;
+    region->mapped_bytes = bytes;
+    int prot = region->writable ? PROT_READ | PROT_WRITE : PROT_READ;
+    int flags = MAP_FIXED | (fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED);
+    if (mmap(base, bytes, prot, flags, fd, 0) == MAP_FAILED)
+        return dray__fail_errno(error, errno, "region %s: mapping of %llu bytes", region->name,
+                                (unsigned long long)bytes);
+    if (slack) /* a wish: refused where the kernel has no huge pages */
+        madvise(base, bytes, MADV_HUGEPAGE);
+    return DRAY_OK;
+}
+
+void dray__region_unmap(dray_region *region)
+{
+    if (region->mapped_bytes)
+        munmap(region->base, region->mapped_bytes);
+}
+
+/* NULL: out of memory, and said so. */
+static dray_region *new_region(const dray__region_ops *ops, const char *name, uint64_t bytes,
+                               bool writable, dray_error *error)
+{
+    dray_region *region = calloc(1, sizeof *region);
+    char *copy = strdup(name ? name : "");
+    if (!region || !copy) {
+        free(region);
+        free(copy);
+        dray__nomem(error);
+        return NULL;
+    }
+    *region =
+        (dray_region){.ops = ops, .name = copy, .bytes = bytes, .fd = -1, .writable = writable};
+    return region;
+}
+
+/* The end of every constructor: the region, or what went wrong and nothing left behind. */
+static int finish(int rc, dray_region *region, dray_region **out)
+{
+    if (rc)
+        dray_region_free(region);
+    else
+        *out = region;
+    return rc;
+}
+
+int dray_region_alloc(dray_region_kind kind, uint64_t bytes, const char *name, dray_region **out,
+                      dray_error *error)
+{
+    const dray__region_ops *ops = dray__region_ops_of((int32_t)kind);
+    if (!ops || !ops->alloc)
+        return dray__fail(error, DRAY_EUNSUPPORTED,
+                          "region %s: kind %d cannot be allocated in this build (host and shared "
+                          "can)",
+                          name ? name : "", (int)kind);
+    dray_region *region = new_region(ops, name, bytes, true, error);
+    if (!region)
+        return DRAY_ENOMEM;
+    return finish(ops->alloc(region, error), region, out);
+}
+
+int dray_region_wrap(void *base, uint64_t bytes, const char *name, dray_region **out,
+                     dray_error *error)
+{
+    if (!base && bytes)
+        return dray__fail(error, DRAY_EINVALID, "region %s: memory to wrap is NULL",
+                          name ? name : "");
+    if (bytes > UINTPTR_MAX - (uintptr_t)base)
+        return dray__fail(error, DRAY_EINVALID, "region %s: %llu bytes go past all addresses",
+                          name ? name : "", (unsigned long long)bytes);
+    dray_region *region = new_region(&dray__region_host, name, bytes, true, error);
+    if (!region)
+        return DRAY_ENOMEM;
+    region->base = base;
+    *out = region;
+    return DRAY_OK;
+}
+
+int dray_region_open(const char *path, int writable, dray_region **out, dray_error *error)
+{
+    if (!path || !*path)
+        return dray__fail(error, DRAY_EINVALID, "file region: path is empty");
+    dray_region *region = new_region(&dray__region_file, path, 0, writable != 0, error);
+    if (!region)
+        return DRAY_ENOMEM;
+    return finish(region->ops->open(region, error), region, out);
+}
+
+int dray_region_import(const dray_handle *handle, int fd, int writable, dray_region **out,
+                       dray_error *error)
+{
+    int rc = dray__handle_check(handle, error);
+    if (rc)
+        return rc;
+    const dray__region_ops *ops = dray__region_ops_of(handle->kind);
+    if (!ops || !ops->import)
+        return dray__fail(error, DRAY_EUNSUPPORTED,
+                          "handle of member %llu: kind %d cannot be imported in this build",
+                          (unsigned long long)handle->owner_member, (int)handle->kind);
+    dray_region *region =
+        new_region(ops, handle->path, handle->storage_bytes, writable != 0, error);
+    if (!region)
+        return DRAY_ENOMEM;
+    return finish(ops->import(region, handle, fd, error), region, out);
+}
+
+void dray_region_free(dray_region *region)
+{
+    if (!region)
+        return;
+    region->ops->release(region);
+    free(region->name);
+    free(region);
+}
+
+void *dray_region_base(const dray_region *region)
+{
+    return region->base;
+}
+
+uint64_t dray_region_bytes(const dray_region *region)
+{
+    return region->bytes;
+}
+
+dray_region_kind dray_region_get_kind(const dray_region *region)
+{
+    return region->ops->kind;
+}
+
+const char *dray_region_name(const dray_region *region)
+{
+    return region->name;
+}
+
+int dray_region_fd(const dray_region *region)
+{
+    return region->fd;
+}

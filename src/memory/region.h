@@ -1,0 +1,49 @@
+/* A live region: memory or a file that blocks lie in. Each kind has one table of operations, in one
+ * file of this folder; region.c lists them. */
+#ifndef DRAY_MEMORY_REGION_H
+#define DRAY_MEMORY_REGION_H
+
+#include <dray/memory.h>
+#include <stdbool.h>
+
+typedef struct dray__region_ops dray__region_ops;
+
+struct dray_region {
+    const dray__region_ops *ops;
+    char *name;
+    uint8_t *base;         /* NULL: not addressable */
+    uint64_t bytes;        /* what users of the region may touch */
+    uint64_t mapped_bytes; /* what munmap is told; 0: the mapping is not this region's */
+    int fd;                /* -1: none */
+    bool writable;
+};
+
+/* Every operation fills a region whose name, bytes, writable are set, base NULL and fd -1. On
+ * failure the caller calls release, so that no operation cleans up after itself. */
+struct dray__region_ops {
+    dray_region_kind kind;
+    /* Fresh zeroed memory. NULL: this kind is not allocated. */
+    int (*alloc)(dray_region *region, dray_error *error);
+    /* Opens what region->name says. NULL: this kind is not found by name. */
+    int (*open)(dray_region *region, dray_error *error);
+    /* The kind's own fields of a handle. NULL: other processes cannot reach this kind. */
+    int (*describe)(const dray_region *region, dray_handle *handle, dray_error *error);
+    int (*import)(dray_region *region, const dray_handle *handle, int fd, dray_error *error);
+    void (*release)(dray_region *region);
+};
+
+extern const dray__region_ops dray__region_host, dray__region_shared, dray__region_file;
+
+/* NULL: this build has no regions of that kind. */
+const dray__region_ops *dray__region_ops_of(int32_t kind);
+
+/* Maps `bytes` of fd (-1: anonymous memory) so that large mappings begin at a huge page's boundary
+ * and asks for huge pages; sets base and mapped_bytes. Unmapped by dray__region_unmap. */
+int dray__region_map(dray_region *region, int fd, dray_error *error);
+void dray__region_unmap(dray_region *region);
+
+/* DRAY_EFORMAT naming the field of the handle that cannot be: unknown kind or dtype, shape, strides
+ * or offset outside the storage, fields that the kind does not use but that are set. */
+int dray__handle_check(const dray_handle *handle, dray_error *error);
+
+#endif
