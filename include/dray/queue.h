@@ -95,12 +95,13 @@ typedef struct dray_insert_options {
     const dray_tag *tags; /* tag_count tags, the same for every row of this insert */
     uint32_t tag_count;
     uint64_t row_bytes; /* declared worst case of all columns of a row, reserved now; 0: none */
-    int64_t timeout_ns; /* how long to wait for capacity; DRAY_EFULL or DRAY_ETIMEDOUT after */
+    int64_t timeout_ns; /* how long to wait for capacity; 0: DRAY_EFULL at once */
+    uint64_t at_slot;   /* 0: append; n: the rows must start at slot n - 1 */
 } dray_insert_options;
 
 #define DRAY_INSERT_OPTIONS_INIT                                                                   \
     {                                                                                              \
-        .size = sizeof(dray_insert_options)                                                        \
+        .size = sizeof(dray_insert_options), .timeout_ns = DRAY_WAIT_DEFAULT                       \
     }
 
 /* Makes rows, all visible or none. first_slot may be NULL. */

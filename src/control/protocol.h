@@ -54,6 +54,8 @@
     XX(QUEUE_RELEASE, 0x030A)                                                                      \
     XX(QUEUE_STATUS, 0x030B)                                                                       \
     XX(QUEUE_CHUNK, 0x030C)                                                                        \
+    XX(QUEUE_CLOSE, 0x030D)                                                                        \
+    XX(QUEUE_HOLD, 0x030E)                                                                         \
     /* queue/keeper.c (on the keeper's own socket) */                                              \
     XX(KEEPER_PUT, 0x0401)                                                                         \
     XX(KEEPER_GET, 0x0402)                                                                         \

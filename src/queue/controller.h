@@ -1,0 +1,16 @@
+/* The queue's service of the coordinator: tables by name, requests that wait, woken when something
+ * changed. The tables themselves (table.h) know no socket. */
+#ifndef DRAY_QUEUE_CONTROLLER_H
+#define DRAY_QUEUE_CONTROLLER_H
+
+#include "control/coordinator.h"
+
+struct event_base;
+
+/* Adds the queue's controller to a coordinator. base: the coordinator's loop (it gets a timer for
+ * claims with max_hold). keeper_path: the keeper's socket, copied, where chunks that nobody needs
+ * any more are dropped; NULL: there is none, chunks live as long as their keeper would have. */
+int dray__queue_add(dray__coordinator *coordinator, struct event_base *base,
+                    const char *keeper_path, dray_error *error);
+
+#endif

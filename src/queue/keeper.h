@@ -1,0 +1,26 @@
+/* The keeper: holds a descriptor of every chunk of samples on its host, so that a producer that is
+ * killed loses nothing that it committed. It runs in a process of its own beside the coordinator
+ * (the supervisor of `dray run`, or `dray serve`), attached to that process's event loop.
+ *
+ * KEEPER_PUT {u64 id, u64 key, u64 bytes} + descriptor: keeps a memfd that is sealed against
+ *   shrinking, growing and further writable mappings. DRAY_EEXIST: the id is taken.
+ * KEEPER_GET {u64 id} -> {u64 bytes} + descriptor, through which nobody can map writable.
+ * KEEPER_DROP {u64 id, u64 key}: forgets it. Only who knows the key may (producer, controller). */
+#ifndef DRAY_QUEUE_KEEPER_H
+#define DRAY_QUEUE_KEEPER_H
+
+#include <dray/dray.h>
+
+struct event_base;
+typedef struct dray__keeper dray__keeper;
+
+/* Listens at `path` (mode 0600; a socket file left there by a dead keeper is replaced), serving on
+ * base's loop. max_bytes: of all chunks together; 0: no limit but memory. Raises the process's soft
+ * limit of open files to the hard one: every chunk takes a descriptor. */
+int dray__keeper_new(struct event_base *base, const char *path, uint64_t max_bytes,
+                     dray__keeper **out, dray_error *error);
+void dray__keeper_free(dray__keeper *keeper); /* NULL is fine; removes the socket file */
+uint64_t dray__keeper_chunks(const dray__keeper *keeper);
+uint64_t dray__keeper_bytes(const dray__keeper *keeper);
+
+#endif
