@@ -42,7 +42,8 @@ uint32_t dray__group_world(const dray__group *group);
 void dray__group_abort(dray__group *group, const char *why);
 
 /* timeout_ns of the operations below: DRAY_WAIT_DEFAULT for the group's. They return DRAY_OK,
- * DRAY_EDEAD, DRAY_ETIMEDOUT, DRAY_ECANCELED, or DRAY_EINVALID (arguments; nothing was done). */
+ * DRAY_EDEAD, DRAY_ETIMEDOUT, DRAY_ECANCELED, DRAY_EPROTO (ranks are in different calls: the group
+ * is aborted), or DRAY_EINVALID (arguments; nothing was done). */
 int dray__group_barrier(dray__group *group, int64_t timeout_ns, dray_error *error);
 
 /* `bytes` of `data` at rank `root` become everybody's. Any size: goes through the scratch in
