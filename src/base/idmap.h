@@ -10,7 +10,7 @@ typedef struct dray__idmap {
     struct dray__idmap_entry {
         uint64_t key; /* 0: free */
         void *value;
-    } *entries;
+    } * entries;
     size_t capacity, count;
 } dray__idmap;
 

@@ -1,0 +1,53 @@
+# What people type. `make demo` and `make check` are all that a newcomer needs; both name and
+# install the missing packages first (DRAY_NO_INSTALL=1: only name them).
+JOBS ?= $(shell nproc)
+PREFIX ?= /usr/local
+BUILD = cmake --preset release >/dev/null && \
+	cmake --build --preset release -j$(JOBS) --target
+PRODUCT = dray dray_static dray_program
+
+.PHONY: help demo build check bench soak install format lint clean
+
+help:
+	@echo 'make demo     install what is missing, build, train a small model with GRPO (minutes)'
+	@echo 'make check    build with -Werror; all tests, plain and under sanitizers; lint'
+	@echo 'make build    build/release/dray and the library, nothing else'
+	@echo 'make bench    measure, against limits measured in the same run'
+	@echo 'make soak     the tests with many more random cases, also under sanitizers (an hour)'
+	@echo 'make install  to PREFIX (/usr/local), under DESTDIR'
+	@echo 'make format   format the C code;  make lint: formatting, clang-tidy, cppcheck'
+	@echo 'make clean    remove build/ (runs/ stays)'
+
+demo:
+	@scripts/deps.sh build
+	@$(BUILD) $(PRODUCT)
+	@scripts/demo.sh
+
+build:
+	@scripts/deps.sh build
+	@$(BUILD) $(PRODUCT)
+
+check:
+	@JOBS=$(JOBS) scripts/check.sh
+
+bench:
+	@scripts/deps.sh build
+	@$(BUILD) dray_benchmarks
+	@scripts/bench.sh $(BENCH_FLAGS)
+
+soak:
+	@JOBS=$(JOBS) scripts/soak.sh
+
+install: build
+	cmake --install build/release --prefix $(PREFIX)
+
+format:
+	@scripts/lint.sh fix
+
+lint:
+	@scripts/deps.sh check
+	@cmake --preset release >/dev/null
+	@JOBS=$(JOBS) scripts/lint.sh
+
+clean:
+	rm -rf build

@@ -1,0 +1,27 @@
+# make install: the library both ways, its headers and symbol map, pkg-config and CMake packages,
+# the program, the manual.
+include(CMakePackageConfigHelpers)
+set(DRAY_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/dray)
+
+install(DIRECTORY include/dray DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+install(TARGETS dray EXPORT drayTargets DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS dray_static DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(FILES src/libdray.map DESTINATION ${CMAKE_INSTALL_DATADIR}/dray)
+if(TARGET dray_program)
+  install(TARGETS dray_program DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+file(GLOB pages CONFIGURE_DEPENDS docs/man/*.1)
+install(FILES ${pages} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+
+install(EXPORT drayTargets NAMESPACE dray:: DESTINATION ${DRAY_CMAKE_DIR})
+configure_package_config_file(cmake/drayConfig.cmake.in ${CMAKE_BINARY_DIR}/drayConfig.cmake
+  INSTALL_DESTINATION ${DRAY_CMAKE_DIR} PATH_VARS CMAKE_INSTALL_INCLUDEDIR CMAKE_INSTALL_LIBDIR)
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/drayConfigVersion.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/drayConfig.cmake ${CMAKE_BINARY_DIR}/drayConfigVersion.cmake
+  DESTINATION ${DRAY_CMAKE_DIR})
+
+# dray.pc finds its prefix from its own place, so that a moved or DESTDIR installation works.
+file(RELATIVE_PATH DRAY_PC_PREFIX ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+configure_file(cmake/dray.pc.in ${CMAKE_BINARY_DIR}/dray.pc @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/dray.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -1,0 +1,13 @@
+#!/bin/sh
+# soak.sh: the tests of `make check` with DRAY_TEST_SCALE times the random cases (default 20), plain
+# and under the sanitizers, where check leaves the slow ones out.
+set -eu
+cd "$(dirname "$0")/.."
+scripts/deps.sh check
+export DRAY_TEST_SCALE="${DRAY_TEST_SCALE:-20}"
+DRAY_TEST_PYTHON=$(scripts/venv.sh)
+export DRAY_TEST_PYTHON
+for preset in release asan tsan; do
+    printf '\n== %s, %s times the cases\n' "$preset" "$DRAY_TEST_SCALE"
+    DRAY_SOAK=1 scripts/suite.sh "$preset" --timeout 7200
+done
