@@ -1,0 +1,324 @@
+/* model: the public table, config.json, and the whole-model builders. */
+#include <dray/model.h>
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* Parameter counts that the models' own pages and index files give (tied heads counted once). */
+static const struct {
+    const char *name;
+    uint64_t parameters;
+} published[] = {
+    {"qwen2.5-0.5b", 494032768},  {"qwen2.5-1.5b", 1543714304}, {"qwen2.5-3b", 3085938688},
+    {"qwen2.5-7b", 7615616512},   {"qwen2.5-14b", 14770033664}, {"qwen2.5-32b", 32763876352},
+    {"qwen2.5-72b", 72706203648}, {"llama-3.1-8b", 8030261248}, {"llama-3.1-70b", 70553706496},
+    {"llama-3.2-1b", 1235814400}, {"llama-3.2-3b", 3212749824}, {"qwen3-0.6b", 596049920},
+    {"qwen3-1.7b", 1720574976},   {"qwen3-4b", 4022468096},     {"qwen3-8b", 8190735360},
+    {"qwen3-14b", 14768307200},   {"qwen3-32b", 32762123264},
+};
+
+enum { PUBLISHED = sizeof published / sizeof *published };
+
+static void the_table_has_the_published_sizes(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < PUBLISHED; i++) {
+        dray_model_config c;
+        dray_layout *l;
+        assert_int_equal(dray_model_config_load(published[i].name, &c, NULL), DRAY_OK);
+        assert_int_equal(c.dtype, DRAY_BF16);
+        assert_int_equal(dray_layout_full(&c, DRAY_DTYPE_NONE, DRAY_REGION_HOST, &l, NULL), 0);
+        if (dray_layout_bytes(l) != 2 * published[i].parameters)
+            fail_msg("%s: %llu parameters, %llu published", published[i].name,
+                     (unsigned long long)dray_layout_bytes(l) / 2,
+                     (unsigned long long)published[i].parameters);
+        dray_layout_free(l);
+    }
+    uint32_t n = 0;
+    while (dray_model_name(n))
+        n++;
+    assert_int_equal(n, PUBLISHED);
+}
+
+static void unknown_models_get_the_nearest(void **state)
+{
+    (void)state;
+    dray_model_config c;
+    dray_error e;
+    assert_int_equal(dray_model_config_load("qwen2.5-23b", &c, &e), DRAY_ENOENT);
+    assert_non_null(strstr(e.message, "did you mean 'qwen2.5-"));
+    assert_int_equal(dray_model_config_load("QWEN3-8B", &c, &e), DRAY_OK);
+    assert_int_equal(dray_model_config_load("/nowhere/config.json", &c, &e), DRAY_ENOENT);
+}
+
+static uint64_t shares(const dray_model_config *c, uint32_t world, uint32_t *blocks)
+{
+    uint64_t bytes = 0;
+    *blocks = 0;
+    for (uint32_t rank = 0; rank < world; rank++) {
+        dray_layout *l;
+        assert_int_equal(dray_layout_fsdp(c, DRAY_F32, rank, world, DRAY_REGION_HOST, &l, NULL), 0);
+        bytes += dray_layout_bytes(l);
+        *blocks += dray_layout_block_count(l);
+        for (uint32_t i = 0; i < dray_layout_block_count(l); i++)
+            assert_int_equal(dray_layout_block(l, i)->offset % 256, 0);
+        dray_layout_free(l);
+    }
+    return bytes;
+}
+
+static void fsdp_shards_are_the_model(void **state)
+{
+    (void)state;
+    dray_model_config c;
+    uint32_t blocks;
+    assert_int_equal(dray_model_config_load("qwen2.5-0.5b", &c, NULL), DRAY_OK);
+    for (uint32_t world = 1; world <= 9; world += 2)
+        assert_true(shares(&c, world, &blocks) == UINT64_C(494032768) * 4);
+    c.layers = 1;
+    c.hidden_size = 3; /* fewer rows than ranks: empty shards */
+    shares(&c, 8, &blocks);
+    assert_true(blocks > 0);
+    dray_layout *l = NULL;
+    dray_error e;
+    assert_int_equal(dray_layout_fsdp(&c, 0, 2, 2, DRAY_REGION_HOST, &l, &e), DRAY_EINVALID);
+    assert_int_equal(dray_layout_fsdp(&c, 0, 0, 0, DRAY_REGION_HOST, &l, &e), DRAY_EINVALID);
+    assert_int_equal(dray_layout_fsdp(&c, 0, 0, 2, DRAY_REGION_FILE, &l, &e), DRAY_EINVALID);
+    assert_int_equal(dray_layout_full(&c, (dray_dtype)40, DRAY_REGION_HOST, &l, &e), DRAY_EINVALID);
+    assert_null(l);
+}
+
+static void tied_heads_are_aliases(void **state)
+{
+    (void)state;
+    dray_model_config c;
+    assert_int_equal(dray_model_config_load("qwen3-0.6b", &c, NULL), DRAY_OK);
+    dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
+    dray_layout *l[3];
+    assert_int_equal(dray_layout_full(&c, 0, DRAY_REGION_HOST, &l[0], NULL), DRAY_OK);
+    assert_int_equal(dray_layout_fsdp(&c, 0, 1, 4, DRAY_REGION_HOST, &l[1], NULL), DRAY_OK);
+    assert_int_equal(dray_layout_engine(&c, &spec, &l[2], NULL), DRAY_OK);
+    for (int i = 0; i < 3; i++) {
+        uint32_t head, embed;
+        assert_int_equal(dray_layout_find(l[i], "lm_head.weight", &head, NULL), DRAY_OK);
+        assert_int_equal(dray_layout_find(l[i], "model.embed_tokens.weight", &embed, NULL), 0);
+        assert_int_equal(dray_layout_tensor(l[i], head)->alias_of, embed);
+        dray_layout_free(l[i]);
+    }
+    uint64_t head_at, embed_at;
+    uint32_t ndim;
+    int64_t shape[DRAY_MAX_DIMS];
+    assert_int_equal(
+        dray_engine_parameter(&c, &spec, "lm_head.weight", &head_at, &ndim, shape, NULL), 0);
+    assert_int_equal(dray_engine_parameter(&c, &spec, "model.embed_tokens.weight", &embed_at, &ndim,
+                                           shape, NULL),
+                     0);
+    assert_int_equal(head_at, embed_at);
+}
+
+static void engine_refuses_what_cannot_be_cut(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *model;
+        uint32_t tp, rank;
+        int64_t vocab;
+        const char *says;
+    } bad[] = {
+        {"qwen2.5-0.5b", 4, 0, 0, "num_attention_heads 14 is not divisible by tp 4"},
+        {"qwen2.5-7b", 3, 0, 0, "num_attention_heads 28 is not divisible by tp 3"},
+        {"qwen2.5-0.5b", 2, 2, 0, "tp rank 2 of 2"},
+        {"qwen2.5-0.5b", 2, 0, -1, "multiple -1"},
+        {"qwen2.5-0.5b", 7, 0, 0, "151936 padded to 151936 (a multiple of 64)"},
+        {"qwen2.5-0.5b", 14, 0, 448, "not divisible by tp 14"},
+        {"qwen3-32b", 16, 0, 0, NULL},
+        {"qwen2.5-32b", 8, 7, 0, NULL},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        dray_model_config c;
+        dray_layout *l = NULL;
+        dray_error e;
+        assert_int_equal(dray_model_config_load(bad[i].model, &c, NULL), DRAY_OK);
+        dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
+        spec.tp = bad[i].tp;
+        spec.tp_rank = bad[i].rank;
+        spec.vocab_multiple = bad[i].vocab;
+        int status = dray_layout_engine(&c, &spec, &l, &e);
+        if (!bad[i].says) {
+            assert_int_equal(status, DRAY_OK);
+            dray_layout_free(l);
+            continue;
+        }
+        assert_int_equal(status, DRAY_EINVALID);
+        if (!strstr(e.message, bad[i].says))
+            fail_msg("case %zu: '%s' lacks '%s'", i, e.message, bad[i].says);
+    }
+    dray_model_config c;
+    dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
+    dray_error e;
+    uint64_t at;
+    uint32_t ndim;
+    int64_t shape[DRAY_MAX_DIMS];
+    assert_int_equal(dray_model_config_load("qwen2.5-0.5b", &c, NULL), DRAY_OK);
+    static const char *const unknown[] = {
+        "model.layers.24.self_attn.qkv_proj.weight", "model.layers.00.self_attn.qkv_proj.weight",
+        "model.layers.0.self_attn.q_proj.weight",    "model.layers..self_attn.qkv_proj.weight",
+        "model.layers.0.self_attn.q_norm.weight",    "model.layers.99999999999999999999.mlp.x",
+    };
+    for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
+        assert_int_equal(dray_engine_parameter(&c, &spec, unknown[i], &at, &ndim, shape, &e),
+                         DRAY_ENOENT);
+    spec.size = 3;
+    dray_layout *l;
+    assert_int_equal(dray_layout_engine(&c, &spec, &l, &e), DRAY_EINVALID);
+}
+
+static char folder[64];
+
+static const char *config_file(const char *text)
+{
+    static char path[96];
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+    return path;
+}
+
+#define CORE                                                                                       \
+    "\"vocab_size\": 100, \"hidden_size\": 32, \"intermediate_size\": 64, "                        \
+    "\"num_hidden_layers\": 2, \"num_attention_heads\": 4"
+
+static void config_json_of_both_generations(void **state)
+{
+    (void)state;
+    dray_model_config c;
+    assert_int_equal(
+        dray_model_config_load(
+            config_file("{\"model_type\": \"llama\", " CORE ", \"torch_dtype\": \"bfloat16\", "
+                        "\"rope_theta\": 5e5, \"rms_norm_eps\": 1e-05, \"attention_bias\": true, "
+                        "\"mlp_bias\": true, \"head_dim\": null, "
+                        "\"architectures\": [\"LlamaForCausalLM\"], \"pruned_heads\": {}}"),
+            &c, NULL),
+        DRAY_OK);
+    assert_int_equal(c.kv_heads, 4); /* silent: as many as heads */
+    assert_int_equal(c.head_dim, 8);
+    assert_int_equal(c.dtype, DRAY_BF16);
+    assert_true(c.rope_theta == 5e5 && c.rms_norm_eps == 1e-5);
+    assert_true(c.qkv_bias && c.o_bias && c.mlp_bias && !c.qk_norm && !c.tied);
+    assert_int_equal(dray_model_config_load(
+                         config_file("{\"model_type\": \"qwen2\", " CORE ", \"dtype\": \"float16\","
+                                     " \"num_key_value_heads\": 2, \"attention_bias\": false, "
+                                     "\"rope_parameters\": {\"rope_type\": \"default\", "
+                                     "\"rope_theta\": 1000000.0}, \"tie_word_embeddings\": true}"),
+                         &c, NULL),
+                     DRAY_OK);
+    assert_int_equal(c.dtype, DRAY_F16);
+    assert_true(c.rope_theta == 1e6);
+    assert_true(c.qkv_bias && !c.o_bias && !c.mlp_bias && c.tied);
+    assert_int_equal(
+        dray_model_config_load(config_file("{\"model_type\": \"qwen3\", " CORE
+                                           ", \"num_key_value_heads\": 2, \"rope_parameters\": "
+                                           "{\"full_attention\": {\"rope_theta\": 7}}}"),
+                               &c, NULL),
+        DRAY_OK);
+    assert_int_equal(c.head_dim, 128); /* the family's default */
+    assert_int_equal(c.dtype, DRAY_F32);
+    assert_true(c.qk_norm && c.rope_theta == 7);
+    assert_int_equal(dray_model_config_load(folder, &c, NULL), DRAY_OK); /* its folder */
+    assert_string_equal(c.family, "qwen3");
+}
+
+static void config_json_errors(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        int code;
+        const char *says;
+    } bad[] = {
+        {"[1]", DRAY_EFORMAT, "expected an object"},
+        {"{", DRAY_EFORMAT, "line 1"},
+        {"{" CORE "}", DRAY_EFORMAT, "model_type is missing"},
+        {"{\"model_type\": 3, " CORE "}", DRAY_EFORMAT, "model_type: expected a string"},
+        {"{\"model_type\": \"qwen4\", " CORE "}", DRAY_EUNSUPPORTED, "did you mean 'qwen"},
+        {"{\"model_type\": \"deepseek_v3\", " CORE "}", DRAY_EUNSUPPORTED, "known: llama"},
+        {"{\"model_type\": \"llama\", \"vocab_size\": 3}", DRAY_EFORMAT, "hidden_size is missing"},
+        {"{\"model_type\": \"llama\", " CORE ", \"vocab_size\": 3}", DRAY_EFORMAT, "duplicate"},
+        {"{\"model_type\": \"llama\", " CORE ", \"head_dim\": \"8\"}", DRAY_EFORMAT,
+         "head_dim: expected an integer, found a string"},
+        {"{\"model_type\": \"llama\", " CORE ", \"head_dim\": -8}", DRAY_EINVALID,
+         "head_dim is -8"},
+        {"{\"model_type\": \"llama\", " CORE ", \"head_dim\": 0}", DRAY_EINVALID, "head_dim is 0"},
+        {"{\"model_type\": \"llama\", " CORE ", \"num_key_value_heads\": 3}", DRAY_EINVALID,
+         "not a multiple of num_key_value_heads 3"},
+        {"{\"model_type\": \"llama\", " CORE ", \"num_key_value_heads\": 0}", DRAY_EINVALID,
+         "num_key_value_heads is 0"},
+        {"{\"model_type\": \"llama\", " CORE ", \"quantization_config\": {\"bits\": 4}}",
+         DRAY_EUNSUPPORTED, "quantization_config"},
+        {"{\"model_type\": \"llama\", " CORE ", \"num_experts\": 8}", DRAY_EUNSUPPORTED,
+         "num_experts"},
+        {"{\"model_type\": \"llama\", " CORE
+         ", \"architectures\": [\"LlamaForSequenceClassification\"]}",
+         DRAY_EUNSUPPORTED, "architectures"},
+        {"{\"model_type\": \"llama\", " CORE ", \"torch_dtype\": \"int8\"}", DRAY_EUNSUPPORTED,
+         "torch_dtype 'int8'"},
+        {"{\"model_type\": \"llama\", " CORE ", \"attention_bias\": 1}", DRAY_EFORMAT,
+         "attention_bias: expected true or false"},
+        {"{\"model_type\": \"llama\", " CORE ", \"rope_theta\": \"x\"}", DRAY_EFORMAT,
+         "rope_theta: expected a number"},
+        {"{\"model_type\": \"llama\", " CORE ", \"rope_parameters\": 4}", DRAY_EFORMAT,
+         "rope_parameters: expected an object"},
+        {"{\"model_type\": \"llama\", \"vocab_size\": 100, \"hidden_size\": 33, "
+         "\"intermediate_size\": 64, \"num_hidden_layers\": 2, \"num_attention_heads\": 4}",
+         DRAY_EINVALID, "hidden_size 33"},
+        {"{\"model_type\": \"llama\", \"vocab_size\": 99999999999999, \"hidden_size\": 32, "
+         "\"intermediate_size\": 64, \"num_hidden_layers\": 2, \"num_attention_heads\": 4}",
+         DRAY_EINVALID, "vocab_size is 99999999999999"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        dray_model_config c;
+        dray_error e = {0};
+        int status = dray_model_config_load(config_file(bad[i].text), &c, &e);
+        if (status != bad[i].code || !strstr(e.message, bad[i].says))
+            fail_msg("case %zu: %s '%s', expected %s '%s'", i, dray_error_name(status), e.message,
+                     dray_error_name(bad[i].code), bad[i].says);
+    }
+}
+
+static int make_folder(void **state)
+{
+    (void)state;
+    const char *tmp = getenv("TMPDIR");
+    snprintf(folder, sizeof folder, "%s/dray-models-XXXXXX",
+             tmp && strlen(tmp) < 30 ? tmp : "/tmp");
+    return mkdtemp(folder) ? 0 : -1;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    unlink(config_file(""));
+    return rmdir(folder);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_table_has_the_published_sizes),
+        cmocka_unit_test(unknown_models_get_the_nearest),
+        cmocka_unit_test(fsdp_shards_are_the_model),
+        cmocka_unit_test(tied_heads_are_aliases),
+        cmocka_unit_test(engine_refuses_what_cannot_be_cut),
+        cmocka_unit_test(config_json_of_both_generations),
+        cmocka_unit_test(config_json_errors),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
