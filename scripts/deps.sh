@@ -16,6 +16,7 @@ libjansson-dev pc:jansson            JSON: checkpoint headers, metrics, --json
 libxxhash-dev  pc:libxxhash          checksums of messages
 libopenblas-dev pc:openblas          matrix products of the reference engine
 libcyaml-dev   pc:libcyaml           job files
+libyaml-dev    pc:yaml-0.1           job files (what libcyaml reads YAML with)
 '
 for_check='
 g++            cmd:c++|cmd:g++       compiles the public headers as C++

@@ -279,22 +279,28 @@ static size_t width_of(const char *text)
     return width;
 }
 
+static const char *cell_text(const cmd_table *table, size_t row, size_t column)
+{
+    size_t cell = row * table->columns + column;
+    return row == SIZE_MAX ? title(table, column) : cell < table->count ? table->cells[cell] : "";
+}
+
+/* Row SIZE_MAX: the headings. No blanks at the end of a line. */
 static void print_row(const cmd_table *table, const size_t *widths, size_t row, FILE *out)
 {
-    for (size_t c = 0; c < table->columns; c++) {
-        size_t cell = row * table->columns + c;
-        const char *text = row == SIZE_MAX       ? title(table, c)
-                           : cell < table->count ? table->cells[cell]
-                                                 : "";
-        int pad = (int)(widths[c] - width_of(text));
-        if (table->headings[c][0] == '>')
-            fprintf(out, "%*s%s", pad, "", text);
-        else if (c + 1 < table->columns)
-            fprintf(out, "%s%*s", text, pad, "");
-        else
-            fputs(text, out);
-        fputs(c + 1 < table->columns ? "  " : "\n", out);
+    size_t blanks = 0;
+    for (size_t c = 0; c < table->columns; c++, blanks += 2) {
+        const char *text = cell_text(table, row, c);
+        size_t pad = widths[c] - width_of(text);
+        bool right = table->headings[c][0] == '>';
+        if (text[0]) {
+            fprintf(out, "%*s%s", (int)(blanks + (right ? pad : 0)), "", text);
+            blanks = right ? 0 : pad;
+        } else {
+            blanks += pad;
+        }
     }
+    fputc('\n', out);
 }
 
 void cmd_table_print(cmd_table *table, FILE *out)

@@ -1,0 +1,40 @@
+"""What `dray COMMAND --json` prints is one JSON object a line, read by Python's own parser."""
+import json
+import os
+import subprocess
+import sys
+
+
+def lines(*arguments):
+    done = subprocess.run([os.environ["DRAY_PROGRAM"], *arguments], capture_output=True, text=True,
+                          check=True, timeout=60)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+version, = lines("--version", "--json")
+assert set(version) == {"name", "version"}, version
+
+*checks, summary = lines("doctor", "--json")
+assert summary["name"] == "summary" and summary["ok"] is True, summary
+names = [check["name"] for check in checks]
+assert len(set(names)) == len(names), names
+for check in checks:
+    assert isinstance(check["found"], bool) and isinstance(check["detail"], str), check
+    assert ("unit" in check) == ("value" in check), check
+    assert check["found"] or check["without"] or check["need"] == "required", check
+rate = next(check for check in checks if check["name"] == "copy rate")
+assert 1e7 < rate["value"] < 1e13, rate
+cores = next(check for check in checks if check["name"] == "cores")
+assert cores["value"] == len(os.sched_getaffinity(0)), cores
+
+for program in sorted(os.listdir(os.path.join(os.environ["DRAY_BUILD_DIR"], "bench"))
+                      if os.path.isdir(os.path.join(os.environ["DRAY_BUILD_DIR"], "bench")) else []):
+    if program != "bench_limits":
+        continue
+    path = os.path.join(os.environ["DRAY_BUILD_DIR"], "bench", program)
+    done = subprocess.run([path, "--json", "--quick"], capture_output=True, text=True, check=True,
+                          timeout=120)
+    for line in done.stdout.splitlines():
+        row = json.loads(line)
+        assert {"name", "value", "unit", "limit", "ratio", "target", "ok"} <= set(row), row
+print("ok", file=sys.stderr)
