@@ -136,28 +136,58 @@ typedef struct dray_options {
         sizeof(dray_options), NULL, NULL, NULL, NULL, 0, 0                                         \
     }
 
-/* Opens a session with the coordinator. One per process is enough; its end (close, or the death of
+/* Opens a session with the coordinator: one per process is enough. Its end (close, or the death of
  * the process, seen by the kernel closing the socket) ends everything that was opened through it.
- * Returns DRAY_ECLOSED (nobody listens there), DRAY_EVERSION (no common protocol version),
- * DRAY_ETIMEDOUT. Blocks up to the timeout. The context is thread-safe. After fork() a child gets
- * DRAY_ECLOSED from everything that uses the parent's context. */
+ * options: NULL for all defaults. *out: the caller's, to be ended with dray_close.
+ * Waits up to the timeout for a coordinator that is not there yet, so that processes may start in
+ * any order. Returns DRAY_EINVALID (an address that is none; or none given and no $DRAY_ADDRESS),
+ * DRAY_EUNSUPPORTED (TCP beyond this machine), DRAY_ECLOSED (nobody listens there), DRAY_EVERSION
+ * (no common protocol version), DRAY_ETIMEDOUT, DRAY_ENOMEM, DRAY_ESYS.
+ * Threads: the context may be used from all threads at once. Blocks. After fork() the child gets
+ * DRAY_ECLOSED from everything that uses the parent's context, and its end is not the child's. */
 int dray_open(const dray_options *options, dray_context **out, dray_error *error);
-/* Ends the session. NULL is fine. Objects opened through it must be closed first. */
+
+/* Ends the session. NULL is fine. Objects opened through it must be closed first, and no other
+ * thread may be using it. In a forked child it frees the child's copy only. Does not block. */
 void dray_close(dray_context *context);
-/* The session's member id and epoch, given by the coordinator; unique within its life. */
+
+/* The session's member id, given by the coordinator: from 1, never given twice in its life.
+ * Any thread; does not block. */
 uint64_t dray_context_member(const dray_context *context);
+/* 1 for the first session of this role, name and rank, one more for each that followed it: a process
+ * that was started again has a higher epoch. Any thread; does not block. */
 uint64_t dray_context_epoch(const dray_context *context);
 
 /* Waits until `count` sessions have entered the barrier of this name, each with the same count.
- * DRAY_ETIMEDOUT, DRAY_EDEAD (a session that had entered died: named in the message),
- * DRAY_EINVALID (counts differ). A barrier can be used again once all have left. */
+ * name: 1 to 256 bytes of UTF-8. count: at least 1. timeout_ns: 0 enters, and leaves at once unless
+ * it was the last.
+ * Returns DRAY_ETIMEDOUT (this session has left; the others go on waiting), DRAY_EDEAD (a session
+ * that had entered died: named in the message; everybody has left), DRAY_EBUSY (this session waits
+ * at the barrier already), DRAY_EINVALID (counts differ, empty name), DRAY_ECLOSED. A barrier can
+ * be used again as soon as it opened. Threads: any. Blocks up to the timeout. */
 int dray_barrier(dray_context *context, const char *name, uint32_t count, int64_t timeout_ns,
                  dray_error *error);
 
-/* Posts one JSON object (at most 64 KiB) to everyone who watches reports of `kind` ("step",
- * "update", "eval", ...). The coordinator adds "member", "name", "time_ns". Does not wait for
- * watchers. */
+/* Posts one JSON object to everyone who watches reports of `kind` ("step", "update", "eval", ...; 1
+ * to 64 bytes). json: text, at most 64 KiB. The coordinator adds "kind", "member", "name" and
+ * "time_ns" (since 1970), and keeps the last 8 MiB of reports.
+ * Returns DRAY_EFORMAT (not a JSON object), DRAY_EINVALID (kind, size), DRAY_ECLOSED, DRAY_ETIMEDOUT
+ * (the coordinator does not answer). Threads: any. Does not wait for watchers. */
 int dray_report_post(dray_context *context, const char *kind, const char *json, dray_error *error);
+
+/* What the coordinator knows, as one JSON object: "version", "pid", "listening", "sessions" (oldest
+ * first: member, epoch, name, role, rank, pid, age_seconds, connections), "barriers", "reports", and
+ * a part from every service. *json: terminated UTF-8, to be freed with dray_free.
+ * Returns DRAY_ECLOSED, DRAY_ETIMEDOUT, DRAY_ENOMEM. Threads: any. Blocks up to the context's
+ * timeout. */
+int dray_context_status(dray_context *context, char **json, dray_error *error);
+
+/* Asks the coordinator to end. Over a Unix socket only (DRAY_EPERM). Threads: any. Blocks until it
+ * said yes. */
+int dray_shutdown(dray_context *context, dray_error *error);
+
+/* Frees what a function of this library said to free with it. NULL is fine. */
+void dray_free(void *memory);
 
 #ifdef __cplusplus
 }

@@ -39,10 +39,16 @@ int dray__call_start(dray__channel *channel, uint16_t type, dray__writer *payloa
 int dray__call_poll(dray__channel *channel, dray__reply *reply, dray_error *error);
 /* Sends without wanting an answer (the server must send none). */
 int dray__notify(dray__channel *channel, uint16_t type, dray__writer *payload, dray_error *error);
-int dray__channel_fd(const dray__channel *channel);
+bool dray__channel_broken(const dray__channel *channel); /* every further call is DRAY_ECLOSED */
+/* Readable when dray__call_poll is worth a try, also when another call put its reply aside. Made at
+ * the first call of this function; -1 when the process has no descriptors left. */
+int dray__channel_fd(dray__channel *channel);
 
 /* The context's default deadline for a timeout argument (DRAY_WAIT_DEFAULT = the context's). */
 int64_t dray__context_deadline(const dray_context *context, int64_t timeout_ns);
+/* Until when to wait for the answer to a request that was sent with this deadline: a second more,
+ * so that the server, which answers DRAY_ETIMEDOUT at the deadline, decides what has happened. */
+int64_t dray__answer_deadline(int64_t deadline_ns);
 /* Coordinator's address as the context resolved it, "unix:..." or "tcp:...". */
 const char *dray__context_address(const dray_context *context);
 /* Path of the keeper's socket, told by the coordinator at HELLO; NULL when it has none. */

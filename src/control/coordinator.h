@@ -28,8 +28,10 @@ typedef struct dray__service {
     void (*handle)(void *self, dray__request *request);
     /* A kept request whose deadline passed or whose channel is gone. The service must forget it;
      * after a deadline it must answer (usually DRAY_ETIMEDOUT), for a gone channel the answer is
-     * dropped but must still be given, to free it. */
+     * dropped but must still be given, to free it. NULL: for services that keep no request. */
     void (*expired)(void *self, dray__request *request, int channel_gone);
+    /* Comes after `expired` of everything that the session had kept; the session is then freed.
+     * May be NULL, like status and free. */
     void (*session_ended)(void *self, dray__session *session);
     /* Adds its part to `dray status --json`. */
     void (*status)(void *self, json_t *object);
@@ -40,6 +42,10 @@ typedef struct dray__coordinator_options {
     const char *unix_path;   /* socket to listen at, mode 0600; NULL: none */
     const char *tcp_address; /* "127.0.0.1:0"; NULL: none */
     const char *keeper_path; /* told to clients at HELLO; NULL: none */
+    /* Serve requests on connections without HELLO too (dray__channel_connect): their session is
+     * NULL. What the queue's keeper needs. */
+    int sessionless;
+    size_t unread_bytes; /* replies that a client may leave unread; 0: 128 MiB */
 } dray__coordinator_options;
 
 /* base: the caller's event loop. */
@@ -54,6 +60,7 @@ const char *dray__coordinator_tcp(const dray__coordinator *coordinator);
 
 /* ---- for services ---------------------------------------------------------------------------- */
 
+/* NULL: a connection without HELLO (sessionless). */
 dray__session *dray__request_session(const dray__request *request);
 uint16_t dray__request_type(const dray__request *request);
 dray__reader *dray__request_payload(dray__request *request);
@@ -61,6 +68,7 @@ uint32_t dray__request_fd_count(const dray__request *request);
 int dray__request_take_fd(dray__request *request, uint32_t index); /* now the service's to close */
 /* Asks for `expired` at the deadline. Requests without one are kept until answered. */
 int dray__request_expire_at(dray__request *request, int64_t deadline_ns);
+int64_t dray__request_pid(const dray__request *request); /* SO_PEERCRED; 0 over TCP */
 /* A slot for the service's own bookkeeping of a kept request. */
 void dray__request_set_data(dray__request *request, void *data);
 void *dray__request_data(const dray__request *request);

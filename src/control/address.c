@@ -1,0 +1,239 @@
+#include "control/address.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+enum { BACKLOG = 512 };
+
+static int parse_unix(const char *path, dray__address *out, dray_error *error)
+{
+    struct sockaddr_un *un = (struct sockaddr_un *)&out->socket;
+    size_t length = strlen(path);
+    if (!length || length >= sizeof un->sun_path)
+        return dray__fail(error, DRAY_EINVALID,
+                          "address unix:%s: a path of 1 to %zu bytes expected, found %zu", path,
+                          sizeof un->sun_path - 1, length);
+    un->sun_family = AF_UNIX;
+    memcpy(un->sun_path, path, length + 1);
+    out->size = sizeof *un;
+    out->local = true;
+    return DRAY_OK;
+}
+
+static int not_loopback(const char *text, dray_error *error)
+{
+    return dray__fail(error, DRAY_EUNSUPPORTED,
+                      "address tcp:%s: only loopback (127.0.0.0/8, [::1], localhost) is served in "
+                      "this version, because connections are not encrypted",
+                      text);
+}
+
+static int parse_tcp(const char *text, dray__address *out, dray_error *error)
+{
+    const char *colon = strrchr(text, ':');
+    char host[64];
+    size_t length = colon ? (size_t)(colon - text) : 0;
+    char *end = NULL;
+    unsigned long port = colon ? strtoul(colon + 1, &end, 10) : 0;
+    if (!length || length >= sizeof host || colon[1] < '0' || colon[1] > '9' || *end ||
+        port > UINT16_MAX)
+        return dray__fail(error, DRAY_EINVALID, "address tcp:%s: HOST:PORT expected", text);
+    memcpy(host, text, length);
+    host[length] = 0;
+    struct sockaddr_in *v4 = (struct sockaddr_in *)&out->socket;
+    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)&out->socket;
+    if (strcmp(host, "localhost") == 0)
+        strcpy(host, "127.0.0.1");
+    if (inet_pton(AF_INET, host, &v4->sin_addr) == 1) {
+        if (ntohl(v4->sin_addr.s_addr) >> 24 != 127)
+            return not_loopback(text, error);
+        v4->sin_family = AF_INET;
+        v4->sin_port = htons((uint16_t)port);
+        out->size = sizeof *v4;
+        return DRAY_OK;
+    }
+    if (strcmp(host, "[::1]") != 0)
+        return not_loopback(text, error);
+    v6->sin6_family = AF_INET6;
+    v6->sin6_addr = in6addr_loopback;
+    v6->sin6_port = htons((uint16_t)port);
+    out->size = sizeof *v6;
+    return DRAY_OK;
+}
+
+int dray__address_parse(const char *text, dray__address *out, dray_error *error)
+{
+    *out = (dray__address){0};
+    if (strncmp(text, "unix:", 5) == 0)
+        return parse_unix(text + 5, out, error);
+    if (strncmp(text, "tcp:", 4) == 0)
+        return parse_tcp(text + 4, out, error);
+    return dray__fail(error, DRAY_EINVALID,
+                      "address '%s': unix:/path or tcp:127.0.0.1:port expected", text);
+}
+
+static int make_socket(const dray__address *address, const char *text, int *out, dray_error *error)
+{
+    int fd = socket(address->socket.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return dray__fail_errno(error, errno, "socket for %s", text);
+    int on = 1;
+    if (!address->local)
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    *out = fd;
+    return DRAY_OK;
+}
+
+/* Removes a socket file that nobody listens at. */
+static int remove_stale(const dray__address *address, const char *text, dray_error *error)
+{
+    const char *path = ((const struct sockaddr_un *)&address->socket)->sun_path;
+    struct stat st;
+    if (lstat(path, &st) < 0)
+        return errno == ENOENT ? DRAY_OK : dray__fail_errno(error, errno, "%s", text);
+    if (!S_ISSOCK(st.st_mode))
+        return dray__fail(error, DRAY_EEXIST, "%s: a file that is no socket is there", text);
+    int fd = -1;
+    int status = dray__address_connect(address, text, dray__deadline(DRAY__SECOND), &fd, NULL);
+    if (status == DRAY_OK) {
+        close(fd);
+        return dray__fail(error, DRAY_EBUSY, "%s: another server listens there", text);
+    }
+    if (status != DRAY_ECLOSED)
+        return dray__fail(error, DRAY_EBUSY, "%s: a server is there, but does not accept", text);
+    if (unlink(path) < 0 && errno != ENOENT)
+        return dray__fail_errno(error, errno, "removing the stale socket %s", text);
+    return DRAY_OK;
+}
+
+/* The lock on the folder keeps two servers that start at once from each removing the other's
+ * socket as stale. */
+static int lock_folder(const char *path, const char *text, int *out, dray_error *error)
+{
+    char folder[sizeof(((struct sockaddr_un *)0)->sun_path)];
+    const char *slash = strrchr(path, '/');
+    size_t length = slash ? (size_t)(slash - path) : 0;
+    memcpy(folder, slash ? path : ".", slash ? length : 1);
+    folder[slash ? length : 1] = 0;
+    int fd = open(slash == path ? "/" : folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return dray__fail_errno(error, errno, "folder of %s", text);
+    int64_t deadline = dray__deadline(5 * DRAY__SECOND);
+    while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+        if (errno != EWOULDBLOCK || !dray__left_ms(deadline)) {
+            int status = dray__fail_errno(error, errno, "locking the folder of %s", text);
+            close(fd);
+            return status;
+        }
+        poll(NULL, 0, 5);
+    }
+    *out = fd;
+    return DRAY_OK;
+}
+
+static int bind_and_listen(int fd, const dray__address *address, const char *text,
+                           dray_error *error)
+{
+    int on = 1;
+    /* bind() makes the file with the socket's own mode, so there is no moment at which others may
+     * connect. */
+    if (address->local && fchmod(fd, S_IRUSR | S_IWUSR) < 0)
+        return dray__fail_errno(error, errno, "mode of %s", text);
+    if (!address->local)
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (bind(fd, (const struct sockaddr *)&address->socket, address->size) < 0) {
+        if (errno == EADDRINUSE)
+            return dray__fail(error, DRAY_EBUSY, "%s: address in use", text);
+        return dray__fail_errno(error, errno, "binding %s", text);
+    }
+    if (listen(fd, BACKLOG) < 0)
+        return dray__fail_errno(error, errno, "listening at %s", text);
+    return DRAY_OK;
+}
+
+int dray__address_listen(const dray__address *address, const char *text, int *out,
+                         dray_error *error)
+{
+    int fd = -1, lock = -1;
+    int status = make_socket(address, text, &fd, error);
+    if (status)
+        return status;
+    if (address->local) {
+        const char *path = ((const struct sockaddr_un *)&address->socket)->sun_path;
+        status = lock_folder(path, text, &lock, error);
+        if (!status)
+            status = remove_stale(address, text, error);
+    }
+    if (!status)
+        status = bind_and_listen(fd, address, text, error);
+    if (lock >= 0)
+        close(lock);
+    if (status)
+        close(fd);
+    else
+        *out = fd;
+    return status;
+}
+
+/* A TCP socket that connects to an unused port of the ephemeral range may meet itself. */
+static int met_itself(int fd)
+{
+    struct sockaddr_storage mine = {0}, theirs = {0};
+    socklen_t mine_size = sizeof mine, theirs_size = sizeof theirs;
+    return getsockname(fd, (struct sockaddr *)&mine, &mine_size) == 0 &&
+           getpeername(fd, (struct sockaddr *)&theirs, &theirs_size) == 0 &&
+           mine_size == theirs_size && memcmp(&mine, &theirs, mine_size) == 0;
+}
+
+static int finish_connect(int fd, int64_t deadline_ns)
+{
+    struct pollfd wait = {.fd = fd, .events = POLLOUT};
+    int ready;
+    do
+        ready = poll(&wait, 1, dray__left_ms(deadline_ns));
+    while (ready < 0 && errno == EINTR);
+    if (ready == 0)
+        return ETIMEDOUT;
+    int code = 0;
+    socklen_t size = sizeof code;
+    if (ready < 0 || getsockopt(fd, SOL_SOCKET, SO_ERROR, &code, &size) < 0)
+        return errno;
+    return code ? code : (met_itself(fd) ? ECONNREFUSED : 0);
+}
+
+int dray__address_connect(const dray__address *address, const char *text, int64_t deadline_ns,
+                          int *out, dray_error *error)
+{
+    int fd = -1;
+    int status = make_socket(address, text, &fd, error);
+    if (status)
+        return status;
+    int code = 0;
+    if (connect(fd, (const struct sockaddr *)&address->socket, address->size) < 0)
+        code = errno == EINTR ? EINPROGRESS : errno;
+    if (code == EINPROGRESS)
+        code = finish_connect(fd, deadline_ns);
+    if (!code) {
+        *out = fd;
+        return DRAY_OK;
+    }
+    close(fd);
+    if (code == ENOENT || code == ECONNREFUSED || code == ECONNRESET)
+        return dray__fail(error, DRAY_ECLOSED, "%s: nobody listens there", text);
+    if (code == ETIMEDOUT || code == EAGAIN) /* EAGAIN: a Unix socket's backlog is full */
+        return dray__fail(error, DRAY_ETIMEDOUT, "%s: does not accept connections", text);
+    return dray__fail_errno(error, code, "connecting to %s", text);
+}

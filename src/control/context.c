@@ -1,0 +1,271 @@
+/* A session with the coordinator, seen from the client: dray.h's context. */
+#include "control/context.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/hash.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define DEFAULT_TIMEOUT (60 * DRAY__SECOND)
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+/* The same for all processes of one machine since it was started, and for no others. */
+static uint64_t this_host(void)
+{
+    char identity[512] = "";
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? 0 : read(fd, identity, 64);
+    if (fd >= 0)
+        close(fd);
+    size_t size = n > 0 ? (size_t)n : 0;
+    gethostname(identity + size, sizeof identity - size - 1);
+    return dray__hash(identity, strlen(identity));
+}
+
+static int say_hello(dray_context *context, const dray_options *options, int64_t deadline_ns,
+                     dray_error *error)
+{
+    dray__writer w = {0};
+    dray__reply reply;
+    dray__put_u32(&w, DRAY__PROTOCOL_OLDEST);
+    dray__put_u32(&w, DRAY__PROTOCOL_VERSION);
+    dray__put_string(&w, options->name ? options->name : program_invocation_short_name);
+    dray__put_string(&w, options->role ? options->role : "task");
+    dray__put_u32(&w, options->rank);
+    dray__put_u64(&w, context->host);
+    dray__put_i64(&w, getpid());
+    int status =
+        dray__call(context->main, DRAY__MSG_HELLO, &w, NULL, 0, deadline_ns, &reply, error);
+    dray__writer_free(&w);
+    if (status)
+        return status;
+    dray__reader *r = &reply.payload;
+    uint32_t version = dray__get_u32(r);
+    context->member = dray__get_u64(r);
+    context->epoch = dray__get_u64(r);
+    size_t size;
+    const void *token = dray__get_blob(r, &size);
+    context->keeper = dray__get_string(r, 4096);
+    status = dray__reader_finish(r, "HELLO", error);
+    if (!status && (size != sizeof context->token || version > DRAY__PROTOCOL_VERSION ||
+                    version < DRAY__PROTOCOL_OLDEST))
+        status = dray__fail(error, DRAY_EPROTO, "HELLO: version %u and a token of %zu bytes",
+                            version, size);
+    if (!status)
+        memcpy(context->token, token, sizeof context->token);
+    return status;
+}
+
+static int check_options(const dray_options *options, dray_error *error)
+{
+    if (options->size != sizeof *options)
+        return dray__fail(error, DRAY_EINVALID, "dray_options: size %zu expected, found %zu",
+                          sizeof *options, options->size);
+    if (options->timeout_ns < 0)
+        return dray__fail(error, DRAY_EINVALID, "dray_options: timeout of %lld ns",
+                          (long long)options->timeout_ns);
+    const char *texts[] = {options->name, options->role};
+    const size_t limits[] = {256, 64};
+    for (size_t i = 0; i < 2; i++)
+        if (texts[i] &&
+            (strlen(texts[i]) > limits[i] || !dray__utf8_valid(texts[i], strlen(texts[i]))))
+            return dray__fail(error, DRAY_EINVALID,
+                              "dray_options: %s of at most %zu bytes of UTF-8 expected",
+                              i ? "role" : "name", limits[i]);
+    return DRAY_OK;
+}
+
+int dray_open(const dray_options *options, dray_context **out, dray_error *error)
+{
+    dray_options defaults = DRAY_OPTIONS_INIT;
+    if (!options)
+        options = &defaults;
+    int status = check_options(options, error);
+    if (status)
+        return status;
+    const char *address = options->address ? options->address : getenv("DRAY_ADDRESS");
+    if (!address || !address[0])
+        return dray__fail(error, DRAY_EINVALID,
+                          "no coordinator's address: neither options.address nor $DRAY_ADDRESS");
+    dray_context *context = calloc(1, sizeof *context);
+    if (!context)
+        return dray__nomem(error);
+    pthread_mutex_init(&context->lock, NULL);
+    context->pid = getpid();
+    context->timeout_ns = options->timeout_ns ? options->timeout_ns : DEFAULT_TIMEOUT;
+    context->host = options->host ? dray__hash(options->host, strlen(options->host)) : this_host();
+    int64_t deadline_ns = dray__deadline(context->timeout_ns);
+    context->address = strdup(address);
+    status = context->address ? dray__channel_connect(address, deadline_ns, &context->main, error)
+                              : dray__nomem(error);
+    if (!status)
+        status = say_hello(context, options, deadline_ns, error);
+    if (status)
+        dray_close(context);
+    else
+        *out = context;
+    return status;
+}
+
+void dray_close(dray_context *context)
+{
+    if (!context)
+        return;
+    for (uint32_t i = 0; i < context->spare_count; i++)
+        dray__channel_close(context->spare[i]);
+    dray__channel_close(context->main);
+    if (context->pid == getpid()) /* a fork may have copied the lock while it was held */
+        pthread_mutex_destroy(&context->lock);
+    free(context->address);
+    free(context->keeper);
+    free(context);
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+int dray__context_borrow(dray_context *context, dray__channel **out, dray_error *error)
+{
+    dray__channel *channel = NULL;
+    if (context->pid == getpid()) { /* a fork may have copied the lock while it was held */
+        pthread_mutex_lock(&context->lock);
+        if (context->spare_count)
+            channel = context->spare[--context->spare_count];
+        pthread_mutex_unlock(&context->lock);
+    }
+    if (!channel)
+        return dray__channel_open(context, out, error);
+    *out = channel;
+    return DRAY_OK;
+}
+
+void dray__context_return(dray_context *context, dray__channel *channel)
+{
+    pthread_mutex_lock(&context->lock);
+    if (!dray__channel_broken(channel) && context->spare_count < DRAY__SPARE_CHANNELS) {
+        context->spare[context->spare_count++] = channel;
+        channel = NULL;
+    }
+    pthread_mutex_unlock(&context->lock);
+    dray__channel_close(channel);
+}
+
+int dray_barrier(dray_context *context, const char *name, uint32_t count, int64_t timeout_ns,
+                 dray_error *error)
+{
+    if (!name || timeout_ns < DRAY_WAIT_DEFAULT)
+        return dray__fail(error, DRAY_EINVALID, "dray_barrier: a name and a timeout expected");
+    int64_t deadline_ns = dray__context_deadline(context, timeout_ns);
+    dray__channel *channel;
+    int status = dray__context_borrow(context, &channel, error);
+    if (status)
+        return status;
+    int64_t left = deadline_ns - dray__now();
+    dray__writer w = {0};
+    dray__put_string(&w, name);
+    dray__put_u32(&w, count);
+    dray__put_i64(&w, left > 0 ? left : 0);
+    status = dray__call(channel, DRAY__MSG_BARRIER, &w, NULL, 0, dray__answer_deadline(deadline_ns),
+                        NULL, error);
+    dray__writer_free(&w);
+    dray__context_return(context, channel);
+    return status;
+}
+
+/* A request that the coordinator answers at once, on a channel that nobody waits at for long. */
+static int quick_call(dray_context *context, uint16_t type, dray__writer *w, char **text,
+                      dray_error *error)
+{
+    if (context->pid != getpid())
+        return dray__fail(error, DRAY_ECLOSED,
+                          "the context belongs to process %d, this is its fork %d", context->pid,
+                          getpid());
+    dray__reply reply;
+    pthread_mutex_lock(&context->lock);
+    int status = dray__call(context->main, type, w, NULL, 0, dray__deadline(context->timeout_ns),
+                            &reply, error);
+    if (!status && text) {
+        *text = dray__get_string(&reply.payload, DRAY__FRAME_MAX);
+        status = dray__reader_finish(&reply.payload, dray__message_name(type), error);
+        if (status)
+            free(*text);
+    }
+    pthread_mutex_unlock(&context->lock);
+    dray__writer_free(w);
+    return status;
+}
+
+int dray_report_post(dray_context *context, const char *kind, const char *json, dray_error *error)
+{
+    if (!kind || !json)
+        return dray__fail(error, DRAY_EINVALID, "dray_report_post: a kind and an object expected");
+    dray__writer w = {0};
+    dray__put_string(&w, kind);
+    dray__put_string(&w, json);
+    return quick_call(context, DRAY__MSG_REPORT_POST, &w, NULL, error);
+}
+
+int dray_context_status(dray_context *context, char **json, dray_error *error)
+{
+    dray__writer w = {0};
+    char *text;
+    int status = quick_call(context, DRAY__MSG_STATUS, &w, &text, error);
+    if (!status)
+        *json = text;
+    return status;
+}
+
+int dray_shutdown(dray_context *context, dray_error *error)
+{
+    dray__writer w = {0};
+    return quick_call(context, DRAY__MSG_SHUTDOWN, &w, NULL, error);
+}
+
+void dray_free(void *memory)
+{
+    free(memory);
+}
+
+/* ---- what the context knows ------------------------------------------------------------------ */
+
+uint64_t dray_context_member(const dray_context *context)
+{
+    return context->member;
+}
+
+uint64_t dray_context_epoch(const dray_context *context)
+{
+    return context->epoch;
+}
+
+int64_t dray__context_deadline(const dray_context *context, int64_t timeout_ns)
+{
+    return dray__deadline(timeout_ns == DRAY_WAIT_DEFAULT ? context->timeout_ns : timeout_ns);
+}
+
+int64_t dray__answer_deadline(int64_t deadline_ns)
+{
+    int64_t now = dray__now(), from = deadline_ns > now ? deadline_ns : now;
+    return from > INT64_MAX - DRAY__SECOND ? INT64_MAX : from + DRAY__SECOND;
+}
+
+const char *dray__context_address(const dray_context *context)
+{
+    return context->address;
+}
+
+const char *dray__context_keeper(const dray_context *context)
+{
+    return context->keeper && context->keeper[0] ? context->keeper : NULL;
+}
+
+uint64_t dray__context_host(const dray_context *context)
+{
+    return context->host;
+}

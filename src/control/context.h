@@ -1,0 +1,29 @@
+/* The client's session, as channel.c and context.c share it. */
+#ifndef DRAY_CONTROL_CONTEXT_H
+#define DRAY_CONTROL_CONTEXT_H
+
+#include "control/address.h"
+#include "control/channel.h"
+
+#include <pthread.h>
+
+enum { DRAY__SPARE_CHANNELS = 4 };
+
+struct dray_context {
+    pthread_mutex_t lock; /* of main, spare */
+    pid_t pid;
+    char *address, *keeper;
+    dray__channel *main; /* its connection is the session's life */
+    dray__channel *spare[DRAY__SPARE_CHANNELS];
+    uint32_t spare_count;
+    uint64_t member, epoch, host;
+    uint8_t token[16];
+    int64_t timeout_ns;
+};
+
+/* A channel of the context's for one blocking request, so that threads of one context do not wait
+ * for each other; given back after it, or closed where it broke. */
+int dray__context_borrow(dray_context *context, dray__channel **out, dray_error *error);
+void dray__context_return(dray_context *context, dray__channel *channel);
+
+#endif

@@ -1,0 +1,709 @@
+/* Connections and requests: accepting, reading frames, handing them to services, sending replies,
+ * and closing what has ended. Nothing is closed or freed inside a service's callback: a connection
+ * that must go is marked as doomed, and the reaper closes it from the loop. */
+#include "control/coordinator.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "control/address.h"
+#include "control/internal.h"
+
+#include <errno.h>
+#include <event2/event.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+enum {
+    KEPT_REQUESTS = 4096,      /* unanswered requests of one connection */
+    KEPT_BYTES = 256 << 20,    /* and their payloads */
+    UNREAD_BYTES = 128 << 20,  /* default of options.unread_bytes */
+    ACCEPT_PAUSE_NS = 50000000 /* when there are no descriptors left */
+};
+
+static struct timeval interval(int64_t ns)
+{
+    ns = ns < 0 ? 0 : ns;
+    int64_t us = ns / 1000 + (ns % 1000 != 0);
+    return (struct timeval){.tv_sec = us / 1000000, .tv_usec = us % 1000000};
+}
+
+/* ---- sending --------------------------------------------------------------------------------- */
+
+static void doom(dray__connection *connection)
+{
+    if (connection->doomed)
+        return;
+    connection->doomed = true;
+    event_del(connection->readable);
+    event_del(connection->writable);
+    event_active(connection->coordinator->reaper, EV_TIMEOUT, 0);
+}
+
+static void free_outgoing(dray__outgoing *frame)
+{
+    dray__close_fds(frame->fds, frame->fd_count);
+    free(frame);
+}
+
+static void flush(dray__connection *connection)
+{
+    while (connection->out) {
+        dray__outgoing *frame = connection->out;
+        ssize_t n = dray__frame_send(connection->fd, frame->data + frame->at,
+                                     frame->size - frame->at, frame->fds, frame->fd_count);
+        if (n == -EAGAIN) {
+            event_add(connection->writable, NULL);
+            return;
+        }
+        if (n < 0) {
+            doom(connection);
+            return;
+        }
+        dray__close_fds(frame->fds, frame->fd_count);
+        frame->fd_count = 0;
+        frame->at += (size_t)n;
+        connection->out_bytes -= (size_t)n;
+        if (frame->at < frame->size)
+            continue;
+        connection->out = frame->next;
+        if (!connection->out)
+            connection->out_last = &connection->out;
+        free_outgoing(frame);
+    }
+    event_del(connection->writable);
+}
+
+/* Keeps what could not be sent. The descriptors are still the caller's: ours are copies. */
+static int enqueue(dray__connection *connection, const uint8_t *data, size_t size, const int *fds,
+                   uint32_t fd_count)
+{
+    dray__outgoing *frame = malloc(sizeof *frame + size);
+    if (!frame)
+        return -1;
+    frame->next = NULL;
+    frame->size = size;
+    frame->at = 0;
+    frame->fd_count = 0;
+    memcpy(frame->data, data, size);
+    for (uint32_t i = 0; i < fd_count; i++) {
+        int copy = fcntl(fds[i], F_DUPFD_CLOEXEC, 0);
+        if (copy < 0) {
+            free_outgoing(frame);
+            return -1;
+        }
+        frame->fds[frame->fd_count++] = copy;
+    }
+    *connection->out_last = frame;
+    connection->out_last = &frame->next;
+    connection->out_bytes += size;
+    event_add(connection->writable, NULL);
+    return 0;
+}
+
+static void send_bytes(dray__connection *connection, const uint8_t *data, size_t size,
+                       const int *fds, uint32_t fd_count)
+{
+    if (!connection->out) {
+        ssize_t n = dray__frame_send(connection->fd, data, size, fds, fd_count);
+        if (n < 0 && n != -EAGAIN) {
+            doom(connection);
+            return;
+        }
+        if (n > 0) {
+            data += n;
+            size -= (size_t)n;
+            fd_count = 0;
+        }
+        if (!size)
+            return;
+    }
+    if (connection->out_bytes + size > connection->coordinator->unread_bytes) {
+        dray__log(DRAY_LOG_WARN, "control: closing a connection that leaves %zu bytes unread",
+                  connection->out_bytes + size);
+        doom(connection);
+    } else if (enqueue(connection, data, size, fds, fd_count) < 0) {
+        doom(connection);
+    }
+}
+
+static void send_frame(dray__connection *connection, dray__frame *frame, const int *fds)
+{
+    if (connection->doomed)
+        return;
+    dray__writer *out = &connection->coordinator->scratch;
+    dray__writer_reset(out);
+    if (dray__frame_put(out, frame, NULL) != DRAY_OK) {
+        doom(connection);
+        return;
+    }
+    send_bytes(connection, out->data, out->size, fds, frame->fd_count);
+    if (out->capacity > 1u << 20)
+        dray__writer_free(out);
+}
+
+static void send_error(dray__connection *connection, uint16_t type, uint64_t id,
+                       const dray_error *error)
+{
+    dray__writer payload = {0};
+    dray__frame_put_error(&payload, error);
+    dray__frame frame = {.type = type,
+                         .flags = DRAY__FRAME_REPLY | DRAY__FRAME_ERROR,
+                         .id = id,
+                         .payload = payload.data,
+                         .size = (uint32_t)payload.size};
+    if (payload.failed)
+        doom(connection);
+    else
+        send_frame(connection, &frame, NULL);
+    dray__writer_free(&payload);
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+static void unlink_request(dray__request *request)
+{
+    dray__connection *connection = request->connection;
+    if (!connection)
+        return;
+    *request->link = request->next;
+    if (request->next)
+        request->next->link = request->link;
+    connection->request_count--;
+    connection->request_bytes -= request->size;
+    request->connection = NULL;
+}
+
+static void free_request(dray__request *request)
+{
+    unlink_request(request);
+    if (request->timer)
+        event_free(request->timer);
+    dray__close_fds(request->fds, request->fd_count);
+    free(request);
+}
+
+void dray__request_fail(dray__request *request, const dray_error *error)
+{
+    if (request->connection && request->id) /* a notification (id 0) wants no answer */
+        send_error(request->connection, request->type, request->id, error);
+    free_request(request);
+}
+
+void dray__request_reply(dray__request *request, dray__writer *payload, const int *fds,
+                         uint32_t fd_count)
+{
+    dray_error error;
+    dray__connection *connection = request->connection;
+    dray__frame frame = {.type = request->type,
+                         .flags = DRAY__FRAME_REPLY,
+                         .id = request->id,
+                         .fd_count = (uint16_t)fd_count,
+                         .payload = payload ? payload->data : NULL,
+                         .size = payload ? (uint32_t)payload->size : 0};
+    int status = DRAY_OK;
+    if (payload && payload->failed)
+        status = dray__nomem(&error);
+    else if (fd_count > DRAY__FRAME_FDS || (payload && payload->size > DRAY__FRAME_MAX))
+        status = dray__fail(&error, DRAY_EINTERNAL, "reply to %s: too large",
+                            dray__message_name(request->type));
+    else if (fd_count && connection && !connection->local)
+        status = dray__fail(&error, DRAY_EUNSUPPORTED,
+                            "%s: its answer has descriptors, which only a Unix socket carries",
+                            dray__message_name(request->type));
+    if (status) {
+        dray__request_fail(request, &error);
+    } else {
+        if (connection && request->id)
+            send_frame(connection, &frame, fds);
+        free_request(request);
+    }
+    if (payload)
+        dray__writer_reset(payload);
+}
+
+static void request_due(evutil_socket_t fd, short what, void *user)
+{
+    (void)fd, (void)what;
+    dray__request *request = user;
+    int64_t left = request->deadline_ns - dray__now();
+    if (left > 0) { /* libevent counts from the beginning of the loop's turn: a little early */
+        struct timeval rest = interval(left);
+        event_add(request->timer, &rest);
+        return;
+    }
+    request->service->expired(request->self, request, 0);
+}
+
+int dray__request_expire_at(dray__request *request, int64_t deadline_ns)
+{
+    if (!request->service->expired)
+        return DRAY_EINVALID;
+    if (!request->timer)
+        request->timer = evtimer_new(request->coordinator->base, request_due, request);
+    if (!request->timer)
+        return DRAY_ENOMEM;
+    request->deadline_ns = deadline_ns;
+    int64_t left = deadline_ns - dray__now(), most = INT64_C(86400) * DRAY__SECOND;
+    struct timeval wait = interval(left < most ? left : most);
+    return event_add(request->timer, &wait) < 0 ? DRAY_ENOMEM : DRAY_OK;
+}
+
+dray__session *dray__request_session(const dray__request *request)
+{
+    return request->session;
+}
+
+uint16_t dray__request_type(const dray__request *request)
+{
+    return request->type;
+}
+
+dray__reader *dray__request_payload(dray__request *request)
+{
+    return &request->reader;
+}
+
+uint32_t dray__request_fd_count(const dray__request *request)
+{
+    return request->fd_count;
+}
+
+int dray__request_take_fd(dray__request *request, uint32_t index)
+{
+    if (index >= request->fd_count)
+        return -1;
+    int fd = request->fds[index];
+    request->fds[index] = -1;
+    return fd;
+}
+
+int64_t dray__request_pid(const dray__request *request)
+{
+    return request->connection ? request->connection->pid : 0;
+}
+
+void dray__request_set_data(dray__request *request, void *data)
+{
+    request->data = data;
+}
+
+void *dray__request_data(const dray__request *request)
+{
+    return request->data;
+}
+
+/* ---- receiving ------------------------------------------------------------------------------- */
+
+static const dray__registered *service_of(const dray__coordinator *coordinator, uint16_t type)
+{
+    for (uint32_t i = 0; i < coordinator->service_count; i++)
+        if (type >= coordinator->services[i].service.first &&
+            type <= coordinator->services[i].service.last)
+            return &coordinator->services[i];
+    return NULL;
+}
+
+static int admit(const dray__connection *connection, const dray__frame *frame,
+                 const dray__registered *registered, dray_error *error)
+{
+    if (!registered)
+        return dray__fail(error, DRAY_EUNSUPPORTED, "message %04x (%s): not served here",
+                          frame->type, dray__message_name(frame->type));
+    if (!connection->session && frame->type > 0xFF && !connection->coordinator->sessionless)
+        return dray__fail(error, DRAY_EPROTO, "message %s: HELLO or ATTACH expected first",
+                          dray__message_name(frame->type));
+    if (connection->request_count >= KEPT_REQUESTS ||
+        frame->size > KEPT_BYTES - connection->request_bytes)
+        return dray__fail(error, DRAY_EFULL, "message %s: %zu requests wait for their answers",
+                          dray__message_name(frame->type), connection->request_count);
+    return DRAY_OK;
+}
+
+static void dispatch(dray__connection *connection, const dray__frame *frame, int *fds)
+{
+    dray_error error;
+    const dray__registered *registered = service_of(connection->coordinator, frame->type);
+    int status = admit(connection, frame, registered, &error);
+    dray__request *request = status ? NULL : malloc(sizeof *request + frame->size);
+    if (!status && !request)
+        status = dray__nomem(&error);
+    if (status) {
+        dray__close_fds(fds, frame->fd_count);
+        if (frame->id)
+            send_error(connection, frame->type, frame->id, &error);
+        return;
+    }
+    *request = (dray__request){.connection = connection,
+                               .coordinator = connection->coordinator,
+                               .session = connection->session,
+                               .next = connection->requests,
+                               .link = &connection->requests,
+                               .service = &registered->service,
+                               .self = registered->self,
+                               .id = frame->id,
+                               .type = frame->type,
+                               .fd_count = frame->fd_count,
+                               .size = frame->size};
+    memcpy(request->fds, fds, sizeof(int) * frame->fd_count);
+    if (frame->size)
+        memcpy(request->payload, frame->payload, frame->size);
+    request->reader = dray__reader_of(request->payload, frame->size);
+    if (request->next)
+        request->next->link = &request->next;
+    connection->requests = request;
+    connection->request_count++;
+    connection->request_bytes += frame->size;
+    registered->service.handle(registered->self, request);
+}
+
+/* The stream cannot be read any further: say why, as far as the socket takes it, and close. */
+static void give_up(dray__connection *connection, const dray__frame *frame, const dray_error *error)
+{
+    dray__log(DRAY_LOG_WARN, "control: closing a connection: %s", error->message);
+    send_error(connection, frame->type, frame->id, error);
+    doom(connection);
+}
+
+static void on_readable(evutil_socket_t fd, short what, void *user)
+{
+    (void)what;
+    dray__connection *connection = user;
+    dray_error error;
+    dray__frame frame = {0};
+    int fds[DRAY__FRAME_FDS];
+    int status = dray__inbox_fill(&connection->inbox, fd, &error);
+    if (status == DRAY_EPROTO)
+        give_up(connection, &frame, &error);
+    else if (status && status != DRAY_EAGAIN)
+        doom(connection);
+    while (!status && !connection->doomed) {
+        status = dray__inbox_take(&connection->inbox, &frame, fds, &error);
+        if (!status && frame.flags) {
+            dray__close_fds(fds, frame.fd_count);
+            status = dray__fail(&error, DRAY_EPROTO, "frame %s: a request expected, flags are %x",
+                                dray__message_name(frame.type), frame.flags);
+        }
+        if (!status)
+            dispatch(connection, &frame, fds);
+        else if (status != DRAY_EAGAIN)
+            give_up(connection, &frame, &error);
+    }
+}
+
+static void on_writable(evutil_socket_t fd, short what, void *user)
+{
+    (void)fd, (void)what;
+    flush(user);
+}
+
+/* ---- connections ----------------------------------------------------------------------------- */
+
+/* Tells the owners of everything that the connection still waits for, and frees it. */
+static void close_connection(dray__connection *connection)
+{
+    dray__coordinator *coordinator = connection->coordinator;
+    while (connection->requests) {
+        dray__request *request = connection->requests;
+        unlink_request(request);
+        if (request->timer)
+            event_del(request->timer);
+        if (request->service->expired)
+            request->service->expired(request->self, request, 1);
+    }
+    dray__connection **link = &coordinator->connections;
+    while (*link != connection)
+        link = &(*link)->next;
+    *link = connection->next;
+    event_free(connection->readable);
+    event_free(connection->writable);
+    close(connection->fd);
+    dray__inbox_free(&connection->inbox);
+    while (connection->out) {
+        dray__outgoing *frame = connection->out;
+        connection->out = frame->next;
+        free_outgoing(frame);
+    }
+    free(connection);
+}
+
+static void end_session(dray__session *session)
+{
+    dray__coordinator *coordinator = session->coordinator;
+    session->ended = true;
+    for (dray__connection *c = coordinator->connections, *next; c; c = next) {
+        next = c->next;
+        if (c->session == session)
+            close_connection(c);
+    }
+    for (uint32_t i = 0; i < coordinator->service_count; i++) {
+        const dray__registered *r = &coordinator->services[i];
+        if (r->service.session_ended)
+            r->service.session_ended(r->self, session);
+    }
+    dray__session **link = &coordinator->sessions;
+    while (*link != session)
+        link = &(*link)->next;
+    *link = session->next;
+    dray__log(DRAY_LOG_INFO, "control: member %llu (%s %s, rank %u) left",
+              (unsigned long long)session->member, session->role, session->name, session->rank);
+    free(session->name);
+    free(session->role);
+    free(session);
+}
+
+static dray__connection *find_doomed(dray__coordinator *coordinator)
+{
+    for (dray__connection *c = coordinator->connections; c; c = c->next)
+        if (c->doomed)
+            return c;
+    return NULL;
+}
+
+/* Callbacks of services may doom further connections, so the search begins anew each time. */
+static void reap(evutil_socket_t fd, short what, void *user)
+{
+    (void)fd, (void)what;
+    dray__connection *connection;
+    while ((connection = find_doomed(user))) {
+        if (connection->session && connection->session->first == connection)
+            end_session(connection->session);
+        else
+            close_connection(connection);
+    }
+}
+
+/* Only the user who runs the coordinator, and root, may talk to it over a Unix socket. */
+static int check_peer(int fd, int64_t *pid)
+{
+    struct ucred peer;
+    socklen_t size = sizeof peer;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0 || size != sizeof peer)
+        return -1;
+    if (peer.uid != geteuid() && peer.uid != 0) {
+        dray__log(DRAY_LOG_WARN, "control: refused a connection of user %u", peer.uid);
+        return -1;
+    }
+    *pid = peer.pid;
+    return 0;
+}
+
+static void add_connection(dray__coordinator *coordinator, int fd, bool local)
+{
+    int64_t pid = 0;
+    int on = 1;
+    dray__connection *connection = NULL;
+    if (!local)
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    if ((local && check_peer(fd, &pid) < 0) || !(connection = calloc(1, sizeof *connection))) {
+        close(fd);
+        return;
+    }
+    connection->coordinator = coordinator;
+    connection->fd = fd;
+    connection->local = local;
+    connection->pid = pid;
+    connection->out_last = &connection->out;
+    connection->readable =
+        event_new(coordinator->base, fd, EV_READ | EV_PERSIST, on_readable, connection);
+    connection->writable =
+        event_new(coordinator->base, fd, EV_WRITE | EV_PERSIST, on_writable, connection);
+    if (!connection->readable || !connection->writable ||
+        event_add(connection->readable, NULL) < 0) {
+        if (connection->readable)
+            event_free(connection->readable);
+        if (connection->writable)
+            event_free(connection->writable);
+        close(fd);
+        free(connection);
+        return;
+    }
+    connection->next = coordinator->connections;
+    coordinator->connections = connection;
+}
+
+/* ---- listening ------------------------------------------------------------------------------- */
+
+static void on_accept(evutil_socket_t fd, short what, void *user)
+{
+    (void)what;
+    dray__listener *listener = user;
+    for (;;) {
+        int peer = accept4(fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (peer >= 0) {
+            add_connection(listener->coordinator, peer, listener->local);
+            continue;
+        }
+        if (errno == EINTR || errno == ECONNABORTED)
+            continue;
+        if (errno != EAGAIN && errno != EWOULDBLOCK) {
+            /* EMFILE and the like: the connection stays in the backlog; do not spin on it. */
+            struct timeval pause = interval(ACCEPT_PAUSE_NS);
+            event_del(listener->event);
+            event_add(listener->resume, &pause);
+        }
+        return;
+    }
+}
+
+static void resume_accept(evutil_socket_t fd, short what, void *user)
+{
+    (void)fd, (void)what;
+    dray__listener *listener = user;
+    event_add(listener->event, NULL);
+}
+
+/* The text with the port that was bound. */
+static void name_listener(dray__listener *listener, const char *text)
+{
+    struct sockaddr_storage bound = {0};
+    socklen_t size = sizeof bound;
+    struct stat st;
+    snprintf(listener->text, sizeof listener->text, "%s", text);
+    if (listener->local) {
+        if (stat(text + strlen("unix:"), &st) == 0) {
+            listener->device = st.st_dev;
+            listener->inode = st.st_ino;
+        }
+    } else if (getsockname(listener->fd, (struct sockaddr *)&bound, &size) == 0) {
+        const struct sockaddr_in *v4 = (const struct sockaddr_in *)&bound;
+        const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)&bound;
+        int port = ntohs(bound.ss_family == AF_INET ? v4->sin_port : v6->sin6_port);
+        const char *colon = strrchr(text, ':');
+        snprintf(listener->text, sizeof listener->text, "%.*s:%d", (int)(colon - text), text, port);
+    }
+}
+
+static int add_listener(dray__coordinator *coordinator, const char *text, dray_error *error)
+{
+    dray__address address;
+    int status = dray__address_parse(text, &address, error);
+    if (status)
+        return status;
+    dray__listener *listener = &coordinator->listeners[coordinator->listener_count];
+    status = dray__address_listen(&address, text, &listener->fd, error);
+    if (status)
+        return status;
+    coordinator->listener_count++; /* from here on free closes it */
+    listener->coordinator = coordinator;
+    listener->local = address.local;
+    name_listener(listener, text);
+    listener->event =
+        event_new(coordinator->base, listener->fd, EV_READ | EV_PERSIST, on_accept, listener);
+    listener->resume = evtimer_new(coordinator->base, resume_accept, listener);
+    if (!listener->event || !listener->resume || event_add(listener->event, NULL) < 0)
+        return dray__nomem(error);
+    return DRAY_OK;
+}
+
+static void free_listener(dray__listener *listener)
+{
+    if (listener->event)
+        event_free(listener->event);
+    if (listener->resume)
+        event_free(listener->resume);
+    struct stat st;
+    const char *path = listener->text + strlen("unix:");
+    if (listener->local && stat(path, &st) == 0 && st.st_dev == listener->device &&
+        st.st_ino == listener->inode)
+        unlink(path); /* ours still, not a later server's */
+    close(listener->fd);
+}
+
+/* ---- the coordinator ------------------------------------------------------------------------- */
+
+static int start(dray__coordinator *coordinator, const dray__coordinator_options *options,
+                 dray_error *error)
+{
+    char text[256];
+    coordinator->reaper = event_new(coordinator->base, -1, 0, reap, coordinator);
+    if (!coordinator->reaper)
+        return dray__nomem(error);
+    if (options->keeper_path && !(coordinator->keeper_path = strdup(options->keeper_path)))
+        return dray__nomem(error);
+    int status = dray__sessions_add(coordinator, error);
+    if (!status && options->unix_path) {
+        snprintf(text, sizeof text, "unix:%s", options->unix_path);
+        status = add_listener(coordinator, text, error);
+    }
+    if (!status && options->tcp_address) {
+        snprintf(text, sizeof text, "tcp:%s", options->tcp_address);
+        status = add_listener(coordinator, text, error);
+    }
+    return status;
+}
+
+int dray__coordinator_new(struct event_base *base, const dray__coordinator_options *options,
+                          dray__coordinator **out, dray_error *error)
+{
+    if (!options->unix_path && !options->tcp_address)
+        return dray__fail(error, DRAY_EINVALID, "coordinator: an address to listen at expected");
+    dray__coordinator *coordinator = calloc(1, sizeof *coordinator);
+    if (!coordinator)
+        return dray__nomem(error);
+    coordinator->base = base;
+    coordinator->sessionless = options->sessionless;
+    coordinator->unread_bytes = options->unread_bytes ? options->unread_bytes : UNREAD_BYTES;
+    coordinator->since_ns = dray__now();
+    int status = start(coordinator, options, error);
+    if (status)
+        dray__coordinator_free(coordinator);
+    else
+        *out = coordinator;
+    return status;
+}
+
+int dray__coordinator_add(dray__coordinator *coordinator, const dray__service *service, void *self,
+                          dray_error *error)
+{
+    if (coordinator->service_count == DRAY__SERVICES)
+        return dray__fail(error, DRAY_EFULL, "coordinator: more than %d services", DRAY__SERVICES);
+    for (uint32_t i = 0; i < coordinator->service_count; i++) {
+        const dray__service *other = &coordinator->services[i].service;
+        if (service->first <= other->last && other->first <= service->last)
+            return dray__fail(error, DRAY_EEXIST, "service %s: its messages are those of %s",
+                              service->name, other->name);
+    }
+    coordinator->services[coordinator->service_count++] =
+        (dray__registered){.service = *service, .self = self};
+    return DRAY_OK;
+}
+
+void dray__coordinator_free(dray__coordinator *coordinator)
+{
+    if (!coordinator)
+        return;
+    while (coordinator->sessions)
+        end_session(coordinator->sessions);
+    while (coordinator->connections)
+        close_connection(coordinator->connections);
+    for (uint32_t i = coordinator->service_count; i--;) {
+        const dray__registered *r = &coordinator->services[i];
+        if (r->service.free)
+            r->service.free(r->self);
+    }
+    for (uint32_t i = 0; i < coordinator->listener_count; i++)
+        free_listener(&coordinator->listeners[i]);
+    if (coordinator->reaper)
+        event_free(coordinator->reaper);
+    dray__map_free(&coordinator->epochs);
+    dray__writer_free(&coordinator->scratch);
+    free(coordinator->keeper_path);
+    free(coordinator);
+}
+
+const char *dray__coordinator_tcp(const dray__coordinator *coordinator)
+{
+    for (uint32_t i = 0; i < coordinator->listener_count; i++)
+        if (!coordinator->listeners[i].local)
+            return coordinator->listeners[i].text;
+    return NULL;
+}

@@ -1,0 +1,297 @@
+#include "control/frame.h"
+
+#include "base/error.h"
+#include "base/hash.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* Offsets in the header (protocol.h). */
+enum {
+    AT_MAGIC = 0,
+    AT_TYPE = 4,
+    AT_FDS = 6,
+    AT_ID = 8,
+    AT_SIZE = 16,
+    AT_FLAGS = 20,
+    AT_SUM = 24,
+    READ_AHEAD = 16 << 10, /* smallest space offered to recvmsg */
+    KEEP = 1 << 20         /* a buffer larger than this is freed when it is empty */
+};
+
+static uint16_t load16(const uint8_t *at)
+{
+    uint16_t value;
+    memcpy(&value, at, sizeof value);
+    return le16toh(value);
+}
+
+static uint32_t load32(const uint8_t *at)
+{
+    uint32_t value;
+    memcpy(&value, at, sizeof value);
+    return le32toh(value);
+}
+
+static uint64_t load64(const uint8_t *at)
+{
+    uint64_t value;
+    memcpy(&value, at, sizeof value);
+    return le64toh(value);
+}
+
+int dray__frame_put(dray__writer *out, const dray__frame *frame, dray_error *error)
+{
+    if (frame->size > DRAY__FRAME_MAX)
+        return dray__fail(error, DRAY_EINVALID, "message %s: %u bytes, at most %u expected",
+                          dray__message_name(frame->type), frame->size, DRAY__FRAME_MAX);
+    if (frame->fd_count > DRAY__FRAME_FDS)
+        return dray__fail(error, DRAY_EINVALID, "message %s: %u descriptors, at most %u expected",
+                          dray__message_name(frame->type), frame->fd_count, DRAY__FRAME_FDS);
+    size_t start = out->size;
+    dray__put_u32(out, DRAY__FRAME_MAGIC);
+    dray__put_u16(out, frame->type);
+    dray__put_u16(out, frame->fd_count);
+    dray__put_u64(out, frame->id);
+    dray__put_u32(out, frame->size);
+    dray__put_u32(out, frame->flags);
+    dray__put_u64(out, 0);
+    dray__put_bytes(out, frame->payload, frame->size);
+    if (out->failed)
+        return dray__nomem(error);
+    uint64_t sum = htole64(dray__hash(out->data + start, DRAY__FRAME_HEADER + frame->size));
+    memcpy(out->data + start + AT_SUM, &sum, sizeof sum);
+    return DRAY_OK;
+}
+
+void dray__frame_put_error(dray__writer *payload, const dray_error *error)
+{
+    dray__put_u32(payload, (uint32_t)error->code);
+    dray__put_u32(payload, (uint32_t)error->origin);
+    dray__put_i64(payload, error->raw);
+    dray__put_string(payload, error->message);
+}
+
+void dray__frame_get_error(dray__reader payload, dray_error *error)
+{
+    int32_t code = (int32_t)dray__get_u32(&payload);
+    int32_t origin = (int32_t)dray__get_u32(&payload);
+    int64_t raw = dray__get_i64(&payload);
+    size_t size;
+    const char *text = dray__get_blob(&payload, &size);
+    if (payload.failed || code >= 0) {
+        dray__fail(error, DRAY_EPROTO, "malformed error reply");
+        return;
+    }
+    int length = size < DRAY_ERROR_MESSAGE_MAX ? (int)size : DRAY_ERROR_MESSAGE_MAX - 1;
+    dray__fail(error, code, "%.*s", length, text);
+    error->origin = origin;
+    error->raw = raw;
+}
+
+ssize_t dray__frame_send(int socket, const uint8_t *data, size_t size, const int *fds,
+                         uint32_t fd_count)
+{
+    union {
+        char bytes[CMSG_SPACE(sizeof(int) * DRAY__FRAME_FDS)];
+        struct cmsghdr align;
+    } control;
+    struct iovec part = {.iov_base = (void *)(uintptr_t)data, .iov_len = size};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    if (fd_count) {
+        message.msg_control = control.bytes;
+        message.msg_controllen = CMSG_SPACE(sizeof(int) * fd_count);
+        memset(control.bytes, 0, message.msg_controllen);
+        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(sizeof(int) * fd_count);
+        memcpy(CMSG_DATA(header), fds, sizeof(int) * fd_count);
+    }
+    ssize_t n;
+    do
+        n = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    while (n < 0 && errno == EINTR);
+    return n < 0 ? -errno : n;
+}
+
+void dray__close_fds(int *fds, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        if (fds[i] >= 0)
+            close(fds[i]);
+        fds[i] = -1;
+    }
+}
+
+void dray__inbox_free(dray__inbox *inbox)
+{
+    dray__close_fds(inbox->fds, inbox->fd_count);
+    free(inbox->data);
+    *inbox = (dray__inbox){0};
+}
+
+/* Makes room for the rest of the frame that has begun, but never for more than as much again as has
+ * already come, so that a forged length costs the sender as many bytes as it costs us. */
+static int make_room(dray__inbox *inbox, dray_error *error)
+{
+    size_t have = inbox->end - inbox->begin, want = READ_AHEAD;
+    if (!have) {
+        inbox->begin = inbox->end = 0;
+        if (inbox->capacity > KEEP) {
+            free(inbox->data);
+            inbox->data = NULL;
+            inbox->capacity = 0;
+        }
+    }
+    if (have >= DRAY__FRAME_HEADER) {
+        size_t whole = DRAY__FRAME_HEADER + (size_t)load32(inbox->data + inbox->begin + AT_SIZE);
+        size_t rest = whole > have ? whole - have : 0;
+        if (rest > want)
+            want = rest < have ? rest : (have > want ? have : want);
+    }
+    if (inbox->capacity - inbox->end >= want)
+        return DRAY_OK;
+    if (inbox->begin) {
+        memmove(inbox->data, inbox->data + inbox->begin, have);
+        inbox->begin = 0;
+        inbox->end = have;
+    }
+    if (inbox->capacity - have < want) {
+        uint8_t *data = realloc(inbox->data, have + want);
+        if (!data)
+            return dray__nomem(error);
+        inbox->data = data;
+        inbox->capacity = have + want;
+    }
+    return DRAY_OK;
+}
+
+/* Takes over the descriptors of a received message; true when all fitted. */
+static bool keep_fds(dray__inbox *inbox, struct msghdr *message)
+{
+    bool fitted = !(message->msg_flags & MSG_CTRUNC);
+    for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header;
+         header = CMSG_NXTHDR(message, header)) {
+        if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
+            continue;
+        size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < count; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(header) + i * sizeof fd, sizeof fd);
+            if (inbox->fd_count < DRAY__FRAME_FDS) {
+                inbox->fds[inbox->fd_count++] = fd;
+            } else {
+                close(fd);
+                fitted = false;
+            }
+        }
+    }
+    return fitted;
+}
+
+/* While descriptors wait for the rest of their frame, nothing beyond that frame is read: more
+ * descriptors could come with it than there is room for. */
+static size_t readable(const dray__inbox *inbox)
+{
+    size_t have = inbox->end - inbox->begin, room = inbox->capacity - inbox->end;
+    if (!inbox->fd_count || !have)
+        return room;
+    size_t whole = DRAY__FRAME_HEADER;
+    if (have >= DRAY__FRAME_HEADER)
+        whole += load32(inbox->data + inbox->begin + AT_SIZE);
+    size_t rest = whole > have ? whole - have : room;
+    return rest < room ? rest : room;
+}
+
+int dray__inbox_fill(dray__inbox *inbox, int socket, dray_error *error)
+{
+    int status = make_room(inbox, error);
+    if (status)
+        return status;
+    union {
+        char bytes[CMSG_SPACE(sizeof(int) * DRAY__FRAME_FDS)];
+        struct cmsghdr align;
+    } control;
+    struct iovec part = {.iov_base = inbox->data + inbox->end, .iov_len = readable(inbox)};
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
+                             .msg_controllen = sizeof control.bytes};
+    ssize_t n;
+    do
+        n = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    while (n < 0 && errno == EINTR);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+        return DRAY_EAGAIN;
+    if (n < 0) {
+        int code = errno;
+        dray__fail_errno(error, code, "connection broke");
+        if (error)
+            error->code = DRAY_ECLOSED;
+        return DRAY_ECLOSED;
+    }
+    bool fitted = keep_fds(inbox, &message);
+    if (n == 0)
+        return dray__fail(error, DRAY_ECLOSED, "the other side closed the connection");
+    inbox->end += (size_t)n;
+    if (!fitted)
+        return dray__fail(error, DRAY_EPROTO, "more than %u descriptors with one frame",
+                          DRAY__FRAME_FDS);
+    return DRAY_OK;
+}
+
+static int check_header(const dray__inbox *inbox, const uint8_t *at, dray__frame *frame,
+                        dray_error *error)
+{
+    if (load32(at + AT_MAGIC) != DRAY__FRAME_MAGIC)
+        return dray__fail(error, DRAY_EPROTO, "not a dray frame: expected magic %08x, found %08x",
+                          DRAY__FRAME_MAGIC, load32(at + AT_MAGIC));
+    frame->type = load16(at + AT_TYPE);
+    frame->fd_count = load16(at + AT_FDS);
+    frame->id = load64(at + AT_ID);
+    frame->size = load32(at + AT_SIZE);
+    frame->flags = load32(at + AT_FLAGS);
+    if (frame->size > DRAY__FRAME_MAX)
+        return dray__fail(error, DRAY_EPROTO, "frame of %u bytes, at most %u expected", frame->size,
+                          DRAY__FRAME_MAX);
+    /* Descriptors come with the frame's first byte, so by now all are here. */
+    if (frame->fd_count > inbox->fd_count)
+        return dray__fail(error, DRAY_EPROTO, "frame says %u descriptors, %u came", frame->fd_count,
+                          inbox->fd_count);
+    return DRAY_OK;
+}
+
+int dray__inbox_take(dray__inbox *inbox, dray__frame *frame, int fds[DRAY__FRAME_FDS],
+                     dray_error *error)
+{
+    *frame = (dray__frame){0};
+    size_t have = inbox->end - inbox->begin;
+    if (have < DRAY__FRAME_HEADER) {
+        if (have == 0 && inbox->fd_count)
+            return dray__fail(error, DRAY_EPROTO, "%u descriptors that no frame announced",
+                              inbox->fd_count);
+        return DRAY_EAGAIN;
+    }
+    uint8_t *at = inbox->data + inbox->begin;
+    int status = check_header(inbox, at, frame, error);
+    if (status)
+        return status;
+    if (have - DRAY__FRAME_HEADER < frame->size)
+        return DRAY_EAGAIN;
+    uint64_t sum = load64(at + AT_SUM);
+    memset(at + AT_SUM, 0, sizeof sum);
+    if (dray__hash(at, DRAY__FRAME_HEADER + (size_t)frame->size) != sum)
+        return dray__fail(error, DRAY_ECHECKSUM, "frame %s: its checksum does not match its bytes",
+                          dray__message_name(frame->type));
+    frame->payload = at + DRAY__FRAME_HEADER;
+    inbox->begin += DRAY__FRAME_HEADER + (size_t)frame->size;
+    memcpy(fds, inbox->fds, sizeof(int) * frame->fd_count);
+    inbox->fd_count -= frame->fd_count;
+    memmove(inbox->fds, inbox->fds + frame->fd_count, sizeof(int) * inbox->fd_count);
+    return DRAY_OK;
+}

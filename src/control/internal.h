@@ -1,0 +1,115 @@
+/* What coordinator.c (connections, requests), session.c and barrier.c share. */
+#ifndef DRAY_CONTROL_INTERNAL_H
+#define DRAY_CONTROL_INTERNAL_H
+
+#include "base/hash.h"
+#include "control/coordinator.h"
+#include "control/frame.h"
+
+#include <stdbool.h>
+
+enum { DRAY__TOKEN = 16, DRAY__NAME_MAX = 256, DRAY__ROLE_MAX = 64 };
+
+typedef struct dray__connection dray__connection;
+
+struct dray__session {
+    dray__coordinator *coordinator;
+    dray__session *next;
+    dray__connection *first; /* its end is the session's */
+    uint64_t member, epoch, host;
+    char *name, *role;
+    uint32_t rank;
+    int64_t pid, told_pid; /* by the kernel; by the client */
+    int64_t since_ns;
+    uint8_t token[DRAY__TOKEN]; /* whoever knows it may attach */
+    bool ended;
+};
+
+typedef struct dray__outgoing {
+    struct dray__outgoing *next;
+    size_t size, at;
+    uint32_t fd_count;
+    int fds[DRAY__FRAME_FDS];
+    uint8_t data[];
+} dray__outgoing;
+
+struct dray__connection {
+    dray__coordinator *coordinator;
+    dray__connection *next;
+    dray__session *session; /* NULL before HELLO or ATTACH */
+    int fd;
+    bool local, doomed;
+    int64_t pid;
+    struct event *readable, *writable;
+    dray__inbox inbox;
+    dray__outgoing *out, **out_last;
+    size_t out_bytes;
+    dray__request *requests; /* not answered yet */
+    size_t request_count, request_bytes;
+};
+
+struct dray__request {
+    dray__connection *connection; /* NULL: gone */
+    dray__coordinator *coordinator;
+    dray__session *session;
+    dray__request *next, **link;
+    const dray__service *service;
+    void *self;
+    uint64_t id;
+    uint16_t type;
+    uint32_t fd_count;
+    int fds[DRAY__FRAME_FDS];
+    void *data;
+    struct event *timer;
+    int64_t deadline_ns;
+    dray__reader reader;
+    size_t size;
+    uint8_t payload[];
+};
+
+typedef struct dray__registered {
+    dray__service service;
+    void *self;
+} dray__registered;
+
+enum { DRAY__SERVICES = 16, DRAY__LISTENERS = 2 };
+
+typedef struct dray__listener {
+    dray__coordinator *coordinator;
+    int fd;
+    bool local;
+    struct event *event, *resume;
+    char text[128]; /* as clients write it */
+    uint64_t device, inode;
+} dray__listener;
+
+struct dray__coordinator {
+    struct event_base *base;
+    struct event *reaper; /* closes doomed connections outside everybody else's callbacks */
+    dray__listener listeners[DRAY__LISTENERS];
+    uint32_t listener_count;
+    char *keeper_path;
+    bool sessionless;
+    size_t unread_bytes;
+    dray__connection *connections;
+    dray__session *sessions;
+    uint64_t members; /* ids given so far */
+    dray__map epochs; /* by role, name and rank */
+    int64_t since_ns;
+    dray__registered services[DRAY__SERVICES];
+    uint32_t service_count;
+    dray__writer scratch;
+};
+
+/* The service of 0x0001..0x00FF. */
+int dray__sessions_add(dray__coordinator *coordinator, dray_error *error);
+
+/* Barriers: a part of that service. */
+typedef struct dray__barriers dray__barriers;
+dray__barriers *dray__barriers_new(void);
+void dray__barriers_free(dray__barriers *barriers);
+void dray__barriers_enter(dray__barriers *barriers, dray__request *request);
+void dray__barriers_expired(dray__barriers *barriers, dray__request *request, int channel_gone);
+void dray__barriers_status(dray__barriers *barriers, json_t *object);
+
+#endif

@@ -1,0 +1,349 @@
+/* The service of 0x0100..0x01FF: a ring of the reports posted last, and requests that wait for the
+ * next one. */
+#include "control/reports.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/json.h"
+#include "control/coordinator.h"
+#include "control/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum {
+    KIND_MAX = 64,
+    REPORT_MAX = 64 << 10, /* as posted */
+    RING_BYTES = 8 << 20,
+    BATCH_BYTES = 1 << 20 /* of one answer */
+};
+
+typedef struct report {
+    struct report *next;
+    uint64_t number;
+    size_t size; /* of the text */
+    char kind[KIND_MAX + 1];
+    char text[];
+} report;
+
+typedef struct watcher {
+    struct watcher *next;
+    dray__request *request;
+    uint64_t cursor;         /* the number wanted next */
+    char kind[KIND_MAX + 1]; /* "": all */
+} watcher;
+
+typedef struct reports {
+    report *oldest, **last;
+    uint64_t next_number; /* from 1 */
+    size_t bytes;
+    watcher *watchers;
+} reports;
+
+/* ---- posting --------------------------------------------------------------------------------- */
+
+static void drop_oldest(reports *self)
+{
+    report *old = self->oldest;
+    self->oldest = old->next;
+    if (!self->oldest)
+        self->last = &self->oldest;
+    self->bytes -= sizeof *old + old->size;
+    free(old);
+}
+
+static int64_t wall_clock(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (int64_t)t.tv_sec * DRAY__SECOND + t.tv_nsec;
+}
+
+static char *complete(json_t *object, const char *kind, const dray__session *session)
+{
+    json_object_set_new(object, "kind", json_string(kind));
+    json_object_set_new(object, "member", json_integer((json_int_t)dray__session_member(session)));
+    json_object_set_new(object, "name", json_string(dray__session_name(session)));
+    json_object_set_new(object, "time_ns", json_integer(wall_clock()));
+    return json_dumps(object, JSON_COMPACT);
+}
+
+static int append(reports *self, json_t *object, const char *kind, const dray__session *session,
+                  dray_error *error)
+{
+    char *text = complete(object, kind, session);
+    size_t size = text ? strlen(text) : 0;
+    report *new = text ? malloc(sizeof *new + size + 1) : NULL;
+    if (!new) {
+        free(text);
+        return dray__nomem(error);
+    }
+    new->next = NULL;
+    new->number = self->next_number++;
+    new->size = size;
+    strcpy(new->kind, kind);
+    memcpy(new->text, text, size + 1);
+    free(text);
+    *self->last = new;
+    self->last = &new->next;
+    self->bytes += sizeof *new + size;
+    while (self->bytes > RING_BYTES && self->oldest != new)
+        drop_oldest(self);
+    return DRAY_OK;
+}
+
+/* ---- watching -------------------------------------------------------------------------------- */
+
+static bool wanted(const watcher *w, const report *r)
+{
+    return r->number >= w->cursor && (!w->kind[0] || strcmp(w->kind, r->kind) == 0);
+}
+
+/* Answers when there is something to say (reports, or that some were lost), or when it must: then
+ * with nothing but the cursor, moved beyond what does not match. */
+static bool answer(reports *self, watcher *w, bool must)
+{
+    uint64_t first = self->oldest ? self->oldest->number : self->next_number;
+    uint64_t lost = w->cursor < first ? first - w->cursor : 0, cursor = self->next_number;
+    dray__writer payload = {0};
+    uint32_t count = 0;
+    dray__put_u64(&payload, 0); /* the next cursor, */
+    dray__put_u64(&payload, lost);
+    dray__put_u32(&payload, 0); /* and the count, written below */
+    for (const report *r = self->oldest; r; r = r->next) {
+        if (!wanted(w, r))
+            continue;
+        if (count && payload.size + r->size > BATCH_BYTES) {
+            cursor = r->number;
+            break;
+        }
+        dray__put_blob(&payload, r->text, r->size);
+        count++;
+    }
+    w->cursor = cursor;
+    bool now = count || lost || must;
+    if (now) {
+        dray__writer head = {0};
+        dray__put_u64(&head, cursor);
+        dray__put_u64(&head, lost);
+        dray__put_u32(&head, count);
+        if (!payload.failed && !head.failed)
+            memcpy(payload.data, head.data, head.size);
+        payload.failed = payload.failed || head.failed;
+        dray__writer_free(&head);
+        dray__request_reply(w->request, &payload, NULL, 0);
+    }
+    dray__writer_free(&payload);
+    return now;
+}
+
+static void serve_watchers(reports *self)
+{
+    for (watcher **link = &self->watchers; *link;) {
+        watcher *w = *link;
+        if (answer(self, w, false)) {
+            *link = w->next;
+            free(w);
+        } else {
+            link = &w->next;
+        }
+    }
+}
+
+static void post(reports *self, dray__request *request)
+{
+    dray_error error;
+    dray__reader *r = dray__request_payload(request);
+    const dray__session *session = dray__request_session(request);
+    size_t size;
+    char *kind = dray__get_string(r, KIND_MAX);
+    const char *text = dray__get_blob(r, &size);
+    json_t *object = NULL;
+    int status = dray__reader_finish(r, "REPORT_POST", &error);
+    if (!status && !session)
+        status = dray__fail(&error, DRAY_EPROTO, "REPORT_POST: HELLO expected first");
+    if (!status && (!kind[0] || size > REPORT_MAX))
+        status = dray__fail(&error, DRAY_EINVALID,
+                            "report '%s' of %zu bytes: a kind and at most %d bytes expected", kind,
+                            size, REPORT_MAX);
+    if (!status)
+        status = dray__json_parse(text, size, "report", &object, &error);
+    if (!status && !json_is_object(object))
+        status = dray__fail(&error, DRAY_EFORMAT, "report '%s': a JSON object expected", kind);
+    if (!status)
+        status = append(self, object, kind, session, &error);
+    json_decref(object);
+    free(kind);
+    if (status) {
+        dray__request_fail(request, &error);
+        return;
+    }
+    dray__request_reply(request, NULL, NULL, 0);
+    serve_watchers(self);
+}
+
+static watcher *new_watcher(reports *self, dray__request *request, const char *kind,
+                            uint64_t cursor)
+{
+    watcher *w = calloc(1, sizeof *w);
+    if (!w)
+        return NULL;
+    w->request = request;
+    strcpy(w->kind, kind);
+    w->cursor = cursor == DRAY__REPORTS_NOW ? self->next_number : (cursor ? cursor : 1);
+    dray__request_set_data(request, w);
+    return w;
+}
+
+static void watch(reports *self, dray__request *request)
+{
+    dray_error error;
+    dray__reader *r = dray__request_payload(request);
+    char *kind = dray__get_string(r, KIND_MAX);
+    uint64_t cursor = dray__get_u64(r);
+    int64_t timeout_ns = dray__get_i64(r);
+    watcher *w = NULL;
+    int status = dray__reader_finish(r, "REPORT_WATCH", &error);
+    if (!status && !(w = new_watcher(self, request, kind, cursor)))
+        status = dray__nomem(&error);
+    free(kind);
+    if (!status && answer(self, w, false)) {
+        free(w);
+        return;
+    }
+    if (!status && dray__request_expire_at(request, dray__deadline(timeout_ns)) < 0)
+        status = dray__nomem(&error);
+    if (status) {
+        free(w);
+        dray__request_fail(request, &error);
+        return;
+    }
+    w->next = self->watchers;
+    self->watchers = w;
+}
+
+static void expired(void *user, dray__request *request, int channel_gone)
+{
+    (void)channel_gone; /* an answer to nobody is dropped */
+    reports *self = user;
+    watcher *w = dray__request_data(request), **link = &self->watchers;
+    while (*link != w)
+        link = &(*link)->next;
+    *link = w->next;
+    answer(self, w, true);
+    free(w);
+}
+
+/* ---- the service ----------------------------------------------------------------------------- */
+
+static void handle(void *user, dray__request *request)
+{
+    reports *self = user;
+    dray_error error;
+    uint16_t type = dray__request_type(request);
+    if (type == DRAY__MSG_REPORT_POST) {
+        post(self, request);
+    } else if (type == DRAY__MSG_REPORT_WATCH) {
+        watch(self, request);
+    } else {
+        dray__fail(&error, DRAY_EUNSUPPORTED, "message %04x: unknown", type);
+        dray__request_fail(request, &error);
+    }
+}
+
+static void add_status(void *user, json_t *object)
+{
+    const reports *self = user;
+    uint32_t watchers = 0;
+    for (const watcher *w = self->watchers; w; w = w->next)
+        watchers++;
+    json_object_set_new(object, "reports",
+                        json_pack("{s:I, s:I, s:I}", "posted", (json_int_t)(self->next_number - 1),
+                                  "kept_bytes", (json_int_t)self->bytes, "watchers",
+                                  (json_int_t)watchers));
+}
+
+static void free_reports(void *user)
+{
+    reports *self = user;
+    while (self->oldest)
+        drop_oldest(self);
+    free(self);
+}
+
+int dray__reports_add(dray__coordinator *coordinator, dray_error *error)
+{
+    static const dray__service service = {.name = "reports",
+                                          .first = 0x0100,
+                                          .last = 0x01FF,
+                                          .handle = handle,
+                                          .expired = expired,
+                                          .status = add_status,
+                                          .free = free_reports};
+    reports *self = calloc(1, sizeof *self);
+    if (!self)
+        return dray__nomem(error);
+    self->last = &self->oldest;
+    self->next_number = 1;
+    int status = dray__coordinator_add(coordinator, &service, self, error);
+    if (status)
+        free(self);
+    return status;
+}
+
+/* ---- the watcher's side ---------------------------------------------------------------------- */
+
+static int read_batch(dray__reader *r, uint64_t *cursor, json_t *array, dray_error *error)
+{
+    *cursor = dray__get_u64(r);
+    uint64_t lost = dray__get_u64(r);
+    uint32_t count = dray__get_count(r, sizeof(uint32_t));
+    if (lost)
+        json_array_append_new(array,
+                              json_pack("{s:s, s:I}", "kind", "lost", "lost", (json_int_t)lost));
+    for (uint32_t i = 0; i < count && !r->failed; i++) {
+        size_t size;
+        const char *text = dray__get_blob(r, &size);
+        if (!text)
+            break;
+        json_t *object;
+        int status = dray__json_parse(text, size, "report", &object, error);
+        if (status)
+            return status;
+        if (json_array_append_new(array, object) < 0)
+            return dray__nomem(error);
+    }
+    return dray__reader_finish(r, "REPORT_WATCH", error);
+}
+
+int dray__reports_watch(dray__channel *channel, const char *kind, uint64_t *cursor,
+                        int64_t deadline_ns, json_t **out, dray_error *error)
+{
+    int64_t left = deadline_ns - dray__now();
+    dray__writer w = {0};
+    dray__put_string(&w, kind);
+    dray__put_u64(&w, *cursor);
+    dray__put_i64(&w, left > 0 ? left : 0);
+    dray__reply reply;
+    int status = dray__call(channel, DRAY__MSG_REPORT_WATCH, &w, NULL, 0,
+                            dray__answer_deadline(deadline_ns), &reply, error);
+    dray__writer_free(&w);
+    if (status)
+        return status;
+    json_t *array = json_array();
+    uint64_t next = *cursor;
+    status = array ? read_batch(&reply.payload, &next, array, error) : dray__nomem(error);
+    dray__close_fds(reply.fds, reply.fd_count);
+    if (status) {
+        json_decref(array);
+        return status;
+    }
+    *cursor = next;
+    if (json_array_size(array) == 0) {
+        json_decref(array);
+        return dray__fail(error, DRAY_ETIMEDOUT, "no report came before the deadline");
+    }
+    *out = array;
+    return DRAY_OK;
+}

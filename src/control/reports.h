@@ -1,0 +1,21 @@
+/* Reports: JSON objects that anybody posts (dray_report_post) and whoever wants watches. The
+ * coordinator keeps the last 8 MiB, so that a watcher that asks again and again from its cursor
+ * loses nothing in practice; when it does, it is told how many. */
+#ifndef DRAY_CONTROL_REPORTS_H
+#define DRAY_CONTROL_REPORTS_H
+
+#include "control/channel.h"
+
+#include <jansson.h>
+
+#define DRAY__REPORTS_NOW UINT64_MAX /* a cursor: only what is posted from now on */
+
+/* The next reports of `kind` (NULL: of every kind) from *cursor on (0: the oldest that is kept), as
+ * an array of objects, in the order in which they were posted; waits for the first one.
+ * Each has what was posted and "kind", "member", "name", "time_ns" (since 1970). Where reports were
+ * dropped before this watcher came for them, the first object is {"kind": "lost", "lost": N}. *out
+ * is the caller's; *cursor is moved on. DRAY_ETIMEDOUT: none came; ask again. */
+int dray__reports_watch(dray__channel *channel, const char *kind, uint64_t *cursor,
+                        int64_t deadline_ns, json_t **out, dray_error *error);
+
+#endif

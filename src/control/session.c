@@ -1,0 +1,315 @@
+/* The service that every coordinator has: sessions (HELLO, ATTACH, PING), barriers, status and
+ * shutdown. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "control/internal.h"
+
+#include <errno.h>
+#include <event2/event.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+typedef struct sessions {
+    dray__coordinator *coordinator;
+    dray__barriers *barriers;
+} sessions;
+
+/* ---- HELLO, ATTACH, PING --------------------------------------------------------------------- */
+
+/* How often a session of this role, name and rank began. */
+static int next_epoch(dray__coordinator *coordinator, const dray__session *session, uint64_t *epoch)
+{
+    char key[DRAY__NAME_MAX + DRAY__ROLE_MAX + 32];
+    snprintf(key, sizeof key, "%s/%u/%s", session->role, session->rank, session->name);
+    uint32_t begun = 0;
+    dray__map_get(&coordinator->epochs, key, &begun);
+    *epoch = (uint64_t)begun + 1;
+    return dray__map_set(&coordinator->epochs, key, begun + 1) ? 0 : -1;
+}
+
+static int read_hello(dray__reader *r, dray__session *session, dray_error *error)
+{
+    uint32_t oldest = dray__get_u32(r), newest = dray__get_u32(r);
+    if (r->failed)
+        return dray__reader_finish(r, "HELLO", error);
+    if (oldest > newest || oldest > DRAY__PROTOCOL_VERSION || newest < DRAY__PROTOCOL_OLDEST)
+        return dray__fail(error, DRAY_EVERSION,
+                          "protocol: the coordinator speaks versions %u to %u, the client %u to %u",
+                          DRAY__PROTOCOL_OLDEST, DRAY__PROTOCOL_VERSION, oldest, newest);
+    session->name = dray__get_string(r, DRAY__NAME_MAX);
+    session->role = dray__get_string(r, DRAY__ROLE_MAX);
+    session->rank = dray__get_u32(r);
+    session->host = dray__get_u64(r);
+    session->told_pid = dray__get_i64(r);
+    /* A newer client may say more than this version knows. */
+    if (newest > DRAY__PROTOCOL_VERSION && !r->failed)
+        return DRAY_OK;
+    return dray__reader_finish(r, "HELLO", error);
+}
+
+static int begin_session(dray__coordinator *coordinator, dray__request *request,
+                         dray__session *session, dray_error *error)
+{
+    if (request->connection->session)
+        return dray__fail(error, DRAY_EPROTO, "HELLO: this connection has a session");
+    int status = read_hello(&request->reader, session, error);
+    if (status)
+        return status;
+    if (getrandom(session->token, sizeof session->token, 0) != (ssize_t)sizeof session->token)
+        return dray__fail_errno(error, errno, "HELLO: getrandom");
+    if (next_epoch(coordinator, session, &session->epoch) < 0)
+        return dray__nomem(error);
+    session->coordinator = coordinator;
+    session->member = ++coordinator->members;
+    session->since_ns = dray__now();
+    session->pid = request->connection->pid;
+    session->first = request->connection;
+    session->next = coordinator->sessions;
+    coordinator->sessions = session;
+    request->connection->session = session;
+    dray__log(DRAY_LOG_INFO, "control: member %llu (%s %s, rank %u) came",
+              (unsigned long long)session->member, session->role, session->name, session->rank);
+    return DRAY_OK;
+}
+
+static void hello(sessions *self, dray__request *request)
+{
+    dray_error error;
+    dray__session *session = calloc(1, sizeof *session);
+    int status =
+        session ? begin_session(self->coordinator, request, session, &error) : dray__nomem(&error);
+    if (status) {
+        if (session) {
+            free(session->name);
+            free(session->role);
+        }
+        free(session);
+        dray__request_fail(request, &error);
+        return;
+    }
+    dray__writer w = {0};
+    dray__put_u32(&w, DRAY__PROTOCOL_VERSION);
+    dray__put_u64(&w, session->member);
+    dray__put_u64(&w, session->epoch);
+    dray__put_blob(&w, session->token, sizeof session->token);
+    dray__put_string(&w, self->coordinator->keeper_path);
+    dray__request_reply(request, &w, NULL, 0);
+    dray__writer_free(&w);
+}
+
+static dray__session *find_session(const dray__coordinator *coordinator, uint64_t member)
+{
+    for (dray__session *s = coordinator->sessions; s; s = s->next)
+        if (s->member == member && !s->ended)
+            return s;
+    return NULL;
+}
+
+/* Takes the same time for every wrong token. */
+static bool same_token(const uint8_t *a, const uint8_t *b)
+{
+    unsigned differ = 0;
+    for (size_t i = 0; i < DRAY__TOKEN; i++)
+        differ |= (unsigned)(a[i] ^ b[i]);
+    return differ == 0;
+}
+
+static void attach(sessions *self, dray__request *request)
+{
+    dray_error error;
+    dray__reader *r = &request->reader;
+    uint64_t member = dray__get_u64(r);
+    size_t size;
+    const uint8_t *token = dray__get_blob(r, &size);
+    int status = dray__reader_finish(r, "ATTACH", &error);
+    dray__session *session = status ? NULL : find_session(self->coordinator, member);
+    if (!status && request->connection->session)
+        status = dray__fail(&error, DRAY_EPROTO, "ATTACH: this connection has a session");
+    else if (!status && (!session || session->first->doomed))
+        status = dray__fail(&error, DRAY_ECLOSED, "ATTACH: the session of member %llu has ended",
+                            (unsigned long long)member);
+    else if (!status && (size != DRAY__TOKEN || !same_token(token, session->token)))
+        status = dray__fail(&error, DRAY_EPERM, "ATTACH: wrong token for member %llu",
+                            (unsigned long long)member);
+    if (status) {
+        dray__request_fail(request, &error);
+        return;
+    }
+    request->connection->session = session;
+    dray__request_reply(request, NULL, NULL, 0);
+}
+
+static void ping(sessions *self, dray__request *request)
+{
+    (void)self;
+    dray__writer w = {0};
+    dray__put_bytes(&w, request->reader.data, request->reader.size);
+    dray__request_reply(request, &w, NULL, 0);
+    dray__writer_free(&w);
+}
+
+/* ---- STATUS, SHUTDOWN, BARRIER --------------------------------------------------------------- */
+
+static json_t *session_json(const dray__session *s, int64_t now)
+{
+    uint32_t connections = 0;
+    for (const dray__connection *c = s->coordinator->connections; c; c = c->next)
+        connections += c->session == s;
+    return json_pack("{s:I, s:I, s:s, s:s, s:I, s:I, s:f, s:I}", "member", (json_int_t)s->member,
+                     "epoch", (json_int_t)s->epoch, "name", s->name, "role", s->role, "rank",
+                     (json_int_t)s->rank, "pid", (json_int_t)(s->pid ? s->pid : s->told_pid),
+                     "age_seconds", (double)(now - s->since_ns) / (double)DRAY__SECOND,
+                     "connections", (json_int_t)connections);
+}
+
+static void add_sessions(void *user, json_t *object)
+{
+    sessions *self = user;
+    const dray__coordinator *coordinator = self->coordinator;
+    int64_t now = dray__now();
+    json_t *listening = json_array(), *list = json_array();
+    for (uint32_t i = 0; i < coordinator->listener_count; i++)
+        json_array_append_new(listening, json_string(coordinator->listeners[i].text));
+    for (const dray__session *s = coordinator->sessions; s; s = s->next)
+        json_array_insert_new(list, 0, session_json(s, now)); /* the oldest first */
+    json_object_set_new(object, "version", json_string(dray_version()));
+    json_object_set_new(object, "pid", json_integer(getpid()));
+    json_object_set_new(object, "age_seconds",
+                        json_real((double)(now - coordinator->since_ns) / (double)DRAY__SECOND));
+    json_object_set_new(object, "listening", listening);
+    json_object_set_new(object, "sessions", list);
+    dray__barriers_status(self->barriers, object);
+}
+
+static void status_request(sessions *self, dray__request *request)
+{
+    const dray__coordinator *coordinator = self->coordinator;
+    json_t *object = json_object();
+    for (uint32_t i = 0; i < coordinator->service_count; i++) {
+        const dray__registered *r = &coordinator->services[i];
+        if (r->service.status)
+            r->service.status(r->self, object);
+    }
+    char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
+    json_decref(object);
+    dray__writer w = {0};
+    dray__put_string(&w, text);
+    w.failed = w.failed || !text;
+    dray__request_reply(request, &w, NULL, 0);
+    dray__writer_free(&w);
+    free(text);
+}
+
+static void shutdown_request(sessions *self, dray__request *request)
+{
+    dray_error error;
+    if (!request->connection->local) {
+        dray__fail(&error, DRAY_EPERM, "SHUTDOWN: only over the Unix socket");
+        dray__request_fail(request, &error);
+        return;
+    }
+    dray__log(DRAY_LOG_INFO, "control: told to stop by process %lld",
+              (long long)request->connection->pid);
+    dray__request_reply(request, NULL, NULL, 0);
+    event_base_loopexit(self->coordinator->base, NULL);
+}
+
+static void barrier_request(sessions *self, dray__request *request)
+{
+    dray__barriers_enter(self->barriers, request);
+}
+
+static void handle(void *self, dray__request *request)
+{
+    static void (*const handlers[])(sessions *, dray__request *) = {
+        [DRAY__MSG_HELLO] = hello,
+        [DRAY__MSG_ATTACH] = attach,
+        [DRAY__MSG_PING] = ping,
+        [DRAY__MSG_BARRIER] = barrier_request,
+        [DRAY__MSG_STATUS] = status_request,
+        [DRAY__MSG_SHUTDOWN] = shutdown_request,
+    };
+    uint16_t type = dray__request_type(request);
+    if (type < sizeof handlers / sizeof *handlers && handlers[type]) {
+        handlers[type](self, request);
+        return;
+    }
+    dray_error error;
+    dray__fail(&error, DRAY_EUNSUPPORTED, "message %04x: unknown", type);
+    dray__request_fail(request, &error);
+}
+
+static void expired(void *user, dray__request *request, int channel_gone)
+{
+    sessions *self = user;
+    dray__barriers_expired(self->barriers, request, channel_gone);
+}
+
+static void free_sessions(void *user)
+{
+    sessions *self = user;
+    dray__barriers_free(self->barriers);
+    free(self);
+}
+
+int dray__sessions_add(dray__coordinator *coordinator, dray_error *error)
+{
+    static const dray__service service = {.name = "sessions",
+                                          .first = 0x0000,
+                                          .last = 0x00FF,
+                                          .handle = handle,
+                                          .expired = expired,
+                                          .status = add_sessions,
+                                          .free = free_sessions};
+    sessions *self = calloc(1, sizeof *self);
+    if (!self)
+        return dray__nomem(error);
+    self->coordinator = coordinator;
+    self->barriers = dray__barriers_new();
+    int status = self->barriers ? dray__coordinator_add(coordinator, &service, self, error)
+                                : dray__nomem(error);
+    if (status)
+        free_sessions(self);
+    return status;
+}
+
+/* ---- what services ask ----------------------------------------------------------------------- */
+
+uint64_t dray__session_member(const dray__session *session)
+{
+    return session->member;
+}
+
+uint64_t dray__session_epoch(const dray__session *session)
+{
+    return session->epoch;
+}
+
+const char *dray__session_name(const dray__session *session)
+{
+    return session->name;
+}
+
+const char *dray__session_role(const dray__session *session)
+{
+    return session->role;
+}
+
+uint32_t dray__session_rank(const dray__session *session)
+{
+    return session->rank;
+}
+
+uint64_t dray__session_host(const dray__session *session)
+{
+    return session->host;
+}
+
+int64_t dray__session_pid(const dray__session *session)
+{
+    return session->pid;
+}

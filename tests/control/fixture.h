@@ -1,0 +1,184 @@
+/* A coordinator in a thread of the test, for tests of everything that speaks to one:
+ *
+ *     static coordinator_fixture f;
+ *     fixture_start(&f, NULL);             // or with a callback that adds services
+ *     dray_context *context = fixture_open(&f, "name", "trainer", 0);
+ *     ...
+ *     fixture_stop(&f);
+ *
+ * With fixture_fork the coordinator is a process of its own (for tests that fork, and count
+ * descriptors). */
+#ifndef DRAY_TESTS_CONTROL_FIXTURE_H
+#define DRAY_TESTS_CONTROL_FIXTURE_H
+
+#include "base/clock.h"
+#include "control/coordinator.h"
+
+#include <dray/dray.h>
+#include <event2/event.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* Adds services to a coordinator that was just made; 0 or a negative code. */
+typedef int (*fixture_services)(dray__coordinator *coordinator, dray_error *error);
+
+typedef struct coordinator_fixture {
+    char folder[96], path[128], unix_address[160], tcp_address[64];
+    dray__coordinator_options options; /* set others than the addresses before the start */
+    bool tcp;                          /* listen at 127.0.0.1, too: fixture_start only */
+    fixture_services services;
+    struct event_base *base;
+    dray__coordinator *coordinator;
+    int stop;
+    pthread_t thread;
+    pid_t process;
+} coordinator_fixture;
+
+static inline void fixture_die(const char *what, const dray_error *error)
+{
+    fprintf(stderr, "fixture: %s: %s\n", what, error ? error->message : "");
+    abort();
+}
+
+static inline void fixture_on_stop(evutil_socket_t fd, short what, void *user)
+{
+    (void)fd, (void)what;
+    event_base_loopbreak(user);
+}
+
+static inline void fixture_make(coordinator_fixture *f)
+{
+    dray_error error;
+    const char *tmp = getenv("TMPDIR");
+    snprintf(f->folder, sizeof f->folder, "%.64s/dray-test-XXXXXX", tmp ? tmp : "/tmp");
+    if (!mkdtemp(f->folder))
+        fixture_die("mkdtemp", NULL);
+    snprintf(f->path, sizeof f->path, "%s/socket", f->folder);
+    snprintf(f->unix_address, sizeof f->unix_address, "unix:%s", f->path);
+    f->options.unix_path = f->path;
+    f->options.tcp_address = f->tcp ? "127.0.0.1:0" : NULL;
+    f->base = event_base_new();
+    if (!f->base || dray__coordinator_new(f->base, &f->options, &f->coordinator, &error) ||
+        dray__reports_add(f->coordinator, &error) ||
+        (f->services && f->services(f->coordinator, &error)))
+        fixture_die("coordinator", &error);
+    if (f->tcp)
+        snprintf(f->tcp_address, sizeof f->tcp_address, "%s",
+                 dray__coordinator_tcp(f->coordinator));
+}
+
+static inline void *fixture_run(void *user)
+{
+    coordinator_fixture *f = user;
+    struct event *stop = event_new(f->base, f->stop, EV_READ, fixture_on_stop, f->base);
+    event_add(stop, NULL);
+    event_base_dispatch(f->base);
+    event_free(stop);
+    dray__coordinator_free(f->coordinator);
+    event_base_free(f->base);
+    return NULL;
+}
+
+static inline void fixture_start(coordinator_fixture *f, fixture_services services)
+{
+    f->services = services;
+    f->process = 0;
+    fixture_make(f);
+    f->stop = eventfd(0, EFD_CLOEXEC);
+    if (f->stop < 0 || pthread_create(&f->thread, NULL, fixture_run, f) != 0)
+        fixture_die("thread", NULL);
+}
+
+static inline void fixture_on_term(evutil_socket_t fd, short what, void *user)
+{
+    (void)fd, (void)what;
+    event_base_loopbreak(user);
+}
+
+static inline void fixture_fork(coordinator_fixture *f, fixture_services services)
+{
+    f->services = services;
+    int ready[2];
+    char byte = 0;
+    if (pipe(ready) < 0 || (f->process = fork()) < 0)
+        fixture_die("fork", NULL);
+    if (f->process == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        fixture_make(f);
+        struct event *term = evsignal_new(f->base, SIGTERM, fixture_on_term, f->base);
+        event_add(term, NULL);
+        if (write(ready[1], f, sizeof *f) != (ssize_t)sizeof *f)
+            _exit(1);
+        event_base_dispatch(f->base);
+        event_free(term);
+        dray__coordinator_free(f->coordinator);
+        event_base_free(f->base);
+        exit(0); /* not _exit: a leak checker runs here */
+    }
+    pid_t process = f->process;
+    if (read(ready[0], f, sizeof *f) != (ssize_t)sizeof *f)
+        fixture_die("child", NULL);
+    (void)byte;
+    f->process = process;
+    close(ready[0]);
+    close(ready[1]);
+}
+
+/* Ends the coordinator; what it leaves behind (its socket) is the test's failure. */
+static inline void fixture_stop(coordinator_fixture *f)
+{
+    if (f->process) {
+        int status;
+        kill(f->process, SIGTERM);
+        if (waitpid(f->process, &status, 0) != f->process || !WIFEXITED(status) ||
+            WEXITSTATUS(status) != 0)
+            fixture_die("the coordinator's process ended badly", NULL);
+    } else {
+        uint64_t one = 1;
+        if (write(f->stop, &one, sizeof one) != (ssize_t)sizeof one)
+            fixture_die("stop", NULL);
+        pthread_join(f->thread, NULL);
+        close(f->stop);
+    }
+    if (rmdir(f->folder) < 0)
+        fixture_die("files left in the folder", NULL);
+    *f = (coordinator_fixture){0};
+}
+
+static inline dray_context *fixture_open_at(const char *address, const char *name, const char *role,
+                                            uint32_t rank)
+{
+    dray_error error;
+    dray_context *context;
+    dray_options options = DRAY_OPTIONS_INIT;
+    options.address = address;
+    options.name = name;
+    options.role = role;
+    options.rank = rank;
+    if (dray_open(&options, &context, &error))
+        fixture_die("dray_open", &error);
+    return context;
+}
+
+static inline dray_context *fixture_open(const coordinator_fixture *f, const char *name,
+                                         const char *role, uint32_t rank)
+{
+    return fixture_open_at(f->unix_address, name, role, rank);
+}
+
+static inline int fixture_scale(void)
+{
+    const char *text = getenv("DRAY_TEST_SCALE");
+    int scale = text ? atoi(text) : 1;
+    return scale > 0 ? scale : 1;
+}
+
+#endif
