@@ -1,0 +1,202 @@
+/* Files on either side: exactly the ranges that are needed, short rows gathered into large reads,
+ * rectangles packed before they are written. Nothing outside a rectangle is ever written, so that
+ * several writers may fill one file. */
+#include "base/error.h"
+#include "mover/move.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Below this a row is not worth a system call of its own, as long as the gaps are bearable. */
+enum { SHORT_ROW = 4096, MOST_WASTE = 16 };
+
+static int read_at(const dray_region *file, void *out, uint64_t bytes, uint64_t offset,
+                   dray_error *error)
+{
+    uint8_t *at = out;
+    while (bytes > 0) {
+        ssize_t n = pread(file->fd, at, bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return dray__fail_errno(error, errno, "reading %llu bytes at %llu of %s",
+                                    (unsigned long long)bytes, (unsigned long long)offset,
+                                    file->name);
+        if (n == 0)
+            return dray__fail(error, DRAY_EFORMAT, "%s ends at byte %llu, %llu more expected",
+                              file->name, (unsigned long long)offset, (unsigned long long)bytes);
+        at += n;
+        offset += (uint64_t)n;
+        bytes -= (uint64_t)n;
+    }
+    return DRAY_OK;
+}
+
+static int write_at(const dray_region *file, const void *data, uint64_t bytes, uint64_t offset,
+                    dray_error *error)
+{
+    const uint8_t *at = data;
+    while (bytes > 0) {
+        ssize_t n = pwrite(file->fd, at, bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return dray__fail_errno(error, n < 0 ? errno : ENOSPC,
+                                    "writing %llu bytes at %llu of %s", (unsigned long long)bytes,
+                                    (unsigned long long)offset, file->name);
+        at += n;
+        offset += (uint64_t)n;
+        bytes -= (uint64_t)n;
+    }
+    return DRAY_OK;
+}
+
+/* A rectangle as its file sees it: its longest runs, and the strides that it has once the runs lie
+ * one after the other in memory. */
+typedef struct packed {
+    uint64_t run;                  /* bytes that are neighbours in the file */
+    uint64_t span;                 /* from the first byte to the end of the last */
+    uint32_t outer;                /* dimensions that are not part of a run, the widest first */
+    int64_t count[DRAY_MAX_DIMS];  /* of the outer dimensions */
+    int64_t gap[DRAY_MAX_DIMS];    /* their strides in the file */
+    int64_t stride[DRAY_MAX_DIMS]; /* packed, by dimension of the rectangle */
+} packed;
+
+static packed pack(const dray__rect *rect, const int64_t *stride, uint64_t size)
+{
+    uint32_t order[DRAY_MAX_DIMS], n = 0;
+    packed p = {.run = size, .span = size};
+    for (uint32_t d = 0; d < rect->ndim; d++) {
+        if (rect->extent[d] == 1) /* its stride says nothing */
+            continue;
+        p.span += (uint64_t)(rect->extent[d] - 1) * (uint64_t)stride[d];
+        uint32_t at = n++;
+        for (; at > 0 && stride[order[at - 1]] < stride[d]; at--)
+            order[at] = order[at - 1];
+        order[at] = d;
+    }
+    int64_t step = (int64_t)size;
+    bool dense = true;
+    while (n > 0) {
+        uint32_t d = order[--n];
+        p.stride[d] = step;
+        dense = dense && stride[d] == step;
+        step *= rect->extent[d];
+        if (dense) {
+            p.run = (uint64_t)step;
+            continue;
+        }
+        memmove(p.count + 1, p.count, sizeof p.count - sizeof *p.count);
+        memmove(p.gap + 1, p.gap, sizeof p.gap - sizeof *p.gap);
+        p.count[0] = rect->extent[d];
+        p.gap[0] = stride[d];
+        p.outer++;
+    }
+    return p;
+}
+
+/* Reads or writes every run, to or from packed memory. */
+static int each_run(const dray_region *file, const packed *p, uint64_t offset, uint8_t *memory,
+                    bool writing, dray_error *error)
+{
+    int64_t index[DRAY_MAX_DIMS] = {0};
+    for (;;) {
+        uint64_t at = offset;
+        for (uint32_t d = 0; d < p->outer; d++)
+            at += (uint64_t)index[d] * (uint64_t)p->gap[d];
+        int rc = writing ? write_at(file, memory, p->run, at, error)
+                         : read_at(file, memory, p->run, at, error);
+        if (rc)
+            return rc;
+        memory += p->run;
+        uint32_t d = p->outer;
+        while (d > 0 && ++index[d - 1] == p->count[d - 1])
+            index[--d] = 0;
+        if (d == 0)
+            return DRAY_OK;
+    }
+}
+
+static uint64_t useful_bytes(const dray__rect *rect)
+{
+    uint64_t bytes = dray_dtype_size((dray_dtype)rect->from);
+    for (uint32_t d = 0; d < rect->ndim; d++)
+        bytes *= (uint64_t)rect->extent[d];
+    return bytes;
+}
+
+/* Short rows are read together with the gaps between them, unless almost all of it is gaps. */
+static bool worth_spanning(const packed *p, uint64_t useful)
+{
+    return p->outer && p->run < SHORT_ROW && p->span / MOST_WASTE <= useful;
+}
+
+bool dray__file_fits(const dray__move *move, const dray__tile *tile)
+{
+    const dray__rect *rect = &tile->rect;
+    packed p = pack(rect, rect->source_stride, dray_dtype_size((dray_dtype)rect->from));
+    return !worth_spanning(&p, useful_bytes(rect)) ||
+           p.span <= move->options.staging_bytes / move->mover->parts;
+}
+
+/* Brings the tile's elements into `staging` and points the rectangle's source there. */
+static int fetch(dray__move *move, dray__tile *tile, uint8_t *staging, size_t room,
+                 dray_error *error)
+{
+    dray__rect *rect = &tile->rect;
+    packed p = pack(rect, rect->source_stride, dray_dtype_size((dray_dtype)rect->from));
+    rect->source = staging;
+    if (worth_spanning(&p, useful_bytes(rect)) && p.span <= room)
+        return read_at(move->source, staging, p.span, tile->source_offset, error);
+    memcpy(rect->source_stride, p.stride, sizeof p.stride);
+    return each_run(move->source, &p, tile->source_offset, staging, false, error);
+}
+
+/* Writes the tile from memory, through `staging` where it must be packed or converted. */
+static int store(dray__move *move, dray__tile *tile, uint8_t *staging, dray_error *error)
+{
+    dray__rect *rect = &tile->rect;
+    uint64_t bytes;
+    if (dray__rect_is_run(rect, &bytes)) {
+        tile->bits = rect->source;
+        memcpy(tile->bits_stride, rect->source_stride, sizeof tile->bits_stride);
+        return write_at(move->destination, rect->source, bytes, tile->destination_offset, error);
+    }
+    uint64_t size = dray_dtype_size((dray_dtype)rect->to);
+    packed p = pack(rect, rect->destination_stride, size);
+    rect->destination = staging;
+    memcpy(rect->destination_stride, p.stride, sizeof p.stride);
+    dray__rect_move(rect);
+    tile->bits = staging;
+    memcpy(tile->bits_stride, p.stride, sizeof tile->bits_stride);
+    return each_run(move->destination, &p, tile->destination_offset, staging, true, error);
+}
+
+int dray__tile_from_file(dray__move *move, dray__tile *tile, dray_error *error)
+{
+    dray__rect *rect = &tile->rect;
+    uint64_t bytes;
+    int rc;
+    tile->bits = rect->destination;
+    memcpy(tile->bits_stride, rect->destination_stride, sizeof tile->bits_stride);
+    if (dray__rect_is_run(rect, &bytes))
+        return read_at(move->source, rect->destination, bytes, tile->source_offset, error);
+    rc = fetch(move, tile, move->options.staging, move->options.staging_bytes, error);
+    if (!rc)
+        dray__rect_move(rect);
+    return rc;
+}
+
+int dray__tile_to_file(dray__move *move, dray__tile *tile, dray_error *error)
+{
+    return store(move, tile, move->options.staging, error);
+}
+
+int dray__tile_between_files(dray__move *move, dray__tile *tile, dray_error *error)
+{
+    size_t half = move->options.staging_bytes / 2;
+    uint8_t *staging = move->options.staging;
+    int rc = fetch(move, tile, staging, half, error);
+    return rc ? rc : store(move, tile, staging + half, error);
+}

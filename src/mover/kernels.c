@@ -1,0 +1,49 @@
+/* Chooses the inner loops for this machine. */
+#include "mover/kernels.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const dray__kernels *usable[4]; /* the best last, then NULL */
+static const dray__kernels *chosen;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void choose(void)
+{
+    size_t count = 0;
+    usable[count++] = &dray__kernels_portable;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"))
+        usable[count++] = &dray__kernels_avx2;
+    if (count == 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+        usable[count++] = &dray__kernels_avx512;
+#endif
+    chosen = usable[count - 1];
+    const char *wish = getenv("DRAY_KERNELS");
+    for (size_t i = 0; wish && i < count; i++)
+        if (strcmp(usable[i]->name, wish) == 0)
+            chosen = usable[i];
+}
+
+const dray__kernels *dray__kernels_get(void)
+{
+    pthread_once(&once, choose);
+    return chosen;
+}
+
+const dray__kernels *const *dray__kernels_all(void)
+{
+    pthread_once(&once, choose);
+    return usable;
+}
+
+dray__cast_fn dray__cast_find(int32_t from, int32_t to)
+{
+    for (const dray__cast *cast = dray__kernels_get()->casts; cast->run; cast++)
+        if (cast->from == from && cast->to == to)
+            return cast->run;
+    return NULL;
+}

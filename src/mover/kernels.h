@@ -1,0 +1,41 @@
+/* The inner loops of movers and checksums, in one table per instruction set. The right table is
+ * chosen once, at first use. */
+#ifndef DRAY_MOVER_KERNELS_H
+#define DRAY_MOVER_KERNELS_H
+
+#include <dray/model.h>
+
+/* Converts `count` dense elements. The two arrays do not overlap; any alignment. */
+typedef void (*dray__cast_fn)(const void *source, void *destination, size_t count);
+
+typedef struct dray__cast {
+    int32_t from, to; /* dray_dtype */
+    dray__cast_fn run;
+} dray__cast;
+
+typedef struct dray__kernels {
+    const char *name; /* "portable", "avx2", "avx512" */
+    /* out[i] = B(first + i), see checksum.h. */
+    void (*columns)(uint64_t first, size_t count, uint32_t *out);
+    /* Σ columns[i] · element i mod 2^64, for dense elements of 1, 2 and 4 bytes. */
+    uint64_t (*dot1)(const uint32_t *columns, const void *data, size_t count);
+    uint64_t (*dot2)(const uint32_t *columns, const void *data, size_t count);
+    uint64_t (*dot4)(const uint32_t *columns, const void *data, size_t count);
+    const dray__cast *casts; /* ends with run == NULL */
+} dray__kernels;
+
+/* The best for this machine. $DRAY_KERNELS ("portable", "avx2", "avx512") asks for a lesser one;
+ * one that the machine lacks is not given. Thread-safe. */
+const dray__kernels *dray__kernels_get(void);
+/* All that this machine can run, the best last, ended by NULL: tests compare them. */
+const dray__kernels *const *dray__kernels_all(void);
+
+extern const dray__kernels dray__kernels_portable, dray__kernels_avx2, dray__kernels_avx512;
+
+/* NULL: no such conversion. Rounding is to nearest even. NaN: to bf16 it becomes 0x7FC0 (what
+ * PyTorch's scalar code gives; its vector code gives 0xFFFF, its GPU code 0x7FFF); to f16, f32 and
+ * f64 it keeps sign and leading payload and becomes quiet, as the hardware does. f64 to 16 bits
+ * goes through f32, as PyTorch does. */
+dray__cast_fn dray__cast_find(int32_t from, int32_t to);
+
+#endif

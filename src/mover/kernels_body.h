@@ -1,0 +1,230 @@
+/* The inner loops, in plain C that the compiler vectorises: included once per instruction set by a
+ * file that is compiled for it and that defines KERNELS (the table) and KERNELS_NAME. Only the
+ * conversions between f32 and f16 use the machine's own instruction where there is one. */
+#include "mover/kernels.h"
+
+#include <string.h>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+/* ---- checksum (the formula is in checksum.h) --------------------------------------------------
+ */
+
+static void columns(uint64_t first, size_t count, uint32_t *out)
+{
+    while (count > 0) {
+        /* The high half is the same up to the next multiple of 2^32. */
+        uint64_t room = (UINT64_C(1) << 32) - (first & UINT32_MAX);
+        size_t n = count < room ? count : (size_t)room;
+        uint32_t low = (uint32_t)first, high = (uint32_t)(first >> 32) * 0x85EBCA77u;
+        for (size_t i = 0; i < n; i++) {
+            uint32_t x = (low + (uint32_t)i) * 0x9E3779B1u ^ high;
+            x ^= x >> 15;
+            x *= 0x2C1B3C6Du;
+            x ^= x >> 12;
+            out[i] = x | 1;
+        }
+        out += n;
+        first += n;
+        count -= n;
+    }
+}
+
+static uint64_t dot1(const uint32_t *columns, const void *data, size_t count)
+{
+    const uint8_t *x = data;
+    uint64_t sum = 0;
+    for (size_t i = 0; i < count; i++)
+        sum += (uint64_t)columns[i] * (uint64_t)x[i];
+    return sum;
+}
+
+/* Pieces of one load each: the array may lie at any address. */
+typedef uint16_t u16_any __attribute__((aligned(1), may_alias));
+typedef uint32_t u32_any __attribute__((aligned(1), may_alias));
+typedef float f32_any __attribute__((aligned(1), may_alias));
+typedef double f64_any __attribute__((aligned(1), may_alias));
+
+static uint64_t dot2(const uint32_t *columns, const void *data, size_t count)
+{
+    const u16_any *x = data;
+    uint64_t sum = 0;
+    for (size_t i = 0; i < count; i++)
+        sum += (uint64_t)columns[i] * (uint64_t)x[i];
+    return sum;
+}
+
+static uint64_t dot4(const uint32_t *columns, const void *data, size_t count)
+{
+    const u32_any *x = data;
+    uint64_t sum = 0;
+    for (size_t i = 0; i < count; i++)
+        sum += (uint64_t)columns[i] * (uint64_t)x[i];
+    return sum;
+}
+
+/* ---- conversions ------------------------------------------------------------------------------
+ */
+
+static inline uint32_t bits_of(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline float float_of(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline uint16_t to_bf16(uint32_t bits)
+{
+    uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+    return (uint16_t)((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded);
+}
+
+static inline uint32_t from_bf16(uint16_t value)
+{
+    return (uint32_t)value << 16;
+}
+
+static inline uint16_t to_f16(uint32_t bits)
+{
+    uint32_t sign = bits >> 16 & 0x8000, a = bits & 0x7FFFFFFF;
+    uint32_t normal =
+        a - ((127u - 15u) << 23); /* a carry out of the mantissa is right, up to inf */
+    normal = (normal + 0xFFF + (normal >> 13 & 1)) >> 13;
+    /* Below 2^-14 a half counts in steps of 2^-24, which is what one bit of 0.5f is worth. */
+    uint32_t small = bits_of(float_of(a) + 0.5f) - bits_of(0.5f);
+    uint32_t h = a < 0x38800000 ? small : normal;
+    h = a >= 0x47800000 ? 0x7C00 : h;
+    h = a > 0x7F800000 ? (0x7E00 | (a >> 13 & 0x3FF)) : h;
+    return (uint16_t)(sign | h);
+}
+
+static inline uint32_t from_f16(uint16_t value)
+{
+    uint32_t sign = (uint32_t)(value & 0x8000) << 16, a = value & 0x7FFF;
+    uint32_t normal = (a << 13) + ((127u - 15u) << 23);
+    uint32_t small = bits_of((float)(int32_t)a * 0x1p-24f);
+    uint32_t special = 0x7F800000 | a << 13 | (a > 0x7C00 ? 0x400000 : 0);
+    uint32_t f = a < 0x400 ? small : normal;
+    return sign | (a >= 0x7C00 ? special : f);
+}
+
+/* XX(name, from, to, element types, expression of x): conversions whose elements are one
+ * expression. */
+#define CASTS(XX)                                                                                  \
+    XX(f32_bf16, F32, BF16, u32_any, u16_any, to_bf16(x))                                          \
+    XX(bf16_f32, BF16, F32, u16_any, u32_any, from_bf16(x))                                        \
+    XX(f32_f64, F32, F64, f32_any, f64_any, (double)x)                                             \
+    XX(f64_f32, F64, F32, f64_any, f32_any, (float)x)                                              \
+    XX(bf16_f64, BF16, F64, u16_any, f64_any, (double)float_of(from_bf16(x)))                      \
+    XX(f64_bf16, F64, BF16, f64_any, u16_any, to_bf16(bits_of((float)x)))                          \
+    XX(f32_f16_each, F32, F16, u32_any, u16_any, to_f16(x))                                        \
+    XX(f16_f32_each, F16, F32, u16_any, u32_any, from_f16(x))
+
+#define XX(name, from, to, from_type, to_type, expression)                                         \
+    static void name(const void *source, void *destination, size_t count)                          \
+    {                                                                                              \
+        const from_type *restrict in = source;                                                     \
+        to_type *restrict out = destination;                                                       \
+        for (size_t i = 0; i < count; i++) {                                                       \
+            from_type x = in[i];                                                                   \
+            out[i] = expression;                                                                   \
+        }                                                                                          \
+    }
+CASTS(XX)
+#undef XX
+
+static void f32_f16(const void *source, void *destination, size_t count)
+{
+    size_t i = 0;
+    const u32_any *in = source;
+    u16_any *out = destination;
+#if defined(__F16C__)
+    for (; i + 8 <= count; i += 8)
+        _mm_storeu_si128(
+            (__m128i_u *)(out + i),
+            _mm256_cvtps_ph(_mm256_loadu_ps((const float *)(in + i)), _MM_FROUND_TO_NEAREST_INT));
+#endif
+    f32_f16_each(in + i, out + i, count - i);
+}
+
+static void f16_f32(const void *source, void *destination, size_t count)
+{
+    size_t i = 0;
+    const u16_any *in = source;
+    u32_any *out = destination;
+#if defined(__F16C__)
+    for (; i + 8 <= count; i += 8)
+        _mm256_storeu_ps((float *)(out + i),
+                         _mm256_cvtph_ps(_mm_loadu_si128((const __m128i_u *)(in + i))));
+#endif
+    f16_f32_each(in + i, out + i, count - i);
+}
+
+enum { CHUNK = 256 };
+
+/* The rest goes through f32, a chunk at a time: exact on the way up, rounded once on the way down
+ * (but from f64, which PyTorch rounds twice too). */
+static void through_f32(dray__cast_fn up, size_t from_size, dray__cast_fn down, size_t to_size,
+                        const void *source, void *destination, size_t count)
+{
+    const uint8_t *in = source;
+    uint8_t *out = destination;
+    float chunk[CHUNK];
+    for (size_t i = 0; i < count; i += CHUNK) {
+        size_t n = count - i < CHUNK ? count - i : CHUNK;
+        up(in + i * from_size, chunk, n);
+        down(chunk, out + i * to_size, n);
+    }
+}
+
+static void bf16_f16(const void *source, void *destination, size_t count)
+{
+    through_f32(bf16_f32, 2, f32_f16, 2, source, destination, count);
+}
+
+static void f16_bf16(const void *source, void *destination, size_t count)
+{
+    through_f32(f16_f32, 2, f32_bf16, 2, source, destination, count);
+}
+
+static void f16_f64(const void *source, void *destination, size_t count)
+{
+    through_f32(f16_f32, 2, f32_f64, 8, source, destination, count);
+}
+
+static void f64_f16(const void *source, void *destination, size_t count)
+{
+    through_f32(f64_f32, 8, f32_f16, 2, source, destination, count);
+}
+
+static const dray__cast casts[] = {
+    {DRAY_F32, DRAY_BF16, f32_bf16},
+    {DRAY_BF16, DRAY_F32, bf16_f32},
+    {DRAY_F32, DRAY_F16, f32_f16},
+    {DRAY_F16, DRAY_F32, f16_f32},
+    {DRAY_F32, DRAY_F64, f32_f64},
+    {DRAY_F64, DRAY_F32, f64_f32},
+    {DRAY_BF16, DRAY_F16, bf16_f16},
+    {DRAY_F16, DRAY_BF16, f16_bf16},
+    {DRAY_BF16, DRAY_F64, bf16_f64},
+    {DRAY_F64, DRAY_BF16, f64_bf16},
+    {DRAY_F16, DRAY_F64, f16_f64},
+    {DRAY_F64, DRAY_F16, f64_f16},
+    {0, 0, NULL},
+};
+
+const dray__kernels KERNELS = {.name = KERNELS_NAME,
+                               .columns = columns,
+                               .dot1 = dot1,
+                               .dot2 = dot2,
+                               .dot4 = dot4,
+                               .casts = casts};

@@ -1,0 +1,293 @@
+/* The move: checks its rectangles, cuts them into tiles, sums what was written. */
+#include "mover/mover.h"
+
+#include "base/error.h"
+#include "mover/checksum.h"
+#include "mover/kernels.h"
+#include "mover/move.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MEMORY_TILE = 256 << 10, FILE_TILE = DRAY__MOVE_STAGING };
+
+static const dray__mover movers[] = {
+    {DRAY_REGION_HOST, DRAY_REGION_HOST, "local", MEMORY_TILE, 0, dray__tile_memory, NULL},
+    {DRAY_REGION_HOST, DRAY_REGION_SHARED, "shared", MEMORY_TILE, 0, dray__tile_memory, NULL},
+    {DRAY_REGION_SHARED, DRAY_REGION_HOST, "shared", MEMORY_TILE, 0, dray__tile_memory, NULL},
+    {DRAY_REGION_SHARED, DRAY_REGION_SHARED, "shared", MEMORY_TILE, 0, dray__tile_memory, NULL},
+    {DRAY_REGION_FILE, DRAY_REGION_HOST, "file", FILE_TILE, 1, dray__tile_from_file,
+     dray__file_fits},
+    {DRAY_REGION_FILE, DRAY_REGION_SHARED, "file", FILE_TILE, 1, dray__tile_from_file,
+     dray__file_fits},
+    {DRAY_REGION_HOST, DRAY_REGION_FILE, "file", FILE_TILE, 1, dray__tile_to_file, NULL},
+    {DRAY_REGION_SHARED, DRAY_REGION_FILE, "file", FILE_TILE, 1, dray__tile_to_file, NULL},
+    {DRAY_REGION_FILE, DRAY_REGION_FILE, "file", FILE_TILE, 2, dray__tile_between_files,
+     dray__file_fits},
+};
+
+static const dray__mover *mover_of(dray_region_kind source, dray_region_kind destination)
+{
+    for (size_t i = 0; i < sizeof movers / sizeof *movers; i++)
+        if (movers[i].source == source && movers[i].destination == destination)
+            return &movers[i];
+    return NULL;
+}
+
+const char *dray__mover_name(dray_region_kind source, dray_region_kind destination)
+{
+    const dray__mover *mover = mover_of(source, destination);
+    return mover ? mover->name : NULL;
+}
+
+/* ---- opening: nothing is moved that was not checked -------------------------------------------
+ */
+
+static bool inside(uint64_t offset, const dray_copy *copy, const int64_t *stride, uint64_t size,
+                   uint64_t bytes)
+{
+    uint64_t end;
+    if (__builtin_add_overflow(offset, size, &end))
+        return false;
+    for (uint32_t d = 0; d < copy->ndim; d++) {
+        uint64_t last;
+        if (stride[d] < 0 ||
+            __builtin_mul_overflow((uint64_t)copy->extent[d] - 1, (uint64_t)stride[d], &last) ||
+            __builtin_add_overflow(end, last, &end))
+            return false;
+    }
+    return end <= bytes;
+}
+
+static int check_copy(const dray__move *move, const dray_copy *copy, dray_error *error)
+{
+    uint64_t from = dray_dtype_size((dray_dtype)copy->source_dtype);
+    uint64_t to = dray_dtype_size((dray_dtype)copy->destination_dtype);
+    unsigned long long n = (unsigned long long)(copy - move->copies);
+    if (!from || !to || copy->ndim < 1 || copy->ndim > DRAY_MAX_DIMS)
+        return dray__fail(error, DRAY_EINVALID, "copy %llu: dtypes %d and %d, %u dimensions", n,
+                          (int)copy->source_dtype, (int)copy->destination_dtype,
+                          (unsigned)copy->ndim);
+    if (copy->source_dtype != copy->destination_dtype &&
+        !dray__cast_find(copy->source_dtype, copy->destination_dtype))
+        return dray__fail(error, DRAY_EDTYPE, "copy %llu: %s cannot be converted to %s", n,
+                          dray_dtype_name((dray_dtype)copy->source_dtype),
+                          dray_dtype_name((dray_dtype)copy->destination_dtype));
+    for (uint32_t d = 0; d < copy->ndim; d++)
+        if (copy->extent[d] < 1)
+            return dray__fail(error, DRAY_EINVALID, "copy %llu: extent[%u] is %lld", n, d,
+                              (long long)copy->extent[d]);
+    if (!inside(copy->source_offset, copy, copy->source_stride, from, move->source->bytes))
+        return dray__fail(error, DRAY_EINVALID,
+                          "copy %llu: reads outside region %s of %llu bytes (from offset %llu)", n,
+                          move->source->name, (unsigned long long)move->source->bytes,
+                          (unsigned long long)copy->source_offset);
+    if (!inside(copy->destination_offset, copy, copy->destination_stride, to,
+                move->destination->bytes))
+        return dray__fail(error, DRAY_EINVALID,
+                          "copy %llu: writes outside region %s of %llu bytes (from offset %llu)", n,
+                          move->destination->name, (unsigned long long)move->destination->bytes,
+                          (unsigned long long)copy->destination_offset);
+    return DRAY_OK;
+}
+
+/* A checksum needs the global shape, and coordinates that lie within it. */
+static int check_coordinates(const dray__move *move, const dray_copy *copy, dray_error *error)
+{
+    const dray_tensor_info *tensor = dray_layout_tensor(move->options.layout, copy->tensor);
+    if (!tensor || copy->ndim != (tensor->ndim ? tensor->ndim : 1))
+        return dray__fail(error, DRAY_EINVALID,
+                          "copy %llu: is of tensor %u with %u dimensions, which the layout lacks",
+                          (unsigned long long)(copy - move->copies), (unsigned)copy->tensor,
+                          (unsigned)copy->ndim);
+    for (uint32_t d = 0; d < tensor->ndim; d++)
+        if (copy->start[d] < 0 || copy->start[d] > tensor->shape[d] - copy->extent[d])
+            return dray__fail(error, DRAY_EINVALID, "tensor %s: copy %llu lies outside its shape",
+                              tensor->name, (unsigned long long)(copy - move->copies));
+    return DRAY_OK;
+}
+
+static int check(const dray__move *move, dray_error *error)
+{
+    const dray__move_options *options = &move->options;
+    if (!move->mover)
+        return dray__fail(error, DRAY_EUNSUPPORTED, "no mover from %s (%s) to %s (%s)",
+                          dray_region_kind_name(move->source->ops->kind), move->source->name,
+                          dray_region_kind_name(move->destination->ops->kind),
+                          move->destination->name);
+    if (!move->destination->writable)
+        return dray__fail(error, DRAY_EPERM, "region %s is read-only", move->destination->name);
+    if (options->sums && !options->layout)
+        return dray__fail(error, DRAY_EINVALID, "checksums need the destination's layout");
+    if (options->staging && options->staging_bytes < DRAY__MOVE_STAGING_MIN)
+        return dray__fail(error, DRAY_EINVALID, "staging of %zu bytes, at least %zu expected",
+                          options->staging_bytes, DRAY__MOVE_STAGING_MIN);
+    for (uint64_t i = 0; i < move->count; i++) {
+        int rc = check_copy(move, &move->copies[i], error);
+        if (!rc && options->sums)
+            rc = check_coordinates(move, &move->copies[i], error);
+        if (rc)
+            return rc;
+    }
+    return DRAY_OK;
+}
+
+int dray__move_open(const dray_region *source, dray_region *destination, const dray_copy *copies,
+                    uint64_t count, const dray__move_options *options, dray__move **out,
+                    dray_error *error)
+{
+    dray__move *move = calloc(1, sizeof *move);
+    if (!move)
+        return dray__nomem(error);
+    *move = (dray__move){.mover = mover_of(source->ops->kind, destination->ops->kind),
+                         .source = source,
+                         .destination = destination,
+                         .copies = copies,
+                         .count = count};
+    if (options)
+        move->options = *options;
+    int rc = check(move, error);
+    if (!rc && move->mover->parts && !move->options.staging) {
+        move->options.staging = move->owned_staging = malloc(DRAY__MOVE_STAGING);
+        move->options.staging_bytes = DRAY__MOVE_STAGING;
+        if (!move->owned_staging)
+            rc = dray__nomem(error);
+    }
+    if (rc)
+        dray__move_close(move);
+    else
+        *out = move;
+    return rc;
+}
+
+void dray__move_close(dray__move *move)
+{
+    if (!move)
+        return;
+    free(move->owned_staging);
+    free(move);
+}
+
+uint64_t dray__move_done(const dray__move *move)
+{
+    return move->done;
+}
+
+/* ---- stepping ---------------------------------------------------------------------------------
+ */
+
+/* The largest piece from the cursor on that is a rectangle and has at most `elements`. */
+static void cut(const dray__move *move, uint64_t elements, dray__tile *tile)
+{
+    const dray_copy *copy = &move->copies[move->at];
+    dray__rect *rect = &tile->rect;
+    *tile = (dray__tile){.source_offset = copy->source_offset,
+                         .destination_offset = copy->destination_offset};
+    rect->ndim = copy->ndim;
+    rect->from = copy->source_dtype;
+    rect->to = copy->destination_dtype;
+    bool whole = true; /* all inner dimensions are */
+    for (uint32_t d = copy->ndim; d-- > 0;) {
+        int64_t left = copy->extent[d] - move->position[d];
+        uint64_t most = elements ? elements : 1;
+        rect->extent[d] = !whole ? 1 : (uint64_t)left < most ? left : (int64_t)most;
+        whole = whole && rect->extent[d] == copy->extent[d];
+        elements /= (uint64_t)rect->extent[d];
+        rect->source_stride[d] = copy->source_stride[d];
+        rect->destination_stride[d] = copy->destination_stride[d];
+        tile->source_offset += (uint64_t)move->position[d] * (uint64_t)copy->source_stride[d];
+        tile->destination_offset +=
+            (uint64_t)move->position[d] * (uint64_t)copy->destination_stride[d];
+    }
+    if (move->source->base)
+        rect->source = move->source->base + tile->source_offset;
+    if (move->destination->base)
+        rect->destination = move->destination->base + tile->destination_offset;
+}
+
+static uint64_t sum_tile(const dray__move *move, const dray__tile *tile, const int64_t *extent)
+{
+    const dray_copy *copy = &move->copies[move->at];
+    const dray_tensor_info *tensor = dray_layout_tensor(move->options.layout, copy->tensor);
+    int64_t start[DRAY_MAX_DIMS];
+    for (uint32_t d = 0; d < copy->ndim; d++)
+        start[d] = copy->start[d] + move->position[d];
+    dray__sum_of of = {.dtype = copy->destination_dtype,
+                       .ndim = tensor->ndim,
+                       .shape = tensor->shape,
+                       .start = start,
+                       .extent = extent,
+                       .stride = tile->bits_stride,
+                       .data = tile->bits};
+    return dray__sum(&of);
+}
+
+/* Past the tile: the cursor's digits, the tile's innermost unfinished dimension first. */
+static void advance(dray__move *move, const int64_t *extent)
+{
+    const dray_copy *copy = &move->copies[move->at];
+    for (uint32_t d = copy->ndim; d-- > 0;) {
+        move->position[d] += extent[d];
+        if (move->position[d] < copy->extent[d])
+            return;
+        move->position[d] = 0;
+    }
+    move->at++;
+}
+
+static int step_tile(dray__move *move, uint64_t most, uint64_t *moved, dray_error *error)
+{
+    const dray_copy *copy = &move->copies[move->at];
+    uint64_t from = dray_dtype_size((dray_dtype)copy->source_dtype);
+    uint64_t to = dray_dtype_size((dray_dtype)copy->destination_dtype);
+    dray__tile tile;
+    uint64_t elements = most / (from > to ? from : to);
+    cut(move, elements, &tile);
+    while (move->mover->fits && !move->mover->fits(move, &tile) && elements > 1)
+        cut(move, elements /= 2, &tile);
+    int64_t extent[DRAY_MAX_DIMS];
+    memcpy(extent, tile.rect.extent, sizeof extent);
+    int rc = move->mover->tile(move, &tile, error);
+    if (rc)
+        return rc;
+    if (move->options.sums)
+        move->options.sums[move->at] += sum_tile(move, &tile, extent);
+    *moved = to;
+    for (uint32_t d = 0; d < copy->ndim; d++)
+        *moved *= (uint64_t)extent[d];
+    move->done += *moved;
+    advance(move, extent);
+    return DRAY_OK;
+}
+
+int dray__move_step(dray__move *move, uint64_t bytes, dray_error *error)
+{
+    uint64_t most = move->mover->tile_bytes;
+    size_t parts = move->mover->parts;
+    if (parts && most > move->options.staging_bytes / parts)
+        most = move->options.staging_bytes / parts;
+    while (move->at < move->count) {
+        uint64_t moved;
+        int rc = step_tile(move, most, &moved, error);
+        if (rc)
+            return rc;
+        if (moved >= bytes)
+            break;
+        bytes -= moved;
+    }
+    return move->at < move->count ? DRAY_EAGAIN : DRAY_OK;
+}
+
+int dray__move_all(const dray_region *source, dray_region *destination, const dray_copy *copies,
+                   uint64_t count, const dray__move_options *options, dray_error *error)
+{
+    dray__move *move;
+    int rc = dray__move_open(source, destination, copies, count, options, &move, error);
+    if (rc)
+        return rc;
+    do
+        rc = dray__move_step(move, UINT64_MAX, error);
+    while (rc == DRAY_EAGAIN);
+    dray__move_close(move);
+    return rc;
+}

@@ -1,0 +1,26 @@
+/* Rectangles in addressable memory: moved, converted, whatever their strides. */
+#ifndef DRAY_MOVER_RECT_H
+#define DRAY_MOVER_RECT_H
+
+#include <dray/model.h>
+#include <stdbool.h>
+
+typedef struct dray__rect {
+    uint32_t ndim;
+    int32_t from, to; /* dray_dtype */
+    int64_t extent[DRAY_MAX_DIMS];
+    const uint8_t *source;
+    uint8_t *destination;
+    int64_t source_stride[DRAY_MAX_DIMS], destination_stride[DRAY_MAX_DIMS]; /* bytes */
+} dray__rect;
+
+/* Moves every element, converting where from != to (the conversion must exist). The two sides do
+ * not overlap. */
+void dray__rect_move(const dray__rect *rect);
+/* Neither a conversion nor a gap: one run of bytes on both sides, in the same order. */
+bool dray__rect_is_run(const dray__rect *rect, uint64_t *bytes);
+/* Copies `count` elements of `size` bytes (1, 2, 4, 8) from and to any strides. */
+void dray__elements_move(const uint8_t *source, int64_t source_stride, uint8_t *destination,
+                         int64_t destination_stride, size_t size, size_t count);
+
+#endif
