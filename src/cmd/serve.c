@@ -1,0 +1,87 @@
+/* dray serve: a coordinator in the foreground. */
+#include "cmd/cmd.h"
+#include "run/coordinator.h"
+
+#include <string.h>
+#include <unistd.h>
+
+typedef struct arguments {
+    const char *unix_path, *tcp_address;
+    bool json;
+} arguments;
+
+static void listen_at(struct argp_state *state, arguments *a, char *text)
+{
+    const char **where = NULL;
+    if (strncmp(text, "unix:", 5) == 0)
+        where = &a->unix_path;
+    else if (strncmp(text, "tcp:", 4) == 0)
+        where = &a->tcp_address;
+    else
+        argp_error(state, "--listen '%s': unix:PATH or tcp:127.0.0.1:PORT expected", text);
+    if (where && *where)
+        argp_error(state, "--listen '%s': one Unix socket and one TCP port at most", text);
+    else if (where)
+        *where = strchr(text, ':') + 1;
+}
+
+static error_t parse(int key, char *text, struct argp_state *state)
+{
+    arguments *a = state->input;
+    if (key == 'l')
+        listen_at(state, a, text);
+    else if (key == 'j')
+        a->json = true;
+    else if (key == ARGP_KEY_ARG)
+        argp_error(state, "expected no arguments, found '%s'", text);
+    else
+        return ARGP_ERR_UNKNOWN;
+    return 0;
+}
+
+static void ready(void *user, const char *unix_address, const char *tcp_address)
+{
+    const arguments *a = user;
+    if (a->json) {
+        cmd_json_line(json_pack("{s:s, s:s?, s:s?, s:I}", "event", "listening", "unix",
+                                unix_address, "tcp", tcp_address, "pid", (json_int_t)getpid()));
+        return;
+    }
+    const char *addresses[] = {unix_address, tcp_address};
+    for (int i = 0; i < 2; i++)
+        if (addresses[i])
+            printf("listening at %s\n", addresses[i]);
+    printf("clients: export DRAY_ADDRESS=%s\n", unix_address ? unix_address : tcp_address);
+    fflush(stdout);
+}
+
+int cmd_serve(int argc, char **argv)
+{
+    static const struct argp_option options[] = {
+        {"listen", 'l', "ADDRESS", 0,
+         "Where to listen: unix:PATH or tcp:127.0.0.1:PORT (port 0: any free one); one of each may "
+         "be given. Default: unix:$XDG_RUNTIME_DIR/dray.socket, or in /tmp",
+         0},
+        {"json", 'j', NULL, 0, "Print one object a line", 0},
+        {0}};
+    static const struct argp argp = {
+        .options = options,
+        .parser = parse,
+        .doc = "Runs a coordinator in the foreground, until Ctrl-C: trainers, engines and tasks "
+               "meet there (through $DRAY_ADDRESS)."
+               "\vThe Unix socket is open to this user and root only. Loopback TCP is open to "
+               "every user of this machine, and nothing beyond loopback is served."};
+    arguments a = {0};
+    char path[256];
+    cmd_parse(&argp, argc, argv, &a);
+    if (!a.unix_path && !a.tcp_address)
+        a.unix_path = dray__default_socket(path, sizeof path);
+    dray__serve_options serve = {
+        .unix_path = a.unix_path, .tcp_address = a.tcp_address, .ready = ready, .user = &a};
+    dray_error error;
+    if (dray__serve(&serve, &error))
+        return cmd_fail("serve", &error);
+    if (a.json)
+        cmd_json_line(json_pack("{s:s}", "event", "stopped"));
+    return CMD_OK;
+}

@@ -1,0 +1,156 @@
+/* dray status: what a coordinator knows. Each of its services adds lists of objects to the answer;
+ * every list becomes a table, so that a new service needs nothing here. */
+#include "cmd/cmd.h"
+#include "run/coordinator.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct arguments {
+    const char *address;
+    bool json;
+} arguments;
+
+static error_t parse(int key, char *text, struct argp_state *state)
+{
+    arguments *a = state->input;
+    if (key == 'c')
+        a->address = text;
+    else if (key == 'j')
+        a->json = true;
+    else if (key == ARGP_KEY_ARG)
+        argp_error(state, "expected no arguments, found '%s'", text);
+    else
+        return ARGP_ERR_UNKNOWN;
+    return 0;
+}
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t length = strlen(text), tail = strlen(end);
+    return length >= tail && strcmp(text + length - tail, end) == 0;
+}
+
+static void print_cell(cmd_table *table, const char *key, const json_t *value)
+{
+    if (!value || json_is_null(value)) {
+        cmd_cell(table, "-");
+    } else if (json_is_string(value)) {
+        cmd_cell(table, "%s", json_string_value(value));
+    } else if (json_is_number(value) && ends_with(key, "seconds")) {
+        cmd_cell(table, "%s", cmd_seconds(json_number_value(value)).s);
+    } else if (json_is_number(value) && ends_with(key, "bytes")) {
+        cmd_cell(table, "%s", cmd_bytes(json_number_value(value)).s);
+    } else if (json_is_boolean(value)) {
+        cmd_cell(table, "%s", json_is_true(value) ? "yes" : "no");
+    } else {
+        char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(6));
+        cmd_cell(table, "%s", text ? text : "?");
+        free(text);
+    }
+}
+
+/* "age_seconds" is headed "age": its cells say the unit. */
+static void make_heading(char *out, size_t capacity, const char *key, const json_t *value)
+{
+    size_t length = strlen(key);
+    if (length > 8 && ends_with(key, "_seconds"))
+        length -= 8;
+    snprintf(out, capacity, "%s%.*s", json_is_number(value) ? ">" : "", (int)length, key);
+    for (char *c = out; *c; c++)
+        if (*c == '_')
+            *c = ' ';
+}
+
+enum { COLUMNS = 16 };
+
+/* The columns are the keys of the first object. */
+static void print_list(const char *name, json_t *list)
+{
+    const char *keys[COLUMNS], *headings[COLUMNS + 1], *key;
+    char texts[COLUMNS][48];
+    json_t *value, *row;
+    size_t columns = 0, i;
+    json_object_foreach(json_array_get(list, 0), key, value)
+    {
+        if (columns == COLUMNS)
+            break;
+        make_heading(texts[columns], sizeof texts[columns], key, value);
+        headings[columns] = texts[columns];
+        keys[columns++] = key;
+    }
+    headings[columns] = NULL;
+    printf("\n%s:\n", name);
+    cmd_table *table = cmd_table_new(headings);
+    json_array_foreach(list, i, row) for (size_t c = 0; c < columns; c++)
+        print_cell(table, keys[c], json_object_get(row, keys[c]));
+    cmd_table_print(table, stdout);
+}
+
+static void print_text(const char *address, json_t *object)
+{
+    const char *name;
+    json_t *part;
+    printf("%s: dray %s, process %lld, up %s\n", address,
+           json_string_value(json_object_get(object, "version")),
+           (long long)json_integer_value(json_object_get(object, "pid")),
+           cmd_seconds(json_number_value(json_object_get(object, "age_seconds"))).s);
+    json_object_foreach(object, name,
+                        part) if (json_is_array(part) && json_is_object(json_array_get(part, 0)))
+        print_list(name, part);
+}
+
+static int ask(const char *address, json_t **out, dray_error *error)
+{
+    dray_options options = DRAY_OPTIONS_INIT;
+    options.address = address;
+    options.name = "dray status";
+    options.role = "tool";
+    options.timeout_ns = 2000000000; /* whoever asks wants to know whether it is there now */
+    dray_context *context;
+    char *text = NULL;
+    int status = dray_open(&options, &context, error);
+    if (status)
+        return status;
+    status = dray_context_status(context, &text, error);
+    dray_close(context);
+    if (!status)
+        *out = json_loads(text, 0, NULL);
+    dray_free(text);
+    return status;
+}
+
+int cmd_status(int argc, char **argv)
+{
+    static const struct argp_option options[] = {
+        {"connect", 'c', "ADDRESS", 0,
+         "The coordinator. Default: $DRAY_ADDRESS, or where dray serve listens by default", 0},
+        {"json", 'j', NULL, 0, "Print one object", 0},
+        {0}};
+    static const struct argp argp = {
+        .options = options,
+        .parser = parse,
+        .doc = "Shows a coordinator's sessions, models and queues.\vFails when none is there."};
+    arguments a = {0};
+    char path[256], fallback[300];
+    cmd_parse(&argp, argc, argv, &a);
+    if (!a.address)
+        a.address = getenv("DRAY_ADDRESS");
+    if (!a.address || !a.address[0]) {
+        snprintf(fallback, sizeof fallback, "unix:%s", dray__default_socket(path, sizeof path));
+        a.address = fallback;
+    }
+    json_t *object = NULL;
+    dray_error error;
+    if (ask(a.address, &object, &error))
+        return cmd_fail("status", &error);
+    if (!object)
+        return cmd_failf("status", "%s: its answer is no JSON", a.address);
+    if (a.json) {
+        cmd_json_line(object);
+    } else {
+        print_text(a.address, object);
+        json_decref(object);
+    }
+    return CMD_OK;
+}

@@ -1,0 +1,25 @@
+/* A whole coordinator: the event loop with every service, listening, until it is told to stop. What
+ * `dray serve` is, and the process that `dray run` starts. */
+#ifndef DRAY_RUN_COORDINATOR_H
+#define DRAY_RUN_COORDINATOR_H
+
+#include <dray/dray.h>
+#include <stdbool.h>
+
+typedef struct dray__serve_options {
+    const char *unix_path;   /* socket to listen at; NULL: none */
+    const char *tcp_address; /* "127.0.0.1:0"; NULL: none */
+    /* Called once when everything listens. An address is NULL where there is none. */
+    void (*ready)(void *user, const char *unix_address, const char *tcp_address);
+    void *user;
+} dray__serve_options;
+
+/* Runs until SIGINT, SIGTERM or a client's dray_shutdown; returns DRAY_OK then. Takes those two
+ * signals over while it runs. */
+int dray__serve(const dray__serve_options *options, dray_error *error);
+
+/* Path of the socket that `dray serve` listens at, and `dray status` looks at, when nobody says
+ * another: $XDG_RUNTIME_DIR/dray.socket, or /tmp/dray-<uid>.socket. Returns out. */
+char *dray__default_socket(char *out, size_t capacity);
+
+#endif

@@ -1,0 +1,78 @@
+# dray serve and dray status: addresses, signals, stale sockets, wrong usage.
+set -eu
+work=$(mktemp -d)
+pids=
+cleanup()
+{
+    for pid in $pids; do
+        kill -KILL "$pid" 2>/dev/null || true
+    done
+    rm -rf "$work"
+}
+trap cleanup EXIT
+[ -x "$DRAY_PROGRAM" ] || exit 77
+unset DRAY_ADDRESS
+export XDG_RUNTIME_DIR="$work"
+fail()
+{
+    echo "FAILED: $*" >&2
+    cat "$work"/*.out "$work"/*.err 2>/dev/null >&2
+    exit 1
+}
+# serve NAME ARGUMENTS...: starts one, and waits until it has said its last line of greeting.
+serve()
+{
+    name=$1
+    shift
+    "$DRAY_PROGRAM" serve "$@" >"$work/$name.out" 2>"$work/$name.err" &
+    pid=$!
+    pids="$pids $pid"
+    for _ in $(seq 1000); do
+        grep -qE '^clients:|"listening"' "$work/$name.out" && return
+        sleep 0.01
+    done
+    fail "$name did not start"
+}
+
+serve one
+grep -qx "listening at unix:$work/dray.socket" "$work/one.out" || fail 'default address'
+"$DRAY_PROGRAM" status >"$work/status.out" || fail 'status at the default address'
+grep -q '^sessions:$' "$work/status.out" || fail 'no table of sessions'
+grep -q 'dray status *tool' "$work/status.out" || fail 'status does not see itself'
+status=0
+"$DRAY_PROGRAM" serve >"$work/two.out" 2>"$work/two.err" || status=$?
+[ $status = 1 ] && grep -q 'another server listens there' "$work/two.err" || fail 'a second server'
+"$DRAY_PROGRAM" status >/dev/null || fail 'the second one hurt the first'
+kill -KILL $pid
+wait $pid || true
+[ -S "$work/dray.socket" ] || fail 'a killed server cannot remove its socket'
+
+serve three --listen "unix:$work/dray.socket" --listen tcp:127.0.0.1:0 --json
+tcp=$(sed -n 's/.*"tcp": *"\([^"]*\)".*/\1/p' "$work/three.out")
+[ -n "$tcp" ] || fail 'no TCP address'
+"$DRAY_PROGRAM" status --connect "$tcp" --json >"$work/status.out" || fail 'status over TCP'
+grep -q '"sessions"' "$work/status.out" || fail 'status as JSON'
+DRAY_ADDRESS=$tcp "$DRAY_PROGRAM" status >/dev/null || fail 'DRAY_ADDRESS'
+kill -TERM $pid
+wait $pid || fail 'SIGTERM is no failure'
+grep -q '"stopped"' "$work/three.out" || fail 'no last line'
+[ ! -e "$work/dray.socket" ] || fail 'the socket was left behind'
+status=0
+"$DRAY_PROGRAM" status 2>"$work/status.err" || status=$?
+[ $status = 1 ] && grep -q 'nobody listens there' "$work/status.err" || fail 'status of nobody'
+
+usage()
+{
+    status=0
+    "$DRAY_PROGRAM" "$@" >"$work/usage.out" 2>"$work/usage.err" || status=$?
+    [ $status = 2 ] || fail "$* ended with $status"
+}
+usage serve --listen nonsense
+usage serve --listen unix:a --listen unix:b
+usage serve word
+usage serve --lisen unix:a
+usage status word
+status=0
+"$DRAY_PROGRAM" serve --listen tcp:0.0.0.0:0 2>"$work/usage.err" || status=$?
+[ $status = 1 ] && grep -q loopback "$work/usage.err" || fail 'listening beyond loopback'
+echo 'serve and status work'
