@@ -1,0 +1,240 @@
+/* SPEC strings: "word", "word:N", "word:key=value,key=value". One table of words; each reads its
+ * settings and makes the layouts of all members. */
+#include "model/layout.h"
+
+#include "base/error.h"
+#include "base/words.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RANKS, DTYPE, VOCAB, KEYS };
+
+static const char *const key_names[KEYS] = {[RANKS] = "tp", [DTYPE] = "dtype", [VOCAB] = "vocab"};
+
+typedef struct settings {
+    const char *spec; /* for messages */
+    bool given[KEYS];
+    uint32_t ranks;
+    dray_dtype dtype; /* NONE: the model's */
+    int64_t vocab;
+    const char *path;
+} settings;
+
+typedef struct word {
+    const char *name, *form; /* as usage shows it */
+    bool bare_ranks;         /* the first setting is a number: how many ranks */
+    bool needs_ranks;
+    bool takes[KEYS];
+    bool is_path; /* all behind the colon is a path */
+    int (*make)(const dray_model_config *, const settings *, uint32_t rank, dray_layout **,
+                dray_error *);
+} word;
+
+static int make_full(const dray_model_config *model, const settings *s, uint32_t rank,
+                     dray_layout **out, dray_error *error)
+{
+    (void)rank;
+    return dray_layout_full(model, s->dtype, DRAY_REGION_SHARED, out, error);
+}
+
+static int make_fsdp(const dray_model_config *model, const settings *s, uint32_t rank,
+                     dray_layout **out, dray_error *error)
+{
+    return dray_layout_fsdp(model, s->dtype, rank, s->ranks, DRAY_REGION_SHARED, out, error);
+}
+
+static int make_engine(const dray_model_config *model, const settings *s, uint32_t rank,
+                       dray_layout **out, dray_error *error)
+{
+    dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
+    spec.tp = s->ranks;
+    spec.tp_rank = rank;
+    spec.dtype = (int32_t)s->dtype;
+    spec.vocab_multiple = s->vocab;
+    return dray_layout_engine(model, &spec, out, error);
+}
+
+static int make_safetensors(const dray_model_config *model, const settings *s, uint32_t rank,
+                            dray_layout **out, dray_error *error)
+{
+    (void)model, (void)rank;
+    return dray_layout_safetensors(s->path, out, error);
+}
+
+static const word words[] = {
+    {.name = "full", .form = "full[:dtype=D]", .takes = {[DTYPE] = true}, .make = make_full},
+    {.name = "fsdp",
+     .form = "fsdp:N[,dtype=D]",
+     .bare_ranks = true,
+     .needs_ranks = true,
+     .takes = {[DTYPE] = true},
+     .make = make_fsdp},
+    {.name = "engine",
+     .form = "engine:tp=N[,dtype=D][,vocab=N]",
+     .needs_ranks = true,
+     .takes = {[RANKS] = true, [DTYPE] = true, [VOCAB] = true},
+     .make = make_engine},
+    {.name = "safetensors", .form = "safetensors:PATH", .is_path = true, .make = make_safetensors},
+};
+
+enum { WORDS = sizeof words / sizeof *words, MOST_RANKS = 65536, MOST_VOCAB = 1 << 30 };
+
+static int bad(const settings *s, const char *problem, const char *text, const char *hint,
+               dray_error *error)
+{
+    return dray__fail(error, DRAY_EINVALID, "SPEC '%.160s': %s '%.80s'%s", s->spec, problem, text,
+                      hint);
+}
+
+static bool read_number(const char *text, int64_t most, int64_t *out)
+{
+    char *end;
+    if (*text < '0' || *text > '9' || strlen(text) > 10)
+        return false;
+    *out = strtoll(text, &end, 10);
+    return !*end && *out >= 1 && *out <= most;
+}
+
+static int set_dtype(settings *s, const char *value, dray_error *error)
+{
+    enum { MOST = 16 };
+    const char *names[MOST];
+    size_t count = 0;
+    char hint[96];
+    s->dtype = dray_dtype_parse(value);
+    if (s->dtype != DRAY_DTYPE_NONE)
+        return DRAY_OK;
+#define XX(name, value_, bytes, safetensors, torch) names[count++] = #name;
+    DRAY_DTYPE_MAP(XX)
+#undef XX
+    return bad(s, "unknown dtype", value, dray__word_hint(value, names, count, hint, sizeof hint),
+               error);
+}
+
+static int set_key(settings *s, int key, const char *value, dray_error *error)
+{
+    int64_t number = 0;
+    if (s->given[key])
+        return bad(s, "given twice:", key_names[key], "", error);
+    s->given[key] = true;
+    if (key == DTYPE)
+        return set_dtype(s, value, error);
+    if (!read_number(value, key == RANKS ? MOST_RANKS : MOST_VOCAB, &number))
+        return bad(s,
+                   key == RANKS ? "expected a number of ranks from 1 to 65536, found"
+                                : "expected a multiple from 1 to 2^30, found",
+                   value, "", error);
+    if (key == RANKS)
+        s->ranks = (uint32_t)number;
+    else
+        s->vocab = number;
+    return DRAY_OK;
+}
+
+static int read_setting(const word *w, settings *s, char *text, bool first, dray_error *error)
+{
+    char *equals = strchr(text, '=');
+    if (!equals && first && w->bare_ranks)
+        return set_key(s, RANKS, text, error);
+    if (!equals)
+        return bad(s, "expected key=value, found", text, "", error);
+    *equals = 0;
+    const char *known[KEYS];
+    size_t count = 0;
+    for (int key = 0; key < KEYS; key++) {
+        if (w->takes[key] && strcmp(key_names[key], text) == 0)
+            return set_key(s, key, equals + 1, error);
+        if (w->takes[key])
+            known[count++] = key_names[key];
+    }
+    char hint[128];
+    dray__word_hint(text, known, count, hint, sizeof hint);
+    if (!*hint)
+        snprintf(hint, sizeof hint, " (form: %s)", w->form);
+    return bad(s, "unknown key", text, hint, error);
+}
+
+/* `arguments` is behind the colon, or NULL; it is cut into pieces. */
+static int read_settings(const word *w, settings *s, char *arguments, dray_error *error)
+{
+    if (w->is_path) {
+        s->path = arguments;
+        return arguments && *arguments ? DRAY_OK
+                                       : bad(s, "a path is missing; form:", w->form, "", error);
+    }
+    bool first = true;
+    for (char *at = arguments; at; first = false) {
+        char *comma = strchr(at, ',');
+        if (comma)
+            *comma = 0;
+        int status = read_setting(w, s, at, first, error);
+        if (status)
+            return status;
+        at = comma ? comma + 1 : NULL;
+    }
+    if (w->needs_ranks && !s->given[RANKS])
+        return bad(s, "the number of ranks is missing; form:", w->form, "", error);
+    return DRAY_OK;
+}
+
+static int find_word(const settings *s, const char *name, const word **out, dray_error *error)
+{
+    const char *names[WORDS];
+    char hint[160];
+    for (size_t i = 0; i < WORDS; i++) {
+        names[i] = words[i].name;
+        *out = &words[i];
+        if (strcmp(names[i], name) == 0)
+            return DRAY_OK;
+    }
+    dray__word_hint(name, names, WORDS, hint, sizeof hint);
+    size_t at = strlen(hint);
+    for (size_t i = 0; i < WORDS; i++)
+        at += (size_t)snprintf(hint + at, sizeof hint - at, "%s%s",
+                               i ? ", " : " (forms: ", words[i].form);
+    snprintf(hint + at, sizeof hint - at, ")");
+    return bad(s, "unknown word", name, hint, error);
+}
+
+static int make_all(const word *w, const dray_model_config *model, const settings *s,
+                    dray_layout ***out, uint32_t *count, dray_error *error)
+{
+    dray_layout **layouts = calloc(s->ranks, sizeof *layouts);
+    int status = layouts ? DRAY_OK : dray__nomem(error);
+    for (uint32_t rank = 0; rank < s->ranks && !status; rank++)
+        status = w->make(model, s, rank, &layouts[rank], error);
+    if (status) {
+        for (uint32_t rank = 0; layouts && rank < s->ranks; rank++)
+            dray_layout_free(layouts[rank]);
+        free(layouts);
+        return dray__fail_prefix(error, status, "SPEC '%.120s': ", s->spec);
+    }
+    *out = layouts;
+    *count = s->ranks;
+    return DRAY_OK;
+}
+
+int dray_layouts_from_spec(const dray_model_config *model, const char *spec, dray_layout ***out,
+                           uint32_t *count, dray_error *error)
+{
+    char *text = strdup(spec);
+    if (!text)
+        return dray__nomem(error);
+    settings s = {.spec = spec, .ranks = 1};
+    const word *w;
+    char *colon = strchr(text, ':');
+    if (colon)
+        *colon = 0;
+    int status = find_word(&s, text, &w, error);
+    if (!status)
+        status = read_settings(w, &s, colon ? colon + 1 : NULL, error);
+    if (!status && !w->is_path && !model)
+        status = bad(&s, "needs a model:", w->name, "", error);
+    if (!status)
+        status = make_all(w, model, &s, out, count, error);
+    free(text);
+    return status;
+}

@@ -1,0 +1,165 @@
+"""The library's model part through ctypes, for the tests that compare it with other libraries."""
+
+import ctypes as c
+import os
+import sys
+
+MAX_DIMS = 4
+
+
+class Error(c.Structure):
+    _fields_ = [("code", c.c_int32), ("origin", c.c_int32), ("raw", c.c_int64),
+                ("message", c.c_char * 496)]
+
+
+class RegionInfo(c.Structure):
+    _fields_ = [("kind", c.c_int32), ("bytes", c.c_uint64), ("name", c.c_char_p),
+                ("device", c.c_uint8 * 16)]
+
+
+class TensorInfo(c.Structure):
+    _fields_ = [("name", c.c_char_p), ("dtype", c.c_int32), ("ndim", c.c_uint32),
+                ("shape", c.c_int64 * MAX_DIMS), ("alias_of", c.c_int32)]
+
+
+class Block(c.Structure):
+    _fields_ = [("tensor", c.c_uint32), ("region", c.c_uint32), ("start", c.c_int64 * MAX_DIMS),
+                ("extent", c.c_int64 * MAX_DIMS), ("offset", c.c_uint64),
+                ("stride", c.c_int64 * MAX_DIMS)]
+
+
+class ModelConfig(c.Structure):
+    _fields_ = [("family", c.c_char * 32)] + [
+        (n, c.c_int64) for n in ("vocab_size", "hidden_size", "intermediate_size", "layers",
+                                 "heads", "kv_heads", "head_dim", "max_positions")] + [
+        ("rms_norm_eps", c.c_double), ("rope_theta", c.c_double)] + [
+        (n, c.c_int32) for n in ("qkv_bias", "o_bias", "mlp_bias", "qk_norm", "tied", "dtype")]
+
+
+class Placement(c.Structure):
+    _fields_ = [("kind", c.c_int32), ("dim", c.c_int32), ("split_factor", c.c_int64)]
+
+
+class Mesh(c.Structure):
+    _fields_ = [("ndim", c.c_uint32), ("shape", c.c_int64 * 8), ("placements", Placement * 8)]
+
+
+class EngineSpec(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("tp", c.c_uint32), ("tp_rank", c.c_uint32),
+                ("dtype", c.c_int32), ("vocab_multiple", c.c_int64), ("kind", c.c_int32)]
+
+
+class SafetensorsOptions(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("max_file_bytes", c.c_uint64),
+                ("metadata_json", c.c_char_p)]
+
+
+class DrayError(Exception):
+    def __init__(self, error):
+        super().__init__(error.message.decode())
+        self.code = error.code
+
+
+def _open():
+    path = os.environ.get("DRAY_LIBRARY")
+    if not path or not os.path.exists(path):
+        print("skipped: DRAY_LIBRARY names no library")
+        sys.exit(77)
+    lib = c.CDLL(path)
+    lib.dray_dtype_size.restype = c.c_size_t
+    lib.dray_dtype_name.restype = c.c_char_p
+    lib.dray_layout_bytes.restype = c.c_uint64
+    lib.dray_layout_tensor.restype = c.POINTER(TensorInfo)
+    lib.dray_layout_region.restype = c.POINTER(RegionInfo)
+    lib.dray_layout_block.restype = c.POINTER(Block)
+    lib.dray_model_name.restype = c.c_char_p
+    return lib
+
+
+lib = _open()
+
+
+def call(function, *args):
+    error = Error()
+    if function(*args, c.byref(error)) != 0:
+        raise DrayError(error)
+
+
+def i64s(values):
+    values = list(values)
+    return (c.c_int64 * max(1, len(values)))(*values)
+
+
+class Layout:
+    """Owns a dray_layout."""
+
+    def __init__(self, handle=None):
+        self.handle = handle or c.c_void_p()
+        if handle is None:
+            call(lib.dray_layout_new, c.byref(self.handle))
+
+    def __del__(self):
+        lib.dray_layout_free(self.handle)
+
+    def add_region(self, size, kind=1, name=b"r"):
+        index = c.c_uint32()
+        call(lib.dray_layout_add_region, self.handle,
+             c.byref(RegionInfo(kind=kind, bytes=size, name=name)), c.byref(index))
+        return index.value
+
+    def add_tensor(self, name, dtype, shape):
+        index = c.c_uint32()
+        call(lib.dray_layout_add_tensor, self.handle, name.encode(), dtype, len(shape),
+             i64s(shape), c.byref(index))
+        return index.value
+
+    def add_dtensor(self, tensor, region, offset, mesh_shape, placements, coordinate):
+        mesh = Mesh(ndim=len(mesh_shape))
+        mesh.shape[:len(mesh_shape)] = mesh_shape
+        for i, p in enumerate(placements):
+            mesh.placements[i] = Placement(*p)
+        local = (c.c_int64 * MAX_DIMS)()
+        call(lib.dray_layout_add_dtensor, self.handle, tensor, region, c.c_uint64(offset),
+             c.byref(mesh), i64s(coordinate), local)
+        return list(local)[:self.tensor(tensor).ndim]
+
+    def tensor(self, i):
+        return lib.dray_layout_tensor(self.handle, i).contents
+
+    def region(self, i):
+        return lib.dray_layout_region(self.handle, i).contents
+
+    def tensors(self):
+        return [self.tensor(i) for i in range(lib.dray_layout_tensor_count(self.handle))]
+
+    def regions(self):
+        return [self.region(i) for i in range(lib.dray_layout_region_count(self.handle))]
+
+    def blocks(self):
+        """(tensor, region, start, extent, offset, stride), cut to the tensor's dimensions."""
+        out = []
+        for i in range(lib.dray_layout_block_count(self.handle)):
+            b = lib.dray_layout_block(self.handle, i).contents
+            n = self.tensor(b.tensor).ndim
+            out.append((b.tensor, b.region, list(b.start)[:n], list(b.extent)[:n], b.offset,
+                        list(b.stride)[:n]))
+        return out
+
+
+def safetensors_layout(path):
+    handle = c.c_void_p()
+    call(lib.dray_layout_safetensors, os.fsencode(path), c.byref(handle))
+    return Layout(handle)
+
+
+def safetensors_begin(directory, like, max_file_bytes=0, metadata=None):
+    handle = c.c_void_p()
+    options = SafetensorsOptions(c.sizeof(SafetensorsOptions), max_file_bytes,
+                                 metadata and metadata.encode())
+    call(lib.dray_safetensors_begin, os.fsencode(directory), like.handle, c.byref(options),
+         c.byref(handle))
+    return Layout(handle)
+
+
+def safetensors_finish(directory, layout):
+    call(lib.dray_safetensors_finish, os.fsencode(directory), layout.handle)
