@@ -154,8 +154,8 @@ void dray_close(dray_context *context);
 /* The session's member id, given by the coordinator: from 1, never given twice in its life.
  * Any thread; does not block. */
 uint64_t dray_context_member(const dray_context *context);
-/* 1 for the first session of this role, name and rank, one more for each that followed it: a process
- * that was started again has a higher epoch. Any thread; does not block. */
+/* 1 for the first session of this role, name and rank, one more for each that followed it: a
+ * process that was started again has a higher epoch. Any thread; does not block. */
 uint64_t dray_context_epoch(const dray_context *context);
 
 /* Waits until `count` sessions have entered the barrier of this name, each with the same count.
@@ -171,15 +171,14 @@ int dray_barrier(dray_context *context, const char *name, uint32_t count, int64_
 /* Posts one JSON object to everyone who watches reports of `kind` ("step", "update", "eval", ...; 1
  * to 64 bytes). json: text, at most 64 KiB. The coordinator adds "kind", "member", "name" and
  * "time_ns" (since 1970), and keeps the last 8 MiB of reports.
- * Returns DRAY_EFORMAT (not a JSON object), DRAY_EINVALID (kind, size), DRAY_ECLOSED, DRAY_ETIMEDOUT
- * (the coordinator does not answer). Threads: any. Does not wait for watchers. */
+ * Returns DRAY_EFORMAT (not a JSON object), DRAY_EINVALID (kind, size), DRAY_ECLOSED,
+ * DRAY_ETIMEDOUT (the coordinator does not answer). Threads: any. Does not wait for watchers. */
 int dray_report_post(dray_context *context, const char *kind, const char *json, dray_error *error);
 
 /* What the coordinator knows, as one JSON object: "version", "pid", "listening", "sessions" (oldest
- * first: member, epoch, name, role, rank, pid, age_seconds, connections), "barriers", "reports", and
- * a part from every service. *json: terminated UTF-8, to be freed with dray_free.
- * Returns DRAY_ECLOSED, DRAY_ETIMEDOUT, DRAY_ENOMEM. Threads: any. Blocks up to the context's
- * timeout. */
+ * first: member, epoch, name, role, rank, pid, age_seconds, connections), "barriers", "reports",
+ * and a part from every service. *json: terminated UTF-8, to be freed with dray_free. Returns
+ * DRAY_ECLOSED, DRAY_ETIMEDOUT, DRAY_ENOMEM. Threads: any. Blocks up to the context's timeout. */
 int dray_context_status(dray_context *context, char **json, dray_error *error);
 
 /* Asks the coordinator to end. Over a Unix socket only (DRAY_EPERM). Threads: any. Blocks until it
