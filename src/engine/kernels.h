@@ -1,0 +1,35 @@
+/* The arithmetic that is no matrix product: norms, rotary positions, SwiGLU, softmax. Matrices are
+ * row-major floats. Backward functions add to weight gradients and to inputs' gradients where the
+ * comment says "adds", else they overwrite. */
+#ifndef DRAY_ENGINE_KERNELS_H
+#define DRAY_ENGINE_KERNELS_H
+
+#include <stdint.h>
+
+/* y = x · scale · weight with scale = 1 / sqrt(mean(x²) + epsilon), row by row (Zhang and Sennrich
+ * 2019). stride: floats between rows of x and of y. scales: one a row; NULL: not kept. */
+void dray__rms_norm(const float *x, const float *weight, float *y, int64_t rows, int64_t width,
+                    int64_t x_stride, int64_t y_stride, float epsilon, float *scales);
+/* Adds to dx and to dweight. dy has the stride of dx. */
+void dray__rms_norm_backward(const float *x, const float *weight, const float *scales,
+                             const float *dy, float *dx, float *dweight, int64_t rows,
+                             int64_t width, int64_t x_stride, int64_t dx_stride);
+
+/* Rotates one head of one token in place, as transformers' rotate_half: element i pairs with
+ * i + width / 2. cos, sin: width / 2 values of the position. sign -1 rotates back (the gradient).
+ */
+void dray__rotate(float *head, const float *cos, const float *sin, int64_t width, float sign);
+
+/* out[row] = silu(gate) · up, where gate_up's rows are [gate; up] of `width` each. */
+void dray__swiglu(const float *gate_up, float *out, int64_t rows, int64_t width);
+void dray__swiglu_backward(const float *gate_up, const float *dout, float *dgate_up, int64_t rows,
+                           int64_t width);
+
+float dray__dot(const float *a, const float *b, int64_t count);
+/* y += a · x */
+void dray__axpy(float a, const float *x, float *y, int64_t count);
+float dray__max(const float *x, int64_t count); /* count >= 1 */
+/* out[i] = exp(scale · x[i] - shift); returns their sum. out may be x. */
+float dray__exp_sum(const float *x, float scale, float shift, float *out, int64_t count);
+
+#endif

@@ -1,0 +1,58 @@
+/* What the trainer's files share. */
+#ifndef DRAY_ENGINE_TRAINER_STATE_H
+#define DRAY_ENGINE_TRAINER_STATE_H
+
+#include "engine/model.h"
+#include "engine/trainer.h"
+
+/* One parameter: where it lies whole, where this rank's piece of it lies, and how long the pieces
+ * of all ranks are. Places and lengths in floats. */
+typedef struct dray__piece {
+    uint32_t tensor; /* index in the layout of the shards */
+    uint64_t whole, shard;
+    uint64_t start; /* of this rank's piece within the parameter */
+    uint64_t counts[DRAY__GROUP_MAX_WORLD];
+} dray__piece;
+
+/* Sums over this rank's response tokens since the last step. */
+typedef struct dray__sums {
+    double loss, entropy, clipped, kl, ratio, ratio_max;
+} dray__sums;
+
+struct dray__trainer {
+    dray_model_config config;
+    dray__trainer_options options;
+    dray__group *group; /* NULL: one rank */
+    uint32_t rank, world;
+
+    dray_layout *layout; /* the shards */
+    dray_region **regions;
+    uint32_t region_count;
+    uint64_t shard_floats;
+    float *shard, *gradient, *moment, *moment_square; /* [shard_floats], alike in places */
+
+    dray_layout *whole_layout; /* all parameters, as the model computes with them */
+    dray_region *whole_region;
+    float *whole_gradient;
+    uint64_t whole_floats;
+    bool gathered; /* the whole holds what the shards hold */
+
+    dray__piece *pieces;
+    uint32_t piece_count;
+
+    dray__model model;
+    dray__weights gradients;
+    dray__state inference, training;
+    dray__backward backward;
+
+    uint64_t steps;
+    uint64_t tokens; /* response tokens accumulated by all ranks */
+    dray__sums sums;
+};
+
+/* Makes `whole` (whole_floats long) of the shards that lie like t->shard. */
+int dray__trainer_gather(dray__trainer *t, const float *shard, float *whole, dray_error *error);
+/* Makes all ranks return alike: the first rank that failed says what. */
+int dray__trainer_agree(dray__trainer *t, int code, dray_error *error);
+
+#endif
