@@ -41,6 +41,8 @@
     XX(CHECKSUMS_GET, 0x020A)                                                                      \
     XX(WEIGHTS_CLOSE, 0x020B)                                                                      \
     XX(UPDATE_WRITING, 0x020C)                                                                     \
+    XX(GROUP_STATE, 0x020D)                                                                        \
+    XX(UPDATE_REPORT, 0x020E)                                                                      \
     /* queue/controller.c */                                                                       \
     XX(QUEUE_OPEN, 0x0301)                                                                         \
     XX(QUEUE_INSERT, 0x0302)                                                                       \

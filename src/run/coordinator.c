@@ -21,7 +21,8 @@ char *dray__default_socket(char *out, size_t capacity)
 
 static int add_services(dray__coordinator *coordinator, dray_error *error)
 {
-    return dray__reports_add(coordinator, error);
+    int status = dray__reports_add(coordinator, error);
+    return status ? status : dray__registry_add(coordinator, error);
 }
 
 static void on_signal(evutil_socket_t number, short what, void *base)

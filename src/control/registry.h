@@ -1,0 +1,77 @@
+/* The registry: who holds which weights, which version is ready, who reads it, and the group commit
+ * of updates. A state machine without sockets: it is handed decoded frames and answers tickets, now
+ * or later. registry.c puts it behind the coordinator.
+ *
+ * Messages (payloads in base/wire.h's encoding; timeouts are relative, nanoseconds):
+ *  PUBLISHER_OPEN   string model, u32 rank, u32 world, u64 token, u32 regions, u32 of them to
+ *                   put, blob layout
+ *                   -> u64 key
+ *  REGION_PUT       u64 key, u32 region, blob handle, one descriptor -> (empty)
+ *  UPDATE_SOURCES   u64 key, u8 what, i64 timeout, u64 set, u32 index; what:
+ *                   GANG (a publisher's own gang; kept until all ranks are there)
+ *                       -> u64 incarnation, u64 set, u32 world
+ *                   MEMBER (rank `index` of the set) -> u64 key, u64 member, u64 host, i64 pid,
+ *                       u64 token, string name, blob layout
+ *  REGION_GET       u64 key, u64 set, u32 index, u32 region -> blob handle, one descriptor
+ *  PUBLISH          u64 key, u64 version, u8 checksums are there, sums -> (empty)
+ *  PUBLISHER_WAIT   u64 key, u64 version, i64 timeout -> u32 dropped, string their names
+ *  SUBSCRIBER_OPEN  string model, string group, u32 rank, u32 world, u64 token, blob layout
+ *                   -> u64 key
+ *  UPDATE_BEGIN     u64 key, u8 mode, u64 min version, string path, u64 path version, i64 timeout;
+ *                   kept until all ranks began and a version is there
+ *                   -> u64 attempt, u8 mode, u64 incarnation, u64 version, u8 checksums are there,
+ *                      u64 source set, u32 sources, u64 group set, u32 ranks
+ *  UPDATE_WRITING   u64 key, u64 attempt -> (empty): bytes are about to be overwritten
+ *  UPDATE_VOTE      u64 key, u64 attempt, u32 code (0: ok), string message, i64 timeout, sums; kept
+ *                   until all voted -> (empty): committed. Errors: aborted (the group keeps what it
+ *                   had) or DRAY_ETORN.
+ *  GROUP_STATE      u64 key -> u64 version, u64 incarnation, u8 state, u64 epoch
+ *  UPDATE_REPORT    u64 key, string json (a notice)
+ *  CHECKSUMS_GET    string model, string group ("": the publishers)
+ *                   -> u64 version, u64 incarnation, sums
+ *  WEIGHTS_CLOSE    u64 key -> (empty)
+ */
+#ifndef DRAY_CONTROL_REGISTRY_H
+#define DRAY_CONTROL_REGISTRY_H
+
+#include "base/wire.h"
+
+#include <dray/dray.h>
+#include <jansson.h>
+
+enum { DRAY__SOURCES_GANG = 0, DRAY__SOURCES_MEMBER = 1 };
+
+typedef struct dray__registry dray__registry;
+
+/* Who asks. The name is copied where it is kept. */
+typedef struct dray__party {
+    uint64_t member, host;
+    int64_t pid;
+    const char *name;
+} dray__party;
+
+typedef struct dray__registry_ops {
+    /* Ends a ticket: with an error, or with a reply (payload NULL: empty; fd -1: none, else the
+     * registry's to close). */
+    void (*answer)(void *user, void *ticket, const dray_error *error, dray__writer *payload,
+                   int fd);
+    /* Asks for dray__registry_expired at the deadline. */
+    void (*expire_at)(void *user, void *ticket, int64_t deadline_ns);
+    void *user;
+} dray__registry_ops;
+
+int dray__registry_new(const dray__registry_ops *ops, dray__registry **out, dray_error *error);
+void dray__registry_free(dray__registry *registry);
+
+/* One request. fd: its descriptor or -1; the registry's from here. The ticket is answered exactly
+ * once, in this call or a later one. */
+void dray__registry_handle(dray__registry *registry, const dray__party *party, uint16_t type,
+                           dray__reader *payload, int fd, void *ticket);
+/* A kept ticket's deadline passed, or nobody is there to hear the answer; it is answered. */
+void dray__registry_expired(dray__registry *registry, void *ticket, int gone);
+/* All that the member had opened ends. */
+void dray__registry_member_ended(dray__registry *registry, uint64_t member);
+/* Adds "models". */
+void dray__registry_status(dray__registry *registry, json_t *object);
+
+#endif

@@ -1,0 +1,349 @@
+/* Publishers: gangs, incarnations, versions, and the wait before the next write. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "control/registry_state.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void version_free(struct version *version)
+{
+    dray__sums_free(&version->sums);
+    free(version);
+}
+
+void dray__reg_gang_free(dray__registry *r, struct gang *gang)
+{
+    (void)r;
+    while (gang->versions) {
+        struct version *next = gang->versions->next;
+        version_free(gang->versions);
+        gang->versions = next;
+    }
+    free(gang->set.entries);
+    free(gang);
+}
+
+static struct gang *gang_new(dray__registry *r, struct model *model)
+{
+    struct gang *gang = calloc(1, sizeof *gang);
+    if (!gang)
+        return NULL;
+    gang->model = model;
+    gang->set.id = r->next_id++;
+    gang->next = model->gangs;
+    model->gangs = gang;
+    return gang;
+}
+
+static void gang_drop_if_empty(dray__registry *r, struct gang *gang)
+{
+    if (gang->set.present)
+        return;
+    for (struct gang **at = &gang->model->gangs; *at; at = &(*at)->next)
+        if (*at == gang) {
+            *at = gang->next;
+            break;
+        }
+    dray__reg_gang_free(r, gang);
+}
+
+/* The gang that a newly opened rank belongs to: the one that is forming, unless a whole one lives
+ * (then its rank is taken). */
+static int gang_for(dray__registry *r, struct entry *entry, struct gang **out, dray_error *error)
+{
+    for (struct gang *gang = entry->model->gangs; gang; gang = gang->next) {
+        if (gang->broken)
+            continue;
+        if (gang->incarnation)
+            return dray__fail(error, DRAY_EEXIST,
+                              "publisher of %s: all %" PRIu32 " ranks of incarnation %" PRIu64
+                              " are alive; close them before rank %" PRIu32 " opens again",
+                              entry->model->name, gang->set.world, gang->incarnation, entry->rank);
+        *out = gang;
+        return DRAY_OK;
+    }
+    *out = gang_new(r, entry->model);
+    return *out ? DRAY_OK : dray__nomem(error);
+}
+
+int dray__reg_gang_join(dray__registry *r, struct entry *entry, uint32_t world, dray_error *error)
+{
+    struct gang *gang;
+    int rc = gang_for(r, entry, &gang, error);
+    if (rc)
+        return rc;
+    rc = dray__reg_set_join(&gang->set, entry, world, "publisher", error);
+    if (rc) {
+        gang_drop_if_empty(r, gang);
+        return rc;
+    }
+    entry->gang = gang;
+    dray__reg_gang_complete(r, gang);
+    return DRAY_OK;
+}
+
+void dray__reg_gang_answer(dray__registry *r, struct entry *entry)
+{
+    struct gang *gang = entry->gang;
+    void *ticket = entry->gang_ticket;
+    if (!ticket || (!gang->incarnation && !gang->broken))
+        return;
+    entry->gang_ticket = NULL;
+    if (gang->broken) {
+        dray_error error;
+        dray__fail(&error, DRAY_ESTALE, "%s: open the publisher again", gang->reason);
+        dray__reg_refuse(r, ticket, &error);
+        return;
+    }
+    dray__writer w = {0};
+    dray__put_u64(&w, gang->incarnation);
+    dray__put_u64(&w, gang->set.id);
+    dray__put_u32(&w, gang->set.world);
+    dray__reg_reply(r, ticket, &w, -1);
+}
+
+void dray__reg_gang_complete(dray__registry *r, struct gang *gang)
+{
+    if (gang->incarnation || gang->broken || gang->set.present < gang->set.world)
+        return;
+    for (uint32_t i = 0; i < gang->set.world; i++)
+        if (gang->set.entries[i]->regions_missing)
+            return;
+    gang->incarnation = r->next_incarnation++;
+    for (uint32_t i = 0; i < gang->set.world; i++)
+        dray__reg_gang_answer(r, gang->set.entries[i]);
+}
+
+static void gang_break(dray__registry *r, struct gang *gang, const struct entry *entry,
+                       const char *why)
+{
+    gang->broken = true;
+    snprintf(gang->reason, sizeof gang->reason,
+             "publisher rank %" PRIu32 " (%s, member %" PRIu64 ") of %s, incarnation %" PRIu64
+             ", %s",
+             entry->rank, entry->name, entry->member, gang->model->name, gang->incarnation, why);
+    dray_error error;
+    dray__fail(&error, DRAY_EDEAD, "%s", gang->reason);
+    for (struct group *group = gang->model->groups; group; group = group->next)
+        if (group->phase == ATTEMPT_MOVING && group->gang == gang)
+            dray__reg_abort(r, group, &error);
+}
+
+void dray__reg_gang_leave(dray__registry *r, struct entry *entry, const char *why)
+{
+    struct gang *gang = entry->gang;
+    for (struct wait **at = &r->waits; *at;) {
+        struct wait *wait = *at;
+        if (wait->entry != entry) {
+            at = &wait->next;
+            continue;
+        }
+        *at = wait->next;
+        dray_error error;
+        dray__fail(&error, DRAY_ECANCELED, "publisher %s", why);
+        dray__reg_refuse(r, wait->ticket, &error);
+        free(wait);
+    }
+    if (entry->gang_ticket) {
+        dray_error error;
+        dray__fail(&error, DRAY_ECANCELED, "publisher %s", why);
+        dray__reg_refuse(r, entry->gang_ticket, &error);
+        entry->gang_ticket = NULL;
+    }
+    if (gang->incarnation && !gang->broken)
+        gang_break(r, gang, entry, why);
+    dray__reg_set_leave(&gang->set, entry);
+    entry->gang = NULL;
+    gang_drop_if_empty(r, gang);
+}
+
+bool dray__reg_ready(const struct gang *gang, const struct version *version)
+{
+    return !gang->broken && version->published == gang->set.world && !version->withdrawn;
+}
+
+struct version *dray__reg_newest(const struct model *model, uint64_t min, struct gang **out)
+{
+    for (struct gang *gang = model->gangs; gang; gang = gang->next)
+        for (struct version *version = gang->versions; version; version = version->next)
+            if (dray__reg_ready(gang, version) && version->number >= min) {
+                *out = gang;
+                return version;
+            }
+    return NULL;
+}
+
+const struct version *dray__reg_latest(const struct model *model, const struct gang **out)
+{
+    for (const struct gang *gang = model->gangs; gang; gang = gang->next)
+        for (const struct version *version = gang->versions; version; version = version->next)
+            if (!gang->broken && version->published == gang->set.world) {
+                *out = gang;
+                return version;
+            }
+    return NULL;
+}
+
+/* Keeps what is read, waited for, being published, or the newest complete one. */
+static void prune(dray__registry *r, struct gang *gang)
+{
+    bool complete_seen = false;
+    for (struct version **at = &gang->versions; *at;) {
+        struct version *version = *at;
+        bool complete = version->published == gang->set.world;
+        bool waited = false;
+        for (struct wait *wait = r->waits; wait; wait = wait->next)
+            waited |= wait->entry->gang == gang && wait->number >= version->number;
+        if (!complete_seen || version->readers || waited) {
+            complete_seen |= complete;
+            at = &version->next;
+            continue;
+        }
+        *at = version->next;
+        version_free(version);
+    }
+}
+
+int dray__reg_publish(dray__registry *r, struct entry *entry, uint64_t number, bool checked,
+                      const dray__sums *sums, dray_error *error)
+{
+    struct gang *gang = entry->gang;
+    if (gang->broken)
+        return dray__fail(error, DRAY_ESTALE, "%s: open the publisher again", gang->reason);
+    if (!gang->incarnation)
+        return dray__fail(error, DRAY_EAGAIN,
+                          "publisher of %s: %" PRIu32 " of %" PRIu32 " ranks have opened",
+                          gang->model->name, gang->set.present, gang->set.world);
+    if (entry->has_published && number <= entry->published)
+        return dray__fail(error, DRAY_EINVALID,
+                          "publisher of %s: version %" PRIu64 " after %" PRIu64
+                          ": versions grow within an incarnation",
+                          gang->model->name, number, entry->published);
+    /* This rank's memory holds `number` now: nothing older can be read as a whole. */
+    struct version **at = &gang->versions;
+    while (*at && (*at)->number > number)
+        at = &(*at)->next;
+    for (struct version *older = *at; older; older = older->next)
+        older->withdrawn |= older->number < number;
+    struct version *version = *at;
+    if (!version || version->number != number) {
+        version = calloc(1, sizeof *version);
+        if (!version)
+            return dray__nomem(error);
+        version->number = number;
+        version->next = *at;
+        /* A rank that is ahead already overwrote its part of this one. */
+        version->withdrawn = gang->versions && gang->versions->number > number;
+        *at = version;
+    }
+    if (!dray__sums_add_all(&version->sums, sums))
+        return dray__nomem(error);
+    version->unchecked |= !checked;
+    version->published++;
+    entry->published = number;
+    entry->has_published = true;
+    prune(r, gang);
+    return DRAY_OK;
+}
+
+static bool has_readers(const struct gang *gang, uint64_t number)
+{
+    for (const struct version *version = gang->versions; version; version = version->next)
+        if (version->number <= number && version->readers)
+            return true;
+    return false;
+}
+
+static void wait_answer(dray__registry *r, const struct entry *entry, uint64_t number, void *ticket)
+{
+    uint32_t dropped = 0;
+    const char *names = "";
+    for (const struct version *version = entry->gang->versions; version; version = version->next)
+        if (version->number == number) {
+            dropped = version->dropped;
+            names = version->dropped_names;
+        }
+    dray__writer w = {0};
+    dray__put_u32(&w, dropped);
+    dray__put_string(&w, names);
+    dray__reg_reply(r, ticket, &w, -1);
+}
+
+/* Takes the memory from the groups that still read it: what they vote later is refused. */
+static void drop_readers(dray__registry *r, struct gang *gang, uint64_t number)
+{
+    for (struct group *group = gang->model->groups; group; group = group->next) {
+        if (group->phase != ATTEMPT_MOVING || group->gang != gang ||
+            group->reading->number > number)
+            continue;
+        struct version *version = group->reading;
+        size_t used = strlen(version->dropped_names);
+        snprintf(version->dropped_names + used, sizeof version->dropped_names - used, "%s%s",
+                 used ? ", " : "", group->name);
+        version->dropped++;
+        group->epoch++;
+        dray_error error;
+        dray__fail(&error, DRAY_ESTALE,
+                   "group %s was dropped: it did not release version %" PRIu64
+                   " of %s within the publisher's deadline",
+                   group->name, version->number, gang->model->name);
+        dray__log(DRAY_LOG_WARN, "%s", error.message);
+        dray__reg_abort(r, group, &error);
+    }
+}
+
+int dray__reg_wait(dray__registry *r, struct entry *entry, uint64_t number, int64_t timeout_ns,
+                   void *ticket, dray_error *error)
+{
+    struct gang *gang = entry->gang;
+    if (!entry->has_published || number > entry->published)
+        return dray__fail(error, DRAY_EINVALID,
+                          "publisher of %s: waiting for version %" PRIu64 ", which rank %" PRIu32
+                          " did not publish",
+                          gang->model->name, number, entry->rank);
+    for (struct version *version = gang->versions; version; version = version->next)
+        if (version->number <= number)
+            version->withdrawn = true;
+    if (has_readers(gang, number) && timeout_ns <= 0)
+        drop_readers(r, gang, number);
+    if (!has_readers(gang, number)) {
+        wait_answer(r, entry, number, ticket);
+        return DRAY_OK;
+    }
+    struct wait *wait = calloc(1, sizeof *wait);
+    if (!wait)
+        return dray__nomem(error);
+    *wait = (struct wait){r->waits, ticket, entry, number};
+    r->waits = wait;
+    r->ops.expire_at(r->ops.user, ticket, dray__deadline(timeout_ns));
+    return DRAY_OK;
+}
+
+void dray__reg_waits_settle(dray__registry *r)
+{
+    for (struct wait **at = &r->waits; *at;) {
+        struct wait *wait = *at;
+        if (has_readers(wait->entry->gang, wait->number)) {
+            at = &wait->next;
+            continue;
+        }
+        *at = wait->next;
+        wait_answer(r, wait->entry, wait->number, wait->ticket);
+        free(wait);
+    }
+}
+
+bool dray__reg_wait_expired(dray__registry *r, void *ticket)
+{
+    for (struct wait *wait = r->waits; wait; wait = wait->next)
+        if (wait->ticket == ticket) {
+            drop_readers(r, wait->entry->gang, wait->number);
+            dray__reg_waits_settle(r);
+            return true;
+        }
+    return false;
+}

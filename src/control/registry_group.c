@@ -1,0 +1,389 @@
+/* Subscribers: groups, and updates that all ranks of a group commit together or not at all. */
+#include "base/error.h"
+#include "base/log.h"
+#include "control/registry_state.h"
+
+#include <dray/weights.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void dray__reg_group_free(struct group *group)
+{
+    dray__sums_free(&group->sums);
+    dray__sums_free(&group->committed);
+    free(group->set.entries);
+    free(group->report);
+    free(group->name);
+    free(group);
+}
+
+int dray__reg_group_join(dray__registry *r, struct entry *entry, const char *name, uint32_t world,
+                         dray_error *error)
+{
+    struct group *group = entry->model->groups;
+    while (group && strcmp(group->name, name) != 0)
+        group = group->next;
+    if (!group) {
+        group = calloc(1, sizeof *group);
+        char *copy = strdup(name);
+        if (!group || !copy) {
+            free(group);
+            free(copy);
+            return dray__nomem(error);
+        }
+        group->name = copy;
+        group->model = entry->model;
+        group->epoch = 1;
+        group->next = entry->model->groups;
+        entry->model->groups = group;
+    }
+    int rc = dray__reg_set_join(&group->set, entry, world, name, error);
+    if (rc)
+        return rc;
+    group->set.id = r->next_id++;
+    entry->group = group;
+    return DRAY_OK;
+}
+
+static void begin_clear(struct begin *begin)
+{
+    free(begin->path);
+    *begin = (struct begin){0};
+}
+
+static void begin_refuse(dray__registry *r, struct entry *entry, const dray_error *error)
+{
+    void *ticket = entry->begin.ticket;
+    begin_clear(&entry->begin);
+    if (ticket)
+        dray__reg_refuse(r, ticket, error);
+}
+
+static void update_over(struct group *group)
+{
+    group->phase = ATTEMPT_NONE;
+    if (group->reading)
+        group->reading->readers--;
+    group->reading = NULL;
+    group->gang = NULL;
+    dray__sums_free(&group->sums);
+    for (uint32_t i = 0; i < group->set.world; i++)
+        if (group->set.entries[i]) {
+            group->set.entries[i]->writing = false;
+            group->set.entries[i]->voted = false;
+        }
+}
+
+void dray__reg_abort(dray__registry *r, struct group *group, const dray_error *reason)
+{
+    if (group->phase != ATTEMPT_MOVING)
+        return;
+    bool writing = false;
+    for (uint32_t i = 0; i < group->set.world; i++)
+        writing |= group->set.entries[i] && group->set.entries[i]->writing;
+    group->aborted = group->attempt;
+    if (writing) {
+        group->state = DRAY_GROUP_TORN;
+        dray__fail(&group->abort_error, DRAY_ETORN,
+                   "group %s is torn (bytes were overwritten already): %s", group->name,
+                   reason->message);
+    } else {
+        dray__fail(&group->abort_error, reason->code, "update of group %s was given up: %s",
+                   group->name, reason->message);
+    }
+    dray__log(DRAY_LOG_WARN, "%s", group->abort_error.message);
+    update_over(group);
+    for (uint32_t i = 0; i < group->set.world; i++) {
+        struct entry *entry = group->set.entries[i];
+        if (!entry || !entry->vote_ticket)
+            continue;
+        void *ticket = entry->vote_ticket;
+        entry->vote_ticket = NULL;
+        dray__reg_refuse(r, ticket, &group->abort_error);
+    }
+}
+
+static void commit(dray__registry *r, struct group *group)
+{
+    group->state = DRAY_GROUP_WHOLE;
+    group->version = group->goal;
+    group->incarnation = group->gang ? group->gang->incarnation : 0;
+    dray__sums_free(&group->committed);
+    group->committed = group->sums;
+    group->sums = (dray__sums){0};
+    update_over(group);
+    for (uint32_t i = 0; i < group->set.world; i++) {
+        struct entry *entry = group->set.entries[i];
+        void *ticket = entry->vote_ticket;
+        entry->vote_ticket = NULL;
+        if (ticket)
+            dray__reg_reply(r, ticket, NULL, -1);
+    }
+}
+
+void dray__reg_group_leave(dray__registry *r, struct entry *entry, const char *why)
+{
+    struct group *group = entry->group;
+    dray_error error;
+    dray__fail(&error, DRAY_EDEAD, "rank %" PRIu32 " (%s, member %" PRIu64 ") %s", entry->rank,
+               entry->name, entry->member, why);
+    dray__reg_abort(r, group, &error);
+    begin_refuse(r, entry, &error);
+    dray__reg_set_leave(&group->set, entry);
+    entry->group = NULL;
+    group->set.id = r->next_id++;
+    group->epoch++;
+    if (group->state == DRAY_GROUP_WHOLE)
+        group->state = DRAY_GROUP_TORN; /* the rank that left took its part with it */
+    if (group->set.present)
+        return;
+    for (struct group **at = &group->model->groups; *at; at = &(*at)->next)
+        if (*at == group) {
+            *at = group->next;
+            break;
+        }
+    dray__reg_group_free(group);
+}
+
+int dray__reg_begin(dray__registry *r, struct entry *entry, const struct begin *begin,
+                    dray_error *error)
+{
+    struct group *group = entry->group;
+    if (entry->begin.ticket)
+        return dray__fail(error, DRAY_EBUSY, "rank %" PRIu32 " of group %s has begun already",
+                          entry->rank, group->name);
+    char *path = strdup(begin->path);
+    if (!path)
+        return dray__nomem(error);
+    if (group->phase == ATTEMPT_MOVING) {
+        dray_error reason;
+        dray__fail(&reason, DRAY_ECANCELED, "rank %" PRIu32 " (%s) began another update",
+                   entry->rank, entry->name);
+        dray__reg_abort(r, group, &reason);
+    }
+    entry->begin = *begin;
+    entry->begin.path = path;
+    return DRAY_OK;
+}
+
+/* What all ranks that began agree on; the first one that does not is the error. */
+static int agree(const struct group *group, uint64_t *min, dray_error *error)
+{
+    const struct begin *first = &group->set.entries[0]->begin;
+    *min = first->min_version;
+    for (uint32_t i = 1; i < group->set.world; i++) {
+        const struct begin *other = &group->set.entries[i]->begin;
+        if (other->min_version > *min)
+            *min = other->min_version;
+        if (other->mode != first->mode || strcmp(other->path, first->path) != 0 ||
+            other->path_version != first->path_version)
+            return dray__fail(error, DRAY_EINVALID,
+                              "group %s: rank %" PRIu32 " asked for mode %d, path \"%s\" (version "
+                              "%" PRIu64 "), rank 0 for mode %d, path \"%s\" (version %" PRIu64 ")",
+                              group->name, i, other->mode, other->path, other->path_version,
+                              first->mode, first->path, first->path_version);
+    }
+    return DRAY_OK;
+}
+
+static bool same_host(const struct gang *gang, const struct group *group)
+{
+    uint64_t host = group->set.entries[0]->host;
+    for (uint32_t i = 0; i < group->set.world; i++)
+        if (group->set.entries[i]->host != host)
+            return false;
+    for (uint32_t i = 0; i < gang->set.world; i++)
+        if (gang->set.entries[i]->host != host)
+            return false;
+    return true;
+}
+
+/* Resolves AUTO and looks for the version. DRAY_EAGAIN: not there yet. */
+static int choose(struct group *group, dray_error *error)
+{
+    const struct begin *first = &group->set.entries[0]->begin;
+    uint64_t min;
+    int rc = agree(group, &min, error);
+    if (rc)
+        return rc;
+    struct gang *gang = NULL;
+    struct version *version = NULL;
+    group->mode = first->mode;
+    if (group->mode != DRAY_MODE_DISK)
+        version = dray__reg_newest(group->model, min, &gang);
+    bool near = version && same_host(gang, group);
+    if (group->mode == DRAY_MODE_AUTO && first->path[0] && !near)
+        group->mode = DRAY_MODE_DISK;
+    if (group->mode == DRAY_MODE_DISK) {
+        group->goal = first->path_version;
+        return DRAY_OK;
+    }
+    if (!version)
+        return DRAY_EAGAIN;
+    if (!near)
+        return dray__fail(error, DRAY_EUNSUPPORTED,
+                          "group %s: publishers of %s on another host cannot be read yet; only "
+                          "modes tensor (same host) and disk are there",
+                          group->name, group->model->name);
+    if (group->mode == DRAY_MODE_AUTO)
+        group->mode = DRAY_MODE_TENSOR;
+    group->gang = gang;
+    group->reading = version;
+    group->goal = version->number;
+    return DRAY_OK;
+}
+
+static void start(dray__registry *r, struct group *group)
+{
+    group->attempt = r->next_id++;
+    group->phase = ATTEMPT_MOVING;
+    if (group->reading)
+        group->reading->readers++;
+    for (uint32_t i = 0; i < group->set.world; i++) {
+        struct entry *entry = group->set.entries[i];
+        void *ticket = entry->begin.ticket;
+        begin_clear(&entry->begin);
+        dray__writer w = {0};
+        dray__put_u64(&w, group->attempt);
+        dray__put_u8(&w, group->mode);
+        dray__put_u64(&w, group->gang ? group->gang->incarnation : 0);
+        dray__put_u64(&w, group->goal);
+        dray__put_u8(&w, group->reading && !group->reading->unchecked);
+        dray__put_u64(&w, group->gang ? group->gang->set.id : 0);
+        dray__put_u32(&w, group->gang ? group->gang->set.world : 0);
+        dray__put_u64(&w, group->set.id);
+        dray__put_u32(&w, group->set.world);
+        dray__reg_reply(r, ticket, &w, -1);
+    }
+}
+
+static void group_settle(dray__registry *r, struct group *group)
+{
+    if (group->phase != ATTEMPT_NONE || group->set.present < group->set.world)
+        return;
+    for (uint32_t i = 0; i < group->set.world; i++)
+        if (!group->set.entries[i]->begin.ticket)
+            return;
+    dray_error error = {0};
+    int rc = choose(group, &error);
+    if (rc == DRAY_EAGAIN)
+        return;
+    if (rc == DRAY_OK) {
+        start(r, group);
+        return;
+    }
+    for (uint32_t i = 0; i < group->set.world; i++)
+        begin_refuse(r, group->set.entries[i], &error);
+}
+
+void dray__reg_groups_settle(dray__registry *r)
+{
+    for (struct model *model = r->models; model; model = model->next)
+        for (struct group *group = model->groups; group; group = group->next)
+            group_settle(r, group);
+}
+
+/* Is this the update in progress? If not, why it ended. */
+static int current(const struct entry *entry, uint64_t attempt, dray_error *error)
+{
+    const struct group *group = entry->group;
+    if (group->phase == ATTEMPT_MOVING && group->attempt == attempt)
+        return DRAY_OK;
+    if (group->aborted == attempt) {
+        if (error)
+            *error = group->abort_error;
+        return group->abort_error.code;
+    }
+    return dray__fail(error, DRAY_ESTALE, "group %s: update %" PRIu64 " is over", group->name,
+                      attempt);
+}
+
+int dray__reg_writing(dray__registry *r, struct entry *entry, uint64_t attempt, dray_error *error)
+{
+    (void)r;
+    int rc = current(entry, attempt, error);
+    if (rc == DRAY_OK)
+        entry->writing = true;
+    return rc;
+}
+
+static void decide(dray__registry *r, struct group *group)
+{
+    for (uint32_t i = 0; i < group->set.world; i++)
+        if (!group->set.entries[i]->voted)
+            return;
+    dray_error error;
+    if (group->reading && !group->reading->unchecked &&
+        dray__sums_compare(&group->reading->sums, &group->sums, &error)) {
+        dray__reg_abort(r, group, &error);
+        return;
+    }
+    commit(r, group);
+}
+
+int dray__reg_vote(dray__registry *r, struct entry *entry, uint64_t attempt,
+                   const dray_error *verdict, const dray__sums *sums, void *ticket,
+                   dray_error *error)
+{
+    struct group *group = entry->group;
+    int rc = current(entry, attempt, error);
+    if (rc)
+        return rc;
+    if (entry->voted)
+        return dray__fail(error, DRAY_EPROTO, "rank %" PRIu32 " of group %s votes twice",
+                          entry->rank, group->name);
+    if (!verdict->code && !dray__sums_add_all(&group->sums, sums))
+        return dray__nomem(error);
+    entry->voted = true;
+    entry->vote_ticket = ticket;
+    if (verdict->code) {
+        dray_error reason;
+        dray__fail(&reason, verdict->code, "rank %" PRIu32 " (%s): %s", entry->rank, entry->name,
+                   verdict->message);
+        dray__reg_abort(r, group, &reason);
+    } else {
+        decide(r, group);
+    }
+    return DRAY_OK;
+}
+
+/* "rank 1, rank 3" of those that the others wait for. */
+static void missing(const struct group *group, bool vote, char *out, size_t capacity)
+{
+    out[0] = 0;
+    for (uint32_t i = 0; i < group->set.world; i++) {
+        const struct entry *entry = group->set.entries[i];
+        if (entry && (vote ? entry->voted : entry->begin.ticket != NULL))
+            continue;
+        size_t used = strlen(out);
+        snprintf(out + used, capacity - used, "%srank %" PRIu32, used ? ", " : "", i);
+    }
+}
+
+bool dray__reg_group_expired(dray__registry *r, struct entry *entry, void *ticket, bool gone)
+{
+    struct group *group = entry->group;
+    dray_error error;
+    char who[160];
+    if (entry->begin.ticket == ticket) {
+        missing(group, false, who, sizeof who);
+        if (who[0])
+            dray__fail(&error, DRAY_ETIMEDOUT, "group %s: %s did not begin the update", group->name,
+                       who);
+        else
+            dray__fail(&error, DRAY_ETIMEDOUT,
+                       "group %s: no version >= %" PRIu64 " of %s was published", group->name,
+                       entry->begin.min_version, group->model->name);
+        begin_refuse(r, entry, &error);
+        return true;
+    }
+    if (entry->vote_ticket != ticket)
+        return false;
+    missing(group, true, who, sizeof who);
+    dray__fail(&error, DRAY_ETIMEDOUT, "%s did not vote within the deadline%s", who,
+               gone ? " (connection lost)" : "");
+    dray__reg_abort(r, group, &error); /* answers the ticket, too */
+    return true;
+}
