@@ -14,16 +14,32 @@ typedef enum dray_span_kind {
     DRAY_SPAN_TRANSFER  /* moving bytes */
 } dray_span_kind;
 
-/* Turns recording on for the process; spans go to `path` (one file a process, rewritten whole at
- * each flush). process: the row's label. NULL path: off. */
+/* Turns recording on for the process; spans go to the file `path` (made anew; name it *.spans), to
+ * which every flush appends. process: the row's label; NULL: the program's name. NULL path: off, with
+ * a last flush. A forked child does not record until it opens a file of its own.
+ * Returns DRAY_ESYS, DRAY_ENOMEM. Threads: any. Blocks for the file only. */
 int dray_trace_open(const char *path, const char *process, dray_error *error);
-/* name: static storage or interned by the caller for the life of the process. step: -1 for none. */
+
+/* Records one span of the calling thread. name: static storage, or interned by the caller for the
+ * life of the process; UTF-8. begin_ns, end_ns: of dray_trace_now. step: -1 for none. Costs next to
+ * nothing when recording is off. A thread keeps at most 32,768 spans between two flushes; beyond
+ * that new ones are dropped, and counted in the merged file ("lost_spans").
+ * Threads: any. Never blocks (the thread's first span takes a lock and memory). */
 void dray_trace_span(dray_span_kind kind, const char *name, int64_t begin_ns, int64_t end_ns,
                      int64_t step);
+
 int64_t dray_trace_now(void); /* CLOCK_MONOTONIC, ns */
+
+/* Appends what was recorded, by all threads, to the file, so that it survives the process being
+ * killed. Nothing to do: DRAY_OK. DRAY_ESYS, DRAY_ENOMEM: recording is off from
+ * here on. Threads: any. */
 int dray_trace_flush(dray_error *error);
+
 /* Merges the files of `folder` (*.spans) into one Chrome trace-event JSON, which Perfetto and
- * chrome://tracing open. */
+ * chrome://tracing open: a process row for each file, complete events with cat "busy", "wait" or
+ * "transfer" and args.step. Times count from the first span of all. What a killed process left
+ * unfinished is skipped, damaged files too; the log says so. out_path is replaced in one step.
+ * Returns DRAY_ENOENT (no folder), DRAY_ESYS, DRAY_ENOMEM. Threads: any. */
 int dray_trace_merge(const char *folder, const char *out_path, dray_error *error);
 
 #ifdef __cplusplus

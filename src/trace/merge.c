@@ -1,0 +1,214 @@
+/* Many files of spans into one file of Chrome's trace-event format ("Trace Event Format", Google;
+ * its JSON Object Format): a process row per file, its threads below it, complete events ("X"),
+ * times in microseconds from the first span on. */
+#include "base/error.h"
+#include "base/log.h"
+#include "trace/spans.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct merge {
+    char **paths;
+    size_t count;
+    FILE *out;
+    bool some; /* an event was written, so the next one needs a comma */
+    int64_t origin_ns;
+    uint64_t lost, left_out;
+} merge;
+
+/* ---- events ---------------------------------------------------------------------------------- */
+
+static void write_string(FILE *out, const char *text)
+{
+    putc('"', out);
+    for (const unsigned char *c = (const unsigned char *)text; *c; c++)
+        if (*c == '"' || *c == '\\')
+            fprintf(out, "\\%c", *c);
+        else if (*c < 0x20 || *c == 0x7F)
+            fprintf(out, "\\u%04x", *c);
+        else
+            putc(*c, out);
+    putc('"', out);
+}
+
+static void begin_event(merge *m, char kind, size_t process, uint32_t thread)
+{
+    fprintf(m->out, "%s\n{\"ph\":\"%c\",\"pid\":%zu,\"tid\":%u", m->some ? "," : "", kind, process,
+            thread);
+    m->some = true;
+}
+
+static void write_metadata(merge *m, size_t process, uint32_t thread, const char *what,
+                           const char *key, const char *value)
+{
+    begin_event(m, 'M', process, thread);
+    fprintf(m->out, ",\"ts\":0,\"name\":\"%s\",\"args\":{\"%s\":", what, key);
+    write_string(m->out, value);
+    fputs("}}", m->out);
+}
+
+static void write_us(FILE *out, const char *key, int64_t ns)
+{
+    fprintf(out, ",\"%s\":%" PRId64 ".%03d", key, ns / 1000, (int)(ns % 1000));
+}
+
+static void write_span(merge *m, size_t process, const dray__span *span)
+{
+    begin_event(m, 'X', process, span->thread + 1);
+    write_us(m->out, "ts", span->begin_ns - m->origin_ns);
+    write_us(m->out, "dur", span->end_ns - span->begin_ns);
+    fprintf(m->out, ",\"cat\":\"%s\",\"name\":", dray__span_kind_name(span->kind));
+    write_string(m->out, span->name);
+    if (span->step >= 0)
+        fprintf(m->out, ",\"args\":{\"step\":%" PRId64 "}}", span->step);
+    else
+        fputs(",\"args\":{}}", m->out);
+}
+
+/* ---- files ----------------------------------------------------------------------------------- */
+
+/* A file that is damaged or none of ours is left out (DRAY_EAGAIN), and the log says so: the trace
+ * of a run that ended badly is the one that people need. */
+static int open_spans(const merge *m, size_t i, dray__spans **out, dray_error *error)
+{
+    dray_error why;
+    int status = dray__spans_open(m->paths[i], out, &why);
+    if (status == DRAY_EFORMAT || status == DRAY_EVERSION) {
+        dray__log(DRAY_LOG_WARN, "trace: left out: %s", why.message);
+        return DRAY_EAGAIN;
+    }
+    if (status && error)
+        *error = why;
+    return status;
+}
+
+static int find_origin(merge *m, size_t i, dray_error *error)
+{
+    dray__spans *spans;
+    dray__span span;
+    int status = open_spans(m, i, &spans, error);
+    if (status)
+        return status == DRAY_EAGAIN ? DRAY_OK : status;
+    while ((status = dray__spans_next(spans, &span, error)) == DRAY_OK)
+        if (span.begin_ns < m->origin_ns)
+            m->origin_ns = span.begin_ns;
+    dray__spans_close(spans);
+    return status == DRAY_ENOMEM ? status : DRAY_OK;
+}
+
+static void write_names(merge *m, size_t process, const dray__spans *spans)
+{
+    char labels[32];
+    snprintf(labels, sizeof labels, "pid %u", dray__spans_pid(spans));
+    write_metadata(m, process, 0, "process_name", "name", dray__spans_label(spans));
+    write_metadata(m, process, 0, "process_labels", "labels", labels);
+    for (uint32_t i = 0; i < dray__spans_thread_count(spans); i++)
+        write_metadata(m, process, i + 1, "thread_name", "name", dray__spans_thread_name(spans, i));
+}
+
+static int write_file(merge *m, size_t i, dray_error *error)
+{
+    dray__spans *spans;
+    dray__span span;
+    int status = open_spans(m, i, &spans, error);
+    if (status == DRAY_EAGAIN)
+        m->left_out++;
+    if (status)
+        return status == DRAY_EAGAIN ? DRAY_OK : status;
+    while ((status = dray__spans_next(spans, &span, error)) == DRAY_OK)
+        write_span(m, i + 1, &span);
+    write_names(m, i + 1, spans);
+    if (status == DRAY_EFORMAT)
+        dray__log(DRAY_LOG_WARN, "trace: %s: the rest is malformed", m->paths[i]);
+    if (dray__spans_unread(spans))
+        dray__log(DRAY_LOG_INFO, "trace: %s: %zu bytes at its end were not finished", m->paths[i],
+                  dray__spans_unread(spans));
+    m->lost += dray__spans_lost(spans);
+    dray__spans_close(spans);
+    return status == DRAY_ENOMEM ? status : DRAY_OK;
+}
+
+static int write_all(merge *m, dray_error *error)
+{
+    int status = DRAY_OK;
+    m->origin_ns = INT64_MAX;
+    for (size_t i = 0; i < m->count && !status; i++)
+        status = find_origin(m, i, error);
+    if (m->origin_ns == INT64_MAX)
+        m->origin_ns = 0;
+    fputs("{\"traceEvents\":[", m->out);
+    for (size_t i = 0; i < m->count && !status; i++)
+        status = write_file(m, i, error);
+    fprintf(m->out,
+            "\n],\"displayTimeUnit\":\"ms\",\"otherData\":{\"origin_ns\":%" PRId64
+            ",\"lost_spans\":%" PRIu64 ",\"files\":%zu,\"files_left_out\":%" PRIu64 "}}\n",
+            m->origin_ns, m->lost, m->count, m->left_out);
+    return status;
+}
+
+/* Written beside its place and renamed, so that nobody opens half a trace. */
+static int write_out(merge *m, const char *out_path, dray_error *error)
+{
+    char *temporary;
+    if (asprintf(&temporary, "%s.%d.tmp", out_path, (int)getpid()) < 0)
+        return dray__nomem(error);
+    m->out = fopen(temporary, "we");
+    int status = m->out ? write_all(m, error) : dray__fail_errno(error, errno, "%s", temporary);
+    if (m->out) {
+        int bad = ferror(m->out);
+        if ((fclose(m->out) != 0 || bad) && !status)
+            status = dray__fail_errno(error, errno, "%s", temporary);
+        if (!status && rename(temporary, out_path) < 0)
+            status = dray__fail_errno(error, errno, "%s", out_path);
+        if (status)
+            unlink(temporary);
+    }
+    free(temporary);
+    return status;
+}
+
+static int is_spans(const struct dirent *entry)
+{
+    size_t length = strlen(entry->d_name);
+    return length > 6 && strcmp(entry->d_name + length - 6, ".spans") == 0;
+}
+
+static int list_files(merge *m, const char *folder, dray_error *error)
+{
+    struct dirent **entries;
+    int count = scandir(folder, &entries, is_spans, alphasort);
+    if (count < 0 && errno == ENOENT)
+        return dray__fail(error, DRAY_ENOENT, "%s: no such folder", folder);
+    if (count < 0)
+        return dray__fail_errno(error, errno, "%s", folder);
+    m->paths = calloc((size_t)count + 1, sizeof(char *));
+    int status = m->paths ? DRAY_OK : dray__nomem(error);
+    for (int i = 0; i < count; i++) {
+        char *path = NULL;
+        if (!status && asprintf(&path, "%s/%s", folder, entries[i]->d_name) < 0)
+            status = dray__nomem(error);
+        else if (!status)
+            m->paths[m->count++] = path;
+        free(entries[i]);
+    }
+    free(entries);
+    return status;
+}
+
+int dray_trace_merge(const char *folder, const char *out_path, dray_error *error)
+{
+    merge m = {0};
+    int status = list_files(&m, folder, error);
+    if (!status)
+        status = write_out(&m, out_path, error);
+    for (size_t i = 0; i < m.count; i++)
+        free(m.paths[i]);
+    free(m.paths);
+    return status;
+}

@@ -1,0 +1,326 @@
+/* Recording spans: a ring per thread, which that thread alone fills and dray_trace_flush alone
+ * empties, so that writing one is a few stores. A full ring drops what is new, and counts it. */
+#include <dray/trace.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/hash.h"
+#include "trace/spans.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+enum { RING = 1 << 15, THREAD_NAME = 16 };
+
+typedef struct record {
+    const char *name;
+    int64_t begin_ns, end_ns, step;
+    uint32_t kind;
+} record;
+
+typedef struct ring {
+    struct ring *next;
+    _Atomic uint32_t head; /* the thread's: written so far */
+    _Atomic uint32_t tail; /* the flush's: read so far */
+    _Atomic uint64_t lost;
+    atomic_bool over; /* its thread has ended */
+    uint32_t number;  /* in this file; UINT32_MAX: not there yet */
+    char name[THREAD_NAME];
+    record records[RING];
+} ring;
+
+static atomic_bool on;
+static _Thread_local ring *mine;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all that follows */
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_key_t ended; /* its destructor runs when a thread with a ring ends */
+static ring *rings;
+static int file = -1;
+static dray__map names;
+static uint32_t name_count, thread_count;
+static uint64_t lost; /* of rings that are gone */
+
+/* ---- recording ------------------------------------------------------------------------------- */
+
+static void thread_ended(void *user)
+{
+    ring *r = user;
+    mine = NULL;
+    atomic_store_explicit(&r->over, true, memory_order_release);
+}
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+/* The file is the parent's; a child that wants to record opens one of its own. */
+static void in_child(void)
+{
+    atomic_store(&on, false);
+    if (file >= 0)
+        close(file);
+    file = -1;
+    while (rings) {
+        ring *r = rings;
+        rings = r->next;
+        free(r);
+    }
+    mine = NULL;
+    pthread_setspecific(ended, NULL);
+    pthread_mutex_unlock(&lock);
+}
+
+static void prepare(void)
+{
+    pthread_key_create(&ended, thread_ended);
+    pthread_atfork(before_fork, after_fork, in_child);
+}
+
+static ring *make_ring(void)
+{
+    ring *r = calloc(1, sizeof *r); /* its pages are touched as spans come */
+    if (!r)
+        return NULL;
+    r->number = UINT32_MAX;
+    prctl(PR_GET_NAME, r->name);
+    pthread_mutex_lock(&lock);
+    r->next = rings;
+    rings = r;
+    pthread_setspecific(ended, r);
+    pthread_mutex_unlock(&lock);
+    return mine = r;
+}
+
+void dray_trace_span(dray_span_kind kind, const char *name, int64_t begin_ns, int64_t end_ns,
+                     int64_t step)
+{
+    if (!atomic_load_explicit(&on, memory_order_acquire))
+        return;
+    ring *r = mine ? mine : make_ring();
+    if (!r)
+        return;
+    uint32_t head = atomic_load_explicit(&r->head, memory_order_relaxed);
+    if (head - atomic_load_explicit(&r->tail, memory_order_acquire) == RING) {
+        atomic_fetch_add_explicit(&r->lost, 1, memory_order_relaxed);
+        return;
+    }
+    begin_ns = begin_ns < 0 ? 0 : begin_ns;
+    r->records[head % RING] = (record){.name = name,
+                                       .begin_ns = begin_ns,
+                                       .end_ns = end_ns < begin_ns ? begin_ns : end_ns,
+                                       .step = step < 0 ? -1 : step,
+                                       .kind = (uint32_t)kind};
+    atomic_store_explicit(&r->head, head + 1, memory_order_release);
+}
+
+int64_t dray_trace_now(void)
+{
+    return dray__now();
+}
+
+/* ---- flushing: under the lock ---------------------------------------------------------------- */
+
+typedef struct chunk {
+    dray__writer names, threads, spans;
+    uint32_t name_count, thread_count, span_count;
+    uint64_t lost;
+} chunk;
+
+static void free_chunk(chunk *c)
+{
+    dray__writer_free(&c->names);
+    dray__writer_free(&c->threads);
+    dray__writer_free(&c->spans);
+}
+
+/* Text that readers take: cut where it is long, bytes that are no UTF-8 replaced. */
+static void put_text(dray__writer *w, const char *text)
+{
+    char copy[DRAY__SPAN_NAME_MAX];
+    size_t size = strnlen(text, sizeof copy);
+    memcpy(copy, text, size);
+    if (!dray__utf8_valid(copy, size))
+        for (size_t i = 0; i < size; i++)
+            if (copy[i] & 0x80)
+                copy[i] = '?';
+    dray__put_blob(w, copy, size);
+}
+
+static uint32_t name_id(chunk *c, const char *name)
+{
+    uint32_t id;
+    if (dray__map_get(&names, name, &id))
+        return id;
+    id = name_count + c->name_count;
+    if (!dray__map_set(&names, name, id))
+        c->names.failed = true;
+    put_text(&c->names, name);
+    c->name_count++;
+    return id;
+}
+
+static void drain(chunk *c, ring *r)
+{
+    uint32_t tail = atomic_load_explicit(&r->tail, memory_order_relaxed);
+    uint32_t head = atomic_load_explicit(&r->head, memory_order_acquire);
+    if (head != tail && r->number == UINT32_MAX) {
+        r->number = thread_count + c->thread_count++;
+        put_text(&c->threads, r->name);
+    }
+    for (; tail != head; tail++) {
+        const record *span = &r->records[tail % RING];
+        dray__put_u8(&c->spans,
+                     (uint8_t)(span->kind > DRAY_SPAN_TRANSFER ? DRAY_SPAN_BUSY : span->kind));
+        dray__put_u32(&c->spans, name_id(c, span->name ? span->name : "?"));
+        dray__put_u32(&c->spans, r->number);
+        dray__put_i64(&c->spans, span->begin_ns);
+        dray__put_i64(&c->spans, span->end_ns);
+        dray__put_i64(&c->spans, span->step);
+        c->span_count++;
+    }
+    atomic_store_explicit(&r->tail, tail, memory_order_release);
+    c->lost += atomic_load_explicit(&r->lost, memory_order_relaxed);
+}
+
+static int write_all(const void *data, size_t size, dray_error *error)
+{
+    ssize_t n;
+    do
+        n = write(file, data, size);
+    while (n < 0 && errno == EINTR);
+    if (n == (ssize_t)size)
+        return DRAY_OK;
+    return dray__fail_errno(error, n < 0 ? errno : ENOSPC, "writing spans");
+}
+
+static int write_chunk(const chunk *c, dray_error *error)
+{
+    static const uint8_t later[16] = {0};
+    dray__writer out = {0};
+    dray__put_bytes(&out, later, sizeof later); /* magic, size, sum */
+    dray__put_u32(&out, c->name_count);
+    dray__put_bytes(&out, c->names.data, c->names.size);
+    dray__put_u32(&out, c->thread_count);
+    dray__put_bytes(&out, c->threads.data, c->threads.size);
+    dray__put_u64(&out, c->lost);
+    dray__put_u32(&out, c->span_count);
+    dray__put_bytes(&out, c->spans.data, c->spans.size);
+    bool failed = out.failed || c->names.failed || c->threads.failed || c->spans.failed ||
+                  out.size > UINT32_MAX;
+    int status = failed ? dray__nomem(error) : DRAY_OK;
+    if (!status) {
+        size_t size = out.size - sizeof later;
+        uint32_t head[2] = {htole32(DRAY__SPANS_CHUNK), htole32((uint32_t)size)};
+        uint64_t sum = htole64(dray__hash(out.data + sizeof later, size));
+        memcpy(out.data, head, sizeof head);
+        memcpy(out.data + sizeof head, &sum, sizeof sum);
+        status = write_all(out.data, out.size, error);
+    }
+    dray__writer_free(&out);
+    return status;
+}
+
+/* Where a chunk could not be written, later ones would be unreadable: recording ends. */
+static int flush(dray_error *error)
+{
+    chunk c = {.lost = lost};
+    for (ring **link = &rings; *link;) {
+        ring *r = *link;
+        bool over = atomic_load_explicit(&r->over, memory_order_acquire);
+        drain(&c, r);
+        if (!over) {
+            link = &r->next;
+            continue;
+        }
+        lost += atomic_load_explicit(&r->lost, memory_order_relaxed);
+        *link = r->next;
+        free(r);
+    }
+    int status = DRAY_OK;
+    if (file >= 0 && c.span_count)
+        status = write_chunk(&c, error);
+    name_count += c.name_count;
+    thread_count += c.thread_count;
+    if (status) {
+        atomic_store(&on, false);
+        close(file);
+        file = -1;
+    }
+    free_chunk(&c);
+    return status;
+}
+
+int dray_trace_flush(dray_error *error)
+{
+    pthread_mutex_lock(&lock);
+    int status = flush(error);
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static int open_file(const char *path, const char *process, dray_error *error)
+{
+    file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
+    if (file < 0)
+        return dray__fail_errno(error, errno, "%s", path);
+    dray__writer header = {0};
+    dray__put_bytes(&header, "DRAYSPAN", 8);
+    dray__put_u32(&header, DRAY__SPANS_VERSION);
+    dray__put_u32(&header, (uint32_t)getpid());
+    put_text(&header, process ? process : program_invocation_short_name);
+    int status = dray__writer_check(&header, error);
+    if (!status)
+        status = write_all(header.data, header.size, error);
+    dray__writer_free(&header);
+    if (status) {
+        close(file);
+        file = -1;
+    }
+    return status;
+}
+
+static int close_file(dray_error *error)
+{
+    int status = flush(error);
+    if (file >= 0)
+        close(file);
+    file = -1;
+    dray__map_free(&names);
+    name_count = thread_count = 0;
+    lost = 0;
+    for (ring *r = rings; r; r = r->next) {
+        r->number = UINT32_MAX;
+        atomic_store(&r->lost, 0);
+    }
+    return status;
+}
+
+int dray_trace_open(const char *path, const char *process, dray_error *error)
+{
+    pthread_once(&once, prepare);
+    pthread_mutex_lock(&lock);
+    atomic_store(&on, false);
+    int status = close_file(error);
+    if (!status && path)
+        status = open_file(path, process, error);
+    if (!status && path)
+        atomic_store_explicit(&on, true, memory_order_release);
+    pthread_mutex_unlock(&lock);
+    return status;
+}

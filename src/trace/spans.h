@@ -1,0 +1,45 @@
+/* The format of *.spans files, and how to read them.
+ *
+ * A header (magic "DRAYSPAN", u32 version, u32 pid, label), then chunks, each appended with one
+ * write: u32 magic, u32 size of the body, u64 XXH3 of the body, body. What a killed process left
+ * unfinished fails its checksum, and everything before it is good. A body has, in base/wire.h's
+ * encoding: new names (ids count on from the last chunk's), new threads (likewise), the number of
+ * spans lost so far, spans. */
+#ifndef DRAY_TRACE_SPANS_H
+#define DRAY_TRACE_SPANS_H
+
+#include "base/wire.h"
+
+#include <dray/trace.h>
+
+#define DRAY__SPANS_VERSION 1u
+#define DRAY__SPANS_CHUNK 0x4B4E4843u /* "CHNK" */
+enum { DRAY__SPAN_BYTES = 1 + 4 + 4 + 3 * 8, DRAY__SPAN_NAME_MAX = 1024 };
+
+typedef struct dray__span {
+    dray_span_kind kind;
+    const char *name;
+    uint32_t thread; /* from 0, in the order of their first spans */
+    int64_t begin_ns, end_ns, step;
+} dray__span;
+
+typedef struct dray__spans dray__spans;
+
+/* Opens a file. DRAY_EFORMAT: it is none of these; DRAY_EVERSION; DRAY_ENOENT; DRAY_ESYS. */
+int dray__spans_open(const char *path, dray__spans **out, dray_error *error);
+void dray__spans_close(dray__spans *spans); /* NULL is fine */
+/* The next span; its name lives as long as `spans`. DRAY_EEND: there are no more good ones.
+ * DRAY_EFORMAT: a chunk whose checksum is right is malformed. */
+int dray__spans_next(dray__spans *spans, dray__span *out, dray_error *error);
+
+const char *dray__spans_label(const dray__spans *spans);
+uint32_t dray__spans_pid(const dray__spans *spans);
+/* Known after the last span: */
+uint32_t dray__spans_thread_count(const dray__spans *spans);
+const char *dray__spans_thread_name(const dray__spans *spans, uint32_t thread);
+uint64_t dray__spans_lost(const dray__spans *spans); /* rings that were full */
+size_t dray__spans_unread(const dray__spans *spans); /* bytes of an unfinished end */
+
+const char *dray__span_kind_name(dray_span_kind kind); /* "busy" */
+
+#endif

@@ -1,0 +1,230 @@
+/* trace: what was flushed survives kill -9; rings that are full count what they drop; damaged files
+ * hurt no others. (What the merged file looks like to a reader of JSON: test_merge.py.) */
+#include "trace/spans.h"
+
+#include <dray/trace.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static char folder[128];
+
+static char *path_of(const char *name)
+{
+    static char path[256];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return path;
+}
+
+static int make_folder(void **state)
+{
+    (void)state;
+    const char *tmp = getenv("TMPDIR");
+    snprintf(folder, sizeof folder, "%.64s/dray-test-XXXXXX", tmp ? tmp : "/tmp");
+    return mkdtemp(folder) ? 0 : -1;
+}
+
+static int remove_folder(void **state)
+{
+    (void)state;
+    char command[256];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    return system(command);
+}
+
+/* Spans that can be read from a file, and whether each is what the tests write: step i, begin i. */
+static uint64_t count_spans(const char *path, uint64_t *lost)
+{
+    dray__spans *spans;
+    dray__span span;
+    uint64_t count = 0;
+    assert_int_equal(dray__spans_open(path, &spans, NULL), DRAY_OK);
+    int status;
+    while ((status = dray__spans_next(spans, &span, NULL)) == DRAY_OK) {
+        assert_true(span.begin_ns == span.step);
+        assert_true(span.end_ns >= span.begin_ns);
+        count++;
+    }
+    assert_int_equal(status, DRAY_EEND);
+    if (lost)
+        *lost = dray__spans_lost(spans);
+    dray__spans_close(spans);
+    return count;
+}
+
+static void nothing_is_recorded_when_off(void **state)
+{
+    (void)state;
+    dray_trace_span(DRAY_SPAN_BUSY, "off", 1, 2, 1);
+    assert_int_equal(dray_trace_flush(NULL), DRAY_OK);
+    assert_int_equal(dray_trace_open(path_of("off.spans"), "off", NULL), DRAY_OK);
+    assert_int_equal(dray_trace_flush(NULL), DRAY_OK);
+    assert_int_equal(dray_trace_open(NULL, NULL, NULL), DRAY_OK);
+    dray_trace_span(DRAY_SPAN_BUSY, "off", 1, 2, 1);
+    assert_int_equal(dray_trace_flush(NULL), DRAY_OK);
+    assert_int_equal(count_spans(path_of("off.spans"), NULL), 0);
+    dray_error error;
+    assert_int_equal(dray_trace_open("/nowhere/at/all", "x", &error), DRAY_ESYS);
+}
+
+enum { THREADS = 8, EACH = 20000 };
+
+static void *record(void *user)
+{
+    static const char *const names[] = {"forward", "backward", "größe", "\xff bad"};
+    (void)user;
+    for (int i = 0; i < EACH; i++)
+        dray_trace_span((dray_span_kind)(i % 3), names[i % 4], i, i + 5, i);
+    return NULL;
+}
+
+static void threads_record_while_others_flush(void **state)
+{
+    (void)state;
+    assert_int_equal(dray_trace_open(path_of("threads.spans"), "threads", NULL), DRAY_OK);
+    for (int round = 0; round < 3; round++) {
+        pthread_t threads[THREADS];
+        for (int i = 0; i < THREADS; i++)
+            assert_int_equal(pthread_create(&threads[i], NULL, record, NULL), 0);
+        for (int i = 0; i < 50; i++)
+            assert_int_equal(dray_trace_flush(NULL), DRAY_OK);
+        for (int i = 0; i < THREADS; i++)
+            pthread_join(threads[i], NULL);
+    }
+    assert_int_equal(dray_trace_open(NULL, NULL, NULL), DRAY_OK);
+    uint64_t lost;
+    uint64_t count = count_spans(path_of("threads.spans"), &lost);
+    assert_int_equal(count + lost, 3 * THREADS * EACH);
+    assert_int_equal(lost, 0); /* a thread's spans fit its ring */
+}
+
+static void full_rings_count_what_they_drop(void **state)
+{
+    (void)state;
+    assert_int_equal(dray_trace_open(path_of("full.spans"), "full", NULL), DRAY_OK);
+    for (int i = 0; i < 100000; i++)
+        dray_trace_span(DRAY_SPAN_WAIT, "wait", i, i, i);
+    assert_int_equal(dray_trace_open(NULL, NULL, NULL), DRAY_OK);
+    uint64_t lost;
+    uint64_t count = count_spans(path_of("full.spans"), &lost);
+    assert_int_equal(count + lost, 100000);
+    assert_int_equal(count, 32768);
+}
+
+static void what_was_flushed_survives_a_kill(void **state)
+{
+    (void)state;
+    assert_int_equal(dray_trace_open(path_of("parent.spans"), "parent", NULL), DRAY_OK);
+    dray_trace_span(DRAY_SPAN_BUSY, "before", 1, 2, 1);
+    pid_t child = fork();
+    if (child == 0) {
+        dray_trace_span(DRAY_SPAN_BUSY, "not mine", 1, 2, 1); /* off in a child */
+        if (dray_trace_flush(NULL) || dray_trace_open(path_of("killed.spans"), "killed", NULL))
+            _exit(1);
+        for (int i = 0; i < 1000; i++)
+            dray_trace_span(DRAY_SPAN_TRANSFER, "pull", i, i + 1, i);
+        if (dray_trace_flush(NULL))
+            _exit(1);
+        dray_trace_span(DRAY_SPAN_TRANSFER, "lost", 0, 0, 0);
+        raise(SIGKILL);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    assert_int_equal(dray_trace_open(NULL, NULL, NULL), DRAY_OK);
+    assert_int_equal(count_spans(path_of("killed.spans"), NULL), 1000);
+    assert_int_equal(count_spans(path_of("parent.spans"), NULL), 1);
+}
+
+static void truncations_and_flips_lose_only_what_follows(void **state)
+{
+    (void)state;
+    assert_int_equal(dray_trace_open(path_of("whole.spans"), "whole", NULL), DRAY_OK);
+    for (int i = 0; i < 12; i++) {
+        dray_trace_span(DRAY_SPAN_BUSY, i % 2 ? "odd" : "even", i, i, i);
+        assert_int_equal(dray_trace_flush(NULL), DRAY_OK);
+    }
+    assert_int_equal(dray_trace_open(NULL, NULL, NULL), DRAY_OK);
+    uint8_t data[4096];
+    int fd = open(path_of("whole.spans"), O_RDONLY);
+    ssize_t size = read(fd, data, sizeof data);
+    close(fd);
+    assert_true(size > 500 && size < (ssize_t)sizeof data);
+    uint64_t last = 0;
+    for (ssize_t cut = 1; cut <= size; cut++) {
+        fd = open(path_of("cut.spans"), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        assert_int_equal(write(fd, data, (size_t)cut), cut);
+        close(fd);
+        dray__spans *spans;
+        if (dray__spans_open(path_of("cut.spans"), &spans, NULL) != DRAY_OK) {
+            assert_true(cut < 32);
+            continue;
+        }
+        dray__spans_close(spans);
+        uint64_t count = count_spans(path_of("cut.spans"), NULL);
+        assert_true(count == last || count == last + 1);
+        last = count;
+    }
+    assert_int_equal(last, 12);
+    for (ssize_t at = 0; at < size; at++) {
+        uint8_t flipped[4096];
+        memcpy(flipped, data, (size_t)size);
+        flipped[at] ^= (uint8_t)(1 << (at % 8));
+        fd = open(path_of("cut.spans"), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        assert_int_equal(write(fd, flipped, (size_t)size), size);
+        close(fd);
+        dray__spans *spans;
+        if (dray__spans_open(path_of("cut.spans"), &spans, NULL) != DRAY_OK)
+            continue;
+        dray__spans_close(spans);
+        assert_true(at < 32 || count_spans(path_of("cut.spans"), NULL) < 12);
+    }
+    unlink(path_of("cut.spans"));
+}
+
+static void damaged_files_hurt_no_others(void **state)
+{
+    (void)state;
+    FILE *out = fopen(path_of("zero.spans"), "w");
+    fclose(out);
+    out = fopen(path_of("text.spans"), "w");
+    fputs("this is no file of spans, but it is long enough to look at", out);
+    fclose(out);
+    assert_int_equal(mkdir(path_of("folder.spans"), 0700), 0);
+    char merged[256];
+    snprintf(merged, sizeof merged, "%s", path_of("trace.json"));
+    dray_error error;
+    assert_int_equal(dray_trace_merge(folder, merged, &error), DRAY_OK);
+    json_t *object = json_load_file(merged, 0, NULL);
+    assert_non_null(object);
+    json_t *other = json_object_get(object, "otherData");
+    assert_int_equal(json_integer_value(json_object_get(other, "files_left_out")), 3);
+    assert_true(json_array_size(json_object_get(object, "traceEvents")) > 1000);
+    json_decref(object);
+    assert_int_equal(dray_trace_merge("/nowhere", merged, &error), DRAY_ENOENT);
+    assert_int_equal(dray_trace_merge(folder, "/nowhere/x", &error), DRAY_ESYS);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nothing_is_recorded_when_off),
+        cmocka_unit_test(threads_record_while_others_flush),
+        cmocka_unit_test(full_rings_count_what_they_drop),
+        cmocka_unit_test(what_was_flushed_survives_a_kill),
+        cmocka_unit_test(truncations_and_flips_lose_only_what_follows),
+        cmocka_unit_test(damaged_files_hurt_no_others),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
