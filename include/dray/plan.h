@@ -74,6 +74,18 @@ int dray_plan_new(const dray_plan_member *sources, uint32_t source_count,
                   dray_plan **out, dray_error *error);
 void dray_plan_free(dray_plan *plan);
 
+/* Who holds what, gathered once for several destinations of the same sources (each of 128 engine
+ * ranks): dray_plan_new makes one for its destination alone. Borrows the sources and their layouts
+ * until it is freed. Read-only afterwards: any threads may plan from one index at once. */
+typedef struct dray_plan_index dray_plan_index;
+
+int dray_plan_index_new(const dray_plan_member *sources, uint32_t source_count,
+                        dray_plan_index **out, dray_error *error);
+/* The same plan as dray_plan_new's. */
+int dray_plan_from_index(const dray_plan_index *index, const dray_plan_member *destination,
+                         const dray_plan_options *options, dray_plan **out, dray_error *error);
+void dray_plan_index_free(dray_plan_index *index);
+
 /* Copies are grouped by source, then source region, then ascending source offset. */
 uint64_t dray_plan_count(const dray_plan *plan);
 const dray_copy *dray_plan_copies(const dray_plan *plan);                /* borrowed: the plan's */

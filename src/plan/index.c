@@ -1,0 +1,265 @@
+#include "plan/index.h"
+
+#include "base/error.h"
+#include "base/hash.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define NONE UINT32_MAX
+
+/* ---- names ------------------------------------------------------------------------------------
+ */
+
+/* The slot of the name, or the free one where it belongs. The table is never full. */
+static uint32_t *find_slot(const dray_plan_index *index, const char *name, uint64_t hash)
+{
+    uint32_t mask = index->slots - 1;
+    for (uint32_t i = (uint32_t)hash & mask;; i = (i + 1) & mask) {
+        uint32_t id = index->slot[i];
+        if (id == NONE || (index->hash[id] == hash && strcmp(index->name[id], name) == 0))
+            return &index->slot[i];
+    }
+}
+
+static bool grow_slots(dray_plan_index *index)
+{
+    uint32_t slots = index->slots ? index->slots * 2 : 1024;
+    uint32_t *slot = malloc(slots * sizeof *slot);
+    if (!slot)
+        return false;
+    memset(slot, 0xFF, slots * sizeof *slot);
+    free(index->slot);
+    index->slot = slot;
+    index->slots = slots;
+    for (uint32_t id = 0; id < index->name_count; id++)
+        *find_slot(index, index->name[id], index->hash[id]) = id;
+    return true;
+}
+
+static bool grow_names(dray_plan_index *index)
+{
+    uint32_t capacity = index->name_capacity ? index->name_capacity * 2 : 512;
+    const char **name = realloc(index->name, capacity * sizeof *name);
+    if (name)
+        index->name = name;
+    uint64_t *hash = realloc(index->hash, capacity * sizeof *hash);
+    if (hash)
+        index->hash = hash;
+    if (!name || !hash)
+        return false;
+    index->name_capacity = capacity;
+    return true;
+}
+
+/* NONE: not there, or, with `add`, out of memory. */
+static uint32_t name_id(dray_plan_index *index, const char *name, bool add)
+{
+    if (add && (uint64_t)index->name_count * 2 >= index->slots && !grow_slots(index))
+        return NONE;
+    uint64_t hash = dray__hash(name, strlen(name));
+    uint32_t *slot = find_slot(index, name, hash);
+    if (*slot != NONE || !add)
+        return *slot;
+    if (index->name_count == index->name_capacity && !grow_names(index))
+        return NONE;
+    uint32_t id = index->name_count++;
+    index->name[id] = name;
+    index->hash[id] = hash;
+    *slot = id;
+    return id;
+}
+
+static bool add_names_of(dray_plan_index *index, const dray_layout *layout)
+{
+    for (uint32_t t = 0; t < dray_layout_tensor_count(layout); t++)
+        if (name_id(index, dray_layout_tensor(layout, t)->name, true) == NONE)
+            return false;
+    return true;
+}
+
+/* ---- holders ----------------------------------------------------------------------------------
+ */
+
+/* One name of one source's tensor. An alias is a second name of the tensor that it stands for. */
+typedef struct naming {
+    uint32_t tensor, name;
+} naming;
+
+/* A holder with its name, in the order of reading. */
+typedef struct found {
+    uint32_t name;
+    dray__holder holder;
+} found;
+
+typedef struct scan {
+    dray_plan_index *index;
+    naming *names; /* of the source that is being read, by tensor */
+    size_t name_capacity;
+    uint32_t *chain; /* per tensor: the first of its names, NONE: none wanted */
+    uint32_t *next;  /* per name: the next of the same tensor */
+    found *found;
+    size_t found_count, found_capacity;
+} scan;
+
+static bool scan_room(scan *s, uint32_t tensors)
+{
+    if (tensors <= s->name_capacity)
+        return true;
+    free(s->names);
+    free(s->chain);
+    free(s->next);
+    s->names = malloc(tensors * sizeof *s->names);
+    s->chain = malloc(tensors * sizeof *s->chain);
+    s->next = malloc(tensors * sizeof *s->next);
+    s->name_capacity = tensors;
+    return s->names && s->chain && s->next;
+}
+
+static found *next_found(scan *s)
+{
+    if (s->found_count == s->found_capacity) {
+        size_t capacity = s->found_capacity ? s->found_capacity * 2 : 1024;
+        found *grown = realloc(s->found, capacity * sizeof *grown);
+        if (!grown)
+            return NULL;
+        s->found = grown;
+        s->found_capacity = capacity;
+    }
+    return &s->found[s->found_count++];
+}
+
+static bool scan_source(scan *s, uint32_t source)
+{
+    const dray_layout *layout = s->index->sources[source].layout;
+    uint32_t tensors = dray_layout_tensor_count(layout), blocks = dray_layout_block_count(layout);
+    if (!scan_room(s, tensors))
+        return false;
+    for (uint32_t t = 0; t < tensors; t++)
+        s->chain[t] = NONE;
+    for (uint32_t t = 0; t < tensors; t++) {
+        const dray_tensor_info *info = dray_layout_tensor(layout, t);
+        uint32_t holder = info->alias_of < 0 ? t : (uint32_t)info->alias_of;
+        s->names[t] = (naming){holder, name_id(s->index, info->name, false)};
+        if (s->names[t].name == NONE)
+            continue;
+        s->next[t] = s->chain[holder];
+        s->chain[holder] = t;
+    }
+    for (uint32_t b = 0; b < blocks; b++) {
+        const dray_block *block = dray_layout_block(layout, b);
+        for (uint32_t n = s->chain[block->tensor]; n != NONE; n = s->next[n]) {
+            found *one = next_found(s);
+            if (!one)
+                return false;
+            *one = (found){s->names[n].name, {source, block->tensor, block}};
+        }
+    }
+    return true;
+}
+
+bool dray__same_box(const dray_block *a, const dray_block *b)
+{
+    return memcmp(a->start, b->start, sizeof a->start) == 0 &&
+           memcmp(a->extent, b->extent, sizeof a->extent) == 0;
+}
+
+static int compare_holders(const void *a, const void *b)
+{
+    const dray__holder *x = a, *y = b;
+    for (int d = 0; d < DRAY_MAX_DIMS; d++)
+        if (x->block->start[d] != y->block->start[d])
+            return x->block->start[d] < y->block->start[d] ? -1 : 1;
+    for (int d = 0; d < DRAY_MAX_DIMS; d++)
+        if (x->block->extent[d] != y->block->extent[d])
+            return x->block->extent[d] < y->block->extent[d] ? -1 : 1;
+    if (x->source != y->source)
+        return x->source < y->source ? -1 : 1;
+    return x->block < y->block ? -1 : x->block > y->block;
+}
+
+static void sort_holders(dray__holder *holders, size_t count)
+{
+    for (size_t i = 1; i < count; i++)
+        if (compare_holders(&holders[i - 1], &holders[i]) > 0) {
+            qsort(holders, count, sizeof *holders, compare_holders);
+            return;
+        }
+}
+
+static bool collect(scan *s)
+{
+    dray_plan_index *index = s->index;
+    for (uint32_t i = 0; i < index->source_count; i++)
+        if (!scan_source(s, i))
+            return false;
+    index->first = calloc((size_t)index->name_count + 2, sizeof *index->first);
+    index->holders = malloc((s->found_count ? s->found_count : 1) * sizeof *index->holders);
+    if (!index->first || !index->holders)
+        return false;
+    /* Counting sort: first[id + 1] is where the next holder of id goes, and, at the end, where
+     * those of id + 1 begin. */
+    for (size_t i = 0; i < s->found_count; i++)
+        index->first[s->found[i].name + 2]++;
+    for (uint32_t id = 0; id < index->name_count; id++)
+        index->first[id + 1] += index->first[id];
+    for (size_t i = 0; i < s->found_count; i++)
+        index->holders[index->first[s->found[i].name + 1]++] = s->found[i].holder;
+    for (uint32_t id = 0; id < index->name_count; id++)
+        sort_holders(index->holders + index->first[id], index->first[id + 1] - index->first[id]);
+    return true;
+}
+
+int dray__plan_index_new(const dray_plan_member *sources, uint32_t count, const dray_layout *only,
+                         dray_plan_index **out, dray_error *error)
+{
+    dray_plan_index *index = calloc(1, sizeof *index);
+    if (!index)
+        return dray__nomem(error);
+    index->sources = sources;
+    index->source_count = count;
+    bool ok = grow_slots(index);
+    if (ok && only)
+        ok = add_names_of(index, only);
+    for (uint32_t i = 0; ok && !only && i < count; i++)
+        ok = add_names_of(index, sources[i].layout);
+    scan s = {.index = index};
+    ok = ok && collect(&s);
+    free(s.names);
+    free(s.chain);
+    free(s.next);
+    free(s.found);
+    if (!ok) {
+        dray_plan_index_free(index);
+        return dray__nomem(error);
+    }
+    *out = index;
+    return DRAY_OK;
+}
+
+int dray_plan_index_new(const dray_plan_member *sources, uint32_t count, dray_plan_index **out,
+                        dray_error *error)
+{
+    return dray__plan_index_new(sources, count, NULL, out, error);
+}
+
+void dray_plan_index_free(dray_plan_index *index)
+{
+    if (!index)
+        return;
+    free(index->slot);
+    free(index->name);
+    free(index->hash);
+    free(index->first);
+    free(index->holders);
+    free(index);
+}
+
+size_t dray__plan_holders(const dray_plan_index *index, const char *name, const dray__holder **out)
+{
+    uint32_t id = *find_slot(index, name, dray__hash(name, strlen(name)));
+    if (id == NONE)
+        return 0;
+    *out = index->holders + index->first[id];
+    return index->first[id + 1] - index->first[id];
+}

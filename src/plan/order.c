@@ -1,0 +1,110 @@
+/* The last steps of a plan: neighbouring copies joined, all of them in the order of the source. */
+#include "base/error.h"
+#include "plan/planner.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Same memories, and b continues a along dimension d. */
+static bool continues(const dray_copy *a, const dray_copy *b, uint32_t d)
+{
+    if (a->source != b->source || a->source_region != b->source_region ||
+        a->destination_region != b->destination_region || a->source_dtype != b->source_dtype)
+        return false;
+    for (uint32_t i = 0; i < a->ndim; i++) {
+        if (a->source_stride[i] != b->source_stride[i] ||
+            a->destination_stride[i] != b->destination_stride[i])
+            return false;
+        if (i != d && (a->start[i] != b->start[i] || a->extent[i] != b->extent[i]))
+            return false;
+    }
+    return b->start[d] == a->start[d] + a->extent[d] &&
+           b->source_offset ==
+               a->source_offset + (uint64_t)a->extent[d] * (uint64_t)a->source_stride[d] &&
+           b->destination_offset ==
+               a->destination_offset + (uint64_t)a->extent[d] * (uint64_t)a->destination_stride[d];
+}
+
+/* By source, then by position with dimension d last: what continues each other stands together. */
+static int compare_along(const void *x, const void *y, void *dimension)
+{
+    const dray_copy *a = x, *b = y;
+    uint32_t last = *(const uint32_t *)dimension;
+    if (a->source != b->source)
+        return a->source < b->source ? -1 : 1;
+    if (a->source_region != b->source_region)
+        return a->source_region < b->source_region ? -1 : 1;
+    for (uint32_t i = 0; i < a->ndim; i++)
+        if (i != last && a->start[i] != b->start[i])
+            return a->start[i] < b->start[i] ? -1 : 1;
+    return a->start[last] < b->start[last] ? -1 : a->start[last] > b->start[last];
+}
+
+static size_t merge_along(dray_copy *copies, size_t count, uint32_t d)
+{
+    qsort_r(copies, count, sizeof *copies, compare_along, &d);
+    size_t kept = 0;
+    for (size_t i = 1; i < count; i++) {
+        if (continues(&copies[kept], &copies[i], d))
+            copies[kept].extent[d] += copies[i].extent[d];
+        else
+            copies[++kept] = copies[i];
+    }
+    return kept + 1;
+}
+
+void dray__plan_merge(dray__copies *copies, size_t from)
+{
+    size_t count = copies->count - from;
+    if (count < 2)
+        return;
+    dray_copy *items = copies->items + from;
+    for (uint32_t d = items->ndim; d-- > 0;)
+        count = merge_along(items, count, d);
+    copies->count = from + count;
+}
+
+typedef struct place {
+    uint32_t source, region;
+    uint64_t offset, destination;
+    size_t index;
+} place;
+
+static int compare_places(const void *x, const void *y)
+{
+    const place *a = x, *b = y;
+    if (a->source != b->source)
+        return a->source < b->source ? -1 : 1;
+    if (a->region != b->region)
+        return a->region < b->region ? -1 : 1;
+    if (a->offset != b->offset)
+        return a->offset < b->offset ? -1 : 1;
+    if (a->destination != b->destination)
+        return a->destination < b->destination ? -1 : 1;
+    return a->index < b->index ? -1 : a->index > b->index;
+}
+
+int dray__plan_sort(dray__copies *copies, dray_error *error)
+{
+    size_t count = copies->count;
+    place *places = malloc((count ? count : 1) * sizeof *places);
+    dray_copy *sorted = malloc((count ? count : 1) * sizeof *sorted);
+    if (!places || !sorted) {
+        free(places);
+        free(sorted);
+        return dray__nomem(error);
+    }
+    for (size_t i = 0; i < count; i++) {
+        const dray_copy *c = &copies->items[i];
+        places[i] =
+            (place){c->source, c->source_region, c->source_offset, c->destination_offset, i};
+    }
+    qsort(places, count, sizeof *places, compare_places);
+    for (size_t i = 0; i < count; i++)
+        sorted[i] = copies->items[places[i].index];
+    free(places);
+    free(copies->items);
+    copies->items = sorted;
+    copies->capacity = count;
+    return DRAY_OK;
+}

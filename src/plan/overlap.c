@@ -1,0 +1,211 @@
+/* Whether two blocks of a destination write the same bytes. Blocks are sets of bytes
+ *
+ *     offset + Σ i_k · stride_k,  0 <= i_k < extent_k,
+ *
+ * with the bytes of an element as the innermost dimension. All sets here are nested: what the inner
+ * dimensions reach is less than one step of the next outer one. That makes the question exact and
+ * cheap: at each dimension only the two steps around the wanted distance can reach it. */
+#include "base/error.h"
+#include "plan/planner.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { LEVELS = DRAY_MAX_DIMS + 1 };
+
+typedef struct bytes {
+    uint32_t region, block;
+    uint64_t offset, end; /* end: past the last byte */
+    uint32_t levels;      /* the widest stride first */
+    int64_t extent[LEVELS], stride[LEVELS];
+    int64_t inner[LEVELS]; /* what the levels inside each one reach */
+} bytes;
+
+/* False when the strides do not nest: elements of the block may then fall onto each other. */
+static bool bytes_of(const dray_block *block, uint32_t index, size_t element, bytes *out)
+{
+    bytes b = {.region = block->region, .block = index, .offset = block->offset};
+    for (int d = 0; d < DRAY_MAX_DIMS; d++) {
+        if (block->extent[d] == 1)
+            continue;
+        uint32_t at = b.levels++;
+        for (; at > 0 && b.stride[at - 1] < block->stride[d]; at--) {
+            b.stride[at] = b.stride[at - 1];
+            b.extent[at] = b.extent[at - 1];
+        }
+        b.stride[at] = block->stride[d];
+        b.extent[at] = block->extent[d];
+    }
+    b.stride[b.levels] = 1;
+    b.extent[b.levels++] = (int64_t)element;
+    int64_t reach = 0; /* of the levels inside the present one */
+    for (uint32_t k = b.levels; k-- > 0;) {
+        if (b.stride[k] <= reach)
+            return false;
+        reach += (b.extent[k] - 1) * b.stride[k];
+    }
+    b.end = b.offset + (uint64_t)reach + 1;
+    uint32_t kept = 0; /* join levels that continue each other */
+    for (uint32_t k = 1; k < b.levels; k++) {
+        if (b.stride[kept] == b.stride[k] * b.extent[k])
+            b.extent[k] *= b.extent[kept];
+        else
+            kept++;
+        b.extent[kept] = b.extent[k];
+        b.stride[kept] = b.stride[k];
+    }
+    b.levels = kept + 1;
+    for (uint32_t k = b.levels - 1; k-- > 0;)
+        b.inner[k] = b.inner[k + 1] + (b.extent[k + 1] - 1) * b.stride[k + 1];
+    *out = b;
+    return true;
+}
+
+/* Same strides: is there a pair of indices that are `distance` bytes apart? */
+static bool meet_on_grid(const bytes *a, const bytes *b, int64_t distance, uint32_t k)
+{
+    if (k == LEVELS || k == a->levels)
+        return distance == 0;
+    int64_t step = distance / a->stride[k] - (distance % a->stride[k] < 0);
+    for (int64_t j = step; j <= step + 1; j++)
+        if (j > -b->extent[k] && j < a->extent[k] &&
+            meet_on_grid(a, b, distance - j * a->stride[k], k + 1))
+            return true;
+    return false;
+}
+
+/* Whether a byte of `a` lies in [low, high), counted from a's offset. */
+static bool meets_run(const bytes *a, int64_t low, int64_t high, uint32_t k)
+{
+    if (k == LEVELS || k == a->levels)
+        return low <= 0 && 0 < high;
+    int64_t first =
+        low - a->inner[k] > 0 ? (low - a->inner[k] + a->stride[k] - 1) / a->stride[k] : 0;
+    for (int64_t i = first; i < a->extent[k] && i * a->stride[k] < high; i++)
+        if (meets_run(a, low - i * a->stride[k], high - i * a->stride[k], k + 1))
+            return true;
+    return false;
+}
+
+static uint64_t run_count(const bytes *b)
+{
+    uint64_t count = 1;
+    for (uint32_t k = 0; k + 1 < b->levels; k++)
+        count *= (uint64_t)b->extent[k];
+    return count;
+}
+
+static bool any_run_meets(const bytes *runs, const bytes *a)
+{
+    uint64_t count = run_count(runs);
+    int64_t base = (int64_t)runs->offset - (int64_t)a->offset;
+    for (uint64_t i = 0; i < count; i++) {
+        int64_t low = base;
+        uint64_t rest = i;
+        for (uint32_t k = runs->levels - 1; k-- > 0;) {
+            low += (int64_t)(rest % (uint64_t)runs->extent[k]) * runs->stride[k];
+            rest /= (uint64_t)runs->extent[k];
+        }
+        if (meets_run(a, low, low + runs->extent[runs->levels - 1], 0))
+            return true;
+    }
+    return false;
+}
+
+static bool meet(const bytes *a, const bytes *b)
+{
+    if (a->end <= b->offset || b->end <= a->offset)
+        return false;
+    if (a->levels == b->levels && memcmp(a->stride, b->stride, a->levels * sizeof *a->stride) == 0)
+        return meet_on_grid(a, b, (int64_t)b->offset - (int64_t)a->offset, 0);
+    return run_count(a) <= run_count(b) ? any_run_meets(a, b) : any_run_meets(b, a);
+}
+
+static int compare_bytes(const void *x, const void *y)
+{
+    const bytes *a = x, *b = y;
+    if (a->region != b->region)
+        return a->region < b->region ? -1 : 1;
+    if (a->offset != b->offset)
+        return a->offset < b->offset ? -1 : 1;
+    return a->block < b->block ? -1 : a->block > b->block;
+}
+
+static int written_twice(const dray_plan_member *destination, const bytes *a, const bytes *b,
+                         dray_error *error)
+{
+    const dray_layout *layout = destination->layout;
+    const dray_block *x = dray_layout_block(layout, a->block);
+    const dray_block *y = dray_layout_block(layout, b->block);
+    const dray_tensor_info *s = dray_layout_tensor(layout, x->tensor);
+    const dray_tensor_info *t = dray_layout_tensor(layout, y->tensor);
+    dray__box p = dray__box_of(x), q = dray__box_of(y);
+    char name[80], first[DRAY__BOX_TEXT], second[DRAY__BOX_TEXT];
+    return dray__fail(error, DRAY_EOVERLAP,
+                      "%s: %.120s %s and %.120s %s share bytes of region %.60s (from byte %llu)",
+                      dray__member_text(destination, name, sizeof name), s->name,
+                      dray__box_text(&p, s->ndim, first), t->name,
+                      dray__box_text(&q, t->ndim, second),
+                      dray_layout_region(layout, x->region)->name, (unsigned long long)b->offset);
+}
+
+static int folded(const dray_plan_member *destination, const dray_block *block, dray_error *error)
+{
+    const dray_tensor_info *t = dray_layout_tensor(destination->layout, block->tensor);
+    dray__box box = dray__box_of(block);
+    char name[80], text[DRAY__BOX_TEXT];
+    return dray__fail(error, DRAY_EOVERLAP,
+                      "%s: the strides of %.160s %s put elements onto each other",
+                      dray__member_text(destination, name, sizeof name), t->name,
+                      dray__box_text(&box, t->ndim, text));
+}
+
+/* Sorted by region and offset: compares each block with those that begin before it and end after
+ * its beginning, which are gathered at the front of the sets passed already. */
+static int sweep(const dray_plan_member *destination, bytes *sets, uint32_t count,
+                 dray_error *error)
+{
+    uint32_t *active = malloc(((size_t)count + 1) * sizeof *active);
+    uint32_t n = 0;
+    int rc = active ? DRAY_OK : dray__nomem(error);
+    for (uint32_t i = 0; !rc && i < count; i++) {
+        uint32_t kept = 0;
+        for (uint32_t j = 0; !rc && j < n; j++) {
+            const bytes *other = &sets[active[j]];
+            if (other->region != sets[i].region || other->end <= sets[i].offset)
+                continue;
+            active[kept++] = active[j];
+            if (meet(other, &sets[i]))
+                rc = written_twice(destination, other, &sets[i], error);
+        }
+        active[kept] = i;
+        n = kept + 1;
+    }
+    free(active);
+    return rc;
+}
+
+int dray__plan_check_memory(const dray_plan_member *destination, dray_error *error)
+{
+    const dray_layout *layout = destination->layout;
+    uint32_t count = dray_layout_block_count(layout);
+    bytes *sets = malloc(((size_t)count + 1) * sizeof *sets);
+    if (!sets)
+        return dray__nomem(error);
+    int rc = DRAY_OK;
+    bool sorted = true;
+    for (uint32_t i = 0; !rc && i < count; i++) {
+        const dray_block *block = dray_layout_block(layout, i);
+        const dray_tensor_info *tensor = dray_layout_tensor(layout, block->tensor);
+        if (!bytes_of(block, i, dray_dtype_size((dray_dtype)tensor->dtype), &sets[i]))
+            rc = folded(destination, block, error);
+        else if (i > 0 && compare_bytes(&sets[i - 1], &sets[i]) > 0)
+            sorted = false;
+    }
+    if (!rc && !sorted)
+        qsort(sets, count, sizeof *sets, compare_bytes);
+    if (!rc)
+        rc = sweep(destination, sets, count, error);
+    free(sets);
+    return rc;
+}
