@@ -2,6 +2,7 @@
  * and takes them from the nearest holders, the least loaded first. */
 #include "base/error.h"
 #include "base/hash.h"
+#include "model/layout.h"
 #include "plan/planner.h"
 
 #include <stdio.h>
@@ -201,14 +202,12 @@ static int check_holder(const planner *p, const dray__holder *holder, dray_error
     char a[80], b[80];
     if (from->ndim != to->ndim ||
         memcmp(from->shape, to->shape, to->ndim * sizeof *to->shape) != 0) {
-        dray__box whole = {{0}, {0}}, other = {{0}, {0}};
-        char x[DRAY__BOX_TEXT], y[DRAY__BOX_TEXT];
-        memcpy(whole.extent, to->shape, sizeof whole.extent);
-        memcpy(other.extent, from->shape, sizeof other.extent);
-        return dray__fail(
-            error, DRAY_ESHAPE, "tensor %.160s: %s expects %s, %s holds %s", to->name,
-            dray__member_text(p->destination, a, sizeof a), dray__box_text(&whole, to->ndim, x),
-            dray__member_text(source, b, sizeof b), dray__box_text(&other, from->ndim, y));
+        char x[DRAY__SHAPE_TEXT], y[DRAY__SHAPE_TEXT];
+        return dray__fail(error, DRAY_ESHAPE, "tensor %.160s: %s expects %s, %s holds %s", to->name,
+                          dray__member_text(p->destination, a, sizeof a),
+                          dray__shape_text(to->ndim, to->shape, x),
+                          dray__member_text(source, b, sizeof b),
+                          dray__shape_text(from->ndim, from->shape, y));
     }
     if (from->dtype != to->dtype &&
         !(p->cast_floats && is_float(from->dtype) && is_float(to->dtype)))
@@ -379,6 +378,18 @@ static uint64_t distance(const dray__box *a, const dray__box *b)
     return sum;
 }
 
+/* No source knows the name: what the first one calls its most similar tensors. */
+static void unknown_text(const planner *p, char *out, size_t capacity)
+{
+    dray_error error = {0};
+    const char *hint = NULL;
+    uint32_t index;
+    if (p->index->source_count &&
+        dray_layout_find(p->index->sources[0].layout, p->tensor->name, &index, &error))
+        hint = strstr(error.message, "; nearest: ");
+    snprintf(out, capacity, "no member has a tensor of that name%s", hint ? hint : "");
+}
+
 /* Who holds what lies nearest to the hole, for the message. */
 static void nearest_text(const planner *p, const dray__box *hole, char *out, size_t capacity)
 {
@@ -397,7 +408,7 @@ static void nearest_text(const planner *p, const dray__box *hole, char *out, siz
             same++;
     }
     if (!best) {
-        snprintf(out, capacity, "no member has a tensor of that name");
+        unknown_text(p, out, capacity);
         return;
     }
     dray__box box = dray__box_of(best->block);

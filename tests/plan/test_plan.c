@@ -267,21 +267,21 @@ static void one_world(enum injected injected)
 static void every_element_once_from_who_holds_it(void **state)
 {
     (void)state;
-    for (int i = 0; i < 800 * world_scale(); i++)
+    for (int i = 0; i < 8000 * world_scale(); i++)
         one_world(NOTHING);
 }
 
 static void holes_are_found(void **state)
 {
     (void)state;
-    for (int i = 0; i < 400 * world_scale(); i++)
+    for (int i = 0; i < 4000 * world_scale(); i++)
         one_world(HOLE);
 }
 
 static void double_fills_are_found(void **state)
 {
     (void)state;
-    for (int i = 0; i < 800 * world_scale(); i++)
+    for (int i = 0; i < 8000 * world_scale(); i++)
         one_world(OVERLAP);
 }
 
