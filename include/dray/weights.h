@@ -169,6 +169,10 @@ int dray_checksums_compute(const dray_layout *layout, dray_region *const *region
 /* Of a model in a running session: what its publishers announced with their newest version. */
 int dray_checksums_fetch(dray_context *context, const char *model, uint64_t *version,
                          dray_checksums **out, dray_error *error);
+/* What a subscriber group read when it committed the version that it holds. DRAY_ENOENT: it holds
+ * none as a whole. */
+int dray_checksums_fetch_group(dray_context *context, const char *model, const char *group,
+                               uint64_t *version, dray_checksums **out, dray_error *error);
 uint32_t dray_checksums_count(const dray_checksums *sums);
 /* Entry i: name (borrowed), dtype, elements covered, sum. */
 int dray_checksums_entry(const dray_checksums *sums, uint32_t index, const char **name,

@@ -1,0 +1,187 @@
+/* Checksums of blocks, whole tensors and running sessions. */
+#include "base/error.h"
+#include "mover/checksum.h"
+#include "mover/mover.h"
+#include "weights/internal.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+/* A file's rectangle, read slice by slice into scratch. */
+static int sum_file(const dray_layout *layout, dray_region *source, const dray_block *block,
+                    const dray__rect *rect, dray_region **scratch, uint64_t *sum, dray_error *error)
+{
+    const dray_tensor_info *tensor = dray_layout_tensor(layout, block->tensor);
+    if (!*scratch) {
+        int rc = dray_region_alloc(DRAY_REGION_HOST, DRAY__FILE_SLICE_BYTES, "checksum scratch",
+                                   scratch, error);
+        if (rc)
+            return rc;
+    }
+    dray_copy whole = {.ndim = tensor->ndim ? tensor->ndim : 1,
+                       .source_dtype = tensor->dtype,
+                       .source_offset = block->offset};
+    for (uint32_t d = 0; d < whole.ndim; d++) {
+        whole.start[d] = d < tensor->ndim ? block->start[d] : 0;
+        whole.extent[d] = d < tensor->ndim ? block->extent[d] : 1;
+        whole.source_stride[d] = d < tensor->ndim ? block->stride[d] : 0;
+    }
+    dray__slicer slicer;
+    dray__rect slice;
+    dray__slicer_start(&slicer, rect, dray_dtype_size((dray_dtype)tensor->dtype),
+                       DRAY__FILE_SLICE_BYTES);
+    for (; dray__slicer_peek(&slicer, &slice); dray__slicer_next(&slicer)) {
+        dray_copy copy = dray__copy_cut(&whole, &slice);
+        dray__copy_to_dense(&copy, tensor->dtype, 0);
+        int rc = dray__move_all(source, *scratch, &copy, 1, NULL, error);
+        if (rc)
+            return rc;
+        dray__sum_of part = {tensor->dtype,
+                             tensor->ndim,
+                             tensor->shape,
+                             slice.start,
+                             slice.extent,
+                             copy.destination_stride,
+                             dray_region_base(*scratch)};
+        *sum += dray__sum(&part);
+    }
+    return DRAY_OK;
+}
+
+int dray__sum_rect(const dray_layout *layout, dray_region *const *regions, uint32_t index,
+                   const dray__rect *rect, dray_region **scratch, uint64_t *sum, dray_error *error)
+{
+    const dray_block *block = dray_layout_block(layout, index);
+    const dray_tensor_info *tensor = dray_layout_tensor(layout, block->tensor);
+    dray_region *region = regions[block->region];
+    const uint8_t *base = dray_region_base(region);
+    if (!base)
+        return sum_file(layout, region, block, rect, scratch, sum, error);
+    uint64_t offset = block->offset;
+    for (uint32_t d = 0; d < tensor->ndim; d++)
+        offset += (uint64_t)(rect->start[d] - block->start[d]) * (uint64_t)block->stride[d];
+    dray__sum_of part = {tensor->dtype, tensor->ndim,  tensor->shape, rect->start,
+                         rect->extent,  block->stride, base + offset};
+    *sum += dray__sum(&part);
+    return DRAY_OK;
+}
+
+int dray__sum_pieces(const dray_layout *layout, dray_region *const *regions,
+                     const dray__pieces *pieces, dray__sums *out, dray_error *error)
+{
+    dray_region *scratch = NULL;
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < pieces->count && rc == DRAY_OK; i++) {
+        const dray__piece *piece = &pieces->items[i];
+        if (!piece->owned)
+            continue;
+        const dray_tensor_info *tensor =
+            dray_layout_tensor(layout, dray_layout_block(layout, piece->block)->tensor);
+        uint64_t sum = 0;
+        rc = dray__sum_rect(layout, regions, piece->block, &piece->rect, &scratch, &sum, error);
+        if (rc == DRAY_OK && !dray__sums_add(out, tensor->name, tensor->dtype,
+                                             dray__rect_elements(&piece->rect), sum))
+            rc = dray__nomem(error);
+    }
+    dray_region_free(scratch);
+    return rc;
+}
+
+int dray_checksums_compute(const dray_layout *layout, dray_region *const *regions,
+                           dray_checksums **out, dray_error *error)
+{
+    if (!layout || !out)
+        return dray__fail(error, DRAY_EINVALID, "layout and out must be given");
+    int rc = dray__regions_check(layout, regions, error);
+    if (rc)
+        return rc;
+    dray_checksums *sums = calloc(1, sizeof *sums);
+    if (!sums)
+        return dray__nomem(error);
+    dray__holder self = {layout, NULL};
+    dray__pieces pieces;
+    rc = dray__pieces_make(&self, 0, &pieces, error);
+    if (rc == DRAY_OK) {
+        rc = dray__sum_pieces(layout, regions, &pieces, &sums->sums, error);
+        dray__pieces_free(&pieces);
+    }
+    if (rc) {
+        dray_checksums_free(sums);
+        return rc;
+    }
+    *out = sums;
+    return DRAY_OK;
+}
+
+int dray_checksums_fetch_group(dray_context *context, const char *model, const char *group,
+                               uint64_t *version, dray_checksums **out, dray_error *error)
+{
+    if (!context || !model || !out)
+        return dray__fail(error, DRAY_EINVALID, "context, model and out must be given");
+    dray__channel *channel;
+    int rc = dray__channel_open(context, &channel, error);
+    if (rc)
+        return rc;
+    dray__writer w = {0};
+    dray__put_string(&w, model);
+    dray__put_string(&w, group ? group : "");
+    dray__reply reply;
+    dray_checksums *sums = calloc(1, sizeof *sums);
+    rc = sums ? dray__call(channel, DRAY__MSG_CHECKSUMS_GET, &w, NULL, 0,
+                           dray__context_deadline(context, DRAY_WAIT_DEFAULT), &reply, error)
+              : dray__nomem(error);
+    if (rc == DRAY_OK) {
+        uint64_t number = dray__get_u64(&reply.payload);
+        dray__get_u64(&reply.payload); /* incarnation */
+        rc = dray__sums_get(&reply.payload, &sums->sums)
+                 ? dray__reader_finish(&reply.payload, "checksums", error)
+                 : dray__nomem(error);
+        if (rc == DRAY_OK && version)
+            *version = number;
+    }
+    dray__writer_free(&w);
+    dray__channel_close(channel);
+    if (rc) {
+        dray_checksums_free(sums);
+        return rc;
+    }
+    *out = sums;
+    return DRAY_OK;
+}
+
+int dray_checksums_fetch(dray_context *context, const char *model, uint64_t *version,
+                         dray_checksums **out, dray_error *error)
+{
+    return dray_checksums_fetch_group(context, model, NULL, version, out, error);
+}
+
+uint32_t dray_checksums_count(const dray_checksums *sums)
+{
+    return sums ? sums->sums.count : 0;
+}
+
+int dray_checksums_entry(const dray_checksums *sums, uint32_t index, const char **name,
+                         int32_t *dtype, uint64_t *elements, uint64_t *sum, dray_error *error)
+{
+    if (!sums || index >= sums->sums.count)
+        return dray__fail(error, DRAY_EINVALID, "entry %" PRIu32 " of %" PRIu32, index,
+                          dray_checksums_count(sums));
+    const dray__named_sum *item = &sums->sums.items[index];
+    if (name)
+        *name = item->name;
+    if (dtype)
+        *dtype = item->dtype;
+    if (elements)
+        *elements = item->elements;
+    if (sum)
+        *sum = item->sum;
+    return DRAY_OK;
+}
+
+void dray_checksums_free(dray_checksums *sums)
+{
+    if (!sums)
+        return;
+    dray__sums_free(&sums->sums);
+    free(sums);
+}

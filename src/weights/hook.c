@@ -1,0 +1,17 @@
+/* The test hook: a process can be killed at an exact step of an update. */
+#include "weights/internal.h"
+
+static dray__weights_hook_fn hook;
+static void *hook_user;
+
+void dray__weights_hook(dray__weights_hook_fn fn, void *user)
+{
+    hook = fn;
+    hook_user = user;
+}
+
+void dray__weights_step(const char *step)
+{
+    if (hook)
+        hook(hook_user, step);
+}

@@ -1,0 +1,189 @@
+/* What the files of src/weights share. */
+#ifndef DRAY_WEIGHTS_INTERNAL_H
+#define DRAY_WEIGHTS_INTERNAL_H
+
+#include "control/channel.h"
+#include "control/sums.h"
+
+#include <dray/weights.h>
+#include <stdbool.h>
+
+/* Copies and checksums go in pieces that stay in a core's own cache between the two. */
+#define DRAY__SLICE_BYTES ((uint64_t)256 << 10)
+#define DRAY__FILE_SLICE_BYTES ((uint64_t)1 << 20)
+
+/* ---- hook.c: a callback at each step of an update, for fault tests ----------------------------
+ */
+typedef void (*dray__weights_hook_fn)(void *user, const char *step);
+void dray__weights_hook(dray__weights_hook_fn fn, void *user); /* before threads start */
+void dray__weights_step(const char *step);
+
+/* ---- local.c: publishers of this process, whose private memory can be read directly -----------
+ */
+typedef struct dray__local dray__local;
+int dray__local_add(uint64_t token, dray_region *const *regions, uint32_t count, dray_error *error);
+/* Waits until nobody holds it. */
+void dray__local_remove(uint64_t token);
+/* While it is held the publisher cannot close. NULL: not (or no longer) of this process. */
+dray__local *dray__local_hold(uint64_t token);
+void dray__local_release(dray__local *local);
+dray_region *dray__local_region(const dray__local *local, uint32_t index);
+uint64_t dray__local_token(void); /* a new one */
+
+/* ---- pieces.c: which elements of a member's blocks count ------------------------------------- */
+typedef struct dray__rect {
+    int64_t start[DRAY_MAX_DIMS], extent[DRAY_MAX_DIMS]; /* 0 and 1 beyond the tensor's dims */
+} dray__rect;
+
+typedef struct dray__piece {
+    dray__rect rect;
+    uint32_t block;
+    bool owned; /* no earlier member, and no earlier block of this one, holds it */
+} dray__piece;
+
+typedef struct dray__pieces {
+    dray__piece *items; /* block by block; together they are exactly the blocks */
+    uint32_t *first;    /* of each block; one more entry than blocks */
+    uint32_t count, capacity;
+} dray__pieces;
+
+typedef struct dray__holder {
+    const dray_layout *layout;
+    const char *const *names; /* a name for each tensor, equal names meaning the same; NULL: own */
+} dray__holder;
+
+/* The pieces of members[self], given all members in rank order. */
+int dray__pieces_make(const dray__holder *members, uint32_t self, dray__pieces *out,
+                      dray_error *error);
+void dray__pieces_free(dray__pieces *pieces);
+dray__rect dray__rect_of(const dray_layout *layout, uint32_t block);
+bool dray__rect_cross(const dray__rect *a, const dray__rect *b, dray__rect *out);
+
+/* ---- slices.c: a rectangle in slices of bounded size */
+typedef struct dray__slicer {
+    dray__rect whole;
+    int64_t tile[DRAY_MAX_DIMS], at[DRAY_MAX_DIMS];
+    bool done;
+} dray__slicer;
+
+/* Slices have at most `limit` bytes, but at least one element. */
+void dray__slicer_start(dray__slicer *slicer, const dray__rect *whole, uint64_t element_bytes,
+                        uint64_t limit);
+bool dray__slicer_peek(const dray__slicer *slicer, dray__rect *out);
+void dray__slicer_next(dray__slicer *slicer);
+dray__rect dray__copy_rect(const dray_copy *copy);
+/* The part of a copy that lies in rect, which lies in the copy. */
+dray_copy dray__copy_cut(const dray_copy *copy, const dray__rect *rect);
+/* Makes the destination dense, C order, at `offset` of region 0. Returns its bytes. */
+uint64_t dray__copy_to_dense(dray_copy *copy, int32_t dtype, uint64_t offset);
+
+/* ---- checksums.c */
+struct dray_checksums {
+    dray__sums sums;
+};
+/* Sum of a rectangle of a block. scratch: for files; made when first needed, the caller's. */
+int dray__sum_rect(const dray_layout *layout, dray_region *const *regions, uint32_t block,
+                   const dray__rect *rect, dray_region **scratch, uint64_t *sum, dray_error *error);
+/* Adds the owned pieces' sums by tensor name. */
+int dray__sum_pieces(const dray_layout *layout, dray_region *const *regions,
+                     const dray__pieces *pieces, dray__sums *out, dray_error *error);
+uint64_t dray__rect_elements(const dray__rect *rect);
+
+/* ---- regions.c */
+/* Are these the regions that the layout speaks of? */
+int dray__regions_check(const dray_layout *layout, dray_region *const *regions, dray_error *error);
+
+/* A copy of the caller's, packed form appended to `packed` as a blob (may be NULL). */
+int dray__layout_copy(const dray_layout *layout, dray_layout **out, dray__writer *packed,
+                      dray_error *error);
+dray_region **dray__regions_copy(const dray_layout *layout, dray_region *const *regions);
+
+/* ---- sources.c: what an update reads, kept until it changes ---------------------------------- */
+typedef struct dray__op {
+    dray_copy copy;
+    uint32_t block; /* of the destination */
+    bool owned;     /* counts in the group's sums */
+} dray__op;
+
+typedef struct dray__source {
+    uint64_t member, host, token;
+    int64_t pid;
+    char *name;
+    dray_layout *layout;
+    dray_region **regions; /* imported ones; NULL where not, or where `local` has them */
+    bool local;
+} dray__source;
+
+typedef struct dray__sources {
+    uint64_t source_set, group_set; /* 0: a checkpoint on disk */
+    char *path;
+    void *disk; /* its packed layout: to see a changed one */
+    size_t disk_size;
+    dray__source *sources;
+    uint32_t count;
+    dray_plan *plan;
+    dray__op *ops; /* in the plan's order */
+    uint64_t op_count;
+    const char **names; /* for each destination tensor: the source's name of it */
+    bool casts, files;
+    bool imported;
+} dray__sources;
+
+typedef struct dray__destination {
+    dray_layout *layout;
+    dray_region **regions;
+    uint64_t member, host;
+    uint32_t rank, world;
+} dray__destination;
+
+/* Fetches the layouts of both sets and plans. */
+int dray__sources_fetch(dray__channel *channel, uint64_t key, uint64_t source_set,
+                        uint32_t source_count, uint64_t group_set,
+                        const dray__destination *destination, int64_t deadline_ns,
+                        dray__sources **out, dray_error *error);
+/* A checkpoint as the source. */
+int dray__sources_disk(const char *path, const dray__destination *destination, dray__sources **out,
+                       dray_error *error);
+/* Is the checkpoint still the one that was planned for? */
+bool dray__sources_disk_same(const dray__sources *sources, const char *path);
+/* Makes the regions that the plan reads reachable. */
+int dray__sources_import(dray__sources *sources, dray__channel *channel, uint64_t key,
+                         int64_t deadline_ns, dray_error *error);
+/* Forgets the imported regions: the next import makes them anew. */
+void dray__sources_close(dray__sources *sources);
+void dray__sources_free(dray__sources *sources);
+
+/* One member of a set. */
+int dray__member_fetch(dray__channel *channel, uint64_t key, uint64_t set, uint32_t index,
+                       int64_t deadline_ns, dray__source *out, dray_error *error);
+void dray__source_clear(dray__source *source);
+
+/* ---- haul.c: carries out the copies and sums what it moved -------------------------------------
+ */
+typedef struct dray__haul dray__haul;
+
+typedef struct dray__haul_options {
+    int32_t strategy;
+    uint64_t bucket_bytes;
+    bool verify;
+    bool announced; /* publishers told their sums: owned elements are checked against those */
+} dray__haul_options;
+
+#define DRAY__BUCKET_MIN ((uint64_t)128 << 10)
+#define DRAY__BUCKET_DEFAULT ((uint64_t)64 << 20)
+
+/* Sources and destination are borrowed until close. */
+int dray__haul_open(const dray__sources *sources, const dray__destination *destination,
+                    const dray__haul_options *options, dray__haul **out, dray_error *error);
+/* Moves for about budget_ns. DRAY_EAGAIN: more is left. */
+int dray__haul_step(dray__haul *haul, int64_t budget_ns, dray_error *error);
+/* Compares what was meant with what is there. DRAY_ECHECKSUM. */
+int dray__haul_check(const dray__haul *haul, dray_error *error);
+/* Sums of the source bits that this rank owns within its group. */
+int dray__haul_sums(const dray__haul *haul, dray__sums *out, dray_error *error);
+/* One sum a destination block; the caller's from here. NULL without verification. */
+uint64_t *dray__haul_take_blocks(dray__haul *haul);
+void dray__haul_report(const dray__haul *haul, dray_update_report *report);
+void dray__haul_close(dray__haul *haul);
+
+#endif

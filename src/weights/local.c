@@ -1,0 +1,97 @@
+/* Publishers of this very process: a subscriber here reads their regions as they are, private
+ * memory included. Found by a random token that travels with the publisher's description. */
+#include "base/error.h"
+#include "weights/internal.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+struct dray__local {
+    dray__local *next;
+    uint64_t token;
+    pid_t pid; /* a forked child has the list, but not the memory as it is now */
+    pthread_rwlock_t lock;
+    dray_region *const *regions;
+    uint32_t count;
+};
+
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
+static dray__local *list;
+
+uint64_t dray__local_token(void)
+{
+    uint64_t token = 0;
+    while (token == 0)
+        if (getrandom(&token, sizeof token, 0) != (ssize_t)sizeof token)
+            token = 0;
+    return token;
+}
+
+int dray__local_add(uint64_t token, dray_region *const *regions, uint32_t count, dray_error *error)
+{
+    dray__local *local = calloc(1, sizeof *local);
+    if (!local)
+        return dray__nomem(error);
+    int rc = pthread_rwlock_init(&local->lock, NULL);
+    if (rc) {
+        free(local);
+        return dray__fail_errno(error, rc, "rwlock");
+    }
+    local->token = token;
+    local->pid = getpid();
+    local->regions = regions;
+    local->count = count;
+    pthread_mutex_lock(&list_lock);
+    local->next = list;
+    list = local;
+    pthread_mutex_unlock(&list_lock);
+    return DRAY_OK;
+}
+
+void dray__local_remove(uint64_t token)
+{
+    dray__local *local = NULL;
+    pthread_mutex_lock(&list_lock);
+    for (dray__local **at = &list; *at; at = &(*at)->next)
+        if ((*at)->token == token) {
+            local = *at;
+            *at = local->next;
+            break;
+        }
+    pthread_mutex_unlock(&list_lock);
+    if (!local)
+        return;
+    /* Readers lock under list_lock: none can come any more, those inside leave. */
+    pthread_rwlock_wrlock(&local->lock);
+    pthread_rwlock_unlock(&local->lock);
+    pthread_rwlock_destroy(&local->lock);
+    free(local);
+}
+
+dray__local *dray__local_hold(uint64_t token)
+{
+    dray__local *found = NULL;
+    pid_t pid = getpid();
+    pthread_mutex_lock(&list_lock);
+    for (dray__local *local = list; local && !found; local = local->next)
+        if (local->token == token && local->pid == pid)
+            found = local;
+    if (found)
+        pthread_rwlock_rdlock(&found->lock);
+    pthread_mutex_unlock(&list_lock);
+    return found;
+}
+
+void dray__local_release(dray__local *local)
+{
+    if (local)
+        pthread_rwlock_unlock(&local->lock);
+}
+
+dray_region *dray__local_region(const dray__local *local, uint32_t index)
+{
+    return index < local->count ? local->regions[index] : NULL;
+}

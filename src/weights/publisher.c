@@ -1,0 +1,284 @@
+/* A trainer rank: registers its blocks, announces versions with their checksums, and waits for the
+ * readers before the next write. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "control/registry.h"
+#include "weights/internal.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct dray_publisher {
+    dray_context *context;
+    dray__channel *channel;
+    dray_layout *layout;
+    dray_region **regions;
+    uint64_t key, token, incarnation, set;
+    uint32_t rank, world;
+    bool checksum, local, pieces_made;
+    int64_t timeout_ns;
+    dray__pieces pieces;
+};
+
+static int64_t deadline_of(const dray_publisher *p, int64_t timeout_ns)
+{
+    if (timeout_ns == DRAY_WAIT_DEFAULT)
+        timeout_ns = p->timeout_ns;
+    return timeout_ns == DRAY_WAIT_DEFAULT ? dray__context_deadline(p->context, timeout_ns)
+                                           : dray__deadline(timeout_ns);
+}
+
+static int put_region(dray_publisher *p, uint32_t index, int64_t deadline_ns, dray_error *error)
+{
+    const dray_region *region = p->regions[index];
+    dray_handle handle = DRAY_HANDLE_INIT;
+    handle.dtype = DRAY_U8;
+    handle.ndim = 1;
+    handle.shape[0] = (int64_t)dray_region_bytes(region);
+    handle.stride[0] = 1;
+    handle.owner_member = dray_context_member(p->context);
+    handle.owner_epoch = dray_context_epoch(p->context);
+    int rc = dray_handle_describe(region, &handle, error);
+    uint8_t packed[1024];
+    if (rc == DRAY_OK)
+        rc = dray_handle_pack(&handle, packed, sizeof packed, error);
+    if (rc)
+        return rc;
+    dray__writer w = {0};
+    dray__put_u64(&w, p->key);
+    dray__put_u32(&w, index);
+    dray__put_blob(&w, packed, dray_handle_packed_size());
+    int fd = dray_region_fd(region);
+    rc = dray__call(p->channel, DRAY__MSG_REGION_PUT, &w, &fd, 1, deadline_ns, NULL, error);
+    dray__writer_free(&w);
+    return rc;
+}
+
+static int register_rank(dray_publisher *p, const char *model, dray__writer *packed,
+                         dray_error *error)
+{
+    uint32_t regions = dray_layout_region_count(p->layout), shared = 0;
+    for (uint32_t i = 0; i < regions; i++)
+        shared += dray_region_get_kind(p->regions[i]) == DRAY_REGION_SHARED;
+    int64_t deadline = deadline_of(p, DRAY_WAIT_DEFAULT);
+    dray__writer w = {0};
+    dray__put_string(&w, model);
+    dray__put_u32(&w, p->rank);
+    dray__put_u32(&w, p->world);
+    dray__put_u64(&w, p->token);
+    dray__put_u32(&w, regions);
+    dray__put_u32(&w, shared);
+    dray__put_bytes(&w, packed->data, packed->size);
+    dray__reply reply;
+    int rc = dray__call(p->channel, DRAY__MSG_PUBLISHER_OPEN, &w, NULL, 0, deadline, &reply, error);
+    dray__writer_free(&w);
+    if (rc)
+        return rc;
+    p->key = dray__get_u64(&reply.payload);
+    rc = dray__reader_finish(&reply.payload, "PUBLISHER_OPEN", error);
+    for (uint32_t i = 0; i < regions && rc == DRAY_OK; i++)
+        if (dray_region_get_kind(p->regions[i]) == DRAY_REGION_SHARED)
+            rc = put_region(p, i, deadline, error);
+    return rc;
+}
+
+static int check(dray_context *context, const char *model, const dray_layout *layout,
+                 const dray_publisher_options *options, dray_publisher **out, dray_error *error)
+{
+    if (!context || !model || !layout || !options || !out)
+        return dray__fail(error, DRAY_EINVALID,
+                          "context, model, layout, options and out must be given");
+    if (options->size != sizeof *options)
+        return dray__fail(error, DRAY_EVERSION, "dray_publisher_options of %zu bytes, %zu expected",
+                          options->size, sizeof *options);
+    if (options->timeout_ns < 0)
+        return dray__fail(error, DRAY_EINVALID, "timeout_ns %" PRId64, options->timeout_ns);
+    int rc = dray__regions_check(layout, options->regions, error);
+    for (uint32_t i = 0; i < dray_layout_region_count(layout) && rc == DRAY_OK; i++) {
+        dray_region_kind kind = dray_region_get_kind(options->regions[i]);
+        if (kind != DRAY_REGION_HOST && kind != DRAY_REGION_SHARED && kind != DRAY_REGION_FILE)
+            rc = dray__fail(error, DRAY_EUNSUPPORTED, "publishing from %s memory",
+                            dray_region_kind_name(kind));
+    }
+    return rc;
+}
+
+int dray_publisher_open(dray_context *context, const char *model, const dray_layout *layout,
+                        const dray_publisher_options *options, dray_publisher **out,
+                        dray_error *error)
+{
+    int rc = check(context, model, layout, options, out, error);
+    if (rc)
+        return rc;
+    dray_publisher *p = calloc(1, sizeof *p);
+    if (!p)
+        return dray__nomem(error);
+    p->context = context;
+    p->rank = options->rank;
+    p->world = options->world ? options->world : 1;
+    p->checksum = options->checksum >= 0;
+    p->timeout_ns = options->timeout_ns ? options->timeout_ns : DRAY_WAIT_DEFAULT;
+    p->token = dray__local_token();
+    p->regions = dray__regions_copy(layout, options->regions);
+    dray__writer packed = {0};
+    rc = p->regions ? dray__layout_copy(layout, &p->layout, &packed, error) : dray__nomem(error);
+    if (rc == DRAY_OK)
+        rc = dray__local_add(p->token, p->regions, dray_layout_region_count(layout), error);
+    p->local = rc == DRAY_OK;
+    if (rc == DRAY_OK)
+        rc = dray__channel_open(context, &p->channel, error);
+    if (rc == DRAY_OK)
+        rc = register_rank(p, model, &packed, error);
+    dray__writer_free(&packed);
+    if (rc) {
+        dray_publisher_close(p);
+        return rc;
+    }
+    *out = p;
+    return DRAY_OK;
+}
+
+/* Waits for the other ranks, then learns what they hold: an element that several ranks hold is
+ * summed by the first. */
+static int meet_gang(dray_publisher *p, int64_t deadline_ns, dray_error *error)
+{
+    dray__writer w = {0};
+    dray__put_u64(&w, p->key);
+    dray__put_u8(&w, DRAY__SOURCES_GANG);
+    dray__put_i64(&w, deadline_ns - dray__now());
+    dray__put_u64(&w, 0);
+    dray__put_u32(&w, 0);
+    dray__reply reply;
+    int rc = dray__call(p->channel, DRAY__MSG_UPDATE_SOURCES, &w, NULL, 0,
+                        dray__answer_deadline(deadline_ns), &reply, error);
+    dray__writer_free(&w);
+    if (rc)
+        return rc;
+    uint64_t incarnation = dray__get_u64(&reply.payload);
+    uint64_t set = dray__get_u64(&reply.payload);
+    dray__get_u32(&reply.payload);
+    rc = dray__reader_finish(&reply.payload, "UPDATE_SOURCES", error);
+    if (rc)
+        return rc;
+    p->incarnation = incarnation;
+    p->set = set;
+    return DRAY_OK;
+}
+
+static int make_pieces(dray_publisher *p, int64_t deadline_ns, dray_error *error)
+{
+    dray__source *earlier = calloc((size_t)p->rank + 1, sizeof *earlier);
+    dray__holder *holders = calloc((size_t)p->rank + 1, sizeof *holders);
+    int rc = earlier && holders ? DRAY_OK : dray__nomem(error);
+    for (uint32_t i = 0; i < p->rank && rc == DRAY_OK; i++) {
+        rc = dray__member_fetch(p->channel, p->key, p->set, i, deadline_ns, &earlier[i], error);
+        if (rc == DRAY_OK)
+            holders[i].layout = earlier[i].layout;
+    }
+    if (rc == DRAY_OK) {
+        holders[p->rank].layout = p->layout;
+        rc = dray__pieces_make(holders, p->rank, &p->pieces, error);
+        p->pieces_made = rc == DRAY_OK;
+    }
+    for (uint32_t i = 0; earlier && i < p->rank; i++)
+        if (earlier[i].layout)
+            dray__source_clear(&earlier[i]);
+    free(earlier);
+    free(holders);
+    return rc;
+}
+
+static int publish(dray_publisher *p, uint64_t version, dray__sums *sums, dray_error *error)
+{
+    int64_t deadline = deadline_of(p, DRAY_WAIT_DEFAULT);
+    int rc = p->incarnation ? DRAY_OK : meet_gang(p, deadline, error);
+    if (rc == DRAY_OK && p->checksum && !p->pieces_made)
+        rc = make_pieces(p, deadline, error);
+    if (rc == DRAY_OK && p->checksum)
+        rc = dray__sum_pieces(p->layout, p->regions, &p->pieces, sums, error);
+    if (rc)
+        return rc;
+    dray__weights_step("summed");
+    dray__writer w = {0};
+    dray__put_u64(&w, p->key);
+    dray__put_u64(&w, version);
+    dray__put_u8(&w, p->checksum);
+    dray__sums_put(&w, sums);
+    rc = dray__call(p->channel, DRAY__MSG_PUBLISH, &w, NULL, 0, deadline, NULL, error);
+    dray__writer_free(&w);
+    if (rc == DRAY_OK)
+        dray__weights_step("published");
+    return rc;
+}
+
+int dray_publish(dray_publisher *p, uint64_t version, const dray_fence *ready, dray_error *error)
+{
+    if (!p)
+        return dray__fail(error, DRAY_EINVALID, "publisher must be given");
+    if (ready && ready->size != sizeof *ready)
+        return dray__fail(error, DRAY_EVERSION, "dray_fence of %zu bytes, %zu expected",
+                          ready->size, sizeof *ready);
+    if (ready && ready->kind != DRAY_FENCE_NONE)
+        return dray__fail(error, DRAY_EUNSUPPORTED, "fence kind %d: host memory needs none",
+                          ready->kind);
+    dray__sums sums = {0};
+    int rc = publish(p, version, &sums, error);
+    dray__sums_free(&sums);
+    return rc;
+}
+
+int dray_publisher_wait(dray_publisher *p, uint64_t version, int64_t timeout_ns, uint32_t *dropped,
+                        dray_error *error)
+{
+    if (!p || (timeout_ns < 0 && timeout_ns != DRAY_WAIT_DEFAULT))
+        return dray__fail(error, DRAY_EINVALID, "publisher must be given, timeout not negative");
+    int64_t deadline = deadline_of(p, timeout_ns), left = deadline - dray__now();
+    dray__writer w = {0};
+    dray__put_u64(&w, p->key);
+    dray__put_u64(&w, version);
+    dray__put_i64(&w, left > 0 ? left : 0);
+    dray__reply reply;
+    int rc = dray__call(p->channel, DRAY__MSG_PUBLISHER_WAIT, &w, NULL, 0,
+                        dray__answer_deadline(deadline), &reply, error);
+    dray__writer_free(&w);
+    if (rc)
+        return rc;
+    uint32_t count = dray__get_u32(&reply.payload);
+    char *names = dray__get_string(&reply.payload, 4096);
+    rc = dray__reader_finish(&reply.payload, "PUBLISHER_WAIT", error);
+    if (rc == DRAY_OK && count)
+        dray__log(DRAY_LOG_WARN, "dropped from version %" PRIu64 ": %s", version, names);
+    free(names);
+    if (rc == DRAY_OK && dropped)
+        *dropped = count;
+    if (rc == DRAY_OK)
+        dray__weights_step("waited");
+    return rc;
+}
+
+uint64_t dray_publisher_incarnation(const dray_publisher *publisher)
+{
+    return publisher ? publisher->incarnation : 0;
+}
+
+void dray_publisher_close(dray_publisher *p)
+{
+    if (!p)
+        return;
+    if (p->channel && p->key) {
+        dray__writer w = {0};
+        dray__put_u64(&w, p->key);
+        dray__call(p->channel, DRAY__MSG_WEIGHTS_CLOSE, &w, NULL, 0,
+                   dray__deadline(5 * DRAY__SECOND), NULL, NULL);
+        dray__writer_free(&w);
+    }
+    if (p->local)
+        dray__local_remove(p->token);
+    dray__channel_close(p->channel);
+    dray__pieces_free(&p->pieces);
+    dray_layout_free(p->layout);
+    free(p->regions);
+    free(p);
+}

@@ -1,0 +1,61 @@
+/* The report of an update as one JSON line. */
+#include "base/error.h"
+#include "weights/internal.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *name_of(const char *const *names, size_t count, int32_t index)
+{
+    return index >= 0 && (size_t)index < count ? names[index] : "?";
+}
+
+static double seconds(int64_t ns)
+{
+    return (double)ns * 1e-9;
+}
+
+static json_t *links(const dray_update_report *report)
+{
+    json_t *object = json_object();
+    for (int link = 0; link < DRAY_LINK_COUNT; link++)
+        if (report->link_bytes[link])
+            json_object_set_new(object, dray_link_name((dray_link)link),
+                                json_integer((json_int_t)report->link_bytes[link]));
+    return object;
+}
+
+int dray_update_report_json(const dray_update_report *report, char *out, size_t capacity,
+                            dray_error *error)
+{
+    static const char *const modes[] = {"auto", "tensor", "distributed", "disk"};
+    static const char *const strategies[] = {"direct", "bucket", "parameter"};
+    if (!report || !out || report->size != sizeof *report)
+        return dray__fail(error, DRAY_EINVALID, "report (initialised) and out must be given");
+    json_t *object = json_pack(
+        "{s:I, s:I, s:s, s:s, s:I, s:I, s:o, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, "
+        "s:I, s:b}",
+        "version", (json_int_t)report->version, "incarnation", (json_int_t)report->incarnation,
+        "mode", name_of(modes, 4, report->mode), "strategy",
+        name_of(strategies, 3, report->strategy), "bytes", (json_int_t)report->bytes,
+        "source_bytes", (json_int_t)report->source_bytes, "link_bytes", links(report), "copies",
+        (json_int_t)report->copies, "wait_seconds", seconds(report->wait_ns), "plan_seconds",
+        seconds(report->plan_ns), "prepare_seconds", seconds(report->prepare_ns), "move_seconds",
+        seconds(report->move_ns), "verify_seconds", seconds(report->verify_ns), "commit_seconds",
+        seconds(report->commit_ns), "total_seconds", seconds(report->total_ns), "bytes_per_s",
+        report->bytes_per_s, "peak_extra_bytes", (json_int_t)report->peak_extra_bytes, "retries",
+        (json_int_t)report->retries, "planned", report->planned != 0);
+    char *text = object ? json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
+    json_decref(object);
+    if (!text)
+        return dray__nomem(error);
+    size_t size = strlen(text) + 1;
+    int rc = DRAY_OK;
+    if (size <= capacity)
+        memcpy(out, text, size);
+    else
+        rc = dray__fail(error, DRAY_EFULL, "%zu bytes of report into %zu", size, capacity);
+    free(text);
+    return rc;
+}

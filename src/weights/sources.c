@@ -1,0 +1,443 @@
+/* What an update reads: the publishers' layouts (or a checkpoint's), the plan, the copies cut along
+ * ownership, and the regions made reachable. Made once and kept until the ranks on either side, or
+ * the files, change. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "weights/internal.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static void free_regions(dray__source *source)
+{
+    for (uint32_t i = 0; source->regions && i < dray_layout_region_count(source->layout); i++)
+        dray_region_free(source->regions[i]);
+    free(source->regions);
+    source->regions = NULL;
+}
+
+void dray__sources_close(dray__sources *s)
+{
+    for (uint32_t i = 0; i < s->count; i++)
+        free_regions(&s->sources[i]);
+    s->imported = false;
+}
+
+void dray__source_clear(dray__source *source)
+{
+    free_regions(source);
+    dray_layout_free(source->layout);
+    free(source->name);
+    *source = (dray__source){0};
+}
+
+void dray__sources_free(dray__sources *s)
+{
+    if (!s)
+        return;
+    for (uint32_t i = 0; i < s->count; i++)
+        dray__source_clear(&s->sources[i]);
+    free(s->sources);
+    dray_plan_free(s->plan);
+    free(s->ops);
+    free(s->names);
+    free(s->path);
+    free(s->disk);
+    free(s);
+}
+
+int dray__member_fetch(dray__channel *channel, uint64_t key, uint64_t set, uint32_t index,
+                       int64_t deadline_ns, dray__source *out, dray_error *error)
+{
+    dray__writer w = {0};
+    dray__put_u64(&w, key);
+    dray__put_u8(&w, 1); /* DRAY__SOURCES_MEMBER */
+    dray__put_i64(&w, 0);
+    dray__put_u64(&w, set);
+    dray__put_u32(&w, index);
+    dray__reply reply;
+    int rc = dray__call(channel, DRAY__MSG_UPDATE_SOURCES, &w, NULL, 0, deadline_ns, &reply, error);
+    dray__writer_free(&w);
+    if (rc)
+        return rc;
+    dray__source source = {0};
+    dray__get_u64(&reply.payload); /* key */
+    source.member = dray__get_u64(&reply.payload);
+    source.host = dray__get_u64(&reply.payload);
+    source.pid = dray__get_i64(&reply.payload);
+    source.token = dray__get_u64(&reply.payload);
+    source.name = dray__get_string(&reply.payload, 256);
+    size_t size;
+    const void *layout = dray__get_blob(&reply.payload, &size);
+    rc = dray__reader_finish(&reply.payload, "UPDATE_SOURCES", error);
+    if (rc == DRAY_OK)
+        rc = dray_layout_unpack(layout, size, &source.layout, error);
+    if (rc) {
+        free(source.name);
+        return rc;
+    }
+    dray__local *local = dray__local_hold(source.token);
+    source.local = local != NULL;
+    dray__local_release(local);
+    *out = source;
+    return DRAY_OK;
+}
+
+/* ---- names: what a tensor is called on the other side -----------------------------------------
+ */
+
+/* The name of the tensor that has memory behind `name` in some source; NULL: none has it. */
+static const char *source_name(const dray__sources *s, const char *name)
+{
+    for (uint32_t i = 0; i < s->count; i++) {
+        uint32_t index;
+        if (dray_layout_find(s->sources[i].layout, name, &index, NULL))
+            continue;
+        const dray_tensor_info *tensor = dray_layout_tensor(s->sources[i].layout, index);
+        if (tensor->alias_of < 0)
+            return tensor->name;
+        return dray_layout_tensor(s->sources[i].layout, (uint32_t)tensor->alias_of)->name;
+    }
+    return NULL;
+}
+
+/* For each tensor of a destination layout; a tied one may be known by any of its names. */
+static const char **names_for(const dray__sources *s, const dray_layout *layout)
+{
+    uint32_t count = dray_layout_tensor_count(layout);
+    const char **names = calloc((size_t)count + 1, sizeof *names);
+    if (!names)
+        return NULL;
+    for (uint32_t t = 0; t < count; t++)
+        names[t] = source_name(s, dray_layout_tensor(layout, t)->name);
+    for (uint32_t t = 0; t < count; t++) {
+        int32_t target = dray_layout_tensor(layout, t)->alias_of;
+        if (target >= 0 && names[t] && !names[target])
+            names[target] = names[t];
+    }
+    for (uint32_t t = 0; t < count; t++)
+        if (!names[t])
+            names[t] = dray_layout_tensor(layout, t)->name;
+    return names;
+}
+
+/* ---- the plan, cut along blocks and ownership -------------------------------------------------
+ */
+
+static int plan(dray__sources *s, const dray__destination *destination, dray_error *error)
+{
+    dray_plan_member *members = calloc((size_t)s->count + 1, sizeof *members);
+    if (!members)
+        return dray__nomem(error);
+    for (uint32_t i = 0; i < s->count; i++) {
+        const dray__source *source = &s->sources[i];
+        members[i] = (dray_plan_member){.layout = source->layout,
+                                        .member = source->member,
+                                        .name = source->name,
+                                        .host = source->host,
+                                        .process = source->local ? 1 : 2 + source->member};
+    }
+    dray_plan_member self = {.layout = destination->layout,
+                             .member = destination->member,
+                             .host = destination->host,
+                             .process = 1};
+    int rc = dray_plan_new(members, s->count, &self, NULL, &s->plan, error);
+    free(members);
+    return rc;
+}
+
+/* Does the copy fill (part of) this block? Two blocks may hold the same elements. */
+static bool fills(const dray_copy *copy, const dray_block *block, uint32_t ndim,
+                  const dray__rect *cross)
+{
+    if (copy->destination_region != block->region)
+        return false;
+    uint64_t copy_at = copy->destination_offset, block_at = block->offset;
+    for (uint32_t d = 0; d < ndim; d++) {
+        copy_at +=
+            (uint64_t)(cross->start[d] - copy->start[d]) * (uint64_t)copy->destination_stride[d];
+        block_at += (uint64_t)(cross->start[d] - block->start[d]) * (uint64_t)block->stride[d];
+        if (cross->extent[d] > 1 && copy->destination_stride[d] != block->stride[d])
+            return false;
+    }
+    return copy_at == block_at;
+}
+
+struct op_list {
+    dray__op *items;
+    uint64_t count, capacity;
+};
+
+static bool op_push(struct op_list *list, const dray__op *op)
+{
+    if (list->count == list->capacity) {
+        uint64_t capacity = list->capacity ? list->capacity * 2 : 256;
+        dray__op *items = realloc(list->items, capacity * sizeof *items);
+        if (!items)
+            return false;
+        list->items = items;
+        list->capacity = capacity;
+    }
+    list->items[list->count++] = *op;
+    return true;
+}
+
+/* Blocks of each tensor, in CSR form. */
+static uint32_t *blocks_by_tensor(const dray_layout *layout, uint32_t **first)
+{
+    uint32_t tensors = dray_layout_tensor_count(layout), blocks = dray_layout_block_count(layout);
+    uint32_t *at = calloc((size_t)tensors + 2, sizeof *at);
+    uint32_t *order = calloc((size_t)blocks + 1, sizeof *order);
+    if (!at || !order) {
+        free(at);
+        free(order);
+        return NULL;
+    }
+    for (uint32_t b = 0; b < blocks; b++)
+        at[dray_layout_block(layout, b)->tensor + 2]++;
+    for (uint32_t t = 0; t < tensors; t++)
+        at[t + 2] += at[t + 1];
+    for (uint32_t b = 0; b < blocks; b++)
+        order[at[dray_layout_block(layout, b)->tensor + 1]++] = b;
+    *first = at;
+    return order;
+}
+
+static int cut_copy(const dray_layout *layout, const dray__pieces *pieces, const uint32_t *blocks,
+                    uint32_t block_count, const dray_copy *copy, struct op_list *ops,
+                    dray_error *error)
+{
+    dray__rect whole = dray__copy_rect(copy), cross;
+    uint64_t left = dray__rect_elements(&whole);
+    uint32_t ndim = dray_layout_tensor(layout, copy->tensor)->ndim;
+    for (uint32_t i = 0; i < block_count && left; i++) {
+        dray__rect rect = dray__rect_of(layout, blocks[i]);
+        if (!dray__rect_cross(&whole, &rect, &cross) ||
+            !fills(copy, dray_layout_block(layout, blocks[i]), ndim, &cross))
+            continue;
+        for (uint32_t p = pieces->first[blocks[i]]; p < pieces->first[blocks[i] + 1]; p++) {
+            if (!dray__rect_cross(&whole, &pieces->items[p].rect, &cross))
+                continue;
+            dray__op op = {dray__copy_cut(copy, &cross), blocks[i], pieces->items[p].owned};
+            if (!op_push(ops, &op))
+                return dray__nomem(error);
+            left -= dray__rect_elements(&cross);
+        }
+    }
+    if (left)
+        return dray__fail(error, DRAY_EINTERNAL,
+                          "tensor %s: a planned copy fills %" PRIu64 " elements outside any block",
+                          dray_layout_tensor(layout, copy->tensor)->name, left);
+    return DRAY_OK;
+}
+
+static int make_ops(dray__sources *s, const dray_layout *layout, const dray__pieces *pieces,
+                    dray_error *error)
+{
+    uint32_t *first, *blocks = blocks_by_tensor(layout, &first);
+    if (!blocks)
+        return dray__nomem(error);
+    struct op_list list = {0};
+    const dray_copy *copies = dray_plan_copies(s->plan);
+    int rc = DRAY_OK;
+    for (uint64_t i = 0; i < dray_plan_count(s->plan) && rc == DRAY_OK; i++) {
+        uint32_t t = copies[i].tensor;
+        rc = cut_copy(layout, pieces, blocks + first[t], first[t + 1] - first[t], &copies[i], &list,
+                      error);
+        s->casts |= copies[i].source_dtype != copies[i].destination_dtype;
+        s->files |= dray_layout_region(s->sources[copies[i].source].layout, copies[i].source_region)
+                        ->kind == DRAY_REGION_FILE;
+    }
+    free(first);
+    free(blocks);
+    s->ops = list.items;
+    s->op_count = list.count;
+    return rc;
+}
+
+/* Plans, with what the group's ranks own among them. group: their layouts; NULL: this one alone. */
+static int prepare(dray__sources *s, const dray__destination *destination,
+                   const dray__source *group, uint32_t group_count, dray_error *error)
+{
+    int rc = plan(s, destination, error);
+    if (rc)
+        return rc;
+    s->names = names_for(s, destination->layout);
+    dray__holder *holders = calloc((size_t)group_count + 1, sizeof *holders);
+    rc = s->names && holders ? DRAY_OK : dray__nomem(error);
+    for (uint32_t i = 0; i < group_count && rc == DRAY_OK; i++) {
+        bool self = i == destination->rank;
+        holders[i].layout = self ? destination->layout : group[i].layout;
+        holders[i].names = self ? s->names : names_for(s, group[i].layout);
+        if (!holders[i].names)
+            rc = dray__nomem(error);
+    }
+    dray__pieces pieces = {0};
+    if (rc == DRAY_OK)
+        rc = dray__pieces_make(holders, destination->rank, &pieces, error);
+    if (rc == DRAY_OK)
+        rc = make_ops(s, destination->layout, &pieces, error);
+    dray__pieces_free(&pieces);
+    for (uint32_t i = 0; holders && i < group_count; i++)
+        if (i != destination->rank)
+            free((void *)holders[i].names);
+    free(holders);
+    return rc;
+}
+
+int dray__sources_fetch(dray__channel *channel, uint64_t key, uint64_t source_set,
+                        uint32_t source_count, uint64_t group_set,
+                        const dray__destination *destination, int64_t deadline_ns,
+                        dray__sources **out, dray_error *error)
+{
+    dray__sources *s = calloc(1, sizeof *s);
+    uint32_t world = destination->world;
+    dray__source *group = calloc((size_t)world + 1, sizeof *group);
+    if (s)
+        s->sources = calloc((size_t)source_count + 1, sizeof *s->sources);
+    int rc = s && group && s->sources ? DRAY_OK : dray__nomem(error);
+    for (uint32_t i = 0; i < source_count && rc == DRAY_OK; i++) {
+        rc = dray__member_fetch(channel, key, source_set, i, deadline_ns, &s->sources[i], error);
+        s->count += rc == DRAY_OK;
+    }
+    for (uint32_t i = 0; i < world && rc == DRAY_OK; i++)
+        if (i != destination->rank)
+            rc = dray__member_fetch(channel, key, group_set, i, deadline_ns, &group[i], error);
+    if (rc == DRAY_OK) {
+        s->source_set = source_set;
+        s->group_set = group_set;
+        rc = prepare(s, destination, group, world, error);
+    }
+    for (uint32_t i = 0; group && i < world; i++)
+        if (group[i].layout)
+            dray__source_clear(&group[i]);
+    free(group);
+    if (rc) {
+        dray__sources_free(s);
+        return rc;
+    }
+    *out = s;
+    return DRAY_OK;
+}
+
+int dray__sources_disk(const char *path, const dray__destination *destination, dray__sources **out,
+                       dray_error *error)
+{
+    dray__sources *s = calloc(1, sizeof *s);
+    if (s) {
+        s->sources = calloc(1, sizeof *s->sources);
+        s->path = strdup(path);
+    }
+    int rc = s && s->sources && s->path ? DRAY_OK : dray__nomem(error);
+    if (rc == DRAY_OK)
+        rc = dray_layout_safetensors(path, &s->sources[0].layout, error);
+    if (rc == DRAY_OK) {
+        s->count = 1;
+        s->sources[0].host = destination->host;
+        s->sources[0].name = strdup(path);
+        rc = s->sources[0].name
+                 ? dray_layout_pack(s->sources[0].layout, &s->disk, &s->disk_size, error)
+                 : dray__nomem(error);
+    }
+    dray__destination alone = *destination;
+    alone.rank = 0;
+    if (rc == DRAY_OK)
+        rc = prepare(s, &alone, NULL, 1, error);
+    if (rc) {
+        dray__sources_free(s);
+        return rc;
+    }
+    *out = s;
+    return DRAY_OK;
+}
+
+bool dray__sources_disk_same(const dray__sources *s, const char *path)
+{
+    if (!s->path || strcmp(s->path, path) != 0)
+        return false;
+    dray_layout *layout;
+    if (dray_layout_safetensors(path, &layout, NULL))
+        return false;
+    void *packed = NULL;
+    size_t size = 0;
+    bool same = dray_layout_pack(layout, &packed, &size, NULL) == DRAY_OK && size == s->disk_size &&
+                memcmp(packed, s->disk, size) == 0;
+    free(packed);
+    dray_layout_free(layout);
+    return same;
+}
+
+/* ---- reaching the regions ---------------------------------------------------------------------
+ */
+
+static int import_shared(dray__sources *s, uint32_t index, uint32_t region, dray__channel *channel,
+                         uint64_t key, int64_t deadline_ns, dray_error *error)
+{
+    dray__writer w = {0};
+    dray__put_u64(&w, key);
+    dray__put_u64(&w, s->source_set);
+    dray__put_u32(&w, index);
+    dray__put_u32(&w, region);
+    dray__reply reply;
+    int rc = dray__call(channel, DRAY__MSG_REGION_GET, &w, NULL, 0, deadline_ns, &reply, error);
+    dray__writer_free(&w);
+    if (rc)
+        return rc;
+    size_t size;
+    const void *packed = dray__get_blob(&reply.payload, &size);
+    dray_handle handle = DRAY_HANDLE_INIT;
+    rc = dray__reader_finish(&reply.payload, "REGION_GET", error);
+    if (rc == DRAY_OK && reply.fd_count != 1)
+        rc = dray__fail(error, DRAY_EPROTO, "a region came with %" PRIu32 " descriptors, not 1",
+                        reply.fd_count);
+    if (rc == DRAY_OK)
+        rc = dray_handle_unpack(packed, size, &handle, error);
+    if (rc == DRAY_OK)
+        rc =
+            dray_region_import(&handle, reply.fds[0], 0, &s->sources[index].regions[region], error);
+    for (uint32_t i = 0; i < reply.fd_count; i++)
+        close(reply.fds[i]);
+    return rc;
+}
+
+static int import_one(dray__sources *s, uint32_t index, uint32_t region, dray__channel *channel,
+                      uint64_t key, int64_t deadline_ns, dray_error *error)
+{
+    dray__source *source = &s->sources[index];
+    const dray_region_info *info = dray_layout_region(source->layout, region);
+    if (source->regions[region] || source->local)
+        return DRAY_OK;
+    if (info->kind == DRAY_REGION_FILE)
+        return dray_region_open(info->name, 0, &source->regions[region], error);
+    if (info->kind != DRAY_REGION_SHARED)
+        return dray__fail(error, DRAY_EUNSUPPORTED,
+                          "region %s of publisher %s is %s memory of another process: allocate it "
+                          "as a shared region",
+                          info->name, source->name,
+                          dray_region_kind_name((dray_region_kind)info->kind));
+    return import_shared(s, index, region, channel, key, deadline_ns, error);
+}
+
+int dray__sources_import(dray__sources *s, dray__channel *channel, uint64_t key,
+                         int64_t deadline_ns, dray_error *error)
+{
+    if (s->imported)
+        return DRAY_OK;
+    for (uint32_t i = 0; i < s->count; i++) {
+        uint32_t regions = dray_layout_region_count(s->sources[i].layout);
+        if (!s->sources[i].regions)
+            s->sources[i].regions = calloc((size_t)regions + 1, sizeof(dray_region *));
+        if (!s->sources[i].regions)
+            return dray__nomem(error);
+    }
+    for (uint64_t i = 0; i < s->op_count; i++) {
+        const dray_copy *copy = &s->ops[i].copy;
+        int rc = import_one(s, copy->source, copy->source_region, channel, key, deadline_ns, error);
+        if (rc)
+            return rc;
+    }
+    s->imported = true;
+    return DRAY_OK;
+}

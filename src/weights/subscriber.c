@@ -1,0 +1,222 @@
+/* Opening and closing an engine rank, and questions about what it holds. */
+#include "weights/subscriber.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+static int check(dray_context *context, const char *model, const dray_layout *layout,
+                 const dray_subscriber_options *options, dray_subscriber **out, dray_error *error)
+{
+    if (!context || !model || !layout || !options || !out)
+        return dray__fail(error, DRAY_EINVALID,
+                          "context, model, layout, options and out must be given");
+    if (options->size != sizeof *options)
+        return dray__fail(error, DRAY_EVERSION,
+                          "dray_subscriber_options of %zu bytes, %zu expected", options->size,
+                          sizeof *options);
+    if (options->timeout_ns < 0 || !options->group || !options->group[0])
+        return dray__fail(error, DRAY_EINVALID,
+                          "a subscriber needs a group's name and a timeout that is not negative");
+    int rc = dray__regions_check(layout, options->regions, error);
+    for (uint32_t i = 0; i < dray_layout_region_count(layout) && rc == DRAY_OK; i++)
+        if (!dray_region_base(options->regions[i]) && dray_region_bytes(options->regions[i]))
+            rc = dray__fail(error, DRAY_EUNSUPPORTED, "updating %s memory",
+                            dray_region_kind_name(dray_region_get_kind(options->regions[i])));
+    return rc;
+}
+
+static int watch(int poll_fd, int fd)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+    return fd < 0 ? -1 : epoll_ctl(poll_fd, EPOLL_CTL_ADD, fd, &event);
+}
+
+static int open_descriptors(dray_subscriber *s, dray_error *error)
+{
+    s->poll_fd = epoll_create1(EPOLL_CLOEXEC);
+    s->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    s->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    if (s->poll_fd < 0 || watch(s->poll_fd, s->event_fd) || watch(s->poll_fd, s->timer_fd) ||
+        watch(s->poll_fd, dray__channel_fd(s->channel)))
+        return dray__fail_errno(error, errno, "descriptors of a subscriber");
+    return DRAY_OK;
+}
+
+static int register_rank(dray_subscriber *s, dray__writer *packed, dray_error *error)
+{
+    dray__writer w = {0};
+    dray__put_string(&w, s->model);
+    dray__put_string(&w, s->group);
+    dray__put_u32(&w, s->destination.rank);
+    dray__put_u32(&w, s->destination.world);
+    dray__put_u64(&w, 0); /* nobody reads a subscriber's memory directly yet */
+    dray__put_bytes(&w, packed->data, packed->size);
+    dray__reply reply;
+    int rc = dray__call(s->channel, DRAY__MSG_SUBSCRIBER_OPEN, &w, NULL, 0,
+                        dray__context_deadline(s->context, s->timeout_ns), &reply, error);
+    dray__writer_free(&w);
+    if (rc)
+        return rc;
+    s->key = dray__get_u64(&reply.payload);
+    return dray__reader_finish(&reply.payload, "SUBSCRIBER_OPEN", error);
+}
+
+int dray_subscriber_open(dray_context *context, const char *model, const dray_layout *layout,
+                         const dray_subscriber_options *options, dray_subscriber **out,
+                         dray_error *error)
+{
+    int rc = check(context, model, layout, options, out, error);
+    if (rc)
+        return rc;
+    dray_subscriber *s = calloc(1, sizeof *s);
+    if (!s)
+        return dray__nomem(error);
+    s->context = context;
+    s->poll_fd = s->event_fd = s->timer_fd = -1;
+    s->timeout_ns = options->timeout_ns ? options->timeout_ns : DRAY_WAIT_DEFAULT;
+    s->model = strdup(model);
+    s->group = strdup(options->group);
+    s->destination.regions = dray__regions_copy(layout, options->regions);
+    s->destination.member = dray_context_member(context);
+    s->destination.host = dray__context_host(context);
+    s->destination.rank = options->rank;
+    s->destination.world = options->world ? options->world : 1;
+    dray__writer packed = {0};
+    rc = s->model && s->group && s->destination.regions
+             ? dray__layout_copy(layout, &s->destination.layout, &packed, error)
+             : dray__nomem(error);
+    if (rc == DRAY_OK)
+        rc = dray__channel_open(context, &s->channel, error);
+    if (rc == DRAY_OK)
+        rc = open_descriptors(s, error);
+    if (rc == DRAY_OK)
+        rc = register_rank(s, &packed, error);
+    dray__writer_free(&packed);
+    if (rc) {
+        dray_subscriber_close(s);
+        return rc;
+    }
+    *out = s;
+    return DRAY_OK;
+}
+
+static void close_fd(int fd)
+{
+    if (fd >= 0)
+        close(fd);
+}
+
+void dray_subscriber_close(dray_subscriber *s)
+{
+    if (!s)
+        return;
+    if (s->channel && s->key) {
+        dray__writer w = {0};
+        dray__put_u64(&w, s->key);
+        dray__call(s->channel, DRAY__MSG_WEIGHTS_CLOSE, &w, NULL, 0,
+                   dray__deadline(5 * DRAY__SECOND), NULL, NULL);
+        dray__writer_free(&w);
+    }
+    dray__update_release(s);
+    dray__sources_free(s->live);
+    dray__sources_free(s->disk);
+    close_fd(s->poll_fd);
+    close_fd(s->event_fd);
+    close_fd(s->timer_fd);
+    dray__channel_close(s->channel);
+    free(s->block_sums);
+    dray_layout_free(s->destination.layout);
+    free(s->destination.regions);
+    free(s->model);
+    free(s->group);
+    free(s);
+}
+
+int dray_subscriber_fd(const dray_subscriber *subscriber)
+{
+    return subscriber ? subscriber->poll_fd : -1;
+}
+
+void dray__subscriber_signal(dray_subscriber *s, bool ready)
+{
+    if (s->event_set == ready)
+        return;
+    uint64_t value = 1;
+    ssize_t n =
+        ready ? write(s->event_fd, &value, sizeof value) : read(s->event_fd, &value, sizeof value);
+    if (n == (ssize_t)sizeof value)
+        s->event_set = ready;
+}
+
+int dray_subscriber_version(const dray_subscriber *s, uint64_t *version, uint64_t *incarnation,
+                            int32_t *state, dray_error *error)
+{
+    if (!s)
+        return dray__fail(error, DRAY_EINVALID, "subscriber must be given");
+    dray__writer w = {0};
+    dray__put_u64(&w, s->key);
+    dray__reply reply;
+    int rc = dray__call(s->channel, DRAY__MSG_GROUP_STATE, &w, NULL, 0,
+                        dray__context_deadline(s->context, s->timeout_ns), &reply, error);
+    dray__writer_free(&w);
+    if (rc)
+        return rc;
+    uint64_t number = dray__get_u64(&reply.payload), from = dray__get_u64(&reply.payload);
+    int32_t now = dray__get_u8(&reply.payload);
+    dray__get_u64(&reply.payload); /* epoch */
+    rc = dray__reader_finish(&reply.payload, "GROUP_STATE", error);
+    if (rc)
+        return rc;
+    if (version)
+        *version = number;
+    if (incarnation)
+        *incarnation = from;
+    if (state)
+        *state = now;
+    return DRAY_OK;
+}
+
+int dray_subscriber_verify(dray_subscriber *s, dray_error *error)
+{
+    if (!s)
+        return dray__fail(error, DRAY_EINVALID, "subscriber must be given");
+    if (s->phase != PHASE_IDLE)
+        return dray__fail(error, DRAY_EBUSY, "an update is in progress");
+    if (!s->block_sums)
+        return dray__fail(error, DRAY_ENOENT,
+                          "group %s, rank %" PRIu32 ": no update was committed and verified here",
+                          s->group, s->destination.rank);
+    const dray_layout *layout = s->destination.layout;
+    uint32_t wrong = 0, first = 0;
+    uint64_t first_sum = 0;
+    for (uint32_t b = 0; b < dray_layout_block_count(layout); b++) {
+        dray__rect rect = dray__rect_of(layout, b);
+        uint64_t sum = 0;
+        int rc = dray__sum_rect(layout, s->destination.regions, b, &rect, NULL, &sum, error);
+        if (rc)
+            return rc;
+        if (sum != s->block_sums[b] && wrong++ == 0) {
+            first = b;
+            first_sum = sum;
+        }
+    }
+    if (!wrong)
+        return DRAY_OK;
+    const dray_block *block = dray_layout_block(layout, first);
+    dray__rect rect = dray__rect_of(layout, first);
+    return dray__fail(
+        error, DRAY_ECHECKSUM,
+        "tensor %s, block %" PRIu32 " from [%" PRId64 ", %" PRId64 "] of %" PRId64 " x %" PRId64
+        ": sum %016" PRIx64 ", %016" PRIx64 " after the update; %" PRIu32 " blocks differ in all",
+        dray_layout_tensor(layout, block->tensor)->name, first, rect.start[0], rect.start[1],
+        rect.extent[0], rect.extent[1], first_sum, s->block_sums[first], wrong);
+}

@@ -1,0 +1,50 @@
+/* An engine rank and its update in progress; shared by subscriber.c and update.c. */
+#ifndef DRAY_WEIGHTS_SUBSCRIBER_H
+#define DRAY_WEIGHTS_SUBSCRIBER_H
+
+#include "weights/internal.h"
+
+enum update_phase {
+    PHASE_IDLE,
+    PHASE_BEGIN,   /* the coordinator was asked for a version */
+    PHASE_PREPARE, /* plan, regions, staging */
+    PHASE_ASK,     /* the coordinator was told that bytes will be overwritten */
+    PHASE_MOVE,
+    PHASE_VOTE, /* waiting for the group's decision */
+    PHASE_DONE
+};
+
+struct dray_subscriber {
+    dray_context *context;
+    dray__channel *channel;
+    bool channel_stuck; /* a started request was left without its answer */
+    dray__destination destination;
+    uint64_t key;
+    char *model, *group;
+    int64_t timeout_ns;
+    int poll_fd, event_fd, timer_fd;
+    bool event_set;
+
+    dray__sources *live, *disk; /* plans of the last update of either kind */
+    uint64_t *block_sums;       /* of the version that this rank holds; NULL: unknown */
+
+    /* the update in progress */
+    enum update_phase phase;
+    dray_update_options options;
+    char *path;
+    int64_t deadline_ns, started_ns, mark_ns;
+    uint64_t attempt, source_set, group_set;
+    uint32_t source_count;
+    bool announced, writing, failed, moved_any;
+    dray__sources *sources; /* live or disk */
+    dray__haul *haul;
+    dray_update_report report;
+    dray_error outcome; /* code 0: committed */
+};
+
+/* Ends what an update holds but its outcome. */
+void dray__update_release(dray_subscriber *subscriber);
+/* Makes the poll descriptor readable, or not. */
+void dray__subscriber_signal(dray_subscriber *subscriber, bool ready);
+
+#endif

@@ -1,0 +1,423 @@
+/* One update, as a state machine that never waits: begin -> prepare -> ask -> move -> vote.
+ * Whatever fails after the coordinator has decided on a version becomes this rank's vote; what the
+ * group decides then is the outcome. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "weights/subscriber.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/timerfd.h>
+
+/* A poll copies for about this long. */
+#define SLICE_NS (2 * DRAY__MILLISECOND)
+
+void dray__update_release(dray_subscriber *s)
+{
+    dray__haul_close(s->haul);
+    s->haul = NULL;
+    s->sources = NULL;
+    free(s->path);
+    s->path = NULL;
+}
+
+static void set_timer(dray_subscriber *s, int64_t at_ns)
+{
+    struct itimerspec spec = {
+        .it_value = {.tv_sec = at_ns / DRAY__SECOND, .tv_nsec = at_ns % DRAY__SECOND}};
+    timerfd_settime(s->timer_fd, TFD_TIMER_ABSTIME, &spec, NULL);
+}
+
+/* The outcome is there. */
+static int end(dray_subscriber *s, const dray_error *outcome)
+{
+    s->outcome = outcome ? *outcome : (dray_error){0};
+    s->phase = PHASE_DONE;
+    s->report.total_ns = dray__now() - s->started_ns - s->report.wait_ns;
+    if (outcome && s->writing) {
+        free(s->block_sums); /* bytes were overwritten: nothing is known to be right */
+        s->block_sums = NULL;
+    }
+    return DRAY_OK;
+}
+
+static int vote(dray_subscriber *s, const dray_error *verdict)
+{
+    dray__sums sums = {0};
+    dray_error error;
+    dray_error own = {0};
+    if (verdict)
+        own = *verdict;
+    else if (dray__haul_sums(s->haul, &sums, &error))
+        own = error;
+    dray__writer w = {0};
+    dray__put_u64(&w, s->key);
+    dray__put_u64(&w, s->attempt);
+    dray__put_u32(&w, (uint32_t)own.code);
+    dray__put_string(&w, own.code ? own.message : "");
+    int64_t left = s->deadline_ns - dray__now();
+    dray__put_i64(&w, left > 0 ? left : 0);
+    dray__sums_put(&w, &sums);
+    s->failed = own.code != 0;
+    s->mark_ns = dray__now();
+    int rc = dray__call_start(s->channel, DRAY__MSG_UPDATE_VOTE, &w, NULL, 0, &error);
+    dray__writer_free(&w);
+    dray__sums_free(&sums);
+    if (rc)
+        return end(s, &error);
+    s->phase = PHASE_VOTE;
+    dray__weights_step("voted");
+    return DRAY_OK;
+}
+
+/* ---- phases: DRAY_OK goes on, DRAY_EAGAIN waits; what fails turns into a vote or the end -------
+ */
+
+/* Takes the reply to the request that was started. false: wait, or the update is over (*rc). */
+static bool answered(dray_subscriber *s, dray__reply *reply, int *rc)
+{
+    dray_error error;
+    int code = dray__call_poll(s->channel, reply, &error);
+    if (code == DRAY_OK)
+        return true;
+    *rc = DRAY_EAGAIN;
+    if (code != DRAY_EAGAIN) {
+        *rc = end(s, &error);
+    } else if (dray__now() >= dray__answer_deadline(s->deadline_ns)) {
+        s->channel_stuck = true;
+        dray__fail(&error, DRAY_ETIMEDOUT, "update of group %s: no answer from %s", s->group,
+                   dray__context_address(s->context));
+        *rc = end(s, &error);
+    }
+    return false;
+}
+
+static int on_begin(dray_subscriber *s)
+{
+    dray__reply reply;
+    int rc;
+    if (!answered(s, &reply, &rc))
+        return rc;
+    s->attempt = dray__get_u64(&reply.payload);
+    s->report.mode = dray__get_u8(&reply.payload);
+    s->report.incarnation = dray__get_u64(&reply.payload);
+    s->report.version = dray__get_u64(&reply.payload);
+    s->announced = dray__get_u8(&reply.payload) != 0;
+    s->source_set = dray__get_u64(&reply.payload);
+    s->source_count = dray__get_u32(&reply.payload);
+    s->group_set = dray__get_u64(&reply.payload);
+    dray__get_u32(&reply.payload);
+    dray_error error;
+    if (dray__reader_finish(&reply.payload, "UPDATE_BEGIN", &error))
+        return end(s, &error);
+    s->report.wait_ns = dray__now() - s->started_ns;
+    s->phase = PHASE_PREPARE;
+    return DRAY_OK;
+}
+
+static int find_sources(dray_subscriber *s, dray_error *error)
+{
+    bool disk = s->report.mode == DRAY_MODE_DISK;
+    dray__sources **kept = disk ? &s->disk : &s->live;
+    s->sources = *kept;
+    if (s->sources && disk && dray__sources_disk_same(s->sources, s->path)) {
+        dray__sources_close(s->sources); /* the same tensors, maybe in new files */
+        return DRAY_OK;
+    }
+    if (s->sources && !disk && s->sources->source_set == s->source_set &&
+        s->sources->group_set == s->group_set)
+        return DRAY_OK;
+    dray__sources_free(*kept);
+    *kept = NULL;
+    s->report.planned = 1;
+    int rc = disk ? dray__sources_disk(s->path, &s->destination, kept, error)
+                  : dray__sources_fetch(s->channel, s->key, s->source_set, s->source_count,
+                                        s->group_set, &s->destination, s->deadline_ns, kept, error);
+    s->sources = *kept;
+    return rc;
+}
+
+static int prepare(dray_subscriber *s, dray_error *error)
+{
+    int64_t begin = dray__now();
+    dray__weights_step("plan");
+    int rc = find_sources(s, error);
+    int64_t planned = dray__now();
+    s->report.plan_ns = planned - begin;
+    dray__weights_step("import");
+    if (rc == DRAY_OK)
+        rc = dray__sources_import(s->sources, s->channel, s->key, s->deadline_ns, error);
+    dray__haul_options options = {.strategy = s->options.strategy,
+                                  .bucket_bytes = s->options.bucket_bytes ? s->options.bucket_bytes
+                                                                          : DRAY__BUCKET_DEFAULT,
+                                  .verify = s->options.verify >= 0,
+                                  .announced = s->announced};
+    if (rc == DRAY_OK)
+        rc = dray__haul_open(s->sources, &s->destination, &options, &s->haul, error);
+    s->report.prepare_ns = dray__now() - planned;
+    return rc;
+}
+
+static int on_prepare(dray_subscriber *s)
+{
+    dray_error error;
+    if (prepare(s, &error))
+        return vote(s, &error);
+    dray__writer w = {0};
+    dray__put_u64(&w, s->key);
+    dray__put_u64(&w, s->attempt);
+    s->mark_ns = dray__now();
+    int rc = dray__call_start(s->channel, DRAY__MSG_UPDATE_WRITING, &w, NULL, 0, &error);
+    dray__writer_free(&w);
+    if (rc)
+        return end(s, &error);
+    s->phase = PHASE_ASK;
+    return DRAY_OK;
+}
+
+static int on_ask(dray_subscriber *s)
+{
+    dray__reply reply;
+    int rc;
+    if (!answered(s, &reply, &rc))
+        return rc;
+    s->report.prepare_ns += dray__now() - s->mark_ns;
+    s->writing = true;
+    s->phase = PHASE_MOVE;
+    dray__weights_step("writing");
+    return DRAY_OK;
+}
+
+static int on_move(dray_subscriber *s)
+{
+    dray_error error;
+    if (dray__now() >= s->deadline_ns) {
+        dray__fail(&error, DRAY_ETIMEDOUT, "the deadline passed while bytes were moved");
+        return vote(s, &error);
+    }
+    int rc = dray__haul_step(s->haul, SLICE_NS, &error);
+    if (!s->moved_any)
+        dray__weights_step("moving");
+    s->moved_any = true;
+    if (rc == DRAY_EAGAIN)
+        return rc;
+    if (rc)
+        return vote(s, &error);
+    dray__weights_step("moved");
+    rc = dray__haul_check(s->haul, &error);
+    dray__haul_report(s->haul, &s->report);
+    dray__weights_step("verified");
+    return vote(s, rc ? &error : NULL);
+}
+
+static void tell(dray_subscriber *s)
+{
+    char fields[1024], json[2048];
+    if (dray_update_report_json(&s->report, fields, sizeof fields, NULL))
+        return;
+    json_t *object = json_loads(fields, 0, NULL);
+    if (!object)
+        return;
+    json_object_set_new(object, "model", json_string(s->model));
+    json_object_set_new(object, "group", json_string(s->group));
+    size_t size = json_dumpb(object, json, sizeof json - 1, JSON_COMPACT);
+    json_decref(object);
+    if (size == 0 || size >= sizeof json)
+        return;
+    json[size] = 0;
+    dray__writer w = {0};
+    dray__put_u64(&w, s->key);
+    dray__put_string(&w, json);
+    dray__call(s->channel, DRAY__MSG_UPDATE_REPORT, &w, NULL, 0,
+               dray__answer_deadline(s->deadline_ns), NULL, NULL);
+    dray__writer_free(&w);
+    dray_report_post(s->context, "update", json, NULL);
+}
+
+static int on_vote(dray_subscriber *s)
+{
+    dray__reply reply;
+    int rc;
+    if (!answered(s, &reply, &rc))
+        return rc;
+    dray_error error;
+    if (s->failed) {
+        dray__fail(&error, DRAY_EPROTO, "a vote against the update was committed");
+        return end(s, &error);
+    }
+    s->report.commit_ns = dray__now() - s->mark_ns;
+    free(s->block_sums);
+    s->block_sums = dray__haul_take_blocks(s->haul);
+    dray__weights_step("committed");
+    end(s, NULL);
+    if (s->destination.rank == 0)
+        tell(s);
+    return DRAY_OK;
+}
+
+static int (*const phases[])(dray_subscriber *s) = {
+    [PHASE_BEGIN] = on_begin, [PHASE_PREPARE] = on_prepare, [PHASE_ASK] = on_ask,
+    [PHASE_MOVE] = on_move,   [PHASE_VOTE] = on_vote,
+};
+
+/* ---- the public calls -------------------------------------------------------------------------
+ */
+
+static int check(const dray_subscriber *s, const dray_update_options *options, dray_error *error)
+{
+    if (!s)
+        return dray__fail(error, DRAY_EINVALID, "subscriber must be given");
+    if (options->size != sizeof *options)
+        return dray__fail(error, DRAY_EVERSION, "dray_update_options of %zu bytes, %zu expected",
+                          options->size, sizeof *options);
+    if (options->mode < DRAY_MODE_AUTO || options->mode > DRAY_MODE_DISK)
+        return dray__fail(error, DRAY_EINVALID, "mode %d", options->mode);
+    if (options->strategy < DRAY_STRATEGY_DIRECT || options->strategy > DRAY_STRATEGY_PARAMETER)
+        return dray__fail(error, DRAY_EINVALID, "strategy %d", options->strategy);
+    if (options->timeout_ns < 0)
+        return dray__fail(error, DRAY_EINVALID, "timeout_ns %" PRId64, options->timeout_ns);
+    if (options->mode == DRAY_MODE_DISK && !(options->path && options->path[0]))
+        return dray__fail(error, DRAY_EINVALID, "mode disk needs the path of a checkpoint");
+    if (options->bucket_bytes && options->bucket_bytes < DRAY__BUCKET_MIN)
+        return dray__fail(error, DRAY_EINVALID,
+                          "bucket_bytes %" PRIu64 ": 0 or at least %" PRIu64 " expected",
+                          options->bucket_bytes, DRAY__BUCKET_MIN);
+    if (s->phase != PHASE_IDLE)
+        return dray__fail(error, DRAY_EBUSY, "an update of group %s is in progress", s->group);
+    return DRAY_OK;
+}
+
+static int send_begin(dray_subscriber *s, dray_error *error)
+{
+    dray__writer w = {0};
+    dray__put_u64(&w, s->key);
+    dray__put_u8(&w, (uint8_t)s->options.mode);
+    dray__put_u64(&w, s->options.min_version);
+    dray__put_string(&w, s->path);
+    dray__put_u64(&w, s->options.path_version);
+    dray__put_i64(&w, s->deadline_ns - dray__now());
+    int rc = dray__call_start(s->channel, DRAY__MSG_UPDATE_BEGIN, &w, NULL, 0, error);
+    dray__writer_free(&w);
+    return rc;
+}
+
+int dray_update_start(dray_subscriber *s, const dray_update_options *options, dray_error *error)
+{
+    static const dray_update_options defaults = DRAY_UPDATE_OPTIONS_INIT;
+    if (!options)
+        options = &defaults;
+    int rc = check(s, options, error);
+    if (rc)
+        return rc;
+    if (s->channel_stuck)
+        return dray__fail(error, DRAY_ECLOSED,
+                          "group %s: the coordinator left an earlier request unanswered; open the "
+                          "subscriber again",
+                          s->group);
+    s->options = *options;
+    s->path = strdup(options->path ? options->path : "");
+    if (!s->path)
+        return dray__nomem(error);
+    s->started_ns = dray__now();
+    s->deadline_ns = options->timeout_ns ? dray__deadline(options->timeout_ns)
+                     : s->timeout_ns == DRAY_WAIT_DEFAULT
+                         ? dray__context_deadline(s->context, DRAY_WAIT_DEFAULT)
+                         : dray__deadline(s->timeout_ns);
+    s->report = (dray_update_report)DRAY_UPDATE_REPORT_INIT;
+    s->report.strategy = options->strategy;
+    s->announced = s->writing = s->failed = s->moved_any = false;
+    dray__weights_step("begin");
+    rc = send_begin(s, error);
+    if (rc) {
+        dray__update_release(s);
+        return rc;
+    }
+    s->phase = PHASE_BEGIN;
+    set_timer(s, dray__answer_deadline(s->deadline_ns));
+    return DRAY_OK;
+}
+
+int dray_update_poll(dray_subscriber *s, dray_error *error)
+{
+    if (!s || s->phase == PHASE_IDLE)
+        return dray__fail(error, DRAY_EINVALID, "no update was started");
+    int rc = DRAY_OK;
+    while (rc == DRAY_OK && s->phase != PHASE_DONE)
+        rc = phases[s->phase](s);
+    dray__subscriber_signal(s, s->phase == PHASE_MOVE || s->phase == PHASE_DONE);
+    return s->phase == PHASE_DONE ? DRAY_OK : DRAY_EAGAIN;
+}
+
+int dray_update_finish(dray_subscriber *s, dray_update_report *report, dray_error *error)
+{
+    if (!s || s->phase == PHASE_IDLE)
+        return dray__fail(error, DRAY_EINVALID, "no update was started");
+    if (s->phase != PHASE_DONE)
+        return dray__fail(error, DRAY_EAGAIN, "the update of group %s goes on", s->group);
+    if (report && report->size != sizeof *report)
+        return dray__fail(error, DRAY_EVERSION, "dray_update_report of %zu bytes, %zu expected",
+                          report->size, sizeof *report);
+    s->phase = PHASE_IDLE;
+    set_timer(s, 0);
+    dray__subscriber_signal(s, false);
+    dray__update_release(s);
+    if (s->outcome.code) {
+        if (error)
+            *error = s->outcome;
+        return s->outcome.code;
+    }
+    if (report)
+        *report = s->report;
+    return DRAY_OK;
+}
+
+int dray_update_weights(dray_subscriber *s, const dray_update_options *options,
+                        dray_update_report *report, dray_error *error)
+{
+    if (report && report->size != sizeof *report)
+        return dray__fail(error, DRAY_EVERSION, "dray_update_report of %zu bytes, %zu expected",
+                          report->size, sizeof *report);
+    int rc = dray_update_start(s, options, error);
+    if (rc)
+        return rc;
+    while (dray_update_poll(s, error) == DRAY_EAGAIN) {
+        struct pollfd p = {.fd = s->poll_fd, .events = POLLIN};
+        poll(&p, 1, dray__left_ms(dray__answer_deadline(s->deadline_ns)) + 1);
+    }
+    return dray_update_finish(s, report, error);
+}
+
+static int update_as(dray_subscriber *s, dray_update_mode mode, const dray_update_options *options,
+                     dray_update_report *report, dray_error *error)
+{
+    dray_update_options own = DRAY_UPDATE_OPTIONS_INIT;
+    if (options && options->size != sizeof *options)
+        return dray__fail(error, DRAY_EVERSION, "dray_update_options of %zu bytes, %zu expected",
+                          options->size, sizeof *options);
+    if (options)
+        own = *options;
+    own.mode = mode;
+    return dray_update_weights(s, &own, report, error);
+}
+
+int dray_update_weights_from_tensor(dray_subscriber *s, const dray_update_options *options,
+                                    dray_update_report *report, dray_error *error)
+{
+    return update_as(s, DRAY_MODE_TENSOR, options, report, error);
+}
+
+int dray_update_weights_from_distributed(dray_subscriber *s, const dray_update_options *options,
+                                         dray_update_report *report, dray_error *error)
+{
+    return update_as(s, DRAY_MODE_DISTRIBUTED, options, report, error);
+}
+
+int dray_update_weights_from_disk(dray_subscriber *s, const dray_update_options *options,
+                                  dray_update_report *report, dray_error *error)
+{
+    return update_as(s, DRAY_MODE_DISK, options, report, error);
+}

@@ -1,0 +1,332 @@
+/* Trainers and engines as processes, and the oracle for what their memory must hold: every element
+ * is a function of its tensor's name, its global index and a seed; nobody asks the planner. */
+#ifndef DRAY_TESTS_WEIGHTS_CLUSTER_H
+#define DRAY_TESTS_WEIGHTS_CLUSTER_H
+
+#include "control/fixture.h"
+#include "weights/internal.h"
+
+#include <dray/weights.h>
+#include <inttypes.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+
+#define MODEL "test-model"
+
+/* ---- failing in any process -------------------------------------------------------------------
+ */
+
+#define MUST(call)                                                                                 \
+    do {                                                                                           \
+        dray_error must_error = {0};                                                               \
+        dray_error *error = &must_error;                                                           \
+        int must_code = (call);                                                                    \
+        if (must_code) {                                                                           \
+            fprintf(stderr, "%s:%d: %s: %s: %s\n", __FILE__, __LINE__, #call,                      \
+                    dray_error_name(must_code), must_error.message);                               \
+            abort();                                                                               \
+        }                                                                                          \
+    } while (0)
+
+#define CHECK(condition)                                                                           \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                        \
+            abort();                                                                               \
+        }                                                                                          \
+    } while (0)
+
+/* ---- values -----------------------------------------------------------------------------------
+ */
+
+static inline uint64_t mix(uint64_t x)
+{
+    x ^= x >> 33;
+    x *= 0xff51afd7ed558ccdULL;
+    x ^= x >> 33;
+    x *= 0xc4ceb9fe1a85ec53ULL;
+    return x ^ (x >> 33);
+}
+
+static inline uint64_t name_hash(const char *name, bool tied)
+{
+    if (tied && strcmp(name, "lm_head.weight") == 0)
+        name = "model.embed_tokens.weight";
+    uint64_t hash = 14695981039346656037ULL;
+    for (; *name; name++)
+        hash = (hash ^ (uint8_t)*name) * 1099511628211ULL;
+    return hash;
+}
+
+/* A finite f32 of moderate size. */
+static inline uint32_t value_f32(uint64_t hash, uint64_t index, uint64_t seed)
+{
+    uint64_t x = mix(hash ^ mix(index + 1) ^ mix(seed * 77));
+    return (uint32_t)(x & 0x807fffff) | (uint32_t)(100 + (x >> 40) % 50) << 23;
+}
+
+static inline uint16_t round_to_bf16(uint32_t bits)
+{
+    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+/* What a source of dtype `from` holds at this element, as it looks in dtype `to` (f32, bf16). */
+static inline uint32_t value_bits(uint64_t hash, uint64_t index, uint64_t seed, int from, int to)
+{
+    uint32_t bits = value_f32(hash, index, seed);
+    if (from == DRAY_BF16)
+        bits &= 0xffff0000u;
+    return to == DRAY_BF16 ? round_to_bf16(bits) : bits;
+}
+
+typedef void (*element_fn)(void *user, const char *tensor, void *at, size_t size, uint32_t bits);
+
+static inline void each_element(const dray_layout *layout, dray_region *const *regions, bool tied,
+                                uint64_t seed, int from, element_fn fn, void *user)
+{
+    for (uint32_t b = 0; b < dray_layout_block_count(layout); b++) {
+        const dray_block *block = dray_layout_block(layout, b);
+        const dray_tensor_info *t = dray_layout_tensor(layout, block->tensor);
+        uint64_t hash = name_hash(t->name, tied);
+        int64_t at[DRAY_MAX_DIMS] = {0}, extent[DRAY_MAX_DIMS];
+        for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++)
+            extent[d] = d < t->ndim ? block->extent[d] : 1;
+        for (bool more = true; more;) {
+            uint64_t index = 0, offset = block->offset;
+            for (uint32_t d = 0; d < t->ndim; d++) {
+                index = index * (uint64_t)t->shape[d] + (uint64_t)(block->start[d] + at[d]);
+                offset += (uint64_t)at[d] * (uint64_t)block->stride[d];
+            }
+            uint8_t *base = dray_region_base(regions[block->region]);
+            fn(user, t->name, base + offset, dray_dtype_size((dray_dtype)t->dtype),
+               value_bits(hash, index, seed, from ? from : t->dtype, t->dtype));
+            more = false;
+            for (uint32_t d = DRAY_MAX_DIMS; d-- > 0 && !more;) {
+                if (++at[d] < extent[d])
+                    more = true;
+                else
+                    at[d] = 0;
+            }
+        }
+    }
+}
+
+static inline void put_element(void *user, const char *tensor, void *at, size_t size, uint32_t bits)
+{
+    (void)user, (void)tensor;
+    memcpy(at, &bits, size);
+}
+
+static inline void fill(const dray_layout *layout, dray_region *const *regions, bool tied,
+                        uint64_t seed)
+{
+    each_element(layout, regions, tied, seed, 0, put_element, NULL);
+}
+
+static inline void poison(const dray_layout *layout, dray_region *const *regions)
+{
+    for (uint32_t i = 0; i < dray_layout_region_count(layout); i++)
+        memset(dray_region_base(regions[i]), 0xA5, dray_region_bytes(regions[i]));
+}
+
+typedef struct compare {
+    uint64_t wrong;
+    const char *first;
+    uint8_t *expected; /* a copy of region 0 as it must be */
+    uint8_t *base;
+} compare;
+
+static inline void check_element(void *user, const char *tensor, void *at, size_t size,
+                                 uint32_t bits)
+{
+    compare *c = user;
+    if (memcmp(at, &bits, size) != 0 && c->wrong++ == 0)
+        c->first = tensor;
+    memcpy(c->expected + ((uint8_t *)at - c->base), &bits, size);
+}
+
+/* Counts the elements that are not what they must be. Bytes outside all blocks (padding) must still
+ * be poison. One region. */
+static inline uint64_t wrong_elements(const dray_layout *layout, dray_region *const *regions,
+                                      bool tied, uint64_t seed, int from)
+{
+    size_t size = dray_region_bytes(regions[0]);
+    compare c = {.base = dray_region_base(regions[0]), .expected = malloc(size)};
+    memset(c.expected, 0xA5, size);
+    each_element(layout, regions, tied, seed, from, check_element, &c);
+    if (c.wrong)
+        fprintf(stderr, "%" PRIu64 " elements are wrong, first in %s\n", c.wrong, c.first);
+    if (!c.wrong && memcmp(c.expected, c.base, size) != 0) {
+        fprintf(stderr, "bytes outside all blocks were written\n");
+        c.wrong = 1;
+    }
+    free(c.expected);
+    return c.wrong;
+}
+
+/* ---- processes --------------------------------------------------------------------------------
+ */
+
+/* Memory that all processes of a test see: what parent and children tell each other. */
+typedef struct board {
+    volatile int flag[16];
+    volatile int64_t number[16];
+} board;
+
+static inline board *board_new(void)
+{
+    void *at = mmap(NULL, sizeof(board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(at != MAP_FAILED);
+    return at;
+}
+
+static inline void raise_flag(board *b, int i)
+{
+    __atomic_store_n(&b->flag[i], 1, __ATOMIC_SEQ_CST);
+}
+
+static inline void await_flag(board *b, int i)
+{
+    int64_t deadline = dray__deadline(60 * DRAY__SECOND);
+    while (!__atomic_load_n(&b->flag[i], __ATOMIC_SEQ_CST)) {
+        CHECK(dray__now() < deadline);
+        usleep(500);
+    }
+}
+
+/* Runs body(user) in a child; exit status 0 when it returns. */
+static inline pid_t spawn(void (*body)(void *user), void *user)
+{
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        body(user);
+        fflush(NULL);
+        exit(0);
+    }
+    return pid;
+}
+
+static inline int end_of(pid_t pid)
+{
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid);
+    return status;
+}
+
+static inline void must_end_well(pid_t pid)
+{
+    int status = end_of(pid);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+        fprintf(stderr, "process %d ended with status 0x%x\n", (int)pid, (unsigned)status);
+        abort();
+    }
+}
+
+/* ---- ranks ------------------------------------------------------------------------------------
+ */
+
+typedef struct trainer {
+    dray_context *context;
+    dray_layout *layout;
+    dray_region *region[1];
+    dray_publisher *publisher;
+    bool tied;
+} trainer;
+
+typedef struct engine {
+    dray_context *context;
+    dray_layout *layout;
+    dray_region *region[1];
+    dray_subscriber *subscriber;
+    bool tied;
+    int from;
+} engine;
+
+static inline dray_model_config small_config(bool tied, uint64_t variant)
+{
+    dray_model_config c = {.vocab_size = 97 + (int64_t)(variant % 5) * 16,
+                           .hidden_size = 48,
+                           .intermediate_size = 72 + (int64_t)(variant % 3) * 4,
+                           .layers = 2,
+                           .heads = 4,
+                           .kv_heads = 2,
+                           .head_dim = 12,
+                           .max_positions = 64,
+                           .rms_norm_eps = 1e-6,
+                           .rope_theta = 10000,
+                           .qkv_bias = 1,
+                           .tied = tied,
+                           .dtype = DRAY_F32};
+    snprintf(c.family, sizeof c.family, "qwen2");
+    return c;
+}
+
+static inline void trainer_open(trainer *t, const char *address, const dray_model_config *config,
+                                dray_dtype dtype, uint32_t rank, uint32_t world, uint64_t seed,
+                                dray_region_kind kind)
+{
+    char name[32];
+    snprintf(name, sizeof name, "trainer-%u", rank);
+    memset(t, 0, sizeof *t);
+    t->tied = config->tied;
+    t->context = fixture_open_at(address, name, "trainer", rank);
+    MUST(dray_layout_fsdp(config, dtype, rank, world, kind, &t->layout, error));
+    MUST(dray_regions_for_layout(t->layout, 1, t->region, error));
+    fill(t->layout, t->region, t->tied, seed);
+    dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
+    options.regions = t->region;
+    options.rank = rank;
+    options.world = world;
+    MUST(dray_publisher_open(t->context, MODEL, t->layout, &options, &t->publisher, error));
+}
+
+static inline void trainer_close(trainer *t)
+{
+    dray_publisher_close(t->publisher);
+    dray_region_free(t->region[0]);
+    dray_layout_free(t->layout);
+    dray_close(t->context);
+}
+
+static inline void engine_open(engine *e, const char *address, const dray_model_config *config,
+                               dray_dtype from, dray_dtype dtype, const char *group, uint32_t rank,
+                               uint32_t tp)
+{
+    char name[64];
+    snprintf(name, sizeof name, "%s-%u", group, rank);
+    memset(e, 0, sizeof *e);
+    e->tied = config->tied;
+    e->from = (int)from;
+    e->context = fixture_open_at(address, name, "engine", rank);
+    dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
+    spec.tp = tp;
+    spec.tp_rank = rank;
+    spec.dtype = (int32_t)dtype;
+    MUST(dray_layout_engine(config, &spec, &e->layout, error));
+    MUST(dray_regions_for_layout(e->layout, 1, e->region, error));
+    poison(e->layout, e->region);
+    dray_subscriber_options options = DRAY_SUBSCRIBER_OPTIONS_INIT;
+    options.regions = e->region;
+    options.group = group;
+    options.rank = rank;
+    options.world = tp;
+    MUST(dray_subscriber_open(e->context, MODEL, e->layout, &options, &e->subscriber, error));
+}
+
+static inline uint64_t engine_wrong(const engine *e, uint64_t seed)
+{
+    return wrong_elements(e->layout, e->region, e->tied, seed, e->from);
+}
+
+static inline void engine_close(engine *e)
+{
+    dray_subscriber_close(e->subscriber);
+    dray_region_free(e->region[0]);
+    dray_layout_free(e->layout);
+    dray_close(e->context);
+}
+
+#endif
