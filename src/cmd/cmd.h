@@ -16,6 +16,7 @@
 /* The one table of subcommands, in the order in which `dray --help` lists them:
  * XX(name, summary). An empty summary keeps one out of the list (those that the program starts). */
 #define CMD_MAP(XX)                                                                                \
+    XX(inspect, "print what a checkpoint holds, and whether it is complete")                       \
     XX(serve, "run a coordinator on its own")                                                      \
     XX(status, "ask a coordinator what it knows")                                                  \
     XX(doctor, "say what this machine has, and what is off without the rest")

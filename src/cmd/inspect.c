@@ -1,0 +1,295 @@
+/* dray inspect: what a checkpoint holds, and whether it is complete: its files fit together, and
+ * where a config.json lies beside them, all tensors of that model are there. */
+#include "cmd/cmd.h"
+
+#include <dray/model.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+typedef struct arguments {
+    const char *path;
+    bool json, tensors;
+} arguments;
+
+enum { MOST_DTYPES = 32 };
+
+typedef struct sums {
+    uint64_t tensors, elements, bytes;
+} sums;
+
+/* What is known about one checkpoint. */
+typedef struct checkpoint {
+    dray_layout *layout;
+    uint32_t *region; /* of each tensor; UINT32_MAX: no elements, so in no region */
+    uint64_t *offset;
+    sums dtypes[MOST_DTYPES], all;
+    bool has_config;
+    dray_model_config config;
+    json_t *problems; /* what the configuration expects and the files lack, or hold otherwise */
+} checkpoint;
+
+static error_t parse(int key, char *text, struct argp_state *state)
+{
+    arguments *a = state->input;
+    if (key == 'j')
+        a->json = true;
+    else if (key == 't')
+        a->tensors = true;
+    else if (key == ARGP_KEY_ARG && a->path)
+        argp_error(state, "expected one checkpoint, found '%s' too", text);
+    else if (key == ARGP_KEY_ARG)
+        a->path = text;
+    else if (key == ARGP_KEY_NO_ARGS)
+        argp_error(state, "expected a checkpoint");
+    else
+        return ARGP_ERR_UNKNOWN;
+    return 0;
+}
+
+static uint64_t elements_of(const dray_tensor_info *tensor)
+{
+    uint64_t n = 1;
+    for (uint32_t d = 0; d < tensor->ndim; d++)
+        n *= (uint64_t)tensor->shape[d];
+    return n;
+}
+
+static bool count_all(checkpoint *c)
+{
+    uint32_t count = dray_layout_tensor_count(c->layout);
+    c->region = malloc((count + 1) * sizeof *c->region);
+    c->offset = calloc(count + 1, sizeof *c->offset);
+    if (!c->region || !c->offset)
+        return false;
+    memset(c->region, 0xff, (count + 1) * sizeof *c->region);
+    for (uint32_t i = 0; i < dray_layout_block_count(c->layout); i++) {
+        const dray_block *block = dray_layout_block(c->layout, i);
+        c->region[block->tensor] = block->region;
+        c->offset[block->tensor] = block->offset;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        const dray_tensor_info *tensor = dray_layout_tensor(c->layout, i);
+        uint64_t n = elements_of(tensor), bytes = n * dray_dtype_size((dray_dtype)tensor->dtype);
+        sums *both[] = {&c->dtypes[tensor->dtype % MOST_DTYPES], &c->all};
+        for (int k = 0; k < 2; k++) {
+            both[k]->tensors++;
+            both[k]->elements += n;
+            both[k]->bytes += bytes;
+        }
+    }
+    return true;
+}
+
+static void problem(checkpoint *c, const char *kind, const char *tensor)
+{
+    json_array_append_new(c->problems, json_pack("{s:s, s:s}", "problem", kind, "tensor", tensor));
+}
+
+static void compare_shapes(checkpoint *c, const dray_tensor_info *want,
+                           const dray_tensor_info *have)
+{
+    bool same = want->ndim == have->ndim;
+    for (uint32_t d = 0; same && d < want->ndim; d++)
+        same = want->shape[d] == have->shape[d];
+    if (!same)
+        problem(c, "other shape", want->name);
+}
+
+/* Holds the checkpoint against the model that config.json describes. */
+static int compare_model(checkpoint *c, dray_error *error)
+{
+    dray_layout *model;
+    uint32_t i, at;
+    int status = dray_layout_full(&c->config, DRAY_DTYPE_NONE, DRAY_REGION_HOST, &model, error);
+    if (status)
+        return status;
+    for (i = 0; i < dray_layout_tensor_count(model); i++) {
+        const dray_tensor_info *want = dray_layout_tensor(model, i);
+        if (dray_layout_find(c->layout, want->name, &at, NULL) == DRAY_OK)
+            compare_shapes(c, want, dray_layout_tensor(c->layout, at));
+        else if (want->alias_of < 0)
+            problem(c, "missing", want->name);
+    }
+    for (i = 0; i < dray_layout_tensor_count(c->layout); i++) {
+        const char *name = dray_layout_tensor(c->layout, i)->name;
+        if (dray_layout_find(model, name, &at, NULL) != DRAY_OK)
+            problem(c, "not of the model", name);
+    }
+    dray_layout_free(model);
+    return DRAY_OK;
+}
+
+/* The config.json beside the checkpoint; there need not be one. */
+static int load_config(checkpoint *c, const char *path, dray_error *error)
+{
+    struct stat st;
+    char config[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    bool folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+    int n = folder ? snprintf(config, sizeof config, "%s/config.json", path)
+                   : snprintf(config, sizeof config, "%.*sconfig.json",
+                              slash ? (int)(slash - path) + 1 : 0, path);
+    if (n < 0 || (size_t)n >= sizeof config || stat(config, &st) != 0)
+        return DRAY_OK;
+    int status = dray_model_config_load(config, &c->config, error);
+    c->has_config = !status;
+    return status;
+}
+
+static json_t *shape_json(const dray_tensor_info *tensor)
+{
+    json_t *shape = json_array();
+    for (uint32_t d = 0; d < tensor->ndim; d++)
+        json_array_append_new(shape, json_integer(tensor->shape[d]));
+    return shape;
+}
+
+static const char *file_of(const checkpoint *c, uint32_t region)
+{
+    const dray_region_info *info = dray_layout_region(c->layout, region);
+    const char *slash = info ? strrchr(info->name, '/') : NULL;
+    return slash ? slash + 1 : info ? info->name : "-";
+}
+
+static void print_tensors(const checkpoint *c, bool json)
+{
+    static const char *const headings[] = {"tensor", "dtype", "shape", ">bytes", "file", NULL};
+    cmd_table *table = json ? NULL : cmd_table_new(headings);
+    for (uint32_t i = 0; i < dray_layout_tensor_count(c->layout); i++) {
+        const dray_tensor_info *t = dray_layout_tensor(c->layout, i);
+        const char *dtype = dray_dtype_name((dray_dtype)t->dtype);
+        uint64_t bytes = elements_of(t) * dray_dtype_size((dray_dtype)t->dtype);
+        json_t *shape = shape_json(t);
+        if (json) {
+            cmd_json_line(json_pack("{s:s, s:s, s:o, s:I, s:s, s:I}", "tensor", t->name, "dtype",
+                                    dtype, "shape", shape, "bytes", (json_int_t)bytes, "file",
+                                    file_of(c, c->region[i]), "offset", (json_int_t)c->offset[i]));
+            continue;
+        }
+        char *text = json_dumps(shape, JSON_COMPACT);
+        cmd_cell(table, "%s", t->name);
+        cmd_cell(table, "%s", dtype);
+        cmd_cell(table, "%s", text ? text : "?");
+        cmd_cell(table, "%llu", (unsigned long long)bytes);
+        cmd_cell(table, "%s", file_of(c, c->region[i]));
+        free(text);
+        json_decref(shape);
+    }
+    if (table)
+        cmd_table_print(table, stdout);
+}
+
+static json_t *model_json(const checkpoint *c)
+{
+    const dray_model_config *m = &c->config;
+    if (!c->has_config)
+        return json_null();
+    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:s}", "family", m->family,
+                     "layers", (json_int_t)m->layers, "hidden_size", (json_int_t)m->hidden_size,
+                     "intermediate_size", (json_int_t)m->intermediate_size, "heads",
+                     (json_int_t)m->heads, "kv_heads", (json_int_t)m->kv_heads, "head_dim",
+                     (json_int_t)m->head_dim, "vocab_size", (json_int_t)m->vocab_size, "tied",
+                     m->tied, "dtype", dray_dtype_name((dray_dtype)m->dtype));
+}
+
+static void print_json(const checkpoint *c, const char *path, bool complete)
+{
+    json_t *files = json_array(), *dtypes = json_object();
+    for (uint32_t i = 0; i < dray_layout_region_count(c->layout); i++)
+        json_array_append_new(files,
+                              json_pack("{s:s, s:I}", "name", file_of(c, i), "bytes",
+                                        (json_int_t)dray_layout_region(c->layout, i)->bytes));
+    for (int i = 0; i < MOST_DTYPES; i++)
+        if (c->dtypes[i].tensors)
+            json_object_set_new(dtypes, dray_dtype_name((dray_dtype)i),
+                                json_pack("{s:I, s:I, s:I}", "tensors",
+                                          (json_int_t)c->dtypes[i].tensors, "parameters",
+                                          (json_int_t)c->dtypes[i].elements, "bytes",
+                                          (json_int_t)c->dtypes[i].bytes));
+    cmd_json_line(json_pack("{s:s, s:o, s:I, s:I, s:I, s:o, s:o, s:b, s:O}", "checkpoint", path,
+                            "files", files, "tensors", (json_int_t)c->all.tensors, "parameters",
+                            (json_int_t)c->all.elements, "bytes", (json_int_t)c->all.bytes,
+                            "dtypes", dtypes, "model", model_json(c), "complete", complete,
+                            "problems", c->problems));
+}
+
+static void print_text(const checkpoint *c, bool complete)
+{
+    uint32_t files = dray_layout_region_count(c->layout);
+    for (uint32_t i = 0; i < files; i++)
+        printf("%-11s %s, %s\n", i ? "" : "files", file_of(c, i),
+               cmd_bytes((double)dray_layout_region(c->layout, i)->bytes).s);
+    printf("%-11s %llu\n", "tensors", (unsigned long long)c->all.tensors);
+    printf("%-11s %s (%llu)\n", "parameters", cmd_count((double)c->all.elements).s,
+           (unsigned long long)c->all.elements);
+    printf("%-11s %s", "bytes", cmd_bytes((double)c->all.bytes).s);
+    for (int i = 0, n = 0; i < MOST_DTYPES; i++)
+        if (c->dtypes[i].tensors)
+            printf("%s%s %s", n++ ? ", " : ": ", dray_dtype_name((dray_dtype)i),
+                   cmd_bytes((double)c->dtypes[i].bytes).s);
+    const dray_model_config *m = &c->config;
+    if (c->has_config)
+        printf("\n%-11s %s, %lld layers, hidden %lld, MLP %lld, %lld heads of %lld (%lld KV), "
+               "vocabulary %lld%s",
+               "model", m->family, (long long)m->layers, (long long)m->hidden_size,
+               (long long)m->intermediate_size, (long long)m->heads, (long long)m->head_dim,
+               (long long)m->kv_heads, (long long)m->vocab_size, m->tied ? ", tied" : "");
+    printf("\n%-11s %s", "complete", complete ? "yes" : "no");
+    if (!c->has_config)
+        printf(" as far as the files say: there is no config.json beside them");
+    printf("\n");
+    size_t i;
+    json_t *item;
+    json_array_foreach(c->problems, i, item)
+    {
+        printf("  %s: %s\n", json_string_value(json_object_get(item, "problem")),
+               json_string_value(json_object_get(item, "tensor")));
+    }
+}
+
+static int inspect(checkpoint *c, const arguments *a)
+{
+    dray_error error;
+    if (dray_layout_safetensors(a->path, &c->layout, &error) || load_config(c, a->path, &error) ||
+        (c->has_config && compare_model(c, &error)))
+        return cmd_fail("inspect", &error);
+    if (!count_all(c))
+        return cmd_failf("inspect", "out of memory");
+    bool complete = json_array_size(c->problems) == 0;
+    if (a->tensors)
+        print_tensors(c, a->json);
+    if (a->tensors && !a->json)
+        printf("\n");
+    if (a->json)
+        print_json(c, a->path, complete);
+    else
+        print_text(c, complete);
+    return complete ? CMD_OK : CMD_FAILED;
+}
+
+int cmd_inspect(int argc, char **argv)
+{
+    static const struct argp_option options[] = {
+        {"json", 'j', NULL, 0, "Print one object a line", 0},
+        {"tensors", 't', NULL, 0, "Print every tensor with dtype, shape, bytes and file", 0},
+        {0}};
+    static const struct argp argp = {
+        .options = options,
+        .parser = parse,
+        .args_doc = "CHECKPOINT",
+        .doc =
+            "Prints what a safetensors checkpoint holds: a file, an index, or a folder with "
+            "either.\vFails when the files are not sound, or when a config.json lies beside them "
+            "and they do not hold exactly that model's tensors."};
+    arguments a = {0};
+    cmd_parse(&argp, argc, argv, &a);
+    checkpoint c = {.problems = json_array()};
+    int status = inspect(&c, &a);
+    dray_layout_free(c.layout);
+    json_decref(c.problems);
+    free(c.region);
+    free(c.offset);
+    return status;
+}
