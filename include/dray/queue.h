@@ -188,6 +188,9 @@ int dray_batch_commit(dray_batch *batch, dray_error *error);
  * max_attempts are dead. */
 int dray_batch_fail(dray_batch *batch, const uint32_t *rows, uint32_t row_count, const char *reason,
                     dray_error *error);
+/* Renews a claim with max_hold: it is taken back after this many ns from now; 0: it lives as the
+ * session. DRAY_ESTALE: too late. */
+int dray_batch_hold(dray_batch *batch, int64_t max_hold_ns, dray_error *error);
 /* Unpins. A batch neither committed nor failed gives its rows back, not counted as an attempt. */
 void dray_batch_free(dray_batch *batch);
 /* For the other ranks of a group: describe the batch here, open it read-only there (columns, rows

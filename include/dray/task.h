@@ -19,12 +19,12 @@ typedef struct dray_task_options {
     uint32_t micro_batch; /* rows a claim; 0: 32 */
     int32_t up_to;        /* as in dray_claim_options */
     int32_t policy;       /* dray_policy */
-    int64_t timeout_ns;
+    int64_t timeout_ns;   /* of each dray_task_next, and of opening */
 } dray_task_options;
 
 #define DRAY_TASK_OPTIONS_INIT                                                                     \
     {                                                                                              \
-        .size = sizeof(dray_task_options), .up_to = 1                                              \
+        .size = sizeof(dray_task_options), .up_to = 1, .timeout_ns = DRAY_WAIT_DEFAULT             \
     }
 
 /* reads, writes: NULL-terminated lists of columns; checked against the job's table. */

@@ -1,0 +1,181 @@
+/* Writing replies: what a claim got, what storage came free. */
+#include "queue/internal.h"
+
+#include <string.h>
+
+void dray__answer_dropped(dray__writer *w, const dray__table *table, uint64_t seen)
+{
+    bool all = seen > table->drop_count || table->drop_count - seen > DRAY__DROPS;
+    uint32_t count = all ? 0 : (uint32_t)(table->drop_count - seen);
+    dray__put_u64(w, table->drop_count);
+    dray__put_u8(w, all);
+    dray__put_u32(w, count);
+    for (uint32_t i = 0; i < count; i++)
+        dray__put_u64(w, table->drops[(seen + i) % DRAY__DROPS]);
+}
+
+void dray__answer_storage(dray__writer *w, const dray__table *table, dray__client *client,
+                          uint64_t seen)
+{
+    size_t at = w->size;
+    uint32_t count = 0;
+    uint64_t id;
+    dray__put_u32(w, 0);
+    for (; dray__chunk_recycled(client, &id); count++)
+        dray__put_u64(w, id);
+    if (!w->failed)
+        for (int byte = 0; byte < 4; byte++)
+            w->data[at + (size_t)byte] = (uint8_t)(count >> (8 * byte));
+    dray__answer_dropped(w, table, seen);
+}
+
+static void put_columns(dray__writer *w, const dray__table *table, const uint32_t *columns,
+                        uint32_t count)
+{
+    dray__put_u32(w, count);
+    for (uint32_t i = 0; i < count; i++)
+        dray__put_string(w, table->columns[columns[i]].name);
+}
+
+void dray__answer_table(dray__writer *w, const dray__table *table)
+{
+    dray__put_u32(w, table->task_count);
+    for (uint32_t t = 0; t < table->task_count; t++) {
+        const dray__qtask *task = &table->tasks[t];
+        dray__put_string(w, task->name);
+        put_columns(w, table, task->needs, task->needs_count);
+        put_columns(w, table, task->writes, task->writes_count);
+    }
+    dray__put_u64(w, table->capacity_rows);
+    dray__put_u64(w, table->capacity_bytes);
+    dray__put_u32(w, table->max_attempts);
+}
+
+static void put_news(dray__writer *w, const dray__table *table, uint32_t columns, uint32_t keys)
+{
+    columns = columns < table->defined_count ? columns : table->defined_count;
+    keys = keys < table->key_count ? keys : table->key_count;
+    dray__put_u32(w, table->defined_count - columns);
+    for (uint32_t i = columns; i < table->defined_count; i++) {
+        const dray__col *column = &table->columns[table->defined[i]];
+        dray__put_u32(w, table->defined[i]);
+        dray__put_string(w, column->name);
+        dray__put_spec(w, &column->spec);
+    }
+    dray__put_words(w, (const char *const *)table->keys + keys, table->key_count - keys);
+}
+
+static bool reads(const dray__table *table, uint32_t task, uint32_t column)
+{
+    return table->columns[column].readers >> task & 1;
+}
+
+static void put_puts(dray__writer *w, const dray__table *table, const dray__claim *claim)
+{
+    dray__put_u32(w, claim->pin_count);
+    for (uint32_t i = 0; i < claim->pin_count; i++) {
+        const dray__put *put = claim->pins[i];
+        uint32_t count = 0;
+        for (uint32_t c = 0; c < put->column_count; c++)
+            count += reads(table, claim->task, put->columns[c].column);
+        dray__put_u32(w, put->items);
+        dray__put_u32(w, count);
+        for (uint32_t c = 0; c < put->column_count; c++) {
+            if (!reads(table, claim->task, put->columns[c].column))
+                continue;
+            dray__put_u32(w, put->columns[c].column);
+            dray__put_extent(w, &put->columns[c].extent);
+        }
+    }
+}
+
+/* Where each needed column's values are: columns of one writer share their places. */
+static void put_places(dray__writer *w, const dray__table *table, const dray__claim *claim)
+{
+    const dray__partition *p = claim->partition;
+    const dray__qtask *task = &table->tasks[claim->task];
+    uint32_t writers[DRAY__TASKS_MAX + 1], count = 0;
+    dray__put_u32(w, task->needs_count);
+    for (uint32_t i = 0; i < task->needs_count; i++) {
+        uint32_t writer = (uint32_t)(table->columns[task->needs[i]].writer + 1), at = 0;
+        while (at < count && writers[at] != writer)
+            at++;
+        if (at == count)
+            writers[count++] = writer;
+        dray__put_u32(w, task->needs[i]);
+        dray__put_u32(w, at);
+    }
+    dray__put_u32(w, count);
+    for (uint32_t i = 0; i < count; i++) {
+        for (uint32_t row = 0; row < claim->count; row++) {
+            dray__place place = p->places[writers[i]][claim->slots[row]];
+            dray__put_u32(w, p->puts[place.put]->mark_index);
+            dray__put_u32(w, place.item);
+        }
+    }
+}
+
+static uint32_t put_tags_of(dray__writer *w, const dray__put *put, uint32_t row, uint32_t item)
+{
+    uint32_t from = put->tag_start ? put->tag_start[item] : 0;
+    uint32_t to = put->tag_start ? put->tag_start[item + 1] : put->tag_count;
+    for (uint32_t i = from; i < to; i++) {
+        dray__put_u32(w, row);
+        dray__put_u32(w, put->tags[i].key);
+        dray__put_f64(w, put->tags[i].value);
+    }
+    return to - from;
+}
+
+/* In the order in which they were committed: of one key, the last one counts. */
+static void put_tags(dray__writer *w, const dray__table *table, const dray__claim *claim)
+{
+    const dray__partition *p = claim->partition;
+    size_t at = w->size;
+    uint32_t total = 0;
+    dray__put_u32(w, 0);
+    for (uint32_t row = 0; row < claim->count; row++) {
+        uint64_t after = 0;
+        for (;;) {
+            const dray__place *next = NULL;
+            for (uint32_t writer = 0; writer <= table->task_count; writer++) {
+                const dray__place *place = p->places[writer];
+                if (!place || place[claim->slots[row]].put == DRAY__NONE)
+                    continue;
+                place += claim->slots[row];
+                uint64_t seq = p->puts[place->put]->seq;
+                if (p->puts[place->put]->tag_count && seq > after &&
+                    (!next || seq < p->puts[next->put]->seq))
+                    next = place;
+            }
+            if (!next)
+                break;
+            after = p->puts[next->put]->seq;
+            total += put_tags_of(w, p->puts[next->put], row, next->item);
+        }
+    }
+    if (!w->failed)
+        for (int byte = 0; byte < 4; byte++)
+            w->data[at + (size_t)byte] = (uint8_t)(total >> (8 * byte));
+}
+
+void dray__answer_claim(dray__writer *w, const dray__table *table, const dray__claim *claim,
+                        uint32_t which, uint32_t columns_known, uint32_t keys_known)
+{
+    const dray__partition *p = claim->partition;
+    dray__put_u32(w, which);
+    put_news(w, table, columns_known, keys_known);
+    dray__put_string(w, p->name);
+    dray__put_u32(w, claim->generation);
+    dray__put_u32(w, claim->task);
+    dray__put_u32(w, claim->count);
+    for (uint32_t i = 0; i < claim->count; i++) {
+        uint32_t slot = claim->slots[i];
+        dray__put_u32(w, slot);
+        dray__put_u32(w, p->tracks[claim->task].rows[slot].attempt);
+        dray__put_u32(w, p->group_of[slot]);
+    }
+    put_puts(w, table, claim);
+    put_places(w, table, claim);
+    put_tags(w, table, claim);
+}

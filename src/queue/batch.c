@@ -1,0 +1,513 @@
+/* A batch: its columns read in place, its outputs written, committed or given back. */
+#include "queue/client.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/words.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+uint32_t dray_batch_rows(const dray_batch *batch)
+{
+    return batch->row_count;
+}
+
+const char *dray_batch_partition(const dray_batch *batch)
+{
+    return batch->partition;
+}
+
+const dray_row *dray_batch_row(const dray_batch *batch, uint32_t index)
+{
+    return index < batch->row_count ? &batch->rows[index] : NULL;
+}
+
+static int check_row(const dray_batch *batch, uint32_t index, dray_error *error)
+{
+    if (index < batch->row_count)
+        return DRAY_OK;
+    return dray__fail(error, DRAY_EINVALID, "row %u of a batch of %u", index, batch->row_count);
+}
+
+int dray_batch_tag(const dray_batch *batch, uint32_t index, const char *key, double *value,
+                   dray_error *error)
+{
+    int rc = check_row(batch, index, error);
+    if (!rc)
+        rc = dray__name_check(key, "tag", error);
+    if (rc)
+        return rc;
+    for (uint32_t i = batch->tag_start[index + 1]; i > batch->tag_start[index]; i--)
+        if (strcmp(batch->tags[i - 1].key, key) == 0) {
+            *value = batch->tags[i - 1].value;
+            return DRAY_OK;
+        }
+    return dray__fail(error, DRAY_ENOENT, "row %u of partition %s has no tag %s",
+                      batch->rows[index].slot, batch->partition, key);
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+static int map_chunk(dray_batch *batch, uint64_t chunk, dray__mapping **out, dray_error *error)
+{
+    for (uint32_t i = 0; i < batch->mapping_count; i++)
+        if (batch->mappings[i]->id == chunk) {
+            *out = batch->mappings[i];
+            return DRAY_OK;
+        }
+    if (batch->mapping_count == batch->mapping_capacity) {
+        uint32_t capacity = batch->mapping_capacity ? batch->mapping_capacity * 2 : 8;
+        dray__mapping **grown = realloc(batch->mappings, capacity * sizeof(dray__mapping *));
+        if (!grown)
+            return dray__nomem(error);
+        batch->mappings = grown;
+        batch->mapping_capacity = capacity;
+    }
+    int rc = dray__mapping_get(&batch->queue->keeper, chunk, out, error);
+    if (!rc)
+        batch->mappings[batch->mapping_count++] = *out;
+    return rc;
+}
+
+/* The put's extent of the column, mapped and checked against its mapping. */
+static int find_extent(dray_batch *batch, const dray__batch_column *column,
+                       const dray__batch_put *put, struct dray__batch_extent **out,
+                       dray_error *error)
+{
+    struct dray__batch_extent *found = NULL;
+    for (uint32_t e = 0; e < put->count && !found; e++)
+        if (put->extents[e].column == column->column)
+            found = &put->extents[e];
+    if (!found)
+        return dray__fail(error, DRAY_EFORMAT, "column %s: a row's values are missing",
+                          column->name);
+    *out = found;
+    if (found->mapping)
+        return DRAY_OK;
+    dray__mapping *mapping;
+    int rc = map_chunk(batch, found->extent.chunk, &mapping, error);
+    if (rc)
+        return dray__fail_prefix(error, rc, "column %s: ", column->name);
+    rc = dray__extent_check(&found->extent, &column->spec, put->items, mapping->size, column->name,
+                            error);
+    if (!rc)
+        found->mapping = mapping;
+    return rc;
+}
+
+/* The producer could still change its offsets: each is read once, and that value is checked. */
+static int ragged_cell(const struct dray__batch_extent *extent, const dray__batch_column *column,
+                       uint32_t item, const void **cell, uint64_t *length, dray_error *error)
+{
+    const uint8_t *base = extent->mapping->base;
+    const uint64_t *offsets = (const uint64_t *)(const void *)(base + extent->extent.offsets);
+    uint64_t from = __atomic_load_n(&offsets[item], __ATOMIC_RELAXED);
+    uint64_t to = __atomic_load_n(&offsets[item + 1], __ATOMIC_RELAXED), end;
+    uint64_t unit = dray__spec_bytes(&column->spec);
+    if (from > to || __builtin_mul_overflow(to, unit, &end) || end > extent->extent.bytes)
+        return dray__fail(error, DRAY_EFORMAT,
+                          "column %s: item %u at slices %llu to %llu is outside its %llu bytes",
+                          column->name, item, (unsigned long long)from, (unsigned long long)to,
+                          (unsigned long long)extent->extent.bytes);
+    *cell = base + extent->extent.values + from * unit;
+    *length = (to - from) * dray__spec_elements(&column->spec);
+    return DRAY_OK;
+}
+
+static int read_column(dray_batch *batch, dray__batch_column *column, dray_error *error)
+{
+    const void **cells = dray__arena_get(&batch->arena, batch->row_count * sizeof *cells);
+    uint64_t *lengths = dray__arena_get(&batch->arena, batch->row_count * sizeof *lengths);
+    if (!cells || !lengths)
+        return dray__nomem(error);
+    uint64_t unit = dray__spec_bytes(&column->spec), elements = dray__spec_elements(&column->spec);
+    struct dray__batch_extent *extent = NULL;
+    uint32_t last = UINT32_MAX;
+    for (uint32_t row = 0; row < batch->row_count; row++) {
+        dray__batch_place place = batch->places[column->place][row];
+        int rc = DRAY_OK;
+        if (place.put != last)
+            rc = find_extent(batch, column, &batch->puts[place.put], &extent, error);
+        if (rc)
+            return rc;
+        last = place.put;
+        cells[row] = extent->mapping->base + extent->extent.values + place.item * unit;
+        lengths[row] = elements;
+        if (column->spec.ragged)
+            rc = ragged_cell(extent, column, place.item, &cells[row], &lengths[row], error);
+        if (rc)
+            return rc;
+    }
+    column->cells = cells;
+    column->lengths = lengths;
+    return DRAY_OK;
+}
+
+static int find_column(dray_batch *batch, const char *name, dray__batch_column **out,
+                       dray_error *error)
+{
+    int rc = dray__name_check(name, "column", error);
+    if (rc)
+        return rc;
+    for (uint32_t i = 0; i < batch->column_count; i++)
+        if (strcmp(batch->columns[i].name, name) == 0) {
+            *out = &batch->columns[i];
+            return (*out)->cells ? DRAY_OK : read_column(batch, *out, error);
+        }
+    char hint[300];
+    return dray__fail(error, DRAY_ENOENT, "task %s does not need a column %s%s", batch->task->name,
+                      name,
+                      dray__word_hint(name, (const char *const *)batch->task->needs.items,
+                                      batch->task->needs.count, hint, sizeof hint));
+}
+
+int dray_batch_column(dray_batch *batch, const char *name, dray_column *out, dray_error *error)
+{
+    dray__batch_column *column;
+    int rc = find_column(batch, name, &column, error);
+    if (rc)
+        return rc;
+    *out = (dray_column){.dtype = column->spec.dtype,
+                         .content = column->spec.content,
+                         .ndim = column->spec.ndim,
+                         .cells = column->cells,
+                         .lengths = column->lengths};
+    memcpy(out->shape, column->spec.shape, sizeof out->shape);
+    if (column->spec.ragged)
+        out->shape[0] = -1;
+    return DRAY_OK;
+}
+
+int dray_batch_gather(dray_batch *batch, const char *name, void *out, size_t capacity,
+                      size_t *bytes, dray_error *error)
+{
+    dray__batch_column *column;
+    int rc = find_column(batch, name, &column, error);
+    if (rc)
+        return rc;
+    size_t unit = dray_dtype_size((dray_dtype)column->spec.dtype), total = 0;
+    for (uint32_t row = 0; row < batch->row_count; row++)
+        if (__builtin_add_overflow(total, column->lengths[row] * unit, &total))
+            return dray__fail(error, DRAY_EFULL, "column %s: more bytes than can be addressed",
+                              name);
+    if (total > capacity)
+        return dray__fail(error, DRAY_EFULL, "column %s: %zu bytes needed, capacity is %zu", name,
+                          total, capacity);
+    uint8_t *at = out;
+    for (uint32_t row = 0; row < batch->row_count; row++) {
+        size_t size = column->lengths[row] * unit;
+        if (size)
+            memcpy(at, column->cells[row], size);
+        at += size;
+    }
+    if (bytes)
+        *bytes = total;
+    return DRAY_OK;
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+static int check_open(const dray_batch *batch, const char *what, dray_error *error)
+{
+    if (!batch->ticket)
+        return dray__fail(error, DRAY_EPERM, "%s: the batch was imported: it is read-only", what);
+    if (batch->committed)
+        return dray__fail(error, DRAY_EINVALID, "%s: the batch is committed", what);
+    return DRAY_OK;
+}
+
+static int find_output(dray_batch *batch, const char *name, dray__batch_output **out,
+                       dray_error *error)
+{
+    const dray__words *writes = &batch->task->writes;
+    for (uint32_t i = 0; i < writes->count; i++)
+        if (strcmp(writes->items[i], name) == 0) {
+            *out = &batch->outputs[i];
+            return DRAY_OK;
+        }
+    char hint[300];
+    return dray__fail(error, DRAY_EINVALID, "task %s does not write a column %s%s",
+                      batch->task->name, name,
+                      dray__word_hint(name, (const char *const *)writes->items, writes->count, hint,
+                                      sizeof hint));
+}
+
+int dray_batch_set(dray_batch *batch, const dray_column_data *column, dray_error *error)
+{
+    dray__column_spec spec;
+    dray__batch_output *output = NULL, fresh = {0};
+    int rc = check_open(batch, "dray_batch_set", error);
+    if (!rc)
+        rc = dray__spec_of(column, &spec, error);
+    if (!rc)
+        rc = find_output(batch, column->name, &output, error);
+    if (!rc)
+        rc = dray__queue_write(batch->queue, column, &spec, batch->row_count, &fresh.extent,
+                               &fresh.span, error);
+    if (rc)
+        return rc;
+    if (output->name)
+        dray__storage_done(&batch->queue->storage, &output->span, true);
+    fresh.spec = spec;
+    fresh.name = batch->task->writes.items[output - batch->outputs];
+    *output = fresh;
+    return DRAY_OK;
+}
+
+int dray_batch_set_tag(dray_batch *batch, uint32_t index, const char *key, double value,
+                       dray_error *error)
+{
+    int rc = check_open(batch, "dray_batch_set_tag", error);
+    if (!rc)
+        rc = check_row(batch, index, error);
+    if (!rc)
+        rc = dray__name_check(key, "tag", error);
+    if (rc)
+        return rc;
+    if (batch->set_tag_count == batch->set_tag_capacity) {
+        uint32_t capacity = batch->set_tag_capacity ? batch->set_tag_capacity * 2 : 16;
+        dray__batch_set_tag *grown = realloc(batch->set_tags, capacity * sizeof *grown);
+        if (!grown)
+            return dray__nomem(error);
+        batch->set_tags = grown;
+        batch->set_tag_capacity = capacity;
+    }
+    char *copy = dray__arena_text(&batch->arena, key);
+    if (!copy)
+        return dray__nomem(error);
+    batch->set_tags[batch->set_tag_count++] =
+        (dray__batch_set_tag){.row = index, .key = copy, .value = value};
+    return DRAY_OK;
+}
+
+static void put_outputs(const dray_batch *batch, dray__writer *w)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < batch->task->writes.count; i++)
+        count += batch->outputs[i].name != NULL;
+    dray__put_u32(w, count);
+    for (uint32_t i = 0; i < batch->task->writes.count; i++) {
+        const dray__batch_output *output = &batch->outputs[i];
+        if (!output->name)
+            continue;
+        dray__put_string(w, output->name);
+        dray__put_spec(w, &output->spec);
+        dray__put_extent(w, &output->extent);
+    }
+}
+
+/* Tags name their keys by number, each key being sent once. */
+static void put_tags(const dray_batch *batch, dray__writer *w)
+{
+    size_t at = w->size;
+    uint32_t keys = 0;
+    const char *known[64];
+    dray__put_u32(w, 0);
+    uint32_t *index = calloc(batch->set_tag_count ? batch->set_tag_count : 1, sizeof *index);
+    if (!index) {
+        w->failed = true;
+        return;
+    }
+    for (uint32_t i = 0; i < batch->set_tag_count; i++) {
+        const char *key = batch->set_tags[i].key;
+        uint32_t k = 0, searchable = keys < 64 ? keys : 64;
+        while (k < searchable && strcmp(known[k], key) != 0)
+            k++;
+        if (k == searchable) {
+            k = keys++;
+            if (k < 64)
+                known[k] = key;
+            dray__put_string(w, key);
+        }
+        index[i] = k;
+    }
+    for (int byte = 0; byte < 4 && !w->failed; byte++)
+        w->data[at + (size_t)byte] = (uint8_t)(keys >> (8 * byte));
+    dray__put_u32(w, batch->set_tag_count);
+    for (uint32_t i = 0; i < batch->set_tag_count; i++) {
+        dray__put_u32(w, batch->set_tags[i].row);
+        dray__put_u32(w, index[i]);
+        dray__put_f64(w, batch->set_tags[i].value);
+    }
+    free(index);
+}
+
+static void outputs_done(dray_batch *batch, bool given_up)
+{
+    for (uint32_t i = 0; batch->task && batch->outputs && i < batch->task->writes.count; i++) {
+        dray__batch_output *output = &batch->outputs[i];
+        if (output->name)
+            dray__storage_done(&batch->queue->storage, &output->span, given_up);
+        output->name = NULL;
+    }
+}
+
+/* Sends the request in queue->out. */
+static int send(dray_batch *batch, uint16_t type, dray__reply *reply, dray_error *error)
+{
+    dray_queue *queue = batch->queue;
+    return dray__queue_call(queue, type, dray__context_deadline(queue->context, queue->timeout_ns),
+                            reply, error);
+}
+
+int dray_batch_commit(dray_batch *batch, dray_error *error)
+{
+    if (batch->committed)
+        return DRAY_OK;
+    int rc = check_open(batch, "dray_batch_commit", error);
+    if (rc)
+        return rc;
+    for (uint32_t i = 0; i < batch->task->writes.count; i++)
+        if (!batch->outputs[i].name)
+            return dray__fail(error, DRAY_EINVALID, "commit of task %s: column %s was not set",
+                              batch->task->name, batch->task->writes.items[i]);
+    dray__writer *w = dray__queue_begin(batch->queue);
+    dray__put_u32(w, batch->ticket);
+    dray__put_u32(w, batch->generation);
+    put_outputs(batch, w);
+    put_tags(batch, w);
+    dray__reply reply;
+    rc = send(batch, DRAY__MSG_QUEUE_COMMIT, &reply, error);
+    /* Superseded: nobody refers to the outputs. Other errors leave the batch as it was. */
+    if (rc == DRAY_ESTALE || rc == DRAY_EGONE)
+        outputs_done(batch, true);
+    if (rc)
+        return rc;
+    dray__queue_read_storage(batch->queue, &reply.payload);
+    batch->committed = true;
+    outputs_done(batch, false);
+    return dray__reader_finish(&reply.payload, "QUEUE_COMMIT", error);
+}
+
+int dray_batch_fail(dray_batch *batch, const uint32_t *rows, uint32_t row_count, const char *reason,
+                    dray_error *error)
+{
+    int rc = check_open(batch, "dray_batch_fail", error);
+    for (uint32_t i = 0; !rc && i < row_count; i++)
+        rc = check_row(batch, rows[i], error);
+    if (rc)
+        return rc;
+    size_t length = reason ? strlen(reason) : 0;
+    if (!length || !dray__utf8_valid(reason, length))
+        return dray__fail(error, DRAY_EINVALID, "dray_batch_fail: a reason in UTF-8 expected");
+    while (length > DRAY__REASON_MAX || !dray__utf8_valid(reason, length))
+        length--; /* cut between characters */
+    dray__writer *w = dray__queue_begin(batch->queue);
+    dray__put_u32(w, batch->ticket);
+    dray__put_u32(w, row_count);
+    for (uint32_t i = 0; i < row_count; i++)
+        dray__put_u32(w, rows[i]);
+    dray__put_blob(w, reason, length);
+    return send(batch, DRAY__MSG_QUEUE_FAIL, NULL, error);
+}
+
+int dray_batch_hold(dray_batch *batch, int64_t max_hold_ns, dray_error *error)
+{
+    int rc = check_open(batch, "dray_batch_hold", error);
+    if (!rc && max_hold_ns < 0)
+        rc = dray__fail(error, DRAY_EINVALID, "dray_batch_hold: %lld ns", (long long)max_hold_ns);
+    if (rc)
+        return rc;
+    dray__writer *w = dray__queue_begin(batch->queue);
+    dray__put_u32(w, batch->ticket);
+    dray__put_i64(w, max_hold_ns);
+    return send(batch, DRAY__MSG_QUEUE_HOLD, NULL, error);
+}
+
+void dray_batch_free(dray_batch *batch)
+{
+    if (!batch)
+        return;
+    outputs_done(batch, true);
+    for (uint32_t i = 0; i < batch->mapping_count; i++)
+        dray__mapping_put(batch->mappings[i]);
+    if (batch->ticket) {
+        dray__writer *w = dray__queue_begin(batch->queue);
+        dray__put_u32(w, batch->ticket);
+        dray__notify(batch->queue->channel, DRAY__MSG_QUEUE_RELEASE, w, NULL);
+    }
+    dray__arena_free(&batch->arena);
+    free(batch->partition);
+    free(batch->set_tags);
+    free(batch->mappings);
+    free(batch->body);
+    free(batch);
+}
+
+/* ---- for other ranks ------------------------------------------------------------------------- */
+
+#define EXPORT_MAGIC 0x48435442u /* "BTCH" */
+#define EXPORT_VERSION 1u
+
+int dray_batch_export(const dray_batch *batch, void **out, size_t *size, dray_error *error)
+{
+    dray__writer w = {0};
+    const dray__names *names = &batch->queue->names;
+    if (!batch->ticket)
+        return dray__fail(error, DRAY_EPERM, "dray_batch_export: the batch was itself imported");
+    dray__put_u32(&w, EXPORT_MAGIC);
+    dray__put_u32(&w, EXPORT_VERSION);
+    dray__put_string(&w, batch->queue->name);
+    dray__put_u32(&w, batch->column_count);
+    for (uint32_t i = 0; i < batch->column_count; i++) {
+        dray__put_u32(&w, batch->columns[i].column);
+        dray__put_string(&w, batch->columns[i].name);
+        dray__put_spec(&w, &batch->columns[i].spec);
+    }
+    dray__put_words(&w, (const char *const *)names->keys, names->key_count);
+    dray__put_blob(&w, batch->body, batch->body_size);
+    dray__put_u64(&w, w.failed ? 0 : dray__hash(w.data, w.size));
+    int rc = dray__writer_check(&w, error);
+    if (rc) {
+        dray__writer_free(&w);
+        return rc;
+    }
+    *out = w.data;
+    *size = w.size;
+    return DRAY_OK;
+}
+
+static int check_export(const dray_queue *queue, dray__reader *r, dray_error *error)
+{
+    if (r->size < 16)
+        return dray__fail(error, DRAY_EFORMAT, "batch: %zu bytes are too few", r->size);
+    dray__reader tail = dray__reader_of(r->data + r->size - 8, 8);
+    r->size -= 8;
+    if (dray__get_u32(r) != EXPORT_MAGIC)
+        return dray__fail(error, DRAY_EFORMAT, "batch: these bytes are no exported batch");
+    uint32_t version = dray__get_u32(r);
+    if (version != EXPORT_VERSION)
+        return dray__fail(error, DRAY_EVERSION, "batch: version %u expected, found %u",
+                          EXPORT_VERSION, version);
+    if (dray__get_u64(&tail) != dray__hash(r->data, r->size))
+        return dray__fail(error, DRAY_ECHECKSUM, "batch: the exported batch was altered");
+    char *name = dray__get_word(r);
+    int rc = DRAY_OK;
+    if (!name || strcmp(name, queue->name) != 0)
+        rc = dray__fail(error, DRAY_EINVALID, "batch: it is of queue %s, this is %s",
+                        name ? name : "?", queue->name);
+    free(name);
+    return rc;
+}
+
+int dray_batch_import(dray_queue *queue, const void *data, size_t size, dray_batch **out,
+                      dray_error *error)
+{
+    dray__reader r = dray__reader_of(data, size);
+    dray__names names = {0};
+    int rc = check_export(queue, &r, error);
+    if (!rc)
+        rc = dray__names_read(&names, &r, error);
+    if (!rc) {
+        size_t body_size;
+        const void *body = dray__get_blob(&r, &body_size);
+        rc = dray__reader_finish(&r, "batch", error);
+        dray__reader inner = dray__reader_of(body, body_size);
+        if (!rc)
+            rc = dray__batch_read(queue, &names, 0, &inner, out, error);
+    }
+    dray__names_free(&names);
+    return rc;
+}

@@ -1,0 +1,529 @@
+/* Claims: rows that a client holds for a task, until it commits them, gives them back, holds them
+ * too long, or dies. */
+#include "queue/table.h"
+
+#include "base/error.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- clients --------------------------------------------------------------------------------- */
+
+dray__client *dray__client_new(dray__table *table, uint64_t session, const char *name,
+                               dray_error *error)
+{
+    dray__client *client = calloc(1, sizeof *client);
+    char *copy = strdup(name);
+    if (!client || !copy) {
+        free(client);
+        free(copy);
+        dray__nomem(error);
+        return NULL;
+    }
+    *client = (dray__client){
+        .id = ++table->client_ids, .session = session, .name = copy, .next = table->clients};
+    client->recycled_tail = &client->recycled;
+    table->clients = client;
+    return client;
+}
+
+dray__client *dray__client_find(const dray__table *table, uint32_t id, uint64_t session)
+{
+    for (dray__client *client = table->clients; client; client = client->next)
+        if (client->id == id && client->session == session)
+            return client;
+    return NULL;
+}
+
+/* ---- giving rows back ------------------------------------------------------------------------ */
+
+static void kill_row(dray__table *table, dray__partition *p, uint32_t task, uint32_t slot,
+                     const char *reason)
+{
+    dray__bit_set(p->dead, slot);
+    p->dead_count++;
+    p->tracks[task].dead_count++;
+    for (uint32_t t = 0; t < table->task_count; t++) {
+        if (dray__bit_get(p->tracks[t].done, slot))
+            continue;
+        p->tracks[t].settled_count++;
+        dray__put_settled(table, p, t, slot);
+    }
+    table->dirty = ~UINT64_C(0); /* fewer open rows: a short claim may be due */
+    if (p->death_count == p->death_capacity) {
+        uint32_t capacity = p->death_capacity ? 64 : 4;
+        if (capacity == p->death_capacity ||
+            dray__grow(&p->deaths, p->death_capacity, capacity, sizeof *p->deaths, NULL))
+            return;
+        p->death_capacity = capacity;
+    }
+    dray__death *death = &p->deaths[p->death_count++];
+    *death =
+        (dray__death){.slot = slot, .task = task, .failures = p->tracks[task].rows[slot].failures};
+    snprintf(death->reason, sizeof death->reason, "%s", reason);
+}
+
+/* The row of the claim is free again; failed: as an attempt that failed. */
+static void give_back(dray__table *table, dray__claim *claim, uint32_t item, bool failed,
+                      const char *reason)
+{
+    dray__partition *p = claim->partition;
+    dray__track *track = &p->tracks[claim->task];
+    uint32_t slot = claim->slots[item];
+    claim->slots[item] = DRAY__NONE;
+    claim->active--;
+    dray__bit_clear(track->taken, slot);
+    track->taken_count--;
+    if (slot < track->open_from)
+        track->open_from = slot;
+    bool dead = dray__bit_get(p->dead, slot);
+    if (failed && ++track->rows[slot].failures >= table->max_attempts && !dead) {
+        kill_row(table, p, claim->task, slot, reason);
+        dray__refresh_all_tasks(table, p, slot / 64, true);
+    } else {
+        dray__refresh(table, p, claim->task, slot / 64, true);
+    }
+}
+
+static void give_back_all(dray__table *table, dray__claim *claim, bool failed, const char *reason)
+{
+    if (claim->state != DRAY__CLAIM_ACTIVE)
+        return;
+    for (uint32_t i = 0; i < claim->count; i++)
+        if (claim->slots[i] != DRAY__NONE)
+            give_back(table, claim, i, failed, reason);
+    claim->state = DRAY__CLAIM_FAILED;
+}
+
+static void claim_free(dray__table *table, dray__claim *claim, bool retire)
+{
+    for (uint32_t i = 0; i < claim->pin_count; i++)
+        dray__put_unpin(table, claim->pins[i], retire);
+    dray__idmap_remove(&table->claim_ids, claim->id);
+    if (claim->prev)
+        claim->prev->next = claim->next;
+    else
+        table->claims = claim->next;
+    if (claim->next)
+        claim->next->prev = claim->prev;
+    table->claim_count--;
+    free(claim->slots);
+    free(claim->pins);
+    free(claim);
+}
+
+void dray__client_end(dray__table *table, dray__client *client, bool died, const char *reason)
+{
+    dray__claim *next;
+    for (dray__claim *claim = table->claims; claim; claim = next) {
+        next = claim->next;
+        if (claim->client != client)
+            continue;
+        give_back_all(table, claim, died, reason);
+        claim_free(table, claim, died);
+    }
+    dray__chunks_orphan(table, client);
+    dray__client **at = &table->clients;
+    while (*at != client)
+        at = &(*at)->next;
+    *at = client->next;
+    free(client->name);
+    free(client);
+}
+
+/* ---- claiming -------------------------------------------------------------------------------- */
+
+static int missing(const dray__table *table, const dray__partition *p, uint32_t task, char *out,
+                   size_t size)
+{
+    const dray__qtask *names = &table->tasks[task];
+    int at = 0;
+    for (uint32_t i = 0; i < names->needs_count && at >= 0 && (size_t)at < size; i++) {
+        uint32_t c = names->needs[i];
+        uint32_t there = c < p->column_capacity ? p->committed[c] : 0;
+        if (there < p->rows)
+            at += snprintf(out + at, size - (size_t)at, ", %u with %s", there,
+                           table->columns[c].name);
+    }
+    return at;
+}
+
+void dray__describe(const dray__table *table, const dray__want *want, char *out, size_t size)
+{
+    const dray__partition *p = NULL;
+    if (want->partition)
+        p = dray__table_partition(table, want->partition);
+    for (uint32_t i = 0; !want->partition && !p && i < table->partition_count; i++)
+        if (!dray__finished(table->partitions[i], want->task))
+            p = table->partitions[i];
+    if (!p) {
+        snprintf(out, size, "%s%s%s", want->partition ? "there is no partition " : "no partition",
+                 want->partition ? want->partition : " has open rows",
+                 table->ended ? " and the queue has ended" : "");
+        return;
+    }
+    const dray__track *track = &p->tracks[want->task];
+    int at = snprintf(out, size,
+                      "partition %s: %u rows (%s), %u ready, %u claimed, %u committed, "
+                      "%u dead",
+                      p->name, p->rows, p->sealed ? "sealed" : "not sealed", track->ready_count,
+                      track->taken_count, track->done_count, p->dead_count);
+    if (at > 0 && (size_t)at < size)
+        missing(table, p, want->task, out + at, size - (size_t)at);
+}
+
+/* Whether what the policy picked fills the claim. */
+static bool fills(const dray__partition *p, const dray__want *want, const dray__pick *pick)
+{
+    if (!pick->count)
+        return false;
+    return want->up_to || pick->weight == want->count ||
+           (p->sealed && pick->count == dray__open_rows(p, want->task));
+}
+
+static int pick_rows(const dray__table *table, dray__partition *p, const dray__want *want,
+                     const dray__policy_fn *policy, dray__pick *pick, dray_error *error)
+{
+    if (policy->by_group && want->count % p->max_group)
+        return dray__fail(error, DRAY_EINVALID,
+                          "claim of %u rows by group: partition %s has groups of %u", want->count,
+                          p->name, p->max_group);
+    pick->count = pick->weight = 0;
+    policy->pick(p, &p->tracks[want->task], want->count, pick);
+    (void)table;
+    return fills(p, want, pick) ? DRAY_OK : DRAY_EAGAIN;
+}
+
+static int choose(const dray__table *table, const dray__want *want, dray__pick *pick,
+                  dray__partition **out, dray_error *error)
+{
+    const dray__policy_fn *policy = dray__policy_find(want->policy);
+    if (want->partition) {
+        dray__partition *p = dray__table_partition(table, want->partition);
+        if (!p) {
+            int rc = dray__table_cleared(table, want->partition, want->task, error);
+            if (!rc && table->ended)
+                rc = dray__fail(error, DRAY_EEND, "queue %s has ended without a partition %s",
+                                table->name, want->partition);
+            return rc ? rc : DRAY_EAGAIN;
+        }
+        if (dray__finished(p, want->task))
+            return dray__fail(error, DRAY_EEND, "task %s has finished partition %s",
+                              table->tasks[want->task].name, p->name);
+        *out = p;
+        return pick_rows(table, p, want, policy, pick, error);
+    }
+    bool finished = table->ended;
+    for (uint32_t i = 0; i < table->partition_count; i++) {
+        dray__partition *p = table->partitions[i];
+        if (dray__finished(p, want->task))
+            continue;
+        finished = false;
+        *out = p;
+        int rc = pick_rows(table, p, want, policy, pick, error);
+        if (rc != DRAY_EAGAIN)
+            return rc;
+        if (policy->in_order && !(p->sealed && !dray__open_rows(p, want->task)))
+            return DRAY_EAGAIN;
+    }
+    if (finished)
+        return dray__fail(error, DRAY_EEND, "queue %s has ended", table->name);
+    return DRAY_EAGAIN;
+}
+
+static bool reads_any(const dray__table *table, const dray__put *put, uint32_t task)
+{
+    for (uint32_t i = 0; i < put->column_count; i++)
+        if (table->columns[put->columns[i].column].readers >> task & 1)
+            return true;
+    return false;
+}
+
+/* Pins every put that holds a needed column of a row of the claim, once each. */
+static int pin_puts(dray__table *table, dray__claim *claim, dray_error *error)
+{
+    dray__partition *p = claim->partition;
+    uint32_t capacity = 0;
+    uint64_t mark = ++table->marks;
+    for (uint32_t w = 0; w <= table->task_count; w++) {
+        for (uint32_t i = 0; p->places[w] && i < claim->count; i++) {
+            uint32_t index = p->places[w][claim->slots[i]].put;
+            dray__put *put = index == DRAY__NONE ? NULL : p->puts[index];
+            if (!put || put->mark == mark || !reads_any(table, put, claim->task))
+                continue;
+            if (claim->pin_count == capacity) {
+                uint32_t more = capacity ? capacity * 2 : 8;
+                int rc = dray__grow(&claim->pins, capacity, more, sizeof(dray__put *), error);
+                if (rc)
+                    return rc;
+                capacity = more;
+            }
+            put->mark = mark;
+            put->mark_index = claim->pin_count;
+            claim->pins[claim->pin_count++] = put;
+        }
+    }
+    for (uint32_t i = 0; i < claim->pin_count; i++)
+        claim->pins[i]->pins++;
+    return DRAY_OK;
+}
+
+static void take_rows(dray__table *table, dray__claim *claim)
+{
+    dray__partition *p = claim->partition;
+    dray__track *track = &p->tracks[claim->task];
+    for (uint32_t i = 0; i < claim->count; i++) {
+        dray__bit_set(track->taken, claim->slots[i]);
+        track->rows[claim->slots[i]].attempt++;
+    }
+    track->taken_count += claim->count;
+    for (uint32_t i = 0; i < claim->count; i++)
+        if (!i || claim->slots[i] / 64 != claim->slots[i - 1] / 64)
+            dray__refresh(table, p, claim->task, claim->slots[i] / 64, false);
+    for (uint32_t w = track->open_from / 64; (w + 1) * 64 <= p->rows; w++) {
+        if (~(track->taken[w] | track->done[w] | p->dead[w]))
+            break;
+        track->open_from = (w + 1) * 64;
+    }
+    if (!dray__open_rows(p, claim->task)) /* ordered claims may go on to the next partition */
+        table->dirty |= UINT64_C(1) << claim->task;
+}
+
+static int check_want(const dray__table *table, const dray__client *client, uint32_t ticket,
+                      const dray__want *want, dray_error *error)
+{
+    if (want->task >= table->task_count)
+        return dray__fail(error, DRAY_EINVALID, "claim: queue %s has no task number %u",
+                          table->name, want->task);
+    if (!want->count || want->count > DRAY__ROWS_MAX)
+        return dray__fail(error, DRAY_EINVALID, "claim for %s: 1 to %u rows, found %u",
+                          table->tasks[want->task].name, DRAY__ROWS_MAX, want->count);
+    if (!dray__policy_find(want->policy))
+        return dray__fail(error, DRAY_EINVALID, "claim for %s: there is no policy number %d",
+                          table->tasks[want->task].name, want->policy);
+    if (!ticket || dray__table_find_claim(table, client, ticket))
+        return dray__fail(error, DRAY_EINVALID, "claim for %s: ticket %u is in use",
+                          table->tasks[want->task].name, ticket);
+    if (want->partition)
+        return dray__name_check(want->partition, "partition", error);
+    return DRAY_OK;
+}
+
+int dray__table_claim(dray__table *table, dray__client *client, uint32_t ticket,
+                      const dray__want *want, dray__claim **out, dray_error *error)
+{
+    int rc = check_want(table, client, ticket, want, error);
+    if (rc)
+        return rc;
+    uint64_t most = want->count; /* never more than there are rows */
+    if (most > table->rows)
+        most = table->rows ? table->rows : 1;
+    dray__pick pick = {.slots = malloc(most * sizeof *pick.slots)};
+    dray__partition *p = NULL;
+    if (!pick.slots)
+        return dray__nomem(error);
+    rc = choose(table, want, &pick, &p, error);
+    if (rc) {
+        free(pick.slots);
+        return rc;
+    }
+    dray__claim *claim = calloc(1, sizeof *claim);
+    uint64_t id = (uint64_t)client->id << 32 | ticket;
+    if (!claim || !dray__idmap_set(&table->claim_ids, id, claim)) {
+        free(claim);
+        free(pick.slots);
+        return dray__nomem(error);
+    }
+    *claim = (dray__claim){.id = id,
+                           .client = client,
+                           .task = want->task,
+                           .state = DRAY__CLAIM_ACTIVE,
+                           .partition = p,
+                           .generation = p->generation,
+                           .slots = pick.slots,
+                           .count = pick.count,
+                           .active = pick.count,
+                           .hold_until = want->hold_until,
+                           .next = table->claims};
+    if (table->claims)
+        table->claims->prev = claim;
+    table->claims = claim;
+    table->claim_count++;
+    rc = pin_puts(table, claim, error);
+    if (rc) {
+        claim->pin_count = 0; /* none was pinned yet */
+        claim_free(table, claim, false);
+        return rc;
+    }
+    take_rows(table, claim);
+    *out = claim;
+    return DRAY_OK;
+}
+
+dray__claim *dray__table_find_claim(const dray__table *table, const dray__client *client,
+                                    uint32_t ticket)
+{
+    return dray__idmap_get(&table->claim_ids, (uint64_t)client->id << 32 | ticket);
+}
+
+/* ---- what becomes of a claim ----------------------------------------------------------------- */
+
+static int find_active(const dray__table *table, const dray__client *client, uint32_t ticket,
+                       dray__claim **out, dray_error *error)
+{
+    dray__claim *claim = dray__table_find_claim(table, client, ticket);
+    *out = claim;
+    if (!claim)
+        return dray__fail(error, DRAY_ESTALE, "queue %s: there is no claim %u of %s", table->name,
+                          ticket, client->name);
+    if (claim->state == DRAY__CLAIM_STALE)
+        return dray__fail(error, DRAY_ESTALE,
+                          "claim of %u rows for %s was held too long: the rows were taken back",
+                          claim->count, table->tasks[claim->task].name);
+    if (claim->state == DRAY__CLAIM_GONE)
+        return dray__fail(error, DRAY_EGONE, "claim of %u rows for %s: the partition was cleared",
+                          claim->count, table->tasks[claim->task].name);
+    if (claim->state == DRAY__CLAIM_FAILED)
+        return dray__fail(error, DRAY_ESTALE, "claim of %u rows for %s: all were given back",
+                          claim->count, table->tasks[claim->task].name);
+    return DRAY_OK;
+}
+
+static int check_writes(const dray__table *table, const dray__claim *claim,
+                        const dray__new_column *columns, uint32_t count, dray_error *error)
+{
+    const dray__qtask *task = &table->tasks[claim->task];
+    for (uint32_t i = 0; i < task->writes_count; i++) {
+        const char *name = table->columns[task->writes[i]].name;
+        bool found = false;
+        for (uint32_t c = 0; c < count && !found; c++)
+            found = strcmp(columns[c].name, name) == 0;
+        if (!found)
+            return dray__fail(error, DRAY_EINVALID, "commit of task %s: column %s was not set",
+                              task->name, name);
+    }
+    return DRAY_OK;
+}
+
+static void acknowledge(dray__table *table, dray__claim *claim)
+{
+    dray__partition *p = claim->partition;
+    dray__track *track = &p->tracks[claim->task];
+    for (uint32_t i = 0; i < claim->count; i++) {
+        uint32_t slot = claim->slots[i];
+        if (slot == DRAY__NONE)
+            continue;
+        dray__bit_clear(track->taken, slot);
+        dray__bit_set(track->done, slot);
+        track->taken_count--;
+        track->done_count++;
+        if (dray__bit_get(p->dead, slot))
+            continue;
+        track->settled_count++;
+        dray__put_settled(table, p, claim->task, slot);
+    }
+    uint32_t last = DRAY__NONE;
+    for (uint32_t i = 0; i < claim->count; i++) {
+        uint32_t slot = claim->slots[i];
+        if (slot == DRAY__NONE || slot / 64 == last)
+            continue;
+        last = slot / 64;
+        dray__refresh_all_tasks(table, p, last, true);
+    }
+    claim->state = DRAY__CLAIM_COMMITTED;
+}
+
+int dray__claim_commit(dray__table *table, dray__client *client, uint32_t ticket,
+                       uint32_t generation, const dray__new_column *columns, uint32_t column_count,
+                       const dray__new_tag *tags, uint32_t tag_count, dray_error *error)
+{
+    dray__claim *claim = NULL;
+    int rc = find_active(table, client, ticket, &claim, error);
+    if (rc)
+        return rc;
+    if (claim->generation != generation)
+        return dray__fail(error, DRAY_ESTALE, "commit: claim %u is of generation %u, found %u",
+                          ticket, claim->generation, generation);
+    if (claim->state == DRAY__CLAIM_COMMITTED)
+        return DRAY_OK;
+    uint64_t bytes;
+    rc = check_writes(table, claim, columns, column_count, error);
+    if (!rc)
+        rc = dray__put_check(table, client, (int)claim->task, columns, column_count, tags,
+                             tag_count, claim->count, &bytes, error);
+    dray__put *put = NULL;
+    if (!rc)
+        rc = dray__put_prepare(table, claim->partition, (int)claim->task, columns, column_count,
+                               tags, tag_count, false, claim->count, &put, error);
+    if (rc)
+        return rc;
+    if (put)
+        dray__put_apply(table, claim->partition, (int)claim->task, put, claim->slots, 0,
+                        claim->count, 1);
+    acknowledge(table, claim);
+    return DRAY_OK;
+}
+
+int dray__claim_fail(dray__table *table, dray__client *client, uint32_t ticket,
+                     const uint32_t *items, uint32_t count, const char *reason, dray_error *error)
+{
+    dray__claim *claim = NULL;
+    int rc = find_active(table, client, ticket, &claim, error);
+    if (rc)
+        return rc;
+    if (claim->state == DRAY__CLAIM_COMMITTED)
+        return dray__fail(error, DRAY_EINVALID, "fail: the claim of %u rows for %s is committed",
+                          claim->count, table->tasks[claim->task].name);
+    for (uint32_t i = 0; i < count; i++)
+        if (items[i] >= claim->count)
+            return dray__fail(error, DRAY_EINVALID, "fail: row %u of a claim of %u", items[i],
+                              claim->count);
+    uint32_t all = count ? count : claim->count;
+    for (uint32_t i = 0; i < all; i++) {
+        uint32_t item = count ? items[i] : i;
+        if (claim->slots[item] != DRAY__NONE)
+            give_back(table, claim, item, true, reason);
+    }
+    if (!claim->active)
+        claim->state = DRAY__CLAIM_FAILED;
+    return DRAY_OK;
+}
+
+int dray__claim_hold(dray__table *table, dray__client *client, uint32_t ticket, int64_t until,
+                     dray_error *error)
+{
+    dray__claim *claim = NULL;
+    int rc = find_active(table, client, ticket, &claim, error);
+    if (!rc)
+        claim->hold_until = until;
+    return rc;
+}
+
+bool dray__claim_release(dray__table *table, dray__client *client, uint32_t ticket)
+{
+    dray__claim *claim = dray__table_find_claim(table, client, ticket);
+    if (!claim)
+        return false;
+    give_back_all(table, claim, false, "");
+    claim_free(table, claim, false);
+    return true;
+}
+
+int64_t dray__table_expire(dray__table *table, int64_t now)
+{
+    int64_t next = INT64_MAX;
+    for (dray__claim *claim = table->claims; claim; claim = claim->next) {
+        if (claim->state != DRAY__CLAIM_ACTIVE)
+            continue;
+        if (claim->hold_until > now) {
+            next = claim->hold_until < next ? claim->hold_until : next;
+            continue;
+        }
+        char reason[DRAY__REASON_MAX];
+        snprintf(reason, sizeof reason, "held too long by %s", claim->client->name);
+        give_back_all(table, claim, true, reason);
+        claim->state = DRAY__CLAIM_STALE;
+    }
+    return next;
+}

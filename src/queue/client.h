@@ -1,0 +1,135 @@
+/* What the client's files share: queue.c (opening, producing), claim.c (claiming, reading replies),
+ * batch.c (reading and writing a batch's columns, committing). */
+#ifndef DRAY_QUEUE_CLIENT_H
+#define DRAY_QUEUE_CLIENT_H
+
+#include "base/arena.h"
+#include "control/channel.h"
+#include "queue/messages.h"
+#include "queue/segment.h"
+#include "queue/storage.h"
+
+#include <dray/queue.h>
+
+typedef struct dray__task_info {
+    char *name;
+    dray__words needs, writes;
+} dray__task_info;
+
+typedef struct dray__column_name {
+    char *name; /* NULL: not known */
+    dray__column_spec spec;
+} dray__column_name;
+
+/* What the numbers in replies mean. */
+typedef struct dray__names {
+    dray__column_name *columns; /* by the controller's index */
+    uint32_t column_capacity, columns_known;
+    char **keys;
+    uint32_t key_count;
+} dray__names;
+
+struct dray_queue {
+    dray_context *context;
+    dray__channel *channel;
+    dray__keeper_link keeper;
+    dray__storage storage;
+    char *name;
+    uint32_t id;
+    int64_t timeout_ns;
+    dray__task_info *tasks;
+    uint32_t task_count;
+    dray__names names;
+    uint64_t drops_seen;
+    uint32_t tickets;
+    uint32_t started, started_count; /* ticket and choices of dray_claim_start; 0: none */
+    dray__writer out;
+};
+
+typedef struct dray__batch_put {
+    uint32_t items, count;
+    struct dray__batch_extent {
+        uint32_t column;
+        dray__extent extent;
+        dray__mapping *mapping; /* once it was read */
+    } * extents;
+} dray__batch_put;
+
+typedef struct dray__batch_place {
+    uint32_t put, item;
+} dray__batch_place;
+
+typedef struct dray__batch_column {
+    uint32_t column, place;
+    const char *name;
+    dray__column_spec spec;
+    const void **cells; /* NULL: not read yet */
+    uint64_t *lengths;
+} dray__batch_column;
+
+typedef struct dray__batch_tag {
+    const char *key;
+    double value;
+} dray__batch_tag;
+
+typedef struct dray__batch_output {
+    const char *name; /* NULL: not set yet */
+    dray__column_spec spec;
+    dray__extent extent;
+    dray__span span;
+} dray__batch_output;
+
+typedef struct dray__batch_set_tag {
+    uint32_t row;
+    char *key;
+    double value;
+} dray__batch_set_tag;
+
+struct dray_batch {
+    dray_queue *queue;
+    dray__arena arena;
+    uint32_t ticket; /* 0: imported */
+    bool committed;
+    const dray__task_info *task;
+    char *partition;
+    uint32_t generation, row_count;
+    dray_row *rows;
+    dray__batch_put *puts;
+    uint32_t put_count;
+    dray__batch_column *columns;
+    uint32_t column_count;
+    dray__batch_place **places;
+    uint32_t place_count;
+    dray__batch_tag *tags;
+    uint32_t *tag_start;         /* [row_count + 1] */
+    dray__batch_output *outputs; /* as task->writes */
+    dray__batch_set_tag *set_tags;
+    uint32_t set_tag_count, set_tag_capacity;
+    dray__mapping **mappings;
+    uint32_t mapping_count, mapping_capacity;
+    uint8_t *body; /* as it came, for dray_batch_export */
+    size_t body_size;
+};
+
+/* Begins a request in queue->out: the head. */
+dray__writer *dray__queue_begin(dray_queue *queue);
+/* Sends it and takes the reply. timeout_ns: how long the controller may wait. */
+int dray__queue_call(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray__reply *reply,
+                     dray_error *error);
+void dray__queue_read_dropped(dray_queue *queue, dray__reader *r);
+void dray__queue_read_storage(dray_queue *queue, dray__reader *r);
+int dray__queue_task(const dray_queue *queue, const char *name, uint32_t *task, dray_error *error);
+/* Copies a column's values for `items` items into a chunk. The span is then the caller's. */
+int dray__queue_write(dray_queue *queue, const dray_column_data *column,
+                      const dray__column_spec *spec, uint64_t items, dray__extent *extent,
+                      dray__span *span, dray_error *error);
+/* Reads "columns {u32 index, str, spec}, keys {str}" into names. */
+int dray__names_read(dray__names *names, dray__reader *r, dray_error *error);
+void dray__names_free(dray__names *names);
+int dray__batch_read(dray_queue *queue, const dray__names *names, uint32_t ticket, dray__reader *r,
+                     dray_batch **out, dray_error *error);
+/* The options as this version knows them: what the caller's lack is zero. */
+int dray__options_copy(void *out, size_t size, const void *options, const char *what,
+                       dray_error *error);
+
+#endif

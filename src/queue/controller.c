@@ -1,0 +1,904 @@
+/* Requests in, waiters kept and woken. Every handler either answers its request, keeps it as a
+ * waiter, or returns an error, which is the answer. */
+#include "queue/controller.h"
+
+#include "base/arena.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "queue/internal.h"
+
+#include <event2/event.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct controller controller;
+typedef struct waiter waiter;
+
+typedef struct line { /* waiters in order of arrival */
+    waiter *first, **last;
+} line;
+
+typedef struct queue {
+    struct queue *next;
+    controller *controller;
+    dray__table *table;
+    line claims, inserts, waits;
+    int64_t hold_due; /* when the next claim is held too long */
+} queue;
+
+struct controller {
+    struct event_base *base;
+    struct event *timer;
+    queue *queues;
+    dray__idmap clients; /* id -> dray__client, whose owner is the queue */
+    uint32_t client_ids;
+    line opens; /* attaching to queues that are not there yet */
+    dray__drops drops;
+    dray__writer out;
+};
+
+typedef struct choice {
+    dray__want want; /* hold_until is set at each try */
+    int64_t hold_ns;
+} choice;
+
+/* A decoded request; everything in it lies in its arena or in the request's payload. */
+struct waiter {
+    waiter *next, **link;
+    line *line; /* where it waits; NULL: nowhere */
+    dray__request *request;
+    dray__arena arena;
+    queue *queue;
+    dray__client *client;
+    uint64_t drops_seen;
+    int64_t timeout_ns;
+    dray__new_rows rows; /* INSERT */
+    const char *name;    /* OPEN: the queue; WAIT: the partition */
+    uint32_t task;       /* WAIT */
+    uint32_t ticket, columns_known, keys_known, want_count; /* CLAIM */
+    choice *wants;
+    dray_error why; /* it could not be answered at the last try */
+};
+
+static void line_add(line *at, waiter *w)
+{
+    w->line = at;
+    w->next = NULL;
+    w->link = at->last;
+    *at->last = w;
+    at->last = &w->next;
+}
+
+static void line_remove(waiter *w)
+{
+    if (!w->line)
+        return;
+    *w->link = w->next;
+    if (w->next)
+        w->next->link = w->link;
+    else
+        w->line->last = w->link;
+    w->line = NULL;
+}
+
+static void waiter_free(waiter *w)
+{
+    line_remove(w);
+    dray__arena_free(&w->arena);
+    free(w);
+}
+
+static void waiter_fail(waiter *w, const dray_error *error)
+{
+    dray__request *request = w->request;
+    waiter_free(w);
+    dray__request_fail(request, error);
+}
+
+static void waiter_answer(waiter *w, dray__writer *out)
+{
+    dray__request *request = w->request;
+    waiter_free(w);
+    dray__request_reply(request, out, NULL, 0);
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+/* A string in the arena. NULL: the reader failed or memory ran out. */
+static const char *get_text(dray__reader *r, dray__arena *arena)
+{
+    char *text = dray__get_word(r);
+    const char *copy = text ? dray__arena_text(arena, text) : NULL;
+    if (text && !copy)
+        r->failed = true;
+    free(text);
+    return copy;
+}
+
+static void *get_array(dray__reader *r, dray__arena *arena, size_t wire, size_t size,
+                       uint32_t *count)
+{
+    *count = dray__get_count(r, wire);
+    void *array = dray__arena_get(arena, size * (*count ? *count : 1));
+    if (!array) {
+        r->failed = true;
+        *count = 0;
+    }
+    return array;
+}
+
+static const dray__new_column *get_columns(dray__reader *r, dray__arena *arena, uint32_t *count)
+{
+    dray__new_column *columns =
+        get_array(r, arena, 4 + DRAY__SPEC_WIRE + DRAY__EXTENT_WIRE, sizeof *columns, count);
+    for (uint32_t i = 0; i < *count && !r->failed; i++) {
+        columns[i].name = get_text(r, arena);
+        columns[i].spec = dray__get_spec(r);
+        columns[i].extent = dray__get_extent(r);
+    }
+    return columns;
+}
+
+static const dray__new_tag *get_tags(dray__reader *r, dray__arena *arena, uint32_t *count)
+{
+    uint32_t key_count;
+    const char **keys = get_array(r, arena, 4, sizeof *keys, &key_count);
+    for (uint32_t i = 0; i < key_count && !r->failed; i++)
+        keys[i] = get_text(r, arena);
+    dray__new_tag *tags = get_array(r, arena, 16, sizeof *tags, count);
+    for (uint32_t i = 0; i < *count && !r->failed; i++) {
+        uint32_t key;
+        tags[i].item = dray__get_u32(r);
+        key = dray__get_u32(r);
+        tags[i].value = dray__get_f64(r);
+        if (key >= key_count)
+            r->failed = true;
+        else
+            tags[i].key = keys[key];
+    }
+    return tags;
+}
+
+static const char *message_of(const dray__request *request)
+{
+    return dray__message_name(dray__request_type(request));
+}
+
+/* The head of every request but OPEN: finds client and queue, closes chunks. */
+static int get_head(controller *self, dray__request *request, dray__client **client,
+                    uint64_t *drops_seen, dray_error *error)
+{
+    dray__reader *r = dray__request_payload(request);
+    uint32_t id = dray__get_u32(r);
+    uint64_t seen = dray__get_u64(r), member = 0;
+    uint32_t count = dray__get_count(r, 8);
+    const dray__session *session = dray__request_session(request);
+    if (session)
+        member = dray__session_member(session);
+    if (r->failed)
+        return dray__fail(error, DRAY_EFORMAT, "%s: short message", message_of(request));
+    dray__client *found = dray__idmap_get(&self->clients, id);
+    if (!found || found->session != member)
+        return dray__fail(error, DRAY_ENOENT, "%s: this session has no open queue number %u",
+                          message_of(request), id);
+    queue *q = found->owner;
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t chunk = dray__get_u64(r);
+        if (!rc)
+            rc = dray__chunk_close(q->table, found, chunk, error);
+    }
+    *client = found;
+    *drops_seen = seen;
+    return rc;
+}
+
+static int waiter_new(controller *self, dray__request *request, waiter **out, dray_error *error)
+{
+    waiter *w = calloc(1, sizeof *w);
+    if (!w)
+        return dray__nomem(error);
+    w->request = request;
+    int rc = get_head(self, request, &w->client, &w->drops_seen, error);
+    if (rc) {
+        free(w);
+        return rc;
+    }
+    w->queue = w->client->owner;
+    *out = w;
+    return DRAY_OK;
+}
+
+static int finish(const dray__request *request, dray_error *error)
+{
+    dray__request *r = (dray__request *)request;
+    return dray__reader_finish(dray__request_payload(r), message_of(request), error);
+}
+
+/* ---- trying, and waiting --------------------------------------------------------------------- */
+
+static void arm(controller *self);
+
+static int try_insert(waiter *w, dray__writer *out, dray_error *error)
+{
+    uint32_t first, generation;
+    int rc = dray__table_insert(w->queue->table, w->client, &w->rows, &first, &generation, error);
+    if (rc)
+        return rc;
+    dray__answer_storage(out, w->queue->table, w->client, w->drops_seen);
+    dray__put_u32(out, first);
+    dray__put_u32(out, generation);
+    return DRAY_OK;
+}
+
+static int try_claim(waiter *w, dray__writer *out, dray_error *error)
+{
+    dray__table *table = w->queue->table;
+    uint32_t ends = 0;
+    for (uint32_t i = 0; i < w->want_count; i++) {
+        dray__claim *claim;
+        dray_error why;
+        choice *one = &w->wants[i];
+        one->want.hold_until = one->hold_ns > 0 ? dray__deadline(one->hold_ns) : INT64_MAX;
+        int rc = dray__table_claim(table, w->client, w->ticket, &one->want, &claim, &why);
+        if (rc == DRAY_OK) {
+            if (claim->hold_until < w->queue->hold_due) {
+                w->queue->hold_due = claim->hold_until;
+                arm(w->queue->controller);
+            }
+            dray__answer_dropped(out, table, w->drops_seen);
+            dray__answer_claim(out, table, claim, i, w->columns_known, w->keys_known);
+            return DRAY_OK;
+        }
+        if (rc == DRAY_EAGAIN)
+            continue;
+        ends += rc == DRAY_EEND;
+        if (rc != DRAY_EEND || ends == w->want_count) { /* an end is the answer when all ended */
+            *error = why;
+            return rc;
+        }
+    }
+    return DRAY_EAGAIN;
+}
+
+static int try_wait(waiter *w, dray__writer *out, dray_error *error)
+{
+    (void)out;
+    return dray__table_wait(w->queue->table, w->name, w->task, error);
+}
+
+typedef int (*try_fn)(waiter *w, dray__writer *out, dray_error *error);
+
+/* Answers the waiter if it can be now. false: it must wait on. */
+static bool settle(waiter *w, try_fn attempt)
+{
+    dray__writer *out = &w->queue->controller->out;
+    dray__writer_reset(out);
+    int rc = attempt(w, out, &w->why);
+    if (rc == DRAY_EAGAIN)
+        return false;
+    dray_error error = w->why;
+    if (rc)
+        waiter_fail(w, &error);
+    else
+        waiter_answer(w, out);
+    return true;
+}
+
+static void timed_out(waiter *w, dray_error *error)
+{
+    const char *name = message_of(w->request);
+    if (w->wants) {
+        char text[300];
+        dray__describe(w->queue->table, &w->wants[0].want, text, sizeof text);
+        dray__fail(error, DRAY_ETIMEDOUT, "claim of %u rows for task %s: %s",
+                   w->wants[0].want.count, w->queue->table->tasks[w->wants[0].want.task].name,
+                   text);
+    } else if (w->queue) {
+        int code = w->rows.partition && w->timeout_ns <= 0 ? DRAY_EFULL : DRAY_ETIMEDOUT;
+        dray__fail(error, code, "%s",
+                   w->why.code ? w->why.message : "other inserts wait for capacity");
+    } else {
+        dray__fail(error, DRAY_ETIMEDOUT, "%s: there is no queue %s", name, w->name);
+    }
+}
+
+static int keep(waiter *w, line *at)
+{
+    dray_error error;
+    if (w->timeout_ns > 0 &&
+        dray__request_expire_at(w->request, dray__deadline(w->timeout_ns)) == DRAY_OK) {
+        dray__request_set_data(w->request, w);
+        line_add(at, w);
+        return DRAY_OK;
+    }
+    timed_out(w, &error);
+    waiter_fail(w, &error);
+    return DRAY_OK;
+}
+
+static bool touches(const waiter *w, uint64_t dirty)
+{
+    for (uint32_t i = 0; i < w->want_count; i++)
+        if (w->wants[i].want.task >= 64 || (dirty >> w->wants[i].want.task & 1))
+            return true;
+    return false;
+}
+
+/* Wakes whoever can go on, until nothing changes any more. */
+static void pump(queue *q)
+{
+    dray__table *table = q->table;
+    while (table->dirty || table->finished || table->freed) {
+        uint64_t dirty = table->dirty;
+        bool finished = table->finished, freed = table->freed;
+        table->dirty = 0;
+        table->finished = table->freed = false;
+        waiter *next;
+        for (waiter *w = q->claims.first; dirty && w; w = next) {
+            next = w->next;
+            if (touches(w, dirty))
+                settle(w, try_claim);
+        }
+        for (waiter *w = q->waits.first; finished && w; w = next) {
+            next = w->next;
+            settle(w, try_wait);
+        }
+        while (freed && q->inserts.first && settle(q->inserts.first, try_insert))
+            ;
+    }
+}
+
+static void pump_all(controller *self)
+{
+    for (queue *q = self->queues; q; q = q->next)
+        pump(q);
+    dray__drops_flush(&self->drops);
+}
+
+static void arm(controller *self)
+{
+    int64_t due = INT64_MAX, now = dray__now();
+    for (queue *q = self->queues; q; q = q->next)
+        due = q->hold_due < due ? q->hold_due : due;
+    if (due == INT64_MAX)
+        return;
+    int64_t left = due > now ? (due - now) / 1000 + 1 : 0;
+    struct timeval wait = {.tv_sec = left / 1000000, .tv_usec = left % 1000000};
+    event_add(self->timer, &wait);
+}
+
+static void on_timer(evutil_socket_t fd, short what, void *user)
+{
+    (void)fd;
+    (void)what;
+    controller *self = user;
+    for (queue *q = self->queues; q; q = q->next)
+        q->hold_due = dray__table_expire(q->table, dray__now());
+    pump_all(self);
+    arm(self);
+}
+
+/* ---- OPEN ------------------------------------------------------------------------------------ */
+
+typedef struct opening {
+    const char *name;
+    dray__task_names *tasks;
+    uint32_t task_count, max_attempts;
+    uint64_t rows, bytes;
+} opening;
+
+static void get_names(dray__reader *r, dray__arena *arena, const char *const **out, uint32_t *count)
+{
+    const char **names = get_array(r, arena, 4, sizeof *names, count);
+    for (uint32_t i = 0; i < *count && !r->failed; i++)
+        names[i] = get_text(r, arena);
+    *out = names;
+}
+
+static int get_opening(dray__request *request, dray__arena *arena, opening *out,
+                       int64_t *timeout_ns, dray_error *error)
+{
+    dray__reader *r = dray__request_payload(request);
+    out->name = get_text(r, arena);
+    out->tasks = get_array(r, arena, 12, sizeof *out->tasks, &out->task_count);
+    for (uint32_t i = 0; i < out->task_count && !r->failed; i++) {
+        dray__task_names *task = &out->tasks[i];
+        *task = (dray__task_names){.name = get_text(r, arena)};
+        get_names(r, arena, &task->needs, &task->needs_count);
+        get_names(r, arena, &task->writes, &task->writes_count);
+    }
+    out->rows = dray__get_u64(r);
+    out->bytes = dray__get_u64(r);
+    out->max_attempts = dray__get_u32(r);
+    *timeout_ns = dray__get_i64(r);
+    return finish(request, error);
+}
+
+static queue *find_queue(const controller *self, const char *name)
+{
+    for (queue *q = self->queues; q; q = q->next)
+        if (strcmp(q->table->name, name) == 0)
+            return q;
+    return NULL;
+}
+
+static int create(controller *self, const opening *o, queue **out, dray_error *error)
+{
+    queue *q = calloc(1, sizeof *q);
+    if (!q)
+        return dray__nomem(error);
+    int rc = dray__table_new(o->name, o->tasks, o->task_count, o->rows, o->bytes, o->max_attempts,
+                             &q->table, error);
+    if (rc) {
+        free(q);
+        return rc;
+    }
+    q->controller = self;
+    q->claims.last = &q->claims.first;
+    q->inserts.last = &q->inserts.first;
+    q->waits.last = &q->waits.first;
+    q->hold_due = INT64_MAX;
+    q->table->drop = dray__drops_add;
+    q->table->user = &self->drops;
+    q->next = self->queues;
+    self->queues = q;
+    *out = q;
+    return DRAY_OK;
+}
+
+/* The answer to OPEN: a client of the queue. */
+static int welcome(queue *q, dray__request *request, dray_error *error)
+{
+    controller *self = q->controller;
+    dray__session *session = dray__request_session(request);
+    uint64_t member = session ? dray__session_member(session) : 0;
+    q->table->client_ids = self->client_ids;
+    dray__client *client =
+        dray__client_new(q->table, member, session ? dray__session_name(session) : "?", error);
+    if (!client)
+        return DRAY_ENOMEM;
+    self->client_ids = q->table->client_ids;
+    client->owner = q;
+    if (!dray__idmap_set(&self->clients, client->id, client)) {
+        dray__client_end(q->table, client, false, "");
+        return dray__nomem(error);
+    }
+    dray__writer_reset(&self->out);
+    dray__put_u32(&self->out, client->id);
+    dray__answer_table(&self->out, q->table);
+    dray__request_reply(request, &self->out, NULL, 0);
+    return DRAY_OK;
+}
+
+static void welcome_waiting(queue *q)
+{
+    waiter *next;
+    for (waiter *w = q->controller->opens.first; w; w = next) {
+        next = w->next;
+        if (strcmp(w->name, q->table->name) != 0)
+            continue;
+        dray_error error;
+        dray__request *request = w->request;
+        waiter_free(w);
+        if (welcome(q, request, &error))
+            dray__request_fail(request, &error);
+    }
+}
+
+static int on_open(controller *self, dray__request *request, dray_error *error)
+{
+    waiter *w = calloc(1, sizeof *w);
+    if (!w)
+        return dray__nomem(error);
+    w->request = request;
+    opening o = {0};
+    int rc = get_opening(request, &w->arena, &o, &w->timeout_ns, error);
+    queue *q = rc ? NULL : find_queue(self, o.name);
+    if (!rc && !q && !o.task_count) {
+        w->name = o.name;
+        return keep(w, &self->opens);
+    }
+    bool fresh = !rc && !q;
+    if (fresh)
+        rc = create(self, &o, &q, error);
+    else if (!rc && o.task_count)
+        rc = dray__table_same(q->table, o.tasks, o.task_count, o.rows, o.bytes, o.max_attempts,
+                              error);
+    waiter_free(w);
+    if (!rc)
+        rc = welcome(q, request, error);
+    if (!rc && fresh)
+        welcome_waiting(q);
+    return rc;
+}
+
+/* ---- the other requests ---------------------------------------------------------------------- */
+
+static int on_insert(controller *self, dray__request *request, dray_error *error)
+{
+    waiter *w = NULL;
+    int rc = waiter_new(self, request, &w, error);
+    if (rc)
+        return rc;
+    dray__reader *r = dray__request_payload(request);
+    w->rows.partition = get_text(r, &w->arena);
+    w->rows.rows = dray__get_u32(r);
+    w->rows.group_size = dray__get_u32(r);
+    w->rows.per_group = dray__get_u8(r) != 0;
+    w->rows.at_slot = dray__get_u64(r);
+    w->rows.row_bytes = dray__get_u64(r);
+    w->timeout_ns = dray__get_i64(r);
+    w->rows.columns = get_columns(r, &w->arena, &w->rows.column_count);
+    w->rows.tags = get_tags(r, &w->arena, &w->rows.tag_count);
+    rc = finish(request, error);
+    if (rc) {
+        waiter_free(w);
+        return rc;
+    }
+    /* Whoever waits already comes first. */
+    if (w->queue->inserts.first || !settle(w, try_insert))
+        return keep(w, &w->queue->inserts);
+    return DRAY_OK;
+}
+
+static int on_claim(controller *self, dray__request *request, dray_error *error)
+{
+    waiter *w = NULL;
+    int rc = waiter_new(self, request, &w, error);
+    if (rc)
+        return rc;
+    dray__reader *r = dray__request_payload(request);
+    w->ticket = dray__get_u32(r);
+    w->columns_known = dray__get_u32(r);
+    w->keys_known = dray__get_u32(r);
+    w->timeout_ns = dray__get_i64(r);
+    w->wants = get_array(r, &w->arena, 25, sizeof *w->wants, &w->want_count);
+    for (uint32_t i = 0; i < w->want_count && !r->failed; i++) {
+        choice *one = &w->wants[i];
+        *one = (choice){.want.task = dray__get_u32(r)};
+        const char *partition = get_text(r, &w->arena);
+        one->want.partition = partition && *partition ? partition : NULL;
+        one->want.count = dray__get_u32(r);
+        one->want.up_to = dray__get_u8(r) != 0;
+        one->want.policy = (int32_t)dray__get_u32(r);
+        one->hold_ns = dray__get_i64(r);
+    }
+    rc = finish(request, error);
+    if (!rc && (!w->want_count || w->want_count > DRAY__TASKS_MAX))
+        rc = dray__fail(error, DRAY_EINVALID, "claim: 1 to %u choices, found %u", DRAY__TASKS_MAX,
+                        w->want_count);
+    if (rc) {
+        waiter_free(w);
+        return rc;
+    }
+    return settle(w, try_claim) ? DRAY_OK : keep(w, &w->queue->claims);
+}
+
+static int on_wait(controller *self, dray__request *request, dray_error *error)
+{
+    waiter *w = NULL;
+    int rc = waiter_new(self, request, &w, error);
+    if (rc)
+        return rc;
+    dray__reader *r = dray__request_payload(request);
+    w->name = get_text(r, &w->arena);
+    w->task = dray__get_u32(r);
+    w->timeout_ns = dray__get_i64(r);
+    rc = finish(request, error);
+    if (!rc && w->task != DRAY__NONE && w->task >= w->queue->table->task_count)
+        rc = dray__fail(error, DRAY_EINVALID, "wait: there is no task number %u", w->task);
+    if (rc) {
+        waiter_free(w);
+        return rc;
+    }
+    return settle(w, try_wait) ? DRAY_OK : keep(w, &w->queue->waits);
+}
+
+/* The requests that are answered at once: decode, do, answer. */
+typedef struct step {
+    dray__request *request;
+    dray__reader *r;
+    dray__arena arena;
+    dray__client *client;
+    dray__table *table;
+    queue *queue;
+    uint64_t drops_seen;
+    dray__writer *out;
+} step;
+
+static int do_seal(step *s, dray_error *error)
+{
+    const char *partition = get_text(s->r, &s->arena);
+    uint32_t rows = dray__get_u32(s->r);
+    int rc = finish(s->request, error);
+    return rc ? rc : dray__table_seal(s->table, partition, rows, error);
+}
+
+static int do_clear(step *s, dray_error *error)
+{
+    const char *partition = get_text(s->r, &s->arena);
+    int rc = finish(s->request, error);
+    return rc ? rc : dray__table_clear(s->table, partition, error);
+}
+
+static int do_end(step *s, dray_error *error)
+{
+    int rc = finish(s->request, error);
+    if (!rc)
+        dray__table_end(s->table);
+    return rc;
+}
+
+static int do_commit(step *s, dray_error *error)
+{
+    uint32_t ticket = dray__get_u32(s->r), generation = dray__get_u32(s->r);
+    uint32_t column_count, tag_count;
+    const dray__new_column *columns = get_columns(s->r, &s->arena, &column_count);
+    const dray__new_tag *tags = get_tags(s->r, &s->arena, &tag_count);
+    int rc = finish(s->request, error);
+    if (!rc)
+        rc = dray__claim_commit(s->table, s->client, ticket, generation, columns, column_count,
+                                tags, tag_count, error);
+    if (!rc)
+        dray__answer_storage(s->out, s->table, s->client, s->drops_seen);
+    return rc;
+}
+
+static int do_fail(step *s, dray_error *error)
+{
+    uint32_t ticket = dray__get_u32(s->r), count;
+    uint32_t *items = get_array(s->r, &s->arena, 4, sizeof *items, &count);
+    for (uint32_t i = 0; i < count; i++)
+        items[i] = dray__get_u32(s->r);
+    char *text = dray__get_string(s->r, 4096);
+    const char *reason = text ? dray__arena_text(&s->arena, text) : NULL;
+    free(text);
+    int rc = finish(s->request, error);
+    if (!rc && !reason)
+        rc = dray__nomem(error);
+    return rc ? rc : dray__claim_fail(s->table, s->client, ticket, items, count, reason, error);
+}
+
+static void cancel_waiting(queue *q, const dray__client *client, uint32_t ticket)
+{
+    dray_error error;
+    line *lines[] = {&q->claims, &q->inserts, &q->waits};
+    dray__fail(&error, DRAY_ECANCELED, "the client gave up");
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        waiter *next;
+        for (waiter *w = lines[i]->first; w; w = next) {
+            next = w->next;
+            if (w->client == client && (ticket == DRAY__NONE || (w->wants && w->ticket == ticket)))
+                waiter_fail(w, &error);
+        }
+    }
+}
+
+static int do_release(step *s, dray_error *error)
+{
+    uint32_t ticket = dray__get_u32(s->r);
+    int rc = finish(s->request, error);
+    if (!rc && !dray__claim_release(s->table, s->client, ticket))
+        cancel_waiting(s->queue, s->client, ticket);
+    return rc;
+}
+
+static int do_hold(step *s, dray_error *error)
+{
+    uint32_t ticket = dray__get_u32(s->r);
+    int64_t hold = dray__get_i64(s->r);
+    int rc = finish(s->request, error);
+    if (!rc)
+        rc = dray__claim_hold(s->table, s->client, ticket,
+                              hold > 0 ? dray__deadline(hold) : INT64_MAX, error);
+    s->queue->hold_due = dray__table_expire(s->table, dray__now());
+    arm(s->queue->controller);
+    return rc;
+}
+
+static int do_chunk(step *s, dray_error *error)
+{
+    int rc = DRAY_OK;
+    uint32_t count = dray__get_count(s->r, 24);
+    for (uint32_t i = 0; i < count && !rc; i++) {
+        uint64_t id = dray__get_u64(s->r), key = dray__get_u64(s->r), size = dray__get_u64(s->r);
+        rc = dray__chunk_add(s->table, s->client, id, key, size, error);
+    }
+    count = rc ? 0 : dray__get_count(s->r, 8);
+    for (uint32_t i = 0; i < count && !rc; i++)
+        rc = dray__chunk_discard(s->table, s->client, dray__get_u64(s->r), error);
+    if (!rc)
+        rc = finish(s->request, error);
+    if (!rc)
+        dray__answer_storage(s->out, s->table, s->client, s->drops_seen);
+    return rc;
+}
+
+static dray__waiting count_waiting(const queue *q)
+{
+    dray__waiting waiting = {0};
+    for (const waiter *w = q->claims.first; w; w = w->next)
+        if (w->wants[0].want.task < DRAY__TASKS_MAX)
+            waiting.claims[w->wants[0].want.task]++;
+    for (const waiter *w = q->inserts.first; w; w = w->next)
+        waiting.inserts++;
+    for (const waiter *w = q->waits.first; w; w = w->next)
+        waiting.waits++;
+    return waiting;
+}
+
+static int do_status(step *s, dray_error *error)
+{
+    int rc = finish(s->request, error);
+    if (rc)
+        return rc;
+    dray__waiting waiting = count_waiting(s->queue);
+    json_t *json = dray__table_json(s->table, &waiting);
+    char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
+    json_decref(json);
+    if (!text)
+        return dray__nomem(error);
+    dray__put_string(s->out, text);
+    free(text);
+    return DRAY_OK;
+}
+
+static void end_client(controller *self, dray__client *client, bool died, const char *reason)
+{
+    queue *q = client->owner;
+    cancel_waiting(q, client, DRAY__NONE);
+    dray__idmap_remove(&self->clients, client->id);
+    dray__client_end(q->table, client, died, reason);
+}
+
+static int do_close(step *s, dray_error *error)
+{
+    int rc = finish(s->request, error);
+    if (!rc)
+        end_client(s->queue->controller, s->client, false, "");
+    return rc;
+}
+
+static int take_step(controller *self, dray__request *request, int (*action)(step *, dray_error *),
+                     dray_error *error)
+{
+    step s = {.request = request, .r = dray__request_payload(request), .out = &self->out};
+    int rc = get_head(self, request, &s.client, &s.drops_seen, error);
+    if (rc)
+        return rc;
+    s.queue = s.client->owner;
+    s.table = s.queue->table;
+    dray__writer_reset(s.out);
+    rc = action(&s, error);
+    dray__arena_free(&s.arena);
+    if (rc)
+        return rc;
+    dray__request_reply(request, s.out, NULL, 0);
+    return DRAY_OK;
+}
+
+static const struct handler {
+    uint16_t type;
+    int (*whole)(controller *, dray__request *, dray_error *);
+    int (*action)(step *, dray_error *);
+} handlers[] = {
+    {DRAY__MSG_QUEUE_OPEN, on_open, NULL},     {DRAY__MSG_QUEUE_INSERT, on_insert, NULL},
+    {DRAY__MSG_QUEUE_CLAIM, on_claim, NULL},   {DRAY__MSG_QUEUE_WAIT, on_wait, NULL},
+    {DRAY__MSG_QUEUE_SEAL, NULL, do_seal},     {DRAY__MSG_QUEUE_CLEAR, NULL, do_clear},
+    {DRAY__MSG_QUEUE_END, NULL, do_end},       {DRAY__MSG_QUEUE_COMMIT, NULL, do_commit},
+    {DRAY__MSG_QUEUE_FAIL, NULL, do_fail},     {DRAY__MSG_QUEUE_RELEASE, NULL, do_release},
+    {DRAY__MSG_QUEUE_STATUS, NULL, do_status}, {DRAY__MSG_QUEUE_CHUNK, NULL, do_chunk},
+    {DRAY__MSG_QUEUE_CLOSE, NULL, do_close},   {DRAY__MSG_QUEUE_HOLD, NULL, do_hold},
+};
+
+static void handle(void *user, dray__request *request)
+{
+    controller *self = user;
+    dray_error error;
+    uint16_t type = dray__request_type(request);
+    int rc = DRAY_EUNSUPPORTED;
+    const struct handler *found = NULL;
+    for (size_t i = 0; i < sizeof handlers / sizeof *handlers && !found; i++)
+        if (handlers[i].type == type)
+            found = &handlers[i];
+    if (!found)
+        dray__fail(&error, rc, "message %04x is none of the queue's", type);
+    else if (found->whole)
+        rc = found->whole(self, request, &error);
+    else
+        rc = take_step(self, request, found->action, &error);
+    if (rc)
+        dray__request_fail(request, &error);
+    pump_all(self);
+}
+
+static void expired(void *user, dray__request *request, int channel_gone)
+{
+    (void)user;
+    dray_error error;
+    waiter *w = dray__request_data(request);
+    if (channel_gone)
+        dray__fail(&error, DRAY_ECLOSED, "the client is gone");
+    else
+        timed_out(w, &error);
+    waiter_fail(w, &error);
+}
+
+static void session_ended(void *user, dray__session *session)
+{
+    controller *self = user;
+    uint64_t member = dray__session_member(session);
+    char reason[DRAY__REASON_MAX];
+    snprintf(reason, sizeof reason, "session of %s (pid %lld) ended", dray__session_name(session),
+             (long long)dray__session_pid(session));
+    for (queue *q = self->queues; q; q = q->next) {
+        dray__client *next;
+        for (dray__client *client = q->table->clients; client; client = next) {
+            next = client->next;
+            if (client->session == member)
+                end_client(self, client, true, reason);
+        }
+    }
+    pump_all(self);
+}
+
+static void status(void *user, json_t *object)
+{
+    controller *self = user;
+    json_t *queues = json_array();
+    for (const queue *q = self->queues; q; q = q->next) {
+        dray__waiting waiting = count_waiting(q);
+        json_array_append_new(queues, dray__table_json(q->table, &waiting));
+    }
+    json_object_set_new(object, "queues", queues);
+}
+
+static void controller_free(void *user)
+{
+    controller *self = user;
+    while (self->queues) {
+        queue *q = self->queues;
+        self->queues = q->next;
+        q->table->drop = NULL; /* the keeper has its own life */
+        dray__table_free(q->table);
+        free(q);
+    }
+    if (self->timer)
+        event_free(self->timer);
+    dray__idmap_free(&self->clients);
+    dray__drops_free(&self->drops);
+    dray__writer_free(&self->out);
+    free(self);
+}
+
+int dray__queue_add(dray__coordinator *coordinator, struct event_base *base,
+                    const char *keeper_path, dray_error *error)
+{
+    static const dray__service service = {.name = "queue",
+                                          .first = 0x0300,
+                                          .last = 0x03FF,
+                                          .handle = handle,
+                                          .expired = expired,
+                                          .session_ended = session_ended,
+                                          .status = status,
+                                          .free = controller_free};
+    controller *self = calloc(1, sizeof *self);
+    if (!self)
+        return dray__nomem(error);
+    self->base = base;
+    self->opens.last = &self->opens.first;
+    self->timer = evtimer_new(base, on_timer, self);
+    int rc = self->timer ? DRAY_OK : dray__nomem(error);
+    if (!rc && keeper_path && asprintf(&self->drops.address, "unix:%s", keeper_path) < 0) {
+        self->drops.address = NULL;
+        rc = dray__nomem(error);
+    }
+    if (!rc)
+        rc = dray__coordinator_add(coordinator, &service, self, error);
+    if (rc)
+        controller_free(self);
+    return rc;
+}

@@ -1,0 +1,42 @@
+/* What the controller's files share: controller.c (requests, waiters), answers.c (replies),
+ * status.c (JSON), drops.c (telling the keeper). */
+#ifndef DRAY_QUEUE_INTERNAL_H
+#define DRAY_QUEUE_INTERNAL_H
+
+#include "control/channel.h"
+#include "queue/messages.h"
+#include "queue/table.h"
+
+#include <jansson.h>
+
+/* Chunks that the keeper is to drop. Nothing here waits for the keeper: one request is outstanding
+ * at most, the rest is collected. */
+typedef struct dray__drops {
+    char *address; /* NULL: there is no keeper */
+    dray__channel *channel;
+    bool outstanding;
+    int64_t retry_ns;
+    dray__writer pairs; /* {u64 id, u64 key} each */
+    uint32_t count;
+} dray__drops;
+
+void dray__drops_add(void *drops, uint64_t chunk, uint64_t key);
+void dray__drops_flush(dray__drops *drops);
+void dray__drops_free(dray__drops *drops);
+
+/* The beginnings of replies (messages.h). */
+void dray__answer_dropped(dray__writer *w, const dray__table *table, uint64_t seen);
+void dray__answer_storage(dray__writer *w, const dray__table *table, dray__client *client,
+                          uint64_t seen);
+void dray__answer_table(dray__writer *w, const dray__table *table);
+void dray__answer_claim(dray__writer *w, const dray__table *table, const dray__claim *claim,
+                        uint32_t which, uint32_t columns_known, uint32_t keys_known);
+
+typedef struct dray__waiting {
+    uint32_t claims[DRAY__TASKS_MAX];
+    uint32_t inserts, waits;
+} dray__waiting;
+
+json_t *dray__table_json(const dray__table *table, const dray__waiting *waiting);
+
+#endif

@@ -1,0 +1,50 @@
+/* The queue's messages, as client and controller both write and read them.
+ *
+ * Every request but QUEUE_OPEN begins with a head:
+ *     u32 client, u64 drops seen, u32 n, n * u64 chunks that the client closes
+ * Replies to INSERT, COMMIT and CHUNK begin with
+ *     u32 n, n * u64 chunks given back for writing, then as CLAIM's
+ * and replies to CLAIM with
+ *     u64 drops so far, u8 forget all, u32 n, n * u64 chunks dropped since
+ *
+ * OPEN     str name, u32 n tasks, n * {str name, strs needs, strs writes}, u64 rows, u64 bytes,
+ *          u32 attempts, i64 timeout -> u32 client, the same table, u64 rows, u64 bytes, u32
+ * attempts INSERT   str partition, u32 rows, u32 group size, u8 per group, u64 at slot, u64 row
+ * bytes, i64 timeout, columns, tags -> u32 first slot, u32 generation SEAL     str partition, u32
+ * rows        CLEAR  str partition        END WAIT     str partition, u32 task (NONE: all), i64
+ * timeout CLAIM    u32 ticket, u32 columns known, u32 keys known, i64 timeout, u32 n, n * {u32
+ * task, str partition ("": any), u32 count, u8 up to, i32 policy, i64 hold}
+ *          -> u32 which, columns {u32 index, str, spec}, keys {str}, body (below)
+ * COMMIT   u32 ticket, u32 generation, columns, tags
+ * FAIL     u32 ticket, u32 n, n * u32 items, str reason
+ * RELEASE  u32 ticket (a claim, or a CLAIM that still waits; no answer is wanted)
+ * HOLD     u32 ticket, i64 ns (0: as long as the session)
+ * CHUNK    u32 n, n * {u64 id, u64 key, u64 size} new, u32 n, n * u64 given up
+ * STATUS   -> str JSON                    CLOSE
+ *
+ * columns: u32 n, n * {str name, spec, extent};  tags: u32 n keys, n * str,
+ *          u32 n, n * {u32 item, u32 key of these, f64}
+ * body:    str partition, u32 generation, u32 task,
+ *          u32 n rows, n * {u32 slot, u32 attempt, u32 group},
+ *          u32 n puts, n * {u32 items, u32 m, m * {u32 column, extent}},
+ *          u32 n needed columns, n * {u32 column, u32 place},
+ *          u32 n places, n * (rows * {u32 put, u32 item}),
+ *          u32 n tags, n * {u32 row, u32 key, f64} */
+#ifndef DRAY_QUEUE_MESSAGES_H
+#define DRAY_QUEUE_MESSAGES_H
+
+#include "queue/schema.h"
+
+/* A name of 0..DRAY__WORD_MAX bytes inside the message, copied; NULL fails the reader. */
+char *dray__get_word(dray__reader *r);
+
+typedef struct dray__words { /* strs: u32 n, n * str */
+    char **items;
+    uint32_t count;
+} dray__words;
+
+void dray__put_words(dray__writer *w, const char *const *items, uint32_t count);
+int dray__get_words(dray__reader *r, dray__words *out, dray_error *error);
+void dray__words_free(dray__words *words);
+
+#endif

@@ -1,0 +1,434 @@
+/* Where committed bytes lie: puts, the chunks that hold them, what is still needed, what is free.
+ */
+#include "queue/table.h"
+
+#include "base/error.h"
+#include "base/words.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define PUT_COLUMNS_MAX 512u
+
+/* ---- chunks ---------------------------------------------------------------------------------- */
+
+int dray__chunk_add(dray__table *table, dray__client *client, uint64_t id, uint64_t key,
+                    uint64_t size, dray_error *error)
+{
+    if (!id || !size || size > INT64_MAX)
+        return dray__fail(error, DRAY_EINVALID, "chunk %016llx of %llu bytes: impossible",
+                          (unsigned long long)id, (unsigned long long)size);
+    if (dray__idmap_get(&table->chunks, id))
+        return dray__fail(error, DRAY_EEXIST, "chunk %016llx is registered already",
+                          (unsigned long long)id);
+    dray__chunk *chunk = malloc(sizeof *chunk);
+    if (!chunk || !dray__idmap_set(&table->chunks, id, chunk)) {
+        free(chunk);
+        return dray__nomem(error);
+    }
+    *chunk = (dray__chunk){.id = id, .key = key, .size = size, .owner = client};
+    table->chunk_bytes += size;
+    return DRAY_OK;
+}
+
+static void drop(dray__table *table, dray__chunk *chunk)
+{
+    dray__idmap_remove(&table->chunks, chunk->id);
+    table->chunk_bytes -= chunk->size;
+    table->drops[table->drop_count++ % DRAY__DROPS] = chunk->id;
+    if (table->drop)
+        table->drop(table->user, chunk->id, chunk->key);
+    free(chunk);
+}
+
+void dray__chunk_check_free(dray__table *table, dray__chunk *chunk)
+{
+    if (chunk->live || chunk->parked || (chunk->owner && !chunk->closed))
+        return;
+    if (!chunk->owner || chunk->retired) {
+        drop(table, chunk);
+        return;
+    }
+    chunk->parked = true;
+    chunk->next = NULL;
+    *chunk->owner->recycled_tail = chunk;
+    chunk->owner->recycled_tail = &chunk->next;
+}
+
+static int own_chunk(const dray__table *table, const dray__client *client, uint64_t id,
+                     dray__chunk **out, dray_error *error)
+{
+    dray__chunk *chunk = dray__idmap_get(&table->chunks, id);
+    if (!chunk || chunk->owner != client)
+        return dray__fail(error, DRAY_EINVALID, "chunk %016llx is none of this producer's",
+                          (unsigned long long)id);
+    *out = chunk;
+    return DRAY_OK;
+}
+
+int dray__chunk_close(dray__table *table, dray__client *client, uint64_t id, dray_error *error)
+{
+    dray__chunk *chunk = NULL;
+    int rc = own_chunk(table, client, id, &chunk, error);
+    if (rc)
+        return rc;
+    chunk->closed = true;
+    dray__chunk_check_free(table, chunk);
+    return DRAY_OK;
+}
+
+int dray__chunk_discard(dray__table *table, dray__client *client, uint64_t id, dray_error *error)
+{
+    dray__chunk *chunk = NULL;
+    int rc = own_chunk(table, client, id, &chunk, error);
+    if (rc)
+        return rc;
+    if (chunk->live || chunk->parked)
+        return dray__fail(error, DRAY_EBUSY, "chunk %016llx holds committed values",
+                          (unsigned long long)id);
+    drop(table, chunk);
+    return DRAY_OK;
+}
+
+bool dray__chunk_recycled(dray__client *client, uint64_t *id)
+{
+    dray__chunk *chunk = client->recycled;
+    if (!chunk)
+        return false;
+    client->recycled = chunk->next;
+    if (!client->recycled)
+        client->recycled_tail = &client->recycled;
+    chunk->parked = chunk->closed = false;
+    *id = chunk->id;
+    return true;
+}
+
+void dray__chunks_orphan(dray__table *table, dray__client *client)
+{
+    dray__chunk *next = client->recycled;
+    client->recycled = NULL;
+    client->recycled_tail = &client->recycled;
+    for (dray__chunk *chunk = next; chunk; chunk = next) {
+        next = chunk->next;
+        drop(table, chunk);
+    }
+    /* Dropping moves entries of the map: collect first what it holds. */
+    for (size_t i = 0; i < table->chunks.capacity; i++) {
+        dray__chunk *chunk = table->chunks.entries[i].key ? table->chunks.entries[i].value : NULL;
+        if (!chunk || chunk->owner != client)
+            continue;
+        chunk->owner = NULL;
+        if (chunk->live)
+            continue;
+        drop(table, chunk);
+        i = SIZE_MAX; /* from the start again */
+    }
+}
+
+/* ---- puts ------------------------------------------------------------------------------------ */
+
+static int check_column(const dray__table *table, const dray__client *client, int writer,
+                        const dray__new_column *column, uint32_t items, uint64_t *bytes,
+                        dray_error *error)
+{
+    int rc = dray__name_check(column->name, "column", error);
+    if (!rc)
+        rc = dray__spec_check(&column->spec, column->name, error);
+    if (rc)
+        return rc;
+    uint32_t index;
+    bool known = dray__map_get(&table->column_names, column->name, &index);
+    const dray__col *col = known ? &table->columns[index] : NULL;
+    if (writer < 0 && col && col->writer >= 0)
+        return dray__fail(error, DRAY_EINVALID, "column %s is written by task %s, not by inserts",
+                          column->name, table->tasks[col->writer].name);
+    if (writer >= 0 && (!col || col->writer != writer))
+        return dray__fail(error, DRAY_EINVALID, "task %s does not write a column %s",
+                          table->tasks[writer].name, column->name);
+    if (col && col->defined)
+        rc = dray__spec_same(&col->spec, &column->spec, column->name, error);
+    if (rc)
+        return rc;
+    dray__chunk *chunk = NULL;
+    rc = own_chunk(table, client, column->extent.chunk, &chunk, error);
+    if (rc)
+        return dray__fail_prefix(error, rc, "column %s: ", column->name);
+    if (chunk->closed)
+        return dray__fail(error, DRAY_EINVALID, "column %s: chunk %016llx is closed", column->name,
+                          (unsigned long long)chunk->id);
+    rc =
+        dray__extent_check(&column->extent, &column->spec, items, chunk->size, column->name, error);
+    if (!rc && __builtin_add_overflow(
+                   *bytes, dray__extent_bytes(&column->extent, &column->spec, items), bytes))
+        rc = dray__fail(error, DRAY_EINVALID, "column %s: sizes overflow", column->name);
+    return rc;
+}
+
+int dray__put_check(const dray__table *table, const dray__client *client, int writer,
+                    const dray__new_column *columns, uint32_t column_count,
+                    const dray__new_tag *tags, uint32_t tag_count, uint32_t items, uint64_t *bytes,
+                    dray_error *error)
+{
+    *bytes = 0;
+    if (column_count > PUT_COLUMNS_MAX)
+        return dray__fail(error, DRAY_EINVALID, "at most %u columns at once, found %u",
+                          PUT_COLUMNS_MAX, column_count);
+    for (uint32_t i = 0; i < column_count; i++) {
+        int rc = check_column(table, client, writer, &columns[i], items, bytes, error);
+        if (rc)
+            return rc;
+        for (uint32_t j = 0; j < i; j++)
+            if (strcmp(columns[i].name, columns[j].name) == 0)
+                return dray__fail(error, DRAY_EINVALID, "column %s is given twice",
+                                  columns[i].name);
+    }
+    for (uint32_t i = 0; i < tag_count; i++) {
+        int rc = dray__name_check(tags[i].key, "tag", error);
+        if (rc)
+            return rc;
+        if (writer >= 0 && tags[i].item >= items)
+            return dray__fail(error, DRAY_EINVALID, "tag %s: row %u of %u", tags[i].key,
+                              tags[i].item, items);
+    }
+    return DRAY_OK;
+}
+
+/* A counting sort, so that of equal (item, key) the later one stays later, and wins. */
+static int prepare_tags(dray__table *table, dray__put *put, const dray__new_tag *tags,
+                        uint32_t count, bool every, dray_error *error)
+{
+    if (!count)
+        return DRAY_OK;
+    put->tags = calloc(count, sizeof *put->tags);
+    if (!every)
+        put->tag_start = calloc((size_t)put->items + 2, sizeof *put->tag_start);
+    if (!put->tags || (!every && !put->tag_start))
+        return dray__nomem(error);
+    for (uint32_t i = 0; !every && i < count; i++)
+        put->tag_start[tags[i].item + 2]++;
+    for (uint32_t i = 2; !every && i < put->items + 2; i++)
+        put->tag_start[i] += put->tag_start[i - 1];
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t at = every ? i : put->tag_start[tags[i].item + 1]++;
+        put->tags[at] =
+            (dray__put_tag){.item = every ? DRAY__NONE : tags[i].item, .value = tags[i].value};
+        int rc = dray__table_key(table, tags[i].key, &put->tags[at].key, error);
+        if (rc)
+            return rc;
+    }
+    put->tag_count = count;
+    return DRAY_OK;
+}
+
+static int prepare_column(dray__table *table, dray__partition *p, const dray__new_column *column,
+                          dray__put_column *out, dray_error *error)
+{
+    uint32_t c;
+    int rc = dray__table_column(table, column->name, &c, error);
+    if (!rc && c >= p->column_capacity) {
+        uint32_t capacity = table->column_capacity;
+        rc = dray__grow(&p->columns, p->column_capacity, capacity, sizeof *p->columns, error);
+        if (!rc)
+            rc = dray__grow(&p->committed, p->column_capacity, capacity, sizeof *p->committed,
+                            error);
+        if (!rc)
+            p->column_capacity = capacity;
+    }
+    if (!rc && !p->columns[c])
+        rc = dray__grow(&p->columns[c], 0, dray__bit_words(p->row_capacity), 8, error);
+    *out = (dray__put_column){.column = c,
+                              .extent = column->extent,
+                              .chunk = dray__idmap_get(&table->chunks, column->extent.chunk)};
+    return rc;
+}
+
+static int prepare_places(const dray__table *table, dray__partition *p, int writer,
+                          dray_error *error)
+{
+    dray__place **places = &p->places[writer + 1];
+    int rc = DRAY_OK;
+    if (!*places) {
+        rc = dray__grow(places, 0, p->row_capacity, sizeof **places, error);
+        if (!rc)
+            memset(*places, 0xFF, p->row_capacity * sizeof **places);
+    }
+    if (!rc && p->put_count == p->put_capacity) {
+        uint32_t capacity = p->put_capacity ? p->put_capacity * 2 : 16;
+        rc = dray__grow(&p->puts, p->put_capacity, capacity, sizeof(dray__put *), error);
+        if (!rc)
+            p->put_capacity = capacity;
+    }
+    (void)table;
+    return rc;
+}
+
+int dray__put_prepare(dray__table *table, dray__partition *p, int writer,
+                      const dray__new_column *columns, uint32_t column_count,
+                      const dray__new_tag *tags, uint32_t tag_count, bool every, uint32_t items,
+                      dray__put **out, dray_error *error)
+{
+    *out = NULL;
+    if (!column_count && !tag_count)
+        return DRAY_OK;
+    dray__put *put = calloc(1, sizeof *put);
+    if (!put)
+        return dray__nomem(error);
+    put->items = items;
+    put->column_count = column_count;
+    put->unsettled = calloc(table->task_count, sizeof *put->unsettled);
+    put->columns = calloc(column_count ? column_count : 1, sizeof *put->columns);
+    int rc = put->unsettled && put->columns ? DRAY_OK : dray__nomem(error);
+    if (!rc)
+        rc = prepare_places(table, p, writer, error);
+    for (uint32_t i = 0; !rc && i < column_count; i++)
+        rc = prepare_column(table, p, &columns[i], &put->columns[i], error);
+    if (!rc)
+        rc = prepare_tags(table, put, tags, tag_count, every, error);
+    if (rc) {
+        dray__put_discard(put);
+        return rc;
+    }
+    for (uint32_t i = 0; i < column_count; i++) {
+        dray__col *col = &table->columns[put->columns[i].column];
+        if (!col->defined)
+            table->defined[table->defined_count++] = put->columns[i].column;
+        col->defined = true;
+        col->spec = columns[i].spec;
+    }
+    *out = put;
+    return DRAY_OK;
+}
+
+void dray__put_discard(dray__put *put)
+{
+    if (!put)
+        return;
+    free(put->unsettled);
+    free(put->columns);
+    free(put->tags);
+    free(put->tag_start);
+    free(put);
+}
+
+static void set_live(dray__table *table, dray__partition *p, uint64_t live)
+{
+    uint64_t before = dray__partition_charge(p);
+    p->live = live;
+    uint64_t after = dray__partition_charge(p);
+    table->charged = table->charged - before + after;
+    table->freed |= after < before;
+}
+
+static uint64_t column_bytes(const dray__table *table, const dray__put *put,
+                             const dray__put_column *column)
+{
+    return dray__extent_bytes(&column->extent, &table->columns[column->column].spec, put->items);
+}
+
+static void free_column(dray__table *table, dray__put *put, dray__put_column *column)
+{
+    uint64_t bytes = column_bytes(table, put, column);
+    if (put->partition)
+        set_live(table, put->partition, put->partition->live - bytes);
+    else
+        table->hidden -= bytes;
+    table->freed = true;
+    dray__chunk *chunk = column->chunk;
+    column->chunk = NULL;
+    chunk->live--;
+    dray__chunk_check_free(table, chunk);
+}
+
+/* Frees the columns that no task with open rows needs. */
+static void trim(dray__table *table, dray__put *put)
+{
+    if (put->pins)
+        return;
+    for (uint32_t i = 0; i < put->column_count; i++) {
+        dray__put_column *column = &put->columns[i];
+        if (column->chunk && !(table->columns[column->column].readers & put->open_tasks))
+            free_column(table, put, column);
+    }
+}
+
+static void free_put(dray__table *table, dray__put *put)
+{
+    for (uint32_t i = 0; i < put->column_count; i++)
+        if (put->columns[i].chunk)
+            free_column(table, put, &put->columns[i]);
+    table->put_count--;
+    dray__put_discard(put);
+}
+
+void dray__put_apply(dray__table *table, dray__partition *p, int writer, dray__put *put,
+                     const uint32_t *slots, uint32_t first, uint32_t count, uint32_t divisor)
+{
+    uint32_t index = p->put_count++, rows = 0;
+    p->puts[index] = put;
+    put->partition = p;
+    put->seq = ++table->put_seq;
+    table->put_count++;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t slot = slots ? slots[i] : first + i;
+        if (slot == DRAY__NONE)
+            continue;
+        p->places[writer + 1][slot] = (dray__place){.put = index, .item = i / divisor};
+        for (uint32_t c = 0; c < put->column_count; c++)
+            dray__bit_set(p->columns[put->columns[c].column], slot);
+        for (uint32_t t = 0; t < table->task_count; t++)
+            put->unsettled[t] +=
+                !dray__bit_get(p->tracks[t].done, slot) && !dray__bit_get(p->dead, slot);
+        rows++;
+    }
+    uint64_t bytes = 0;
+    for (uint32_t c = 0; c < put->column_count; c++) {
+        p->committed[put->columns[c].column] += rows;
+        put->columns[c].chunk->live++;
+        bytes += column_bytes(table, put, &put->columns[c]);
+    }
+    for (uint32_t t = 0; t < table->task_count; t++)
+        if (put->unsettled[t])
+            put->open_tasks |= UINT64_C(1) << t;
+    set_live(table, p, p->live + bytes);
+    trim(table, put);
+}
+
+void dray__put_settled(dray__table *table, dray__partition *p, uint32_t task, uint32_t slot)
+{
+    for (uint32_t w = 0; w <= table->task_count; w++) {
+        if (!p->places[w] || p->places[w][slot].put == DRAY__NONE)
+            continue;
+        dray__put *put = p->puts[p->places[w][slot].put];
+        if (--put->unsettled[task])
+            continue;
+        put->open_tasks &= ~(UINT64_C(1) << task);
+        trim(table, put);
+    }
+}
+
+void dray__put_unpin(dray__table *table, dray__put *put, bool retire)
+{
+    for (uint32_t i = 0; retire && i < put->column_count; i++)
+        if (put->columns[i].chunk)
+            put->columns[i].chunk->retired = true;
+    if (--put->pins)
+        return;
+    if (put->partition)
+        trim(table, put);
+    else
+        free_put(table, put);
+}
+
+void dray__puts_clear(dray__table *table, dray__partition *p)
+{
+    for (uint32_t i = 0; i < p->put_count; i++) {
+        dray__put *put = p->puts[i];
+        put->partition = NULL;
+        for (uint32_t c = 0; c < put->column_count; c++)
+            if (put->columns[c].chunk)
+                table->hidden += column_bytes(table, put, &put->columns[c]);
+        if (!put->pins)
+            free_put(table, put);
+    }
+    p->put_count = 0;
+}

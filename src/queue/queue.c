@@ -1,0 +1,506 @@
+/* The client's end of a queue: opening it, making rows, watching partitions. */
+#include "queue/client.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/words.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+dray__writer *dray__queue_begin(dray_queue *queue)
+{
+    dray__writer *w = &queue->out;
+    dray__writer_reset(w);
+    dray__put_u32(w, queue->id);
+    dray__put_u64(w, queue->drops_seen);
+    dray__storage_put_closed(&queue->storage, w);
+    return w;
+}
+
+int dray__queue_call(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray__reply *reply,
+                     dray_error *error)
+{
+    dray__reply ignored;
+    reply = reply ? reply : &ignored;
+    int rc = dray__call(queue->channel, type, &queue->out, NULL, 0,
+                        dray__answer_deadline(deadline_ns), reply, error);
+    for (uint32_t i = 0; !rc && i < reply->fd_count; i++)
+        close(reply->fds[i]); /* none is ever expected */
+    return rc;
+}
+
+void dray__queue_read_dropped(dray_queue *queue, dray__reader *r)
+{
+    uint64_t drops = dray__get_u64(r);
+    bool all = dray__get_u8(r) != 0;
+    uint32_t count = dray__get_count(r, 8);
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t id = dray__get_u64(r);
+        dray__mapping_drop(id);
+        dray__storage_dropped(&queue->storage, id);
+    }
+    if (r->failed)
+        return;
+    if (all)
+        dray__mapping_drop_unused();
+    queue->drops_seen = drops;
+}
+
+void dray__queue_read_storage(dray_queue *queue, dray__reader *r)
+{
+    uint32_t count = dray__get_count(r, 8);
+    for (uint32_t i = 0; i < count; i++)
+        dray__storage_recycled(&queue->storage, dray__get_u64(r));
+    dray__queue_read_dropped(queue, r);
+}
+
+/* Sends what queue->out holds and expects an answer without content. */
+static int command(dray_queue *queue, uint16_t type, dray_error *error)
+{
+    return dray__queue_call(queue, type, dray__context_deadline(queue->context, queue->timeout_ns),
+                            NULL, error);
+}
+
+int dray__options_copy(void *out, size_t size, const void *options, const char *what,
+                       dray_error *error)
+{
+    size_t given = 0;
+    if (options)
+        memcpy(&given, options, sizeof given);
+    if (given < sizeof given || given > 4096)
+        return dray__fail(error, DRAY_EINVALID, "%s: options with their size set expected", what);
+    memset(out, 0, size);
+    memcpy(out, options, given < size ? given : size);
+    return DRAY_OK;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static int put_tasks(dray__writer *w, const dray_queue_options *options, dray_error *error)
+{
+    dray__put_u32(w, options->task_count);
+    for (uint32_t t = 0; t < options->task_count; t++) {
+        const dray_queue_task *task = &options->tasks[t];
+        int rc = dray__name_check(task->name, "task", error);
+        for (uint32_t i = 0; !rc && i < task->needs_count; i++)
+            rc = dray__name_check(task->needs[i], "column", error);
+        for (uint32_t i = 0; !rc && i < task->writes_count; i++)
+            rc = dray__name_check(task->writes[i], "column", error);
+        if (rc)
+            return rc;
+        dray__put_string(w, task->name);
+        dray__put_words(w, task->needs, task->needs_count);
+        dray__put_words(w, task->writes, task->writes_count);
+    }
+    return DRAY_OK;
+}
+
+static int read_table(dray_queue *queue, dray__reader *r, dray_error *error)
+{
+    queue->id = dray__get_u32(r);
+    uint32_t count = dray__get_count(r, 12);
+    queue->tasks = calloc(count ? count : 1, sizeof *queue->tasks);
+    if (!queue->tasks)
+        return dray__nomem(error);
+    for (; queue->task_count < count; queue->task_count++) {
+        dray__task_info *task = &queue->tasks[queue->task_count];
+        task->name = dray__get_word(r);
+        int rc = dray__get_words(r, &task->needs, error);
+        if (!rc)
+            rc = dray__get_words(r, &task->writes, error);
+        if (rc) {
+            queue->task_count++;
+            return rc;
+        }
+    }
+    dray__get_u64(r); /* capacities and attempts: the controller's to apply */
+    dray__get_u64(r);
+    dray__get_u32(r);
+    return dray__reader_finish(r, "QUEUE_OPEN", error);
+}
+
+static int open_queue(dray_queue *queue, const char *name, const dray_queue_options *options,
+                      dray_error *error)
+{
+    dray__writer *w = &queue->out;
+    dray__put_string(w, name);
+    int rc = put_tasks(w, options, error);
+    if (rc)
+        return rc;
+    int64_t deadline = dray__context_deadline(queue->context, queue->timeout_ns);
+    dray__put_u64(w, options->capacity_rows);
+    dray__put_u64(w, options->capacity_bytes);
+    dray__put_u32(w, options->max_attempts);
+    dray__put_i64(w, deadline - dray__now());
+    rc = dray__channel_open(queue->context, &queue->channel, error);
+    dray__reply reply;
+    if (!rc)
+        rc = dray__queue_call(queue, DRAY__MSG_QUEUE_OPEN, deadline, &reply, error);
+    return rc ? rc : read_table(queue, &reply.payload, error);
+}
+
+static void queue_free(dray_queue *queue)
+{
+    dray__channel_close(queue->channel);
+    dray__keeper_link_free(&queue->keeper);
+    dray__storage_free(&queue->storage);
+    dray__names_free(&queue->names);
+    for (uint32_t t = 0; t < queue->task_count; t++) {
+        free(queue->tasks[t].name);
+        dray__words_free(&queue->tasks[t].needs);
+        dray__words_free(&queue->tasks[t].writes);
+    }
+    free(queue->tasks);
+    free(queue->name);
+    dray__writer_free(&queue->out);
+    free(queue);
+}
+
+int dray_queue_open(dray_context *context, const char *name, const dray_queue_options *options,
+                    dray_queue **out, dray_error *error)
+{
+    dray_queue_options o;
+    int rc = dray__options_copy(&o, sizeof o, options, "dray_queue_open", error);
+    if (!rc)
+        rc = dray__name_check(name, "queue", error);
+    if (!rc && o.task_count && !o.tasks)
+        rc = dray__fail(error, DRAY_EINVALID, "queue %s: %u tasks, but none given", name,
+                        o.task_count);
+    if (rc)
+        return rc;
+    dray_queue *queue = calloc(1, sizeof *queue);
+    if (!queue)
+        return dray__nomem(error);
+    queue->context = context;
+    queue->timeout_ns = o.timeout_ns ? o.timeout_ns : DRAY_WAIT_DEFAULT;
+    queue->storage.pid = getpid();
+    queue->name = strdup(name);
+    rc = queue->name ? DRAY_OK : dray__nomem(error);
+    int64_t patience = dray__context_deadline(context, queue->timeout_ns) - dray__now();
+    if (!rc)
+        rc = dray__keeper_link_init(&queue->keeper, dray__context_keeper(context), patience, error);
+    if (!rc)
+        rc = open_queue(queue, name, &o, error);
+    if (rc) {
+        queue_free(queue);
+        return rc;
+    }
+    *out = queue;
+    return DRAY_OK;
+}
+
+void dray_queue_close(dray_queue *queue)
+{
+    if (!queue)
+        return;
+    dray__queue_begin(queue);
+    command(queue, DRAY__MSG_QUEUE_CLOSE, NULL);
+    queue_free(queue);
+}
+
+int dray_queue_fd(const dray_queue *queue)
+{
+    return dray__channel_fd(queue->channel);
+}
+
+int dray__queue_task(const dray_queue *queue, const char *name, uint32_t *task, dray_error *error)
+{
+    const char *names[64];
+    uint32_t count = queue->task_count < 64 ? queue->task_count : 64;
+    if (!name)
+        return dray__fail(error, DRAY_EINVALID, "queue %s: a task's name expected", queue->name);
+    for (uint32_t t = 0; t < count; t++) {
+        names[t] = queue->tasks[t].name;
+        if (strcmp(name, names[t]) == 0) {
+            *task = t;
+            return DRAY_OK;
+        }
+    }
+    char hint[300];
+    return dray__fail(error, DRAY_ENOENT, "queue %s has no task %s%s", queue->name, name,
+                      dray__word_hint(name, names, count, hint, sizeof hint));
+}
+
+/* ---- writing values -------------------------------------------------------------------------- */
+
+/* The controller may have chunks for us that it could not say yet. */
+static int ask_storage(dray_queue *queue, bool add, uint64_t id, uint64_t key, uint64_t size,
+                       dray_error *error)
+{
+    dray__writer *w = dray__queue_begin(queue);
+    dray__put_u32(w, add ? 1 : 0);
+    if (add) {
+        dray__put_u64(w, id);
+        dray__put_u64(w, key);
+        dray__put_u64(w, size);
+    }
+    dray__storage_put_surplus(&queue->storage, w);
+    dray__reply reply;
+    int rc =
+        dray__queue_call(queue, DRAY__MSG_QUEUE_CHUNK,
+                         dray__context_deadline(queue->context, queue->timeout_ns), &reply, error);
+    if (rc)
+        return rc;
+    dray__queue_read_storage(queue, &reply.payload);
+    return dray__reader_finish(&reply.payload, "QUEUE_CHUNK", error);
+}
+
+static int take_room(dray_queue *queue, uint64_t bytes, dray__span *out, dray_error *error)
+{
+    dray__storage *storage = &queue->storage;
+    if (dray__storage_take(storage, bytes, out))
+        return DRAY_OK;
+    if (!dray__storage_reuse(storage, bytes)) {
+        int rc = storage->count ? ask_storage(queue, false, 0, 0, 0, error) : DRAY_OK;
+        if (rc)
+            return rc;
+        uint64_t key;
+        if (!dray__storage_reuse(storage, bytes)) {
+            rc = dray__storage_extend(storage, &queue->keeper, bytes, &key, error);
+            if (!rc)
+                rc = ask_storage(queue, true, storage->current->id, key, storage->current->size,
+                                 error);
+            if (rc)
+                return rc;
+        }
+    }
+    if (!dray__storage_take(storage, bytes, out))
+        return dray__fail(error, DRAY_EINTERNAL, "no room for %llu bytes in a new chunk",
+                          (unsigned long long)bytes);
+    return DRAY_OK;
+}
+
+static int check_offsets(const dray_column_data *column, uint64_t items, uint64_t slice,
+                         uint64_t *bytes, dray_error *error)
+{
+    for (uint64_t i = 0; i < items; i++)
+        if (column->offsets[i] > column->offsets[i + 1])
+            return dray__fail(error, DRAY_EINVALID,
+                              "column %s: offset %llu of row %llu is behind the next, %llu",
+                              column->name, (unsigned long long)column->offsets[i],
+                              (unsigned long long)i, (unsigned long long)column->offsets[i + 1]);
+    uint64_t slices = column->offsets[items] - column->offsets[0], end;
+    if (__builtin_mul_overflow(slices, slice, bytes) || *bytes > INT64_MAX ||
+        __builtin_mul_overflow(column->offsets[items], slice, &end))
+        return dray__fail(error, DRAY_EINVALID, "column %s: %llu slices of %llu bytes overflow",
+                          column->name, (unsigned long long)slices, (unsigned long long)slice);
+    return DRAY_OK;
+}
+
+int dray__queue_write(dray_queue *queue, const dray_column_data *column,
+                      const dray__column_spec *spec, uint64_t items, dray__extent *extent,
+                      dray__span *span, dray_error *error)
+{
+    uint64_t unit = dray__spec_bytes(spec), bytes = 0, room = 0, head = 0;
+    if (queue->storage.pid != getpid())
+        return dray__fail(error, DRAY_ECLOSED, "queue %s belongs to process %d, this is its fork",
+                          queue->name, (int)queue->storage.pid);
+    int rc = DRAY_OK;
+    if (spec->ragged) {
+        rc = check_offsets(column, items, unit, &bytes, error);
+        head = ((items + 1) * 8 + DRAY__ALIGN - 1) / DRAY__ALIGN * DRAY__ALIGN;
+    } else if (__builtin_mul_overflow(items, unit, &bytes) || bytes > INT64_MAX) {
+        rc = dray__fail(error, DRAY_EINVALID, "column %s: %llu rows of %llu bytes overflow",
+                        column->name, (unsigned long long)items, (unsigned long long)unit);
+    }
+    if (!rc && bytes && !column->values)
+        rc = dray__fail(error, DRAY_EINVALID,
+                        "column %s: %llu bytes of values expected, found "
+                        "none",
+                        column->name, (unsigned long long)bytes);
+    if (!rc && __builtin_add_overflow(head, bytes, &room))
+        rc = dray__fail(error, DRAY_EINVALID, "column %s: sizes overflow", column->name);
+    if (!rc)
+        rc = take_room(queue, room, span, error);
+    if (rc)
+        return rc;
+    *extent =
+        (dray__extent){.chunk = span->chunk->id, .values = span->offset + head, .bytes = bytes};
+    const uint8_t *values = column->values;
+    if (spec->ragged) {
+        extent->offsets = span->offset;
+        uint64_t *offsets = (uint64_t *)(void *)span->at;
+        for (uint64_t i = 0; i <= items; i++)
+            offsets[i] = column->offsets[i] - column->offsets[0];
+        values = bytes ? values + column->offsets[0] * unit : values;
+    }
+    if (bytes)
+        memcpy(span->at + head, values, bytes);
+    return DRAY_OK;
+}
+
+/* ---- insert ---------------------------------------------------------------------------------- */
+
+typedef struct inserted {
+    dray__column_spec spec;
+    dray__extent extent;
+    dray__span span;
+} inserted;
+
+static void put_insert(dray_queue *queue, const dray_insert_options *o, const inserted *columns,
+                       int64_t wait_ns)
+{
+    dray__writer *w = dray__queue_begin(queue);
+    dray__put_string(w, o->partition);
+    dray__put_u32(w, o->rows);
+    dray__put_u32(w, o->group_size);
+    dray__put_u8(w, o->once_per_group != 0);
+    dray__put_u64(w, o->at_slot);
+    dray__put_u64(w, o->row_bytes);
+    dray__put_i64(w, wait_ns);
+    dray__put_u32(w, o->column_count);
+    for (uint32_t i = 0; i < o->column_count; i++) {
+        dray__put_string(w, o->columns[i].name);
+        dray__put_spec(w, &columns[i].spec);
+        dray__put_extent(w, &columns[i].extent);
+    }
+    dray__put_u32(w, o->tag_count);
+    for (uint32_t i = 0; i < o->tag_count; i++)
+        dray__put_string(w, o->tags[i].key);
+    dray__put_u32(w, o->tag_count);
+    for (uint32_t i = 0; i < o->tag_count; i++) {
+        dray__put_u32(w, 0);
+        dray__put_u32(w, i);
+        dray__put_f64(w, o->tags[i].number);
+    }
+}
+
+static int check_insert(const dray_insert_options *o, dray_error *error)
+{
+    int rc = dray__name_check(o->partition, "partition", error);
+    for (uint32_t i = 0; !rc && i < o->tag_count; i++)
+        rc = o->tags
+                 ? dray__name_check(o->tags[i].key, "tag", error)
+                 : dray__fail(error, DRAY_EINVALID, "insert: %u tags, none given", o->tag_count);
+    if (!rc && o->column_count && !o->columns)
+        rc = dray__fail(error, DRAY_EINVALID, "insert: %u columns, none given", o->column_count);
+    if (!rc && (!o->rows || (o->group_size && o->rows % o->group_size)))
+        rc = dray__fail(error, DRAY_EINVALID,
+                        "insert into %s: %u rows are no whole number of groups of %u", o->partition,
+                        o->rows, o->group_size);
+    return rc;
+}
+
+static int send_insert(dray_queue *queue, const dray_insert_options *o, const inserted *columns,
+                       uint32_t *first_slot, dray_error *error)
+{
+    int64_t deadline = dray__context_deadline(queue->context, o->timeout_ns);
+    int64_t wait_ns = o->timeout_ns ? deadline - dray__now() : 0;
+    put_insert(queue, o, columns, wait_ns);
+    dray__reply reply;
+    int rc = dray__queue_call(queue, DRAY__MSG_QUEUE_INSERT, deadline, &reply, error);
+    if (rc)
+        return rc;
+    dray__queue_read_storage(queue, &reply.payload);
+    uint32_t first = dray__get_u32(&reply.payload);
+    dray__get_u32(&reply.payload); /* generation: claims tell it */
+    rc = dray__reader_finish(&reply.payload, "QUEUE_INSERT", error);
+    if (!rc && first_slot)
+        *first_slot = first;
+    return rc;
+}
+
+int dray_insert(dray_queue *queue, const dray_insert_options *options, uint32_t *first_slot,
+                dray_error *error)
+{
+    dray_insert_options o;
+    int rc = dray__options_copy(&o, sizeof o, options, "dray_insert", error);
+    if (!rc)
+        rc = check_insert(&o, error);
+    if (rc)
+        return rc;
+    uint32_t items = o.once_per_group && o.group_size ? o.rows / o.group_size : o.rows, done = 0;
+    inserted *columns = calloc(o.column_count ? o.column_count : 1, sizeof *columns);
+    if (!columns)
+        return dray__nomem(error);
+    for (; !rc && done < o.column_count; done += rc == DRAY_OK) {
+        inserted *column = &columns[done];
+        rc = dray__spec_of(&o.columns[done], &column->spec, error);
+        if (!rc)
+            rc = dray__queue_write(queue, &o.columns[done], &column->spec, items, &column->extent,
+                                   &column->span, error);
+    }
+    bool sent = rc == DRAY_OK;
+    if (sent)
+        rc = send_insert(queue, &o, columns, first_slot, error);
+    /* Without an answer the rows may be there or not: what they hold must stay as it is. */
+    bool given_up = rc && !(sent && (rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED));
+    for (uint32_t i = 0; i < done; i++)
+        dray__storage_done(&queue->storage, &columns[i].span, given_up);
+    free(columns);
+    return rc;
+}
+
+/* ---- partitions ------------------------------------------------------------------------------ */
+
+static int begin_named(dray_queue *queue, const char *partition, dray__writer **w,
+                       dray_error *error)
+{
+    int rc = dray__name_check(partition, "partition", error);
+    if (rc)
+        return rc;
+    *w = dray__queue_begin(queue);
+    dray__put_string(*w, partition);
+    return DRAY_OK;
+}
+
+int dray_seal(dray_queue *queue, const char *partition, uint32_t rows, dray_error *error)
+{
+    dray__writer *w;
+    int rc = begin_named(queue, partition, &w, error);
+    if (rc)
+        return rc;
+    dray__put_u32(w, rows);
+    return command(queue, DRAY__MSG_QUEUE_SEAL, error);
+}
+
+int dray_clear(dray_queue *queue, const char *partition, dray_error *error)
+{
+    dray__writer *w;
+    int rc = begin_named(queue, partition, &w, error);
+    return rc ? rc : command(queue, DRAY__MSG_QUEUE_CLEAR, error);
+}
+
+int dray_queue_end(dray_queue *queue, dray_error *error)
+{
+    dray__queue_begin(queue);
+    return command(queue, DRAY__MSG_QUEUE_END, error);
+}
+
+int dray_queue_wait(dray_queue *queue, const char *partition, const char *task, int64_t timeout_ns,
+                    dray_error *error)
+{
+    uint32_t t = UINT32_MAX;
+    dray__writer *w;
+    int rc = task ? dray__queue_task(queue, task, &t, error) : DRAY_OK;
+    if (!rc)
+        rc = begin_named(queue, partition, &w, error);
+    if (rc)
+        return rc;
+    int64_t deadline = dray__context_deadline(queue->context, timeout_ns);
+    dray__put_u32(w, t);
+    dray__put_i64(w, timeout_ns ? deadline - dray__now() : 0);
+    return dray__queue_call(queue, DRAY__MSG_QUEUE_WAIT, deadline, NULL, error);
+}
+
+int dray_queue_status(dray_queue *queue, char **out, dray_error *error)
+{
+    dray__queue_begin(queue);
+    dray__reply reply;
+    int rc =
+        dray__queue_call(queue, DRAY__MSG_QUEUE_STATUS,
+                         dray__context_deadline(queue->context, queue->timeout_ns), &reply, error);
+    if (rc)
+        return rc;
+    char *text = dray__get_string(&reply.payload, DRAY__FRAME_MAX);
+    rc = dray__reader_finish(&reply.payload, "QUEUE_STATUS", error);
+    if (rc)
+        free(text);
+    else
+        *out = text;
+    return rc;
+}

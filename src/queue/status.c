@@ -1,0 +1,80 @@
+/* The queue's state as JSON: dray_queue_status and the coordinator's status. */
+#include "queue/internal.h"
+
+static json_t *column_counts(const dray__table *table, const dray__partition *p)
+{
+    json_t *object = json_object();
+    for (uint32_t i = 0; i < table->defined_count; i++) {
+        uint32_t c = table->defined[i];
+        uint32_t count = c < p->column_capacity ? p->committed[c] : 0;
+        json_object_set_new(object, table->columns[c].name, json_integer(count));
+    }
+    return object;
+}
+
+static json_t *task_counts(const dray__table *table, const dray__partition *p)
+{
+    json_t *object = json_object();
+    for (uint32_t t = 0; t < table->task_count; t++) {
+        const dray__track *track = &p->tracks[t];
+        json_object_set_new(
+            object, table->tasks[t].name,
+            json_pack("{s:I, s:I, s:I, s:I, s:b}", "ready", (json_int_t)track->ready_count, "taken",
+                      (json_int_t)track->taken_count, "committed", (json_int_t)track->done_count,
+                      "dead", (json_int_t)track->dead_count, "finished",
+                      dray__finished(p, t) ? 1 : 0));
+    }
+    return object;
+}
+
+static json_t *deaths(const dray__table *table, const dray__partition *p)
+{
+    json_t *array = json_array();
+    for (uint32_t i = 0; i < p->death_count; i++) {
+        const dray__death *death = &p->deaths[i];
+        json_t *reason = json_string(death->reason);
+        json_array_append_new(array,
+                              json_pack("{s:I, s:s, s:I, s:o}", "slot", (json_int_t)death->slot,
+                                        "task", table->tasks[death->task].name, "attempts",
+                                        (json_int_t)death->failures, "reason",
+                                        reason ? reason : json_string("?")));
+    }
+    return array;
+}
+
+static json_t *partition_json(const dray__table *table, const dray__partition *p)
+{
+    return json_pack("{s:s, s:I, s:I, s:I, s:b, s:I, s:I, s:I, s:o, s:o, s:o}", "name", p->name,
+                     "generation", (json_int_t)p->generation, "rows", (json_int_t)p->rows, "groups",
+                     (json_int_t)p->group_count, "sealed", p->sealed ? 1 : 0, "dead",
+                     (json_int_t)p->dead_count, "bytes", (json_int_t)p->live, "reserved_bytes",
+                     (json_int_t)p->reserved, "columns", column_counts(table, p), "tasks",
+                     task_counts(table, p), "deaths", deaths(table, p));
+}
+
+static json_t *waiter_counts(const dray__table *table, const dray__waiting *waiting)
+{
+    json_t *claims = json_object();
+    for (uint32_t t = 0; t < table->task_count; t++)
+        json_object_set_new(claims, table->tasks[t].name, json_integer(waiting->claims[t]));
+    return json_pack("{s:o, s:I, s:I}", "claims", claims, "inserts", (json_int_t)waiting->inserts,
+                     "waits", (json_int_t)waiting->waits);
+}
+
+json_t *dray__table_json(const dray__table *table, const dray__waiting *waiting)
+{
+    json_t *partitions = json_array();
+    uint32_t clients = 0;
+    for (uint32_t i = 0; i < table->partition_count; i++)
+        json_array_append_new(partitions, partition_json(table, table->partitions[i]));
+    for (const dray__client *client = table->clients; client; client = client->next)
+        clients++;
+    return json_pack(
+        "{s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "name", table->name,
+        "ended", table->ended ? 1 : 0, "rows", (json_int_t)table->rows, "capacity_rows",
+        (json_int_t)table->capacity_rows, "bytes", (json_int_t)(table->charged + table->hidden),
+        "hidden_bytes", (json_int_t)table->hidden, "capacity_bytes",
+        (json_int_t)table->capacity_bytes, "chunks", (json_int_t)table->chunks.count, "chunk_bytes",
+        (json_int_t)table->chunk_bytes, "claims", (json_int_t)table->claim_count, "clients",
+        (json_int_t)clients, "waiters", waiter_counts(table, waiting), "partitions", partitions);
+}

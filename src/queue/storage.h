@@ -1,0 +1,62 @@
+/* A producer's chunks: where its outputs are written before a commit refers to them. A chunk is
+ * filled from its beginning (current), then set aside until nothing uncommitted is left in it,
+ * closed (told to the controller with the next message), and comes back when all rows in it are
+ * freed and nobody has it pinned. */
+#ifndef DRAY_QUEUE_STORAGE_H
+#define DRAY_QUEUE_STORAGE_H
+
+#include "base/wire.h"
+#include "queue/segment.h"
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+typedef enum dray__written_state {
+    DRAY__WRITTEN_CURRENT,
+    DRAY__WRITTEN_FULL, /* not current any more, with values that are not committed yet */
+    DRAY__WRITTEN_CLOSED,
+    DRAY__WRITTEN_FREE
+} dray__written_state;
+
+typedef struct dray__written {
+    uint64_t id, size, used;
+    uint8_t *base;
+    uint32_t pending; /* values set and neither committed nor given up */
+    dray__written_state state;
+    bool kept; /* something in it was committed, or may have been */
+    bool told; /* CLOSED, and the controller knows */
+    uint64_t freed_at;
+    struct dray__written *next;
+} dray__written;
+
+typedef struct dray__storage {
+    pid_t pid;
+    dray__written *chunks, *current;
+    uint64_t count, bytes, clock; /* clock: chunks taken so far */
+} dray__storage;
+
+typedef struct dray__span { /* room for values, of a chunk */
+    dray__written *chunk;
+    uint64_t offset;
+    uint8_t *at;
+} dray__span;
+
+/* Takes `bytes` of the current chunk. false: another chunk is needed. */
+bool dray__storage_take(dray__storage *storage, uint64_t bytes, dray__span *out);
+/* Makes a free chunk of at least `bytes` current. false: there is none that suits. */
+bool dray__storage_reuse(dray__storage *storage, uint64_t bytes);
+/* Makes a new chunk of at least `bytes`, puts it into the keeper, and makes it current. *key is
+ * what the controller must know to have it dropped. */
+int dray__storage_extend(dray__storage *storage, dray__keeper_link *keeper, uint64_t bytes,
+                         uint64_t *key, dray_error *error);
+/* A span's values were committed, or given up (then its room is taken back where it can be). */
+void dray__storage_done(dray__storage *storage, const dray__span *span, bool given_up);
+void dray__storage_recycled(dray__storage *storage, uint64_t id);
+void dray__storage_dropped(dray__storage *storage, uint64_t id);
+/* "u32 n, n * u64": chunks that were closed since the last time. */
+void dray__storage_put_closed(dray__storage *storage, dray__writer *w);
+/* The same: free chunks that were not used for long; they are unmapped. */
+void dray__storage_put_surplus(dray__storage *storage, dray__writer *w);
+void dray__storage_free(dray__storage *storage);
+
+#endif

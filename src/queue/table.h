@@ -1,0 +1,391 @@
+/* The queue's state machine: partitions of rows, columns' committed bits, tasks' taken and done
+ * bits, claims, puts and chunks. It knows no socket, no clock and no thread: the controller
+ * (controller.c) feeds it requests and asks afterwards what changed.
+ *
+ * The truth about a cell is one bit of its column; about a row and a task, the bits taken (a claim
+ * holds it) and done (committed), and the row's dead bit. A row is ready for a task when all the
+ * columns that it needs are committed and the row is neither taken, done nor dead:
+ *     ready = AND of columns' words AND NOT (taken OR done OR dead)
+ * which dray__refresh computes a word at a time for words that changed, so that a claim looks only
+ * at ready rows. Settled (done or dead) is what ends a partition and frees bytes; a later commit
+ * that waits for a checkpoint is done without being settled. */
+#ifndef DRAY_QUEUE_TABLE_H
+#define DRAY_QUEUE_TABLE_H
+
+#include "base/hash.h"
+#include "base/idmap.h"
+#include "queue/bits.h"
+#include "queue/schema.h"
+
+#define DRAY__NONE UINT32_MAX
+
+typedef struct dray__table dray__table;
+typedef struct dray__client dray__client;
+typedef struct dray__partition dray__partition;
+typedef struct dray__put dray__put;
+
+/* ---- columns and tasks ----------------------------------------------------------------------- */
+
+typedef struct dray__col {
+    char *name;
+    bool defined; /* a first put fixed its spec */
+    dray__column_spec spec;
+    uint64_t readers; /* tasks that need it */
+    int writer;       /* the task that writes it; -1: only inserts may */
+} dray__col;
+
+typedef struct dray__qtask {
+    char *name;
+    uint32_t *needs, *writes; /* column indices */
+    uint32_t needs_count, writes_count;
+} dray__qtask;
+
+/* ---- partitions ------------------------------------------------------------------------------ */
+
+/* A row as one task sees it: its place in the list of ready rows (in the order in which they became
+ * ready), how often it was claimed, and how often that failed. */
+typedef struct dray__row_state {
+    uint32_t next, prev;
+    uint32_t attempt, failures;
+} dray__row_state;
+
+typedef struct dray__link {
+    uint32_t next, prev;
+} dray__link;
+
+typedef struct dray__track { /* one task's view of one partition */
+    uint64_t *taken, *done, *ready;
+    dray__row_state *rows;
+    uint32_t head, tail; /* ready rows */
+    uint32_t ready_count, taken_count, done_count, settled_count, dead_count;
+    uint32_t open_from; /* no row before it is open (neither taken nor settled) */
+    /* Groups whose members are all ready or settled, at least one ready; in order of completion. */
+    uint64_t *whole;
+    dray__link *groups;
+    uint32_t group_head, group_tail;
+} dray__track;
+
+typedef struct dray__place { /* where the columns that one writer committed for a row lie */
+    uint32_t put, item;      /* index in partition->puts; item of that put */
+} dray__place;
+
+typedef struct dray__group_range {
+    uint32_t first, count;
+} dray__group_range;
+
+typedef struct dray__death {
+    uint32_t slot, task, failures;
+    char reason[DRAY__REASON_MAX + 1];
+} dray__death;
+
+struct dray__partition {
+    char *name;
+    uint64_t hash;
+    uint32_t generation; /* 1, 2, ... in order of creation; never used again */
+    uint32_t rows, row_capacity;
+    bool sealed;
+    uint64_t *dead;
+    uint32_t dead_count;
+    uint64_t **columns; /* [column]: committed bits; NULL: none yet */
+    uint32_t *committed;
+    uint32_t column_capacity;
+    dray__track *tracks;  /* [task] */
+    dray__place **places; /* [1 + task], [0] = insert; NULL: nothing put yet */
+    uint32_t *group_of;
+    dray__group_range *groups;
+    uint32_t group_count, group_capacity, max_group;
+    dray__put **puts; /* entries may be NULL */
+    uint32_t put_count, put_capacity;
+    uint64_t reserved, live; /* bytes: declared by inserts; committed and not freed */
+    dray__death *deaths;     /* the first few, for people */
+    uint32_t death_count, death_capacity;
+};
+
+/* ---- storage --------------------------------------------------------------------------------- */
+
+typedef struct dray__chunk {
+    uint64_t id, key, size;
+    dray__client *owner; /* NULL: gone, nobody writes it again */
+    uint32_t live;       /* extents that are not freed */
+    bool closed;         /* its owner will put nothing more in before it got it back */
+    bool parked;         /* in the owner's list of chunks to hand back */
+    bool retired;        /* must never be rewritten */
+    struct dray__chunk *next;
+} dray__chunk;
+
+typedef struct dray__put_column {
+    uint32_t column;
+    dray__extent extent;
+    dray__chunk *chunk; /* NULL: freed */
+} dray__put_column;
+
+typedef struct dray__put_tag {
+    uint32_t item; /* DRAY__NONE: every item */
+    uint32_t key;
+    double value;
+} dray__put_tag;
+
+struct dray__put {
+    uint64_t seq;
+    dray__partition *partition; /* NULL: cleared */
+    uint32_t items;
+    uint32_t pins;
+    uint64_t open_tasks; /* tasks with rows of this put that are not settled */
+    uint32_t *unsettled; /* [task]: how many */
+    dray__put_column *columns;
+    uint32_t column_count;
+    dray__put_tag *tags; /* by item; those of every item last */
+    uint32_t *tag_start; /* [items + 1]; NULL: all tags are of every item */
+    uint32_t tag_count;
+    uint64_t mark; /* the claim that met it last, and its place among that claim's pins */
+    uint32_t mark_index;
+};
+
+/* ---- clients and claims ---------------------------------------------------------------------- */
+
+struct dray__client {
+    uint32_t id;
+    uint64_t session; /* the coordinator's member id */
+    char *name;
+    void *owner;                            /* the controller's */
+    dray__chunk *recycled, **recycled_tail; /* free: to be handed back with the next reply */
+    dray__client *next;
+};
+
+typedef enum dray__claim_state {
+    DRAY__CLAIM_ACTIVE,
+    DRAY__CLAIM_COMMITTED,
+    DRAY__CLAIM_FAILED, /* all its rows were given back */
+    DRAY__CLAIM_STALE,  /* held too long: its rows were taken back */
+    DRAY__CLAIM_GONE    /* its partition was cleared */
+} dray__claim_state;
+
+typedef struct dray__claim {
+    uint64_t id; /* client << 32 | ticket */
+    dray__client *client;
+    uint32_t task;
+    dray__claim_state state;
+    dray__partition *partition; /* NULL once GONE */
+    uint32_t generation;
+    uint32_t *slots; /* DRAY__NONE: given back as failed */
+    uint32_t count, active;
+    int64_t hold_until; /* INT64_MAX: as long as the session */
+    dray__put **pins;
+    uint32_t pin_count;
+    struct dray__claim *next, *prev;
+} dray__claim;
+
+typedef struct dray__grave { /* a partition that was cleared */
+    char *name;
+    uint64_t hash;
+    uint64_t finished; /* tasks that had finished it */
+} dray__grave;
+
+#define DRAY__GRAVES 4096u
+#define DRAY__DROPS 1024u
+
+struct dray__table {
+    char *name;
+    dray__qtask *tasks;
+    uint32_t task_count;
+    dray__col *columns;
+    uint32_t column_count, column_capacity;
+    dray__map column_names;
+    uint32_t *defined; /* columns in the order in which they were defined */
+    uint32_t defined_count;
+    char **keys; /* tag keys */
+    uint32_t key_count, key_capacity;
+    dray__map key_names;
+
+    dray__partition **partitions; /* in order of creation */
+    uint32_t partition_count, partition_capacity;
+    uint32_t generations;
+    dray__grave *graves; /* a ring */
+    uint32_t grave_at;
+    bool ended;
+
+    dray__client *clients;
+    uint32_t client_ids;
+    dray__claim *claims;
+    dray__idmap claim_ids;
+    dray__idmap chunks;
+    uint64_t put_seq, marks;
+    uint32_t claim_count, put_count;
+
+    uint64_t capacity_rows, capacity_bytes, rows, charged, hidden; /* hidden: cleared but pinned */
+    uint64_t chunk_bytes;
+    uint32_t max_attempts;
+
+    uint64_t drops[DRAY__DROPS]; /* ids of chunks that are gone, a ring */
+    uint64_t drop_count;
+    void (*drop)(void *user, uint64_t chunk, uint64_t key); /* may be NULL */
+    void *user;
+
+    /* What changed since these were last cleared, for the controller's waiters. */
+    uint64_t dirty; /* tasks that may have something new to claim, or an end to see */
+    bool finished;  /* some partition finished for a task, or was cleared */
+    bool freed;     /* there is more capacity */
+};
+
+typedef struct dray__task_names {
+    const char *name;
+    const char *const *needs, *const *writes;
+    uint32_t needs_count, writes_count;
+} dray__task_names;
+
+/* Tasks are checked: names, no column written by two, none needed and written by the same. */
+int dray__table_new(const char *name, const dray__task_names *tasks, uint32_t task_count,
+                    uint64_t capacity_rows, uint64_t capacity_bytes, uint32_t max_attempts,
+                    dray__table **out, dray_error *error);
+void dray__table_free(dray__table *table);
+/* DRAY_EEXIST says what differs. Zero limits are not compared. */
+int dray__table_same(const dray__table *table, const dray__task_names *tasks, uint32_t task_count,
+                     uint64_t capacity_rows, uint64_t capacity_bytes, uint32_t max_attempts,
+                     dray_error *error);
+int dray__table_task(const dray__table *table, const char *name, uint32_t *task, dray_error *error);
+dray__partition *dray__table_partition(const dray__table *table, const char *name);
+
+dray__client *dray__client_new(dray__table *table, uint64_t session, const char *name,
+                               dray_error *error);
+dray__client *dray__client_find(const dray__table *table, uint32_t id, uint64_t session);
+/* died: its open claims count as failed attempts (reason), and what it had pinned is never
+ * rewritten; else they are simply given back. */
+void dray__client_end(dray__table *table, dray__client *client, bool died, const char *reason);
+
+/* ---- storage ---- */
+
+int dray__chunk_add(dray__table *table, dray__client *client, uint64_t id, uint64_t key,
+                    uint64_t size, dray_error *error);
+/* The owner will put nothing more in. Unknown and foreign ids: DRAY_EINVALID. */
+int dray__chunk_close(dray__table *table, dray__client *client, uint64_t id, dray_error *error);
+/* The owner does not want it back (it must be free). */
+int dray__chunk_discard(dray__table *table, dray__client *client, uint64_t id, dray_error *error);
+/* Takes one chunk that is free for its owner to write again; false: none. */
+bool dray__chunk_recycled(dray__client *client, uint64_t *id);
+
+/* ---- producers ---- */
+
+typedef struct dray__new_column {
+    const char *name;
+    dray__column_spec spec;
+    dray__extent extent;
+} dray__new_column;
+
+typedef struct dray__new_tag {
+    uint32_t item; /* ignored by insert */
+    const char *key;
+    double value;
+} dray__new_tag;
+
+typedef struct dray__new_rows {
+    const char *partition;
+    uint32_t rows, group_size;
+    bool per_group;
+    uint64_t at_slot, row_bytes;
+    const dray__new_column *columns;
+    uint32_t column_count;
+    const dray__new_tag *tags;
+    uint32_t tag_count;
+} dray__new_rows;
+
+/* DRAY_EAGAIN: there is no room now (the message says how much is missing); DRAY_EFULL: never. */
+int dray__table_insert(dray__table *table, dray__client *client, const dray__new_rows *rows,
+                       uint32_t *first_slot, uint32_t *generation, dray_error *error);
+int dray__table_seal(dray__table *table, const char *partition, uint32_t rows, dray_error *error);
+int dray__table_clear(dray__table *table, const char *partition, dray_error *error);
+void dray__table_end(dray__table *table);
+/* DRAY_OK: finished (task DRAY__NONE: for all); DRAY_EAGAIN; DRAY_EGONE: cleared before it was. */
+int dray__table_wait(const dray__table *table, const char *partition, uint32_t task,
+                     dray_error *error);
+
+/* ---- consumers ---- */
+
+typedef struct dray__want {
+    uint32_t task, count;
+    const char *partition; /* NULL: any */
+    bool up_to;
+    int32_t policy;
+    int64_t hold_until; /* INT64_MAX: as long as the session */
+} dray__want;
+
+/* DRAY_EAGAIN: not now (the message says what there is). */
+int dray__table_claim(dray__table *table, dray__client *client, uint32_t ticket,
+                      const dray__want *want, dray__claim **out, dray_error *error);
+dray__claim *dray__table_find_claim(const dray__table *table, const dray__client *client,
+                                    uint32_t ticket);
+int dray__claim_commit(dray__table *table, dray__client *client, uint32_t ticket,
+                       uint32_t generation, const dray__new_column *columns, uint32_t column_count,
+                       const dray__new_tag *tags, uint32_t tag_count, dray_error *error);
+/* items: places in the claim; count 0: all that are left. Items given back before are skipped. */
+int dray__claim_fail(dray__table *table, dray__client *client, uint32_t ticket,
+                     const uint32_t *items, uint32_t count, const char *reason, dray_error *error);
+int dray__claim_hold(dray__table *table, dray__client *client, uint32_t ticket, int64_t until,
+                     dray_error *error);
+/* Unpins and forgets; rows still held are given back, not counted. false: no such claim. */
+bool dray__claim_release(dray__table *table, dray__client *client, uint32_t ticket);
+/* Takes back what was held too long. Returns when the next one is due, or INT64_MAX. */
+int64_t dray__table_expire(dray__table *table, int64_t now);
+
+/* ---- between table.c, claims.c, puts.c and policy.c ------------------------------------------ */
+
+bool dray__finished(const dray__partition *p, uint32_t task);
+/* Rows that are neither taken nor settled. */
+uint32_t dray__open_rows(const dray__partition *p, uint32_t task);
+/* Recomputes word w of the task's ready bits; settled: rows of it were settled, too. */
+void dray__refresh(dray__table *table, dray__partition *p, uint32_t task, uint32_t w, bool settled);
+void dray__refresh_all_tasks(dray__table *table, dray__partition *p, uint32_t w, bool settled);
+/* Sets *items to `capacity` items of `size` bytes, the new ones zero. DRAY_ENOMEM. */
+int dray__grow(void *items, size_t old_capacity, size_t capacity, size_t size, dray_error *error);
+uint64_t dray__partition_charge(const dray__partition *p);
+/* Index of the tag's key, interned. */
+int dray__table_key(dray__table *table, const char *key, uint32_t *out, dray_error *error);
+/* Finds or adds. */
+int dray__table_column(dray__table *table, const char *name, uint32_t *out, dray_error *error);
+/* Checks columns and tags of a put before anything changes. bytes: of all extents. */
+int dray__put_check(const dray__table *table, const dray__client *client, int writer,
+                    const dray__new_column *columns, uint32_t column_count,
+                    const dray__new_tag *tags, uint32_t tag_count, uint32_t items, uint64_t *bytes,
+                    dray_error *error);
+/* Makes everything that a checked put needs, so that applying it cannot fail. every: each tag
+ * belongs to every item. *out is NULL when there is nothing to record. */
+int dray__put_prepare(dray__table *table, dray__partition *p, int writer,
+                      const dray__new_column *columns, uint32_t column_count,
+                      const dray__new_tag *tags, uint32_t tag_count, bool every, uint32_t items,
+                      dray__put **out, dray_error *error);
+void dray__put_discard(dray__put *put);
+/* Records the put for rows: places, columns' bits, bytes. Row i is slots[i] (DRAY__NONE: skipped),
+ * or first + i where slots is NULL; it has item i / divisor. Cannot fail. */
+void dray__put_apply(dray__table *table, dray__partition *p, int writer, dray__put *put,
+                     const uint32_t *slots, uint32_t first, uint32_t count, uint32_t divisor);
+/* The row was settled for the task: what only it still needed is freed. */
+void dray__put_settled(dray__table *table, dray__partition *p, uint32_t task, uint32_t slot);
+void dray__put_unpin(dray__table *table, dray__put *put, bool retire);
+/* The partition is going: its puts are freed, or hidden until their last unpin. */
+void dray__puts_clear(dray__table *table, dray__partition *p);
+void dray__chunk_check_free(dray__table *table, dray__chunk *chunk);
+void dray__chunks_orphan(dray__table *table, dray__client *client);
+
+/* What there is for the task, for messages: "16 rows (sealed), 3 ready, ...". */
+void dray__describe(const dray__table *table, const dray__want *want, char *out, size_t size);
+
+/* DRAY_OK: the name was never cleared; DRAY_EEND: it was finished for the task; DRAY_EGONE. */
+int dray__table_cleared(const dray__table *table, const char *partition, uint32_t task,
+                        dray_error *error);
+
+/* A policy picks rows that are ready, in its order: at most `want` of them. */
+typedef struct dray__pick {
+    uint32_t *slots; /* room for `want` */
+    uint32_t count;
+    uint32_t weight; /* rows that they stand for: a group with dead members counts whole */
+} dray__pick;
+typedef struct dray__policy_fn {
+    const char *name;
+    void (*pick)(const dray__partition *p, const dray__track *track, uint32_t want,
+                 dray__pick *out);
+    bool in_order; /* no later partition before an earlier one is used up */
+    bool by_group; /* the count must be a multiple of the group's size */
+} dray__policy_fn;
+/* NULL: there is no such policy. */
+const dray__policy_fn *dray__policy_find(int32_t policy);
+
+#endif

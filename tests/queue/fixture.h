@@ -1,0 +1,154 @@
+/* A coordinator with the queue's controller, and a keeper, each a process of its own, so that tests
+ * can fork, kill and count descriptors. */
+#ifndef DRAY_TESTS_QUEUE_FIXTURE_H
+#define DRAY_TESTS_QUEUE_FIXTURE_H
+
+#include "base/clock.h"
+#include "control/coordinator.h"
+#include "queue/controller.h"
+#include "queue/keeper.h"
+
+#include <dray/queue.h>
+#include <event2/event.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+typedef struct queue_fixture {
+    char folder[64], socket[96], keeper[96], address[112];
+    pid_t coordinator_pid, keeper_pid;
+} queue_fixture;
+
+static inline void die(const char *what, const dray_error *error)
+{
+    fprintf(stderr, "%s: %s\n", what, error ? error->message : "");
+    abort();
+}
+
+static inline void fixture_term(evutil_socket_t fd, short what, void *base)
+{
+    (void)fd, (void)what;
+    event_base_loopbreak(base);
+}
+
+static inline void fixture_serve(const queue_fixture *f, bool keeper, int ready)
+{
+    dray_error error;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    struct event_base *base = event_base_new();
+    struct event *term = evsignal_new(base, SIGTERM, fixture_term, base);
+    event_add(term, NULL);
+    dray__keeper *k = NULL;
+    dray__coordinator *c = NULL;
+    dray__coordinator_options options = {.unix_path = f->socket, .keeper_path = f->keeper};
+    if (keeper ? dray__keeper_new(base, f->keeper, 0, &k, &error)
+               : dray__coordinator_new(base, &options, &c, &error) ||
+                     dray__queue_add(c, base, f->keeper, &error))
+        die("server", &error);
+    if (write(ready, "x", 1) != 1)
+        _exit(1);
+    event_base_dispatch(base);
+    event_free(term);
+    dray__keeper_free(k);
+    if (c)
+        dray__coordinator_free(c);
+    event_base_free(base);
+    exit(0); /* not _exit: a leak checker runs here */
+}
+
+static inline pid_t fixture_spawn(const queue_fixture *f, bool keeper)
+{
+    int ready[2];
+    char byte;
+    if (pipe(ready) < 0)
+        die("pipe", NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        close(ready[0]);
+        fixture_serve(f, keeper, ready[1]);
+    }
+    close(ready[1]);
+    if (read(ready[0], &byte, 1) != 1)
+        die("a server did not start", NULL);
+    close(ready[0]);
+    return pid;
+}
+
+static inline void fixture_up(queue_fixture *f)
+{
+    const char *tmp = getenv("TMPDIR");
+    snprintf(f->folder, sizeof f->folder, "%.40s/dray-test-XXXXXX", tmp ? tmp : "/tmp");
+    if (!mkdtemp(f->folder))
+        die("mkdtemp", NULL);
+    snprintf(f->socket, sizeof f->socket, "%s/socket", f->folder);
+    snprintf(f->keeper, sizeof f->keeper, "%s/keeper", f->folder);
+    snprintf(f->address, sizeof f->address, "unix:%s", f->socket);
+    f->keeper_pid = fixture_spawn(f, true);
+    f->coordinator_pid = fixture_spawn(f, false);
+}
+
+static inline int fixture_end(pid_t pid, int signal)
+{
+    int status = 0;
+    kill(pid, signal);
+    waitpid(pid, &status, 0);
+    return status;
+}
+
+static inline void fixture_down(queue_fixture *f)
+{
+    int coordinator = fixture_end(f->coordinator_pid, SIGTERM);
+    int keeper = f->keeper_pid ? fixture_end(f->keeper_pid, SIGTERM) : 0;
+    unlink(f->keeper); /* a killed keeper leaves it */
+    if (coordinator || keeper || rmdir(f->folder) < 0)
+        die("the servers ended badly", NULL);
+}
+
+static inline dray_context *fixture_context(const queue_fixture *f, const char *name)
+{
+    dray_error error;
+    dray_context *context;
+    dray_options options = DRAY_OPTIONS_INIT;
+    options.address = f->address;
+    options.name = name;
+    options.timeout_ns = 20 * DRAY__SECOND;
+    if (dray_open(&options, &context, &error))
+        die("dray_open", &error);
+    return context;
+}
+
+static inline void ok_at(int rc, const dray_error *error, const char *file, int line)
+{
+    if (rc)
+        fprintf(stderr, "%s:%d: %s: %s\n", file, line, dray_error_name(rc), error->message);
+    _assert_int_equal((uintmax_t)rc, 0, file, line);
+}
+
+/* Both name the error that came. */
+#define OK(call) ok_at((call), &error, __FILE__, __LINE__)
+#define FAILS(code, call)                                                                          \
+    do {                                                                                           \
+        int rc_ = (call);                                                                          \
+        if (rc_ != (code))                                                                         \
+            fprintf(stderr, "%s:%d: %s instead of %s: %s\n", __FILE__, __LINE__,                   \
+                    dray_error_name(rc_), dray_error_name(code), rc_ ? error.message : "");        \
+        assert_int_equal(rc_, (code));                                                             \
+    } while (0)
+
+static inline int test_scale(void)
+{
+    const char *text = getenv("DRAY_TEST_SCALE");
+    int scale = text ? atoi(text) : 1;
+    return scale > 0 ? scale : 1;
+}
+
+#endif
