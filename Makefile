@@ -2,7 +2,10 @@
 # install the missing packages first (DRAY_NO_INSTALL=1: only name them).
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
-BUILD = cmake --preset release >/dev/null && \
+# Warnings are errors for those who change the code (the presets, make check), not for those who
+# only build it with a compiler that we have not seen; a build that is there stays as it is.
+BUILD = { test -f build/release/build.ninja || \
+	cmake --preset release -DDRAY_WERROR=OFF >/dev/null; } && \
 	cmake --build --preset release -j$(JOBS) --target
 PRODUCT = dray dray_static dray_program
 

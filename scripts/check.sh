@@ -1,6 +1,6 @@
 #!/bin/sh
 # check.sh: everything that must hold before a change lands. Packages, the release build with
-# -Werror, all tests, the C tests under ASan+UBSan and TSan, lint. Without the oracles (pip could
+# -Werror, all tests, lint, the C tests under ASan+UBSan and TSan. Without the oracles (pip could
 # not get them) the Python tests are left out with a line that says so; with CI=true that fails.
 set -eu
 cd "$(dirname "$0")/.."
@@ -55,9 +55,9 @@ else
 fi
 
 phase 'release' scripts/suite.sh release
+phase 'lint' scripts/lint.sh
 phase 'address and undefined' scripts/suite.sh asan
 phase 'thread' scripts/suite.sh tsan
-phase 'lint' scripts/lint.sh
 
 printf '\n== all of it, in %d s\n' $(($(date +%s) - begun))
 cat $summary

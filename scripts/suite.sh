@@ -28,6 +28,6 @@ tsan)
     ;;
 esac
 [ "${DRAY_SOAK:-0}" = 1 ] || set -- -LE '^soak$' "$@"
-cmake --preset "$preset" -DDRAY_TEST_PYTHON="$python" >/dev/null
+cmake --preset "$preset" -DDRAY_WERROR=ON -DDRAY_TEST_PYTHON="$python" >/dev/null
 cmake --build --preset "$preset" -j"$jobs"
 exec $run ctest --preset "$preset" -j"$jobs" "$@"

@@ -14,7 +14,7 @@ if [ "$(cat $stamp 2>/dev/null)" != "$wanted" ]; then
     {
         "$python" -m venv build/venv
         # shellcheck disable=SC2086 # a list
-        build/venv/bin/python -m pip install --quiet $wanted
+        build/venv/bin/python -m pip install -qq --retries 2 $wanted
         build/venv/bin/python -c 'import numpy, safetensors, torch, transformers'
     } >&2
     echo "$wanted" >$stamp

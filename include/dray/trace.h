@@ -15,9 +15,9 @@ typedef enum dray_span_kind {
 } dray_span_kind;
 
 /* Turns recording on for the process; spans go to the file `path` (made anew; name it *.spans), to
- * which every flush appends. process: the row's label; NULL: the program's name. NULL path: off, with
- * a last flush. A forked child does not record until it opens a file of its own.
- * Returns DRAY_ESYS, DRAY_ENOMEM. Threads: any. Blocks for the file only. */
+ * which every flush appends. process: the row's label; NULL: the program's name. NULL path: off,
+ * with a last flush. A forked child does not record until it opens a file of its own. Returns
+ * DRAY_ESYS, DRAY_ENOMEM. Threads: any. Blocks for the file only. */
 int dray_trace_open(const char *path, const char *process, dray_error *error);
 
 /* Records one span of the calling thread. name: static storage, or interned by the caller for the

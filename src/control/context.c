@@ -24,7 +24,7 @@ static uint64_t this_host(void)
     ssize_t n = fd < 0 ? 0 : read(fd, identity, 64);
     if (fd >= 0)
         close(fd);
-    size_t size = n > 0 ? (size_t)n : 0;
+    size_t size = n > 0 && n <= 64 ? (size_t)n : 0;
     gethostname(identity + size, sizeof identity - size - 1);
     return dray__hash(identity, strlen(identity));
 }
