@@ -19,6 +19,7 @@
     XX(inspect, "print what a checkpoint holds, and whether it is complete")                       \
     XX(serve, "run a coordinator on its own")                                                      \
     XX(status, "ask a coordinator what it knows")                                                  \
+    XX(plan, "say what an update would move, from whom to whom, and how long it takes")            \
     XX(doctor, "say what this machine has, and what is off without the rest")
 
 #define XX(name, summary) int cmd_##name(int argc, char **argv);

@@ -27,6 +27,19 @@ assert 1e7 < rate["value"] < 1e13, rate
 cores = next(check for check in checks if check["name"] == "cores")
 assert cores["value"] == len(os.sched_getaffinity(0)), cores
 
+plan, = lines("plan", "--model", "qwen2.5-32b", "--from", "fsdp:4", "--to", "engine:tp=4", "--json")
+assert plan["sources"] == plan["destinations"] == 4, plan
+assert plan["bytes"] == sum(pair["bytes"] for pair in plan["pairs"]) == plan["links"]["host"]["bytes"], plan
+assert 65.4e9 < plan["bytes"] == plan["source_bytes"] < 65.6e9, plan
+received = [sum(pair["bytes"] for pair in plan["pairs"] if pair["to"] == to) for to in range(4)]
+sent = [sum(pair["bytes"] for pair in plan["pairs"] if pair["from"] == of) for of in range(4)]
+slowest = max(received + sent) / plan["links"]["host"]["assumed_bytes_per_s"]
+assert abs(plan["predicted_seconds"] - slowest) < 1e-9, plan
+one, = lines("plan", "--model", "qwen2.5-32b", "--from", "fsdp:4", "--to", "engine:tp=4", "--json",
+             "--rank", "2", "--place", "network", "--rate", "network=10")
+assert one["bytes"] == received[2] == one["links"]["network"]["bytes"], one
+assert abs(one["predicted_seconds"] - one["bytes"] / 10e9) < 1e-9, one
+
 for program in sorted(os.listdir(os.path.join(os.environ["DRAY_BUILD_DIR"], "bench"))
                       if os.path.isdir(os.path.join(os.environ["DRAY_BUILD_DIR"], "bench")) else []):
     if program != "bench_limits":
