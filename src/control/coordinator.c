@@ -126,7 +126,8 @@ static void send_bytes(dray__connection *connection, const uint8_t *data, size_t
         if (!size)
             return;
     }
-    if (connection->out_bytes + size > connection->coordinator->unread_bytes) {
+    /* One frame may always wait, whatever its size. */
+    if (connection->out && connection->out_bytes + size > connection->coordinator->unread_bytes) {
         dray__log(DRAY_LOG_WARN, "control: closing a connection that leaves %zu bytes unread",
                   connection->out_bytes + size);
         doom(connection);

@@ -1,0 +1,671 @@
+/* control: what arrives is not trusted. Mutated frames, descriptors, clients that do not read or
+ * that write byte by byte, many clients, a coordinator that hangs. */
+#include "control/fixture.h"
+
+#include "base/hash.h"
+#include "base/random.h"
+#include "control/address.h"
+#include "control/channel.h"
+#include "control/frame.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+static coordinator_fixture f;
+static uint64_t seed, drawn;
+static int baseline; /* descriptors of the coordinator when nobody is connected */
+
+static uint64_t draw(uint64_t below)
+{
+    return dray__random_u64(seed, 0, drawn++) % below;
+}
+
+/* 0x7001 echoes payload and descriptors, 0x7002 leaves the descriptors lying, 0x7003 is kept. */
+static void handle(void *self, dray__request *request)
+{
+    (void)self;
+    int fds[DRAY__FRAME_FDS];
+    uint32_t count = 0;
+    uint16_t type = dray__request_type(request);
+    if (type == 0x7003) {
+        dray__request_expire_at(request, dray__deadline((int64_t)draw(1000) * 1000));
+        return;
+    }
+    if (type == 0x7001)
+        for (; count < dray__request_fd_count(request); count++)
+            fds[count] = dray__request_take_fd(request, count);
+    dray__reader *r = dray__request_payload(request);
+    dray__writer w = {0};
+    dray__put_bytes(&w, r->data, r->size);
+    dray__request_reply(request, &w, fds, count);
+    dray__writer_free(&w);
+    dray__close_fds(fds, count);
+}
+
+static void expired(void *self, dray__request *request, int channel_gone)
+{
+    (void)self, (void)channel_gone;
+    dray__request_reply(request, NULL, NULL, 0);
+}
+
+static int add_service(dray__coordinator *coordinator, dray_error *error)
+{
+    static const dray__service service = {
+        .name = "test", .first = 0x7001, .last = 0x7003, .handle = handle, .expired = expired};
+    return dray__coordinator_add(coordinator, &service, NULL, error);
+}
+
+static int count_fds(pid_t pid)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd", pid);
+    DIR *folder = opendir(path);
+    assert_non_null(folder);
+    int count = 0;
+    while (readdir(folder))
+        count++;
+    closedir(folder);
+    return count;
+}
+
+static void fds_return_to(pid_t pid, int expected)
+{
+    for (int i = 0; i < 5000 && count_fds(pid) != expected; i++)
+        poll(NULL, 0, 2);
+    assert_int_equal(count_fds(pid), expected);
+}
+
+static int start(void **state)
+{
+    (void)state;
+    const char *text = getenv("DRAY_TEST_SEED");
+    seed = text ? strtoull(text, NULL, 0) : (uint64_t)time(NULL) * 1000 + (uint64_t)getpid();
+    print_message("seed %llu\n", (unsigned long long)seed);
+    f.tcp = true;
+    f.options.unread_bytes = 4 << 20;
+    fixture_fork(&f, add_service);
+    baseline = count_fds(f.process);
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    fixture_stop(&f);
+    return 0;
+}
+
+/* ---- what the tests do again and again ------------------------------------------------------- */
+
+static int connect_raw(const char *text)
+{
+    dray__address address;
+    int fd;
+    assert_int_equal(dray__address_parse(text, &address, NULL), DRAY_OK);
+    assert_int_equal(
+        dray__address_connect(&address, text, dray__deadline(10 * DRAY__SECOND), &fd, NULL),
+        DRAY_OK);
+    return fd;
+}
+
+/* Sends all, or as much as the other side takes before it closes. */
+static bool send_raw(int fd, const uint8_t *data, size_t size, const int *fds, uint32_t fd_count)
+{
+    while (size) {
+        ssize_t n = dray__frame_send(fd, data, size, fds, fd_count);
+        if (n == -EAGAIN) {
+            struct pollfd p = {.fd = fd, .events = POLLOUT};
+            assert_int_equal(poll(&p, 1, 30000), 1);
+            continue;
+        }
+        if (n < 0)
+            return false;
+        data += n;
+        size -= (size_t)n;
+        fd_count = 0;
+    }
+    return true;
+}
+
+/* Whether the other side closes within half a minute; what it sends is thrown away. */
+static bool closes(int fd)
+{
+    char data[4096];
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    while (poll(&p, 1, 30000) == 1) {
+        ssize_t n = recv(fd, data, sizeof data, 0);
+        if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
+            return true;
+    }
+    return false;
+}
+
+static void still_serves(void)
+{
+    dray_context *context = fixture_open(&f, "healthy", "tool", 0);
+    assert_int_equal(dray_barrier(context, "healthy", 1, 30 * DRAY__SECOND, NULL), DRAY_OK);
+    dray_close(context);
+}
+
+static void put(dray__writer *out, uint16_t type, uint64_t id, dray__writer *payload)
+{
+    dray__frame frame = {
+        .type = type, .id = id, .payload = payload->data, .size = (uint32_t)payload->size};
+    assert_int_equal(dray__frame_put(out, &frame, NULL), DRAY_OK);
+    dray__writer_reset(payload);
+}
+
+static void put_hello(dray__writer *out, dray__writer *payload)
+{
+    dray__put_u32(payload, 1);
+    dray__put_u32(payload, 1);
+    dray__put_string(payload, "raw");
+    dray__put_string(payload, "task");
+    dray__put_u32(payload, 0);
+    dray__put_u64(payload, 1);
+    dray__put_i64(payload, getpid());
+    put(out, DRAY__MSG_HELLO, 1, payload);
+}
+
+/* ---- mutations ------------------------------------------------------------------------------- */
+
+/* A conversation that is right, with where its frames begin. */
+static size_t make_talk(dray__writer *out, size_t starts[16])
+{
+    dray__writer p = {0};
+    size_t n = 0;
+    starts[n++] = out->size;
+    put_hello(out, &p);
+    starts[n++] = out->size;
+    dray__put_u64(&p, draw(20));
+    dray__put_blob(&p, "0123456789abcdef", 16);
+    put(out, DRAY__MSG_ATTACH, 2, &p);
+    starts[n++] = out->size;
+    dray__put_string(&p, "fuzzed");
+    dray__put_u32(&p, 2);
+    dray__put_i64(&p, (int64_t)draw(2000000));
+    put(out, DRAY__MSG_BARRIER, 3, &p);
+    starts[n++] = out->size;
+    dray__put_string(&p, "fuzz");
+    dray__put_string(&p, "{\"a\": [1, 2.5, null, {\"b\": \"c\"}]}");
+    put(out, DRAY__MSG_REPORT_POST, 4, &p);
+    starts[n++] = out->size;
+    dray__put_string(&p, draw(2) ? "" : "fuzz");
+    dray__put_u64(&p, draw(2) ? 0 : UINT64_MAX);
+    dray__put_i64(&p, (int64_t)draw(2000000));
+    put(out, DRAY__MSG_REPORT_WATCH, 5, &p);
+    starts[n++] = out->size;
+    put(out, DRAY__MSG_STATUS, 6, &p);
+    starts[n++] = out->size;
+    dray__put_u64(&p, draw(UINT64_MAX));
+    put(out, draw(2) ? 0x7001 : 0x7003, 7, &p);
+    starts[n] = out->size;
+    dray__writer_free(&p);
+    return n;
+}
+
+static void fix_checksum(uint8_t *frame, size_t room)
+{
+    uint32_t size;
+    memcpy(&size, frame + 16, sizeof size);
+    if (room < DRAY__FRAME_HEADER || size > room - DRAY__FRAME_HEADER)
+        return;
+    memset(frame + 24, 0, 8);
+    uint64_t sum = dray__hash(frame, DRAY__FRAME_HEADER + size);
+    memcpy(frame + 24, &sum, sizeof sum);
+}
+
+static void mutate(uint8_t *data, size_t size)
+{
+    static const uint64_t edges[] = {0,
+                                     1,
+                                     0x7F,
+                                     0x80,
+                                     0xFF,
+                                     0x7FFFFFFF,
+                                     0x80000000,
+                                     0xFFFFFFFF,
+                                     0x7FFFFFFFFFFFFFFF,
+                                     0xFFFFFFFFFFFFFFFF,
+                                     DRAY__FRAME_MAX,
+                                     DRAY__FRAME_MAX + 1};
+    size_t at = draw(size);
+    switch (draw(4)) {
+    case 0:
+        data[at] ^= (uint8_t)(1u << draw(8));
+        break;
+    case 1:
+        data[at] = (uint8_t)draw(256);
+        break;
+    case 2: { /* a number at its edge */
+        uint64_t value = edges[draw(sizeof edges / sizeof *edges)];
+        size_t width = (size_t)1 << draw(4);
+        memcpy(data + at, &value, width < size - at ? width : size - at);
+        break;
+    }
+    default: { /* a piece from elsewhere */
+        size_t from = draw(size), length = draw(64);
+        size_t most = size - (at > from ? at : from);
+        memmove(data + at, data + from, length < most ? length : most);
+    }
+    }
+}
+
+/* A request to stop is not what is tested here, however it came about. */
+static bool stops(const uint8_t *data, size_t size)
+{
+    for (size_t i = 0; i + 6 <= size; i++)
+        if (memcmp(data + i, "DRAY\6\0", 6) == 0)
+            return true;
+    return false;
+}
+
+static void one_fuzzed_connection(int spare)
+{
+    dray__writer out = {0};
+    size_t starts[16];
+    size_t frames = make_talk(&out, starts);
+    for (uint64_t i = draw(4); i; i--) {
+        size_t n = draw(frames), size = starts[n + 1] - starts[n];
+        mutate(out.data + starts[n], size);
+        if (draw(4)) /* most must get beyond the checksum */
+            fix_checksum(out.data + starts[n], out.size - starts[n]);
+    }
+    if (!stops(out.data, out.size)) {
+        int fd = connect_raw(draw(4) ? f.unix_address : f.tcp_address);
+        size_t size = draw(4) ? out.size : draw(out.size);
+        size_t first = draw(size + 1); /* in two pieces */
+        int fds[3] = {spare, spare, spare};
+        struct sockaddr_storage address;
+        socklen_t length = sizeof address;
+        getsockname(fd, (struct sockaddr *)&address, &length);
+        uint32_t count = address.ss_family == AF_UNIX && draw(4) == 0 ? (uint32_t)draw(4) : 0;
+        if (send_raw(fd, out.data, first, fds, first ? count : 0))
+            send_raw(fd, out.data + first, size - first, NULL, 0);
+        if (draw(2)) {
+            shutdown(fd, SHUT_WR);
+            assert_true(closes(fd));
+        }
+        close(fd);
+    }
+    dray__writer_free(&out);
+}
+
+static void mutated_frames_hurt_nobody(void **state)
+{
+    (void)state;
+    int spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    int runs = 8000 * fixture_scale();
+    for (int i = 0; i < runs; i++) {
+        one_fuzzed_connection(spare);
+        if (i % 200 == 0)
+            still_serves();
+    }
+    still_serves();
+    fds_return_to(f.process, baseline);
+    close(spare);
+}
+
+/* What the server says before it closes the connection; its code. */
+static int last_words(int fd, dray_error *told)
+{
+    dray__inbox inbox = {0};
+    dray__frame frame;
+    int fds[DRAY__FRAME_FDS], status;
+    while ((status = dray__inbox_take(&inbox, &frame, fds, NULL)) == DRAY_EAGAIN) {
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        assert_int_equal(poll(&p, 1, 30000), 1);
+        assert_int_equal(dray__inbox_fill(&inbox, fd, NULL), DRAY_OK);
+    }
+    assert_int_equal(status, DRAY_OK);
+    assert_int_equal(frame.flags, DRAY__FRAME_REPLY | DRAY__FRAME_ERROR);
+    dray__frame_get_error(dray__reader_of(frame.payload, frame.size), told);
+    dray__inbox_free(&inbox);
+    return told->code;
+}
+
+static void unusable_streams_are_closed_with_a_reason(void **state)
+{
+    (void)state;
+    static const struct {
+        size_t at; /* which byte of a HELLO is replaced */
+        uint8_t value;
+        bool fix;
+        int code;
+        const char *says;
+    } cases[] = {
+        {0, 'X', true, DRAY_EPROTO, "magic"},
+        {19, 0xFF, true, DRAY_EPROTO, "bytes, at most"},
+        {20, 1, true, DRAY_EPROTO, "a request expected"},
+        {20, 2, true, DRAY_EPROTO, "a request expected"},
+        {24, 0x55, false, DRAY_ECHECKSUM, "checksum"},
+        {40, 0x55, false, DRAY_ECHECKSUM, "checksum"},
+        {9, 0x55, false, DRAY_ECHECKSUM, "checksum"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        dray__writer out = {0}, payload = {0};
+        dray_error told;
+        put_hello(&out, &payload);
+        out.data[cases[i].at] = cases[i].value;
+        if (cases[i].fix)
+            fix_checksum(out.data, out.size);
+        int fd = connect_raw(i % 2 ? f.unix_address : f.tcp_address);
+        assert_true(send_raw(fd, out.data, out.size, NULL, 0));
+        assert_int_equal(last_words(fd, &told), cases[i].code);
+        assert_non_null(strstr(told.message, cases[i].says));
+        assert_true(closes(fd));
+        close(fd);
+        dray__writer_free(&out);
+        dray__writer_free(&payload);
+    }
+}
+
+static void forged_lengths_take_no_memory(void **state)
+{
+    (void)state;
+    enum { CONNECTIONS = 200 };
+    int fds[CONNECTIONS];
+    dray__writer out = {0}, payload = {0};
+    put_hello(&out, &payload);
+    uint32_t size = DRAY__FRAME_MAX;
+    memcpy(out.data + 16, &size, sizeof size);
+    for (int i = 0; i < CONNECTIONS; i++) {
+        fds[i] = connect_raw(f.unix_address);
+        assert_true(send_raw(fds[i], out.data, out.size, NULL, 0));
+    }
+    still_serves();
+    char path[64], line[256];
+    long kilobytes = 0;
+    snprintf(path, sizeof path, "/proc/%d/status", f.process);
+    FILE *file = fopen(path, "re");
+    while (fgets(line, sizeof line, file))
+        sscanf(line, "VmData: %ld kB", &kilobytes);
+    fclose(file);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    assert_true(kilobytes > 0 && kilobytes < 512 << 10); /* 200 × 64 MiB were announced */
+#endif
+    for (int i = 0; i < CONNECTIONS; i++)
+        close(fds[i]);
+    dray__writer_free(&out);
+    dray__writer_free(&payload);
+}
+
+/* ---- descriptors ----------------------------------------------------------------------------- */
+
+static bool same_file(int a, int b)
+{
+    struct stat sa, sb;
+    assert_int_equal(fstat(a, &sa), 0);
+    assert_int_equal(fstat(b, &sb), 0);
+    return sa.st_dev == sb.st_dev && sa.st_ino == sb.st_ino;
+}
+
+static void descriptors_come_back(void **state)
+{
+    (void)state;
+    dray_context *context = fixture_open(&f, "fds", "task", 0);
+    dray__channel *channel;
+    dray_error error;
+    assert_int_equal(dray__channel_open(context, &channel, NULL), DRAY_OK);
+    int fds[DRAY__FRAME_FDS + 1], mine = count_fds(getpid());
+    for (uint32_t i = 0; i <= DRAY__FRAME_FDS; i++)
+        fds[i] = memfd_create("test", MFD_CLOEXEC);
+    dray__writer w = {0};
+    for (uint32_t count = 0; count <= DRAY__FRAME_FDS; count++) {
+        /* Frames large and small, so that descriptors meet whole and partial reads. */
+        size_t size = count % 3 ? count : 300000u;
+        memset(dray__put_space(&w, size), 7, size);
+        dray__reply reply;
+        assert_int_equal(dray__call(channel, 0x7001, &w, fds, count,
+                                    dray__deadline(30 * DRAY__SECOND), &reply, &error),
+                         DRAY_OK);
+        assert_int_equal(reply.payload.size, size);
+        assert_int_equal(reply.fd_count, count);
+        for (uint32_t i = 0; i < count; i++) {
+            assert_true(same_file(reply.fds[i], fds[i]));
+            assert_true(fcntl(reply.fds[i], F_GETFD) & FD_CLOEXEC);
+        }
+        dray__close_fds(reply.fds, reply.fd_count);
+        assert_int_equal(dray__call(channel, 0x7002, &w, fds, count,
+                                    dray__deadline(30 * DRAY__SECOND), NULL, &error),
+                         DRAY_OK);
+    }
+    assert_int_equal(dray__call(channel, 0x7001, &w, fds, DRAY__FRAME_FDS + 1,
+                                dray__deadline(DRAY__SECOND), NULL, &error),
+                     DRAY_EINVALID);
+    int bad = -1;
+    assert_int_equal(
+        dray__call(channel, 0x7001, &w, &bad, 1, dray__deadline(DRAY__SECOND), NULL, &error),
+        DRAY_ESYS);
+    assert_int_equal(
+        dray__call(channel, 0x7001, &w, NULL, 0, dray__deadline(DRAY__SECOND), NULL, &error),
+        DRAY_OK);
+    for (uint32_t i = 0; i <= DRAY__FRAME_FDS; i++)
+        close(fds[i]);
+    assert_int_equal(count_fds(getpid()), mine);
+    fds_return_to(f.process, baseline + 2);
+    dray__writer_free(&w);
+    dray__channel_close(channel);
+    dray_close(context);
+}
+
+static void descriptors_that_nobody_announced_are_closed(void **state)
+{
+    (void)state;
+    int fds[DRAY__FRAME_FDS];
+    for (uint32_t i = 0; i < DRAY__FRAME_FDS; i++)
+        fds[i] = STDIN_FILENO;
+    dray__writer hello = {0}, payload = {0};
+    put_hello(&hello, &payload);
+    for (uint32_t count = 1; count <= DRAY__FRAME_FDS; count += 21) {
+        int fd = connect_raw(f.unix_address); /* with a frame that says none */
+        assert_true(send_raw(fd, hello.data, hello.size, fds, count));
+        assert_true(closes(fd));
+        close(fd);
+        fd = connect_raw(f.unix_address); /* with the first byte only */
+        assert_true(send_raw(fd, hello.data, 1, fds, count));
+        close(fd);
+        fd = connect_raw(f.unix_address); /* again and again: more than a frame may have */
+        for (int i = 0; i < 5 && send_raw(fd, hello.data + i, 1, fds, DRAY__FRAME_FDS); i++)
+            poll(NULL, 0, 5);
+        assert_true(closes(fd));
+        close(fd);
+    }
+    hello.data[6] = 2; /* announced, and not there */
+    fix_checksum(hello.data, hello.size);
+    int fd = connect_raw(f.unix_address);
+    assert_true(send_raw(fd, hello.data, hello.size, fds, 1));
+    assert_true(closes(fd));
+    close(fd);
+    fds_return_to(f.process, baseline);
+    dray__writer_free(&hello);
+    dray__writer_free(&payload);
+}
+
+static void tcp_carries_no_descriptors(void **state)
+{
+    (void)state;
+    dray_context *context = fixture_open_at(f.tcp_address, "tcp", "task", 0);
+    dray__channel *channel;
+    dray_error error;
+    int fd = STDIN_FILENO;
+    assert_int_equal(dray__channel_open(context, &channel, NULL), DRAY_OK);
+    assert_int_equal(
+        dray__call(channel, 0x7001, NULL, &fd, 1, dray__deadline(DRAY__SECOND), NULL, &error),
+        DRAY_EUNSUPPORTED);
+    assert_int_equal(
+        dray__call(channel, 0x7001, NULL, NULL, 0, dray__deadline(DRAY__SECOND), NULL, &error),
+        DRAY_OK);
+    dray__channel_close(channel);
+    dray_close(context);
+}
+
+/* ---- slow and many --------------------------------------------------------------------------- */
+
+static void who_does_not_read_is_closed(void **state)
+{
+    (void)state;
+    const char *addresses[] = {f.unix_address, f.tcp_address};
+    for (int a = 0; a < 2; a++) {
+        int fd = connect_raw(addresses[a]);
+        dray__writer out = {0}, payload = {0};
+        memset(dray__put_space(&payload, 64 << 10), 1, 64 << 10);
+        put(&out, DRAY__MSG_PING, 9, &payload);
+        size_t sent = 0;
+        while (sent < (size_t)256 << 20 && send_raw(fd, out.data, out.size, NULL, 0))
+            sent += out.size;
+        assert_true(sent < (size_t)256 << 20); /* 4 MiB unread are too many */
+        close(fd);
+        still_serves();
+        dray__writer_free(&out);
+        dray__writer_free(&payload);
+    }
+}
+
+static void who_writes_slowly_is_heard(void **state)
+{
+    (void)state;
+    int fd = connect_raw(f.unix_address);
+    dray__writer out = {0}, payload = {0};
+    put_hello(&out, &payload);
+    dray__put_u64(&payload, 77);
+    put(&out, DRAY__MSG_PING, 2, &payload);
+    for (size_t i = 0; i < out.size; i++) {
+        assert_true(send_raw(fd, out.data + i, 1, NULL, 0));
+        if (i % 20 == 0)
+            still_serves();
+    }
+    dray__inbox inbox = {0};
+    dray__frame frame;
+    int fds[DRAY__FRAME_FDS];
+    for (uint64_t id = 1; id <= 2; id++) {
+        int status;
+        while ((status = dray__inbox_take(&inbox, &frame, fds, NULL)) == DRAY_EAGAIN) {
+            struct pollfd p = {.fd = fd, .events = POLLIN};
+            assert_int_equal(poll(&p, 1, 30000), 1);
+            assert_int_equal(dray__inbox_fill(&inbox, fd, NULL), DRAY_OK);
+        }
+        assert_int_equal(status, DRAY_OK);
+        assert_true(frame.id == id && frame.flags == DRAY__FRAME_REPLY);
+    }
+    assert_int_equal(frame.size, 8);
+    dray__inbox_free(&inbox);
+    dray__writer_free(&out);
+    dray__writer_free(&payload);
+    close(fd);
+}
+
+enum { CLIENTS = 64, CALLS = 100 };
+
+static void *one_of_many(void *user)
+{
+    uint32_t number = (uint32_t)(uintptr_t)user;
+    dray_context *context =
+        fixture_open_at(number % 2 ? f.unix_address : f.tcp_address, "many", "task", number);
+    dray__channel *channel;
+    dray__writer w = {0};
+    void *failed = user;
+    if (dray_barrier(context, "all", CLIENTS, 120 * DRAY__SECOND, NULL) == DRAY_OK &&
+        dray__channel_open(context, &channel, NULL) == DRAY_OK) {
+        uint32_t right = 0;
+        for (uint32_t i = 0; i < CALLS; i++) {
+            dray__reply reply = {0};
+            dray__put_u32(&w, number * CALLS + i);
+            right += dray__call(channel, 0x7001, &w, NULL, 0, dray__deadline(120 * DRAY__SECOND),
+                                &reply, NULL) == DRAY_OK &&
+                     dray__get_u32(&reply.payload) == number * CALLS + i;
+        }
+        failed = right == CALLS ? NULL : user;
+        dray__channel_close(channel);
+    }
+    dray__writer_free(&w);
+    dray_close(context);
+    return failed;
+}
+
+static void many_clients(void **state)
+{
+    (void)state;
+    int mine = count_fds(getpid());
+    pthread_t threads[CLIENTS];
+    for (uintptr_t i = 1; i <= CLIENTS; i++)
+        assert_int_equal(pthread_create(&threads[i - 1], NULL, one_of_many, (void *)i), 0);
+    for (int i = 0; i < CLIENTS; i++) {
+        void *failed;
+        pthread_join(threads[i], &failed);
+        assert_null(failed);
+    }
+    fds_return_to(f.process, baseline);
+    assert_int_equal(count_fds(getpid()), mine);
+}
+
+/* ---- a coordinator that hangs ---------------------------------------------------------------- */
+
+static void deadlines_hold_when_nobody_answers(void **state)
+{
+    (void)state;
+    dray_context *context = fixture_open(&f, "patient", "task", 0), *none = NULL;
+    dray__channel *channel;
+    dray_error error;
+    dray__reply reply;
+    dray__writer w = {0};
+    assert_int_equal(dray__channel_open(context, &channel, NULL), DRAY_OK);
+    kill(f.process, SIGSTOP);
+    dray_options options = DRAY_OPTIONS_INIT;
+    options.address = f.unix_address;
+    options.timeout_ns = 50 * DRAY__MILLISECOND;
+    assert_int_equal(dray_open(&options, &none, &error), DRAY_ETIMEDOUT);
+    assert_null(none);
+    for (int i = 0; i < 3; i++) {
+        dray__put_u32(&w, 1000);
+        assert_int_equal(dray__call(channel, 0x7001, &w, NULL, 0,
+                                    dray__deadline(20 * DRAY__MILLISECOND), NULL, &error),
+                         DRAY_ETIMEDOUT);
+    }
+    /* More than the socket takes: the deadline passes in the middle of the frame. */
+    memset(dray__put_space(&w, 2 << 20), 3, 2 << 20);
+    assert_int_equal(dray__call(channel, 0x7001, &w, NULL, 0,
+                                dray__deadline(20 * DRAY__MILLISECOND), NULL, &error),
+                     DRAY_ETIMEDOUT);
+    dray__put_u32(&w, 1);
+    assert_int_equal(dray__call(channel, 0x7001, &w, NULL, 0,
+                                dray__deadline(20 * DRAY__MILLISECOND), NULL, &error),
+                     DRAY_ETIMEDOUT);
+    kill(f.process, SIGCONT);
+    dray__put_u32(&w, 2); /* the frame is finished, its reply dropped */
+    assert_int_equal(
+        dray__call(channel, 0x7001, &w, NULL, 0, dray__deadline(30 * DRAY__SECOND), &reply, &error),
+        DRAY_OK);
+    assert_int_equal(reply.payload.size, 4);
+    assert_int_equal(dray__get_u32(&reply.payload), 2);
+    dray__writer_free(&w);
+    dray__channel_close(channel);
+    dray_close(context);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(mutated_frames_hurt_nobody),
+        cmocka_unit_test(unusable_streams_are_closed_with_a_reason),
+        cmocka_unit_test(forged_lengths_take_no_memory),
+        cmocka_unit_test(descriptors_come_back),
+        cmocka_unit_test(descriptors_that_nobody_announced_are_closed),
+        cmocka_unit_test(tcp_carries_no_descriptors),
+        cmocka_unit_test(who_does_not_read_is_closed),
+        cmocka_unit_test(who_writes_slowly_is_heard),
+        cmocka_unit_test(many_clients),
+        cmocka_unit_test(deadlines_hold_when_nobody_answers),
+    };
+    return cmocka_run_group_tests(tests, start, stop);
+}
