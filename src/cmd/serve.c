@@ -72,12 +72,22 @@ int cmd_serve(int argc, char **argv)
                "\vThe Unix socket is open to this user and root only. Loopback TCP is open to "
                "every user of this machine, and nothing beyond loopback is served."};
     arguments a = {0};
-    char path[256];
+    char path[256], keeper[300];
     cmd_parse(&argp, argc, argv, &a);
+    dray__default_socket(path, sizeof path);
     if (!a.unix_path && !a.tcp_address)
-        a.unix_path = dray__default_socket(path, sizeof path);
-    dray__serve_options serve = {
-        .unix_path = a.unix_path, .tcp_address = a.tcp_address, .ready = ready, .user = &a};
+        a.unix_path = path;
+    /* Over TCP alone, several may serve: the process's number keeps their keepers apart. */
+    if (a.unix_path)
+        snprintf(keeper, sizeof keeper, "%s.keeper", a.unix_path);
+    else
+        snprintf(keeper, sizeof keeper, "%s.%d.keeper", path, (int)getpid());
+    dray__serve_options serve = {.unix_path = a.unix_path,
+                                 .tcp_address = a.tcp_address,
+                                 .keeper_path = keeper,
+                                 .start_keeper = true,
+                                 .ready = ready,
+                                 .user = &a};
     dray_error error;
     if (dray__serve(&serve, &error))
         return cmd_fail("serve", &error);

@@ -2,11 +2,17 @@
 
 #include "base/error.h"
 #include "control/coordinator.h"
+#include "queue/controller.h"
+#include "queue/keeper.h"
 
+#include <errno.h>
 #include <event2/event.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 char *dray__default_socket(char *out, size_t capacity)
@@ -19,10 +25,80 @@ char *dray__default_socket(char *out, size_t capacity)
     return out;
 }
 
-static int add_services(dray__coordinator *coordinator, dray_error *error)
+/* ---- the queue's keeper, in a thread with a loop of its own ---------------------------------- */
+
+typedef struct keeper_thread {
+    struct event_base *base;
+    struct event *stop;
+    dray__keeper *keeper;
+    int wake;
+    bool running;
+    pthread_t thread;
+} keeper_thread;
+
+static void on_stop(evutil_socket_t fd, short what, void *base)
+{
+    (void)fd, (void)what;
+    event_base_loopbreak(base);
+}
+
+static void *run_keeper(void *user)
+{
+    const keeper_thread *k = user;
+    event_base_dispatch(k->base);
+    return NULL;
+}
+
+/* Signals are for the coordinator's loop. */
+static int create_thread(keeper_thread *k)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int code = pthread_create(&k->thread, NULL, run_keeper, k);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    k->running = code == 0;
+    return code;
+}
+
+static void stop_keeper(keeper_thread *k)
+{
+    uint64_t one = 1;
+    if (k->running && write(k->wake, &one, sizeof one) == (ssize_t)sizeof one)
+        pthread_join(k->thread, NULL);
+    dray__keeper_free(k->keeper);
+    if (k->stop)
+        event_free(k->stop);
+    if (k->base)
+        event_base_free(k->base);
+    if (k->wake >= 0)
+        close(k->wake);
+}
+
+static int start_keeper(keeper_thread *k, const char *path, dray_error *error)
+{
+    k->base = event_base_new();
+    k->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    k->stop =
+        k->base && k->wake >= 0 ? event_new(k->base, k->wake, EV_READ, on_stop, k->base) : NULL;
+    if (!k->stop || event_add(k->stop, NULL) < 0)
+        return dray__fail(error, DRAY_ESYS, "keeper: no event loop");
+    int status = dray__keeper_new(k->base, path, 0, &k->keeper, error);
+    int code = status ? 0 : create_thread(k);
+    return code ? dray__fail_errno(error, code, "keeper: no thread") : status;
+}
+
+/* ---- the coordinator ------------------------------------------------------------------------- */
+
+static int add_services(dray__coordinator *coordinator, struct event_base *base,
+                        const char *keeper_path, dray_error *error)
 {
     int status = dray__reports_add(coordinator, error);
-    return status ? status : dray__registry_add(coordinator, error);
+    if (!status)
+        status = dray__registry_add(coordinator, error);
+    if (!status)
+        status = dray__queue_add(coordinator, base, keeper_path, error);
+    return status;
 }
 
 static void on_signal(evutil_socket_t number, short what, void *base)
@@ -62,14 +138,20 @@ int dray__serve(const dray__serve_options *options, dray_error *error)
     if (!base)
         return dray__fail(error, DRAY_ESYS, "coordinator: no event loop");
     dray__coordinator_options listening = {.unix_path = options->unix_path,
-                                           .tcp_address = options->tcp_address};
+                                           .tcp_address = options->tcp_address,
+                                           .keeper_path = options->keeper_path};
     dray__coordinator *coordinator = NULL;
+    keeper_thread keeper = {.wake = -1};
+    /* The coordinator's address first: where another one serves, its keeper is left alone. */
     int status = dray__coordinator_new(base, &listening, &coordinator, error);
     if (!status)
-        status = add_services(coordinator, error);
+        status = add_services(coordinator, base, options->keeper_path, error);
+    if (!status && options->start_keeper && options->keeper_path)
+        status = start_keeper(&keeper, options->keeper_path, error);
     if (!status)
         status = loop(base, options, coordinator, error);
     dray__coordinator_free(coordinator);
     event_base_free(base);
+    stop_keeper(&keeper);
     return status;
 }

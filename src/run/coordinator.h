@@ -9,6 +9,8 @@
 typedef struct dray__serve_options {
     const char *unix_path;   /* socket to listen at; NULL: none */
     const char *tcp_address; /* "127.0.0.1:0"; NULL: none */
+    const char *keeper_path; /* the queue's keeper, told to clients; NULL: there is none */
+    bool start_keeper;       /* run it here, in a thread; else somebody else does */
     /* Called once when everything listens. An address is NULL where there is none. */
     void (*ready)(void *user, const char *unix_address, const char *tcp_address);
     void *user;

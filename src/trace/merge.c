@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,14 +25,24 @@ typedef struct merge {
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
+static void write_text(FILE *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void write_text(FILE *out, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vfprintf(out, format, arguments);
+    va_end(arguments);
+}
+
 static void write_string(FILE *out, const char *text)
 {
     putc('"', out);
     for (const unsigned char *c = (const unsigned char *)text; *c; c++)
         if (*c == '"' || *c == '\\')
-            fprintf(out, "\\%c", *c);
+            write_text(out, "\\%c", *c);
         else if (*c < 0x20 || *c == 0x7F)
-            fprintf(out, "\\u%04x", *c);
+            write_text(out, "\\u%04x", *c);
         else
             putc(*c, out);
     putc('"', out);
@@ -39,8 +50,8 @@ static void write_string(FILE *out, const char *text)
 
 static void begin_event(merge *m, char kind, size_t process, uint32_t thread)
 {
-    fprintf(m->out, "%s\n{\"ph\":\"%c\",\"pid\":%zu,\"tid\":%u", m->some ? "," : "", kind, process,
-            thread);
+    write_text(m->out, "%s\n{\"ph\":\"%c\",\"pid\":%zu,\"tid\":%u", m->some ? "," : "", kind,
+               process, thread);
     m->some = true;
 }
 
@@ -48,14 +59,14 @@ static void write_metadata(merge *m, size_t process, uint32_t thread, const char
                            const char *key, const char *value)
 {
     begin_event(m, 'M', process, thread);
-    fprintf(m->out, ",\"ts\":0,\"name\":\"%s\",\"args\":{\"%s\":", what, key);
+    write_text(m->out, ",\"ts\":0,\"name\":\"%s\",\"args\":{\"%s\":", what, key);
     write_string(m->out, value);
     fputs("}}", m->out);
 }
 
 static void write_us(FILE *out, const char *key, int64_t ns)
 {
-    fprintf(out, ",\"%s\":%" PRId64 ".%03d", key, ns / 1000, (int)(ns % 1000));
+    write_text(out, ",\"%s\":%" PRId64 ".%03d", key, ns / 1000, (int)(ns % 1000));
 }
 
 static void write_span(merge *m, size_t process, const dray__span *span)
@@ -63,10 +74,10 @@ static void write_span(merge *m, size_t process, const dray__span *span)
     begin_event(m, 'X', process, span->thread + 1);
     write_us(m->out, "ts", span->begin_ns - m->origin_ns);
     write_us(m->out, "dur", span->end_ns - span->begin_ns);
-    fprintf(m->out, ",\"cat\":\"%s\",\"name\":", dray__span_kind_name(span->kind));
+    write_text(m->out, ",\"cat\":\"%s\",\"name\":", dray__span_kind_name(span->kind));
     write_string(m->out, span->name);
     if (span->step >= 0)
-        fprintf(m->out, ",\"args\":{\"step\":%" PRId64 "}}", span->step);
+        write_text(m->out, ",\"args\":{\"step\":%" PRId64 "}}", span->step);
     else
         fputs(",\"args\":{}}", m->out);
 }
@@ -145,10 +156,10 @@ static int write_all(merge *m, dray_error *error)
     fputs("{\"traceEvents\":[", m->out);
     for (size_t i = 0; i < m->count && !status; i++)
         status = write_file(m, i, error);
-    fprintf(m->out,
-            "\n],\"displayTimeUnit\":\"ms\",\"otherData\":{\"origin_ns\":%" PRId64
-            ",\"lost_spans\":%" PRIu64 ",\"files\":%zu,\"files_left_out\":%" PRIu64 "}}\n",
-            m->origin_ns, m->lost, m->count, m->left_out);
+    write_text(m->out,
+               "\n],\"displayTimeUnit\":\"ms\",\"otherData\":{\"origin_ns\":%" PRId64
+               ",\"lost_spans\":%" PRIu64 ",\"files\":%zu,\"files_left_out\":%" PRIu64 "}}\n",
+               m->origin_ns, m->lost, m->count, m->left_out);
     return status;
 }
 

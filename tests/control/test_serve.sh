@@ -50,13 +50,14 @@ wait $pid || true
 serve three --listen "unix:$work/dray.socket" --listen tcp:127.0.0.1:0 --json
 tcp=$(sed -n 's/.*"tcp": *"\([^"]*\)".*/\1/p' "$work/three.out")
 [ -n "$tcp" ] || fail 'no TCP address'
+[ -S "$work/dray.socket.keeper" ] || fail 'no keeper'
 "$DRAY_PROGRAM" status --connect "$tcp" --json >"$work/status.out" || fail 'status over TCP'
 grep -q '"sessions"' "$work/status.out" || fail 'status as JSON'
 DRAY_ADDRESS=$tcp "$DRAY_PROGRAM" status >/dev/null || fail 'DRAY_ADDRESS'
 kill -TERM $pid
 wait $pid || fail 'SIGTERM is no failure'
 grep -q '"stopped"' "$work/three.out" || fail 'no last line'
-[ ! -e "$work/dray.socket" ] || fail 'the socket was left behind'
+[ -z "$(find "$work" -type s)" ] || fail 'sockets were left behind'
 status=0
 "$DRAY_PROGRAM" status 2>"$work/status.err" || status=$?
 [ $status = 1 ] && grep -q 'nobody listens there' "$work/status.err" || fail 'status of nobody'
