@@ -48,6 +48,7 @@ static void kill_row(dray__table *table, dray__partition *p, uint32_t task, uint
         if (dray__bit_get(p->tracks[t].done, slot))
             continue;
         p->tracks[t].settled_count++;
+        p->tracks[t].taken_dead += dray__bit_get(p->tracks[t].taken, slot);
         dray__put_settled(table, p, t, slot);
     }
     table->dirty = ~UINT64_C(0); /* fewer open rows: a short claim may be due */
@@ -78,6 +79,7 @@ static void give_back(dray__table *table, dray__claim *claim, uint32_t item, boo
     if (slot < track->open_from)
         track->open_from = slot;
     bool dead = dray__bit_get(p->dead, slot);
+    track->taken_dead -= dead;
     if (failed && ++track->rows[slot].failures >= table->max_attempts && !dead) {
         kill_row(table, p, claim->task, slot, reason);
         dray__refresh_all_tasks(table, p, slot / 64, true);
@@ -418,8 +420,10 @@ static void acknowledge(dray__table *table, dray__claim *claim)
         dray__bit_set(track->done, slot);
         track->taken_count--;
         track->done_count++;
-        if (dray__bit_get(p->dead, slot))
+        if (dray__bit_get(p->dead, slot)) {
+            track->taken_dead--;
             continue;
+        }
         track->settled_count++;
         dray__put_settled(table, p, claim->task, slot);
     }

@@ -34,6 +34,10 @@ static void ordered(const dray__partition *p, const dray__track *track, uint32_t
 static void group(const dray__partition *p, const dray__track *track, uint32_t want,
                   dray__pick *out)
 {
+    if (p->max_group == 1) { /* every row is a group */
+        fifo(p, track, want, out);
+        return;
+    }
     for (uint32_t g = track->group_head; g != DRAY__NONE; g = track->groups[g].next) {
         dray__group_range range = p->groups[g];
         if (range.count > want - out->weight)

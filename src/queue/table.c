@@ -412,8 +412,8 @@ bool dray__finished(const dray__partition *p, uint32_t task)
 
 uint32_t dray__open_rows(const dray__partition *p, uint32_t task)
 {
-    uint32_t open = p->rows - p->tracks[task].settled_count - p->tracks[task].taken_count;
-    return open;
+    const dray__track *track = &p->tracks[task];
+    return p->rows - track->settled_count - (track->taken_count - track->taken_dead);
 }
 
 static void list_append(dray__track *track, uint32_t slot)

@@ -58,7 +58,8 @@ typedef struct dray__track { /* one task's view of one partition */
     dray__row_state *rows;
     uint32_t head, tail; /* ready rows */
     uint32_t ready_count, taken_count, done_count, settled_count, dead_count;
-    uint32_t open_from; /* no row before it is open (neither taken nor settled) */
+    uint32_t taken_dead; /* rows that died while this task had taken them: settled, too */
+    uint32_t open_from;  /* no row before it is open (neither taken nor settled) */
     /* Groups whose members are all ready or settled, at least one ready; in order of completion. */
     uint64_t *whole;
     dray__link *groups;

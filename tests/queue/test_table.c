@@ -1,0 +1,843 @@
+/* The controller's state machine against a plain model: random histories of inserts, claims,
+ * commits, failures, clears and deaths of clients. The model keeps every fact about every row in
+ * an array and recomputes everything by looking at all of it. */
+#include "queue/table.h"
+
+#include "base/random.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+enum { TASKS = 5, COLUMNS = 5, NAMES = 5, ROWS = 400, PUTS = 4096, CLAIMS = 64, CLIENTS = 6 };
+enum { CAPACITY_ROWS = 300, CAPACITY_BYTES = 200000, MAX_ATTEMPTS = 3 };
+
+static const char *const column_names[COLUMNS] = {"prompts", "x", "y", "z", "w"};
+static const char *const c_prompts[] = {"prompts"}, *const c_x[] = {"x"}, *const c_y[] = {"y"};
+static const char *const c_xy[] = {"x", "y"}, *const c_z[] = {"z"}, *const c_w[] = {"w"};
+
+/* e needs nothing and writes what nobody reads; d only acknowledges. */
+static const dray__task_names task_names[TASKS] = {
+    {"a", c_prompts, c_x, 1, 1}, {"b", c_prompts, c_y, 1, 1}, {"c", c_xy, c_z, 2, 1},
+    {"d", c_z, NULL, 1, 0},      {"e", NULL, c_w, 0, 1},
+};
+static const unsigned needs[TASKS] = {1, 1, 2 | 4, 8, 0};
+static const int writes[TASKS] = {1, 2, 3, -1, 4};
+
+typedef struct model_row {
+    bool dead;
+    unsigned columns;
+    struct {
+        enum { FREE, TAKEN, DONE } state;
+        uint32_t attempt, failures;
+        uint64_t ready_since; /* number of the step; 0: not ready */
+    } task[TASKS];
+} model_row;
+
+typedef struct model_partition {
+    char name[8];
+    uint32_t generation, rows, group;
+    bool sealed;
+    uint64_t reserved;
+    model_row row[ROWS];
+    uint64_t group_since[TASKS][ROWS];
+} model_partition;
+
+typedef struct model_put { /* one column of one put */
+    uint32_t generation, rows, slots[ROWS];
+    int column, pins;
+    uint64_t bytes;
+    bool cleared;
+} model_put;
+
+typedef struct model_claim {
+    bool used, committed, stale, gone, failed;
+    int client, task;
+    uint32_t ticket, generation, count, slots[ROWS];
+    int64_t hold;
+    uint32_t pinned[ROWS * 2], pin_count;
+} model_claim;
+
+typedef struct world {
+    uint64_t seed, draws, step;
+    dray__table *table;
+    dray__client *clients[CLIENTS];
+    uint64_t chunks[CLIENTS];
+    uint32_t tickets;
+    model_partition *partitions[NAMES];
+    uint32_t partition_count;
+    struct {
+        char name[8];
+        unsigned finished;
+    } graves[NAMES];
+    model_put puts[PUTS];
+    uint32_t put_count;
+    model_claim claims[CLAIMS];
+    bool ended;
+    int64_t now;
+    uint64_t digest;
+} world;
+
+static uint32_t draw(world *w, uint32_t below)
+{
+    return (uint32_t)(dray__random_u64(w->seed, 1, w->draws++) % below);
+}
+
+#define CHECK(condition)                                                                           \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: %s (seed %llu, step %llu)\n", __FILE__, __LINE__, #condition,  \
+                    (unsigned long long)w->seed, (unsigned long long)w->step);                     \
+            abort();                                                                               \
+        }                                                                                          \
+    } while (0)
+
+static void note(world *w, uint64_t value)
+{
+    w->digest = (w->digest ^ value) * UINT64_C(0x9E3779B97F4A7C15);
+}
+
+/* ---- the model ------------------------------------------------------------------------------- */
+
+static model_partition *find(world *w, const char *name)
+{
+    for (uint32_t i = 0; i < w->partition_count; i++)
+        if (strcmp(w->partitions[i]->name, name) == 0)
+            return w->partitions[i];
+    return NULL;
+}
+
+static model_partition *find_generation(world *w, uint32_t generation)
+{
+    for (uint32_t i = 0; i < w->partition_count; i++)
+        if (w->partitions[i]->generation == generation)
+            return w->partitions[i];
+    return NULL;
+}
+
+static bool settled(const model_row *row, int t)
+{
+    return row->dead || row->task[t].state == DONE;
+}
+
+static bool ready(const model_row *row, int t)
+{
+    return !row->dead && row->task[t].state == FREE && (row->columns & needs[t]) == needs[t];
+}
+
+static uint32_t open_rows(const model_partition *p, int t)
+{
+    uint32_t open = 0;
+    for (uint32_t s = 0; s < p->rows; s++)
+        open += !settled(&p->row[s], t) && p->row[s].task[t].state != TAKEN;
+    return open;
+}
+
+static bool finished(const model_partition *p, int t)
+{
+    if (!p->sealed)
+        return false;
+    for (uint32_t s = 0; s < p->rows; s++)
+        if (!settled(&p->row[s], t))
+            return false;
+    return true;
+}
+
+static bool whole(const model_partition *p, int t, uint32_t g)
+{
+    uint32_t r = 0, d = 0;
+    for (uint32_t s = g * p->group; s < (g + 1) * p->group; s++) {
+        r += ready(&p->row[s], t);
+        d += settled(&p->row[s], t);
+    }
+    return r && r + d == p->group;
+}
+
+/* After every step: since when is what ready? */
+static void stamp(world *w)
+{
+    for (uint32_t i = 0; i < w->partition_count; i++) {
+        model_partition *p = w->partitions[i];
+        for (int t = 0; t < TASKS; t++) {
+            for (uint32_t s = 0; s < p->rows; s++) {
+                uint64_t *since = &p->row[s].task[t].ready_since;
+                *since = !ready(&p->row[s], t) ? 0 : *since ? *since : w->step;
+            }
+            for (uint32_t g = 0; g < p->rows / p->group; g++) {
+                uint64_t *since = &p->group_since[t][g];
+                *since = !whole(p, t, g) ? 0 : *since ? *since : w->step;
+            }
+        }
+    }
+}
+
+static bool extent_lives(world *w, const model_put *put)
+{
+    if (put->pins)
+        return true;
+    const model_partition *p = put->cleared ? NULL : find_generation(w, put->generation);
+    if (!p)
+        return false;
+    for (int t = 0; t < TASKS; t++)
+        for (uint32_t i = 0; (needs[t] >> put->column & 1) && i < put->rows; i++)
+            if (!settled(&p->row[put->slots[i]], t))
+                return true;
+    return false;
+}
+
+/* ---- the table's own consistency, and its agreement with the model -------------------------- */
+
+static uint32_t popcount(const uint64_t *words, uint32_t rows)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < rows; i++)
+        count += dray__bit_get(words, i);
+    return count;
+}
+
+static void check_track(world *w, const model_partition *m, const dray__partition *p, int t)
+{
+    const dray__track *track = &p->tracks[t];
+    uint32_t listed = 0, groups = 0;
+    uint64_t last = 0;
+    for (uint32_t s = track->head; s != DRAY__NONE; s = track->rows[s].next, listed++) {
+        CHECK(m->row[s].task[t].ready_since >= last); /* in order of readiness */
+        last = m->row[s].task[t].ready_since;
+        CHECK(last);
+    }
+    CHECK(listed == track->ready_count && listed == popcount(track->ready, p->rows));
+    CHECK(track->taken_count == popcount(track->taken, p->rows));
+    CHECK(track->done_count == popcount(track->done, p->rows));
+    uint32_t done = 0;
+    for (uint32_t s = 0; s < m->rows; s++) {
+        const model_row *row = &m->row[s];
+        CHECK(ready(row, t) == dray__bit_get(track->ready, s));
+        CHECK((row->task[t].state == TAKEN) == dray__bit_get(track->taken, s));
+        CHECK((row->task[t].state == DONE) == dray__bit_get(track->done, s));
+        CHECK(row->task[t].attempt == track->rows[s].attempt);
+        done += settled(row, t);
+        if (s < track->open_from)
+            CHECK(settled(row, t) || row->task[t].state == TAKEN);
+    }
+    CHECK(done == track->settled_count);
+    for (uint32_t g = track->group_head; g != DRAY__NONE; g = track->groups[g].next, groups++)
+        CHECK(m->group_since[t][g]);
+    uint32_t expected = 0;
+    for (uint32_t g = 0; m->group > 1 && g < m->rows / m->group; g++)
+        expected += m->group_since[t][g] != 0;
+    CHECK(groups == expected);
+}
+
+static void check_bytes(world *w)
+{
+    uint64_t live[NAMES] = {0}, hidden = 0, charged = 0, extents = 0, chunk_live = 0;
+    for (uint32_t i = 0; i < w->put_count; i++) {
+        const model_put *put = &w->puts[i];
+        if (!extent_lives(w, put))
+            continue;
+        extents++;
+        if (put->cleared)
+            hidden += put->bytes;
+        for (uint32_t k = 0; !put->cleared && k < w->partition_count; k++)
+            if (w->partitions[k]->generation == put->generation)
+                live[k] += put->bytes;
+    }
+    for (uint32_t k = 0; k < w->partition_count; k++) {
+        CHECK(w->table->partitions[k]->live == live[k]);
+        charged += live[k] > w->partitions[k]->reserved ? live[k] : w->partitions[k]->reserved;
+    }
+    CHECK(w->table->hidden == hidden);
+    CHECK(w->table->charged == charged);
+    for (size_t i = 0; i < w->table->chunks.capacity; i++)
+        if (w->table->chunks.entries[i].key)
+            chunk_live += ((dray__chunk *)w->table->chunks.entries[i].value)->live;
+    CHECK(chunk_live == extents);
+}
+
+static void check_world(world *w)
+{
+    CHECK(w->table->partition_count == w->partition_count);
+    uint64_t rows = 0;
+    for (uint32_t i = 0; i < w->partition_count; i++) {
+        const model_partition *m = w->partitions[i];
+        const dray__partition *p = w->table->partitions[i];
+        CHECK(strcmp(m->name, p->name) == 0 && m->generation == p->generation);
+        CHECK(m->rows == p->rows && m->sealed == p->sealed);
+        rows += m->rows;
+        for (uint32_t s = 0; s < m->rows; s++)
+            CHECK(m->row[s].dead == dray__bit_get(p->dead, s));
+        for (int t = 0; t < TASKS; t++)
+            check_track(w, m, p, t);
+    }
+    CHECK(w->table->rows == rows);
+    check_bytes(w);
+}
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
+static void make_client(world *w, int c)
+{
+    char name[16];
+    snprintf(name, sizeof name, "client%d", c);
+    w->clients[c] = dray__client_new(w->table, 100 + (uint64_t)c, name, NULL);
+    w->chunks[c] = w->step * CLIENTS + (uint64_t)c + 1;
+    CHECK(w->clients[c]);
+    CHECK(dray__chunk_add(w->table, w->clients[c], w->chunks[c], 7, 1 << 20, NULL) == DRAY_OK);
+}
+
+/* Sometimes the client's chunk is full and it takes another. */
+static void change_chunk(world *w, int c)
+{
+    CHECK(dray__chunk_close(w->table, w->clients[c], w->chunks[c], NULL) == DRAY_OK);
+    uint64_t id;
+    if (!dray__chunk_recycled(w->clients[c], &id)) {
+        id = (w->step * CLIENTS + (uint64_t)c) << 20;
+        CHECK(dray__chunk_add(w->table, w->clients[c], id, 7, 1 << 20, NULL) == DRAY_OK);
+    }
+    w->chunks[c] = id;
+}
+
+static dray__new_column make_column(world *w, int client, int column, uint32_t items)
+{
+    dray__new_column c = {.name = column_names[column]};
+    c.spec = (dray__column_spec){.dtype = DRAY_F32, .ndim = 1, .shape = {8}};
+    c.extent.chunk = w->chunks[client];
+    c.extent.values = 64 * (uint64_t)draw(w, 100);
+    c.extent.bytes = (uint64_t)items * 32;
+    return c;
+}
+
+static model_put *add_put(world *w, const model_partition *p, int column, uint32_t items)
+{
+    CHECK(w->put_count < PUTS);
+    model_put *put = &w->puts[w->put_count++];
+    *put = (model_put){.generation = p->generation, .column = column, .bytes = items * 32ull};
+    return put;
+}
+
+static int expect_insert(world *w, const model_partition *p, const dray__new_rows *rows,
+                         uint64_t bytes)
+{
+    bool buried = false;
+    for (int i = 0; i < NAMES; i++)
+        buried |= strcmp(w->graves[i].name, rows->partition) == 0;
+    uint32_t held = p ? p->rows : 0;
+    if (rows->rows % rows->group_size)
+        return DRAY_EINVALID;
+    if (rows->at_slot && rows->at_slot - 1 < held)
+        return DRAY_EEXIST;
+    if (!p && rows->at_slot && buried)
+        return DRAY_EEXIST;
+    if (p && p->sealed)
+        return DRAY_EINVALID;
+    if (rows->at_slot && rows->at_slot - 1 > held)
+        return DRAY_EINVALID;
+    if (!p && w->ended)
+        return DRAY_EEND;
+    uint64_t all = 0, used = 0, reserve = rows->row_bytes * rows->rows;
+    for (uint32_t i = 0; i < w->partition_count; i++) {
+        const dray__partition *q = w->table->partitions[i];
+        bool same = w->partitions[i] == p;
+        uint64_t r = q->reserved + (same ? reserve : 0), l = q->live + (same ? bytes : 0);
+        all += w->partitions[i]->rows;
+        used += r > l ? r : l;
+    }
+    if (!p)
+        used += reserve > bytes ? reserve : bytes;
+    if (all + rows->rows > CAPACITY_ROWS || used + w->table->hidden > CAPACITY_BYTES)
+        return DRAY_EAGAIN;
+    return DRAY_OK;
+}
+
+static void step_insert(world *w)
+{
+    char name[8];
+    static const uint32_t sizes[] = {1, 1, 2, 4};
+    snprintf(name, sizeof name, "p%u", draw(w, NAMES));
+    model_partition *p = find(w, name);
+    int client = (int)draw(w, CLIENTS);
+    uint32_t size = p ? p->group : sizes[draw(w, 4)];
+    dray__new_rows rows = {.partition = name, .group_size = size, .per_group = draw(w, 2)};
+    rows.rows = draw(w, 20) == 0 ? size * 2 + 1 : size * (1 + draw(w, 80 / size));
+    rows.at_slot = draw(w, 4) ? 0 : draw(w, 8) ? (p ? p->rows : 0) + 1 : draw(w, 30);
+    rows.row_bytes = draw(w, 3) ? 0 : draw(w, 900);
+    uint32_t items = rows.per_group ? rows.rows / size : rows.rows;
+    dray__new_column column = make_column(w, client, 0, items);
+    rows.columns = &column;
+    rows.column_count = draw(w, 10) != 0;
+    int expected = expect_insert(w, p, &rows, rows.column_count ? column.extent.bytes : 0);
+    uint32_t first = 0, generation = 0;
+    int rc = dray__table_insert(w->table, w->clients[client], &rows, &first, &generation, NULL);
+    CHECK(rc == expected);
+    if (rc)
+        return;
+    if (!p) {
+        p = w->partitions[w->partition_count++] = calloc(1, sizeof *p);
+        snprintf(p->name, sizeof p->name, "%s", name);
+        p->generation = generation;
+        p->group = size;
+        for (int i = 0; i < NAMES; i++)
+            if (strcmp(w->graves[i].name, name) == 0)
+                w->graves[i].name[0] = 0;
+    }
+    CHECK(first == p->rows && generation == p->generation);
+    CHECK(p->rows + rows.rows <= ROWS);
+    p->reserved += rows.row_bytes * rows.rows;
+    model_put *put = rows.column_count ? add_put(w, p, 0, items) : NULL;
+    for (uint32_t i = 0; i < rows.rows; i++) {
+        p->row[p->rows + i] = (model_row){.columns = put != NULL};
+        if (put)
+            put->slots[put->rows++] = p->rows + i;
+    }
+    p->rows += rows.rows;
+}
+
+static void step_seal(world *w)
+{
+    if (!w->partition_count)
+        return;
+    model_partition *p = w->partitions[draw(w, w->partition_count)];
+    uint32_t rows = draw(w, 8) ? p->rows : p->rows + 1;
+    CHECK(dray__table_seal(w->table, p->name, rows, NULL) ==
+          (rows == p->rows ? DRAY_OK : DRAY_EINVALID));
+    p->sealed |= rows == p->rows;
+}
+
+static int expect_rows(const model_partition *p, const dray__want *want, uint32_t *count)
+{
+    int t = (int)want->task;
+    uint32_t weight = 0;
+    *count = 0;
+    if (want->policy == DRAY_POLICY_GROUP && want->count % p->group)
+        return DRAY_EINVALID;
+    if (want->policy == DRAY_POLICY_FIFO) {
+        for (uint32_t s = 0; s < p->rows && *count < want->count; s++)
+            *count += ready(&p->row[s], t);
+        weight = *count;
+    } else if (want->policy == DRAY_POLICY_ORDERED) {
+        for (uint32_t s = 0; s < p->rows && *count < want->count; s++) {
+            if (settled(&p->row[s], t) || p->row[s].task[t].state == TAKEN)
+                continue;
+            if (!ready(&p->row[s], t))
+                break;
+            ++*count;
+        }
+        weight = *count;
+    } else { /* which groups is checked by age: their open members may differ in number */
+        for (uint32_t g = 0; g < p->rows / p->group && weight < want->count; g++)
+            weight += whole(p, t, g) ? p->group : 0;
+        *count = weight;
+    }
+    if (!weight)
+        return DRAY_EAGAIN;
+    if (want->up_to || weight == want->count)
+        return DRAY_OK;
+    uint32_t all = 0;
+    for (uint32_t s = 0; s < p->rows; s++)
+        all += want->policy == DRAY_POLICY_GROUP ? whole(p, t, s / p->group) && ready(&p->row[s], t)
+                                                 : ready(&p->row[s], t);
+    uint32_t reached = want->policy == DRAY_POLICY_ORDERED ? *count : all;
+    return p->sealed && reached == open_rows(p, t) ? DRAY_OK : DRAY_EAGAIN;
+}
+
+static int expect_claim(world *w, const dray__want *want, model_partition **out, uint32_t *count)
+{
+    int t = (int)want->task;
+    if (want->partition) {
+        *out = find(w, want->partition);
+        for (int i = 0; !*out && i < NAMES; i++)
+            if (strcmp(w->graves[i].name, want->partition) == 0)
+                return w->graves[i].finished >> t & 1 ? DRAY_EEND : DRAY_EGONE;
+        if (!*out)
+            return w->ended ? DRAY_EEND : DRAY_EAGAIN;
+        return finished(*out, t) ? DRAY_EEND : expect_rows(*out, want, count);
+    }
+    bool end = w->ended;
+    for (uint32_t i = 0; i < w->partition_count; i++) {
+        *out = w->partitions[i];
+        if (finished(*out, t))
+            continue;
+        end = false;
+        int rc = expect_rows(*out, want, count);
+        if (rc != DRAY_EAGAIN)
+            return rc;
+        if (want->policy == DRAY_POLICY_ORDERED && !((*out)->sealed && !open_rows(*out, t)))
+            return DRAY_EAGAIN;
+    }
+    return end ? DRAY_EEND : DRAY_EAGAIN;
+}
+
+/* What was left must not be older than what was taken. */
+static void check_choice(world *w, const model_partition *p, const dray__want *want,
+                         const dray__claim *claim, uint32_t expected)
+{
+    int t = (int)want->task;
+    uint64_t newest = 0;
+    uint32_t weight = claim->count;
+    static bool taken[ROWS];
+    memset(taken, 0, sizeof taken);
+    for (uint32_t i = 0; i < claim->count; i++) {
+        CHECK(ready(&p->row[claim->slots[i]], t) && !taken[claim->slots[i]]);
+        taken[claim->slots[i]] = true;
+    }
+    if (want->policy == DRAY_POLICY_ORDERED) {
+        for (uint32_t i = 1; i < claim->count; i++)
+            CHECK(claim->slots[i] > claim->slots[i - 1]);
+        for (uint32_t s = 0; s < claim->slots[claim->count - 1]; s++)
+            CHECK(taken[s] || settled(&p->row[s], t) || p->row[s].task[t].state == TAKEN);
+    } else if (want->policy == DRAY_POLICY_FIFO) {
+        for (uint32_t i = 0; i < claim->count; i++) {
+            uint64_t since = p->row[claim->slots[i]].task[t].ready_since;
+            CHECK(since >= newest);
+            newest = since;
+        }
+        for (uint32_t s = 0; s < p->rows; s++)
+            CHECK(taken[s] || !ready(&p->row[s], t) || p->row[s].task[t].ready_since >= newest);
+    } else {
+        weight = 0;
+        for (uint32_t g = 0; g < p->rows / p->group; g++) {
+            uint32_t here = 0, could = 0;
+            for (uint32_t s = g * p->group; s < (g + 1) * p->group; s++) {
+                here += taken[s];
+                could += ready(&p->row[s], t);
+            }
+            CHECK(here == 0 || (here == could && whole(p, t, g)));
+            if (here && p->group_since[t][g] > newest)
+                newest = p->group_since[t][g];
+            weight += here ? p->group : 0;
+        }
+        for (uint32_t g = 0; g < p->rows / p->group; g++) {
+            bool left = whole(p, t, g), here = false;
+            for (uint32_t k = g * p->group; k < (g + 1) * p->group; k++)
+                here |= taken[k];
+            if (left && !here)
+                CHECK(weight == want->count && p->group_since[t][g] >= newest);
+        }
+    }
+    CHECK(weight == expected);
+}
+
+static void step_claim(world *w)
+{
+    char name[8];
+    model_claim *m = NULL;
+    for (int i = 0; i < CLAIMS && !m; i++)
+        m = w->claims[i].used ? NULL : &w->claims[i];
+    if (!m)
+        return;
+    snprintf(name, sizeof name, "p%u", draw(w, NAMES));
+    int client = (int)draw(w, CLIENTS);
+    dray__want want = {.task = draw(w, TASKS), .count = 1 + draw(w, 40), .up_to = draw(w, 2)};
+    want.policy = (int32_t)draw(w, 3);
+    want.partition = draw(w, 2) ? name : NULL;
+    want.hold_until = draw(w, 4) ? INT64_MAX : w->now + 1 + draw(w, 40);
+    if (want.policy == DRAY_POLICY_GROUP)
+        want.count = (want.count + 3) / 4 * 4;
+    model_partition *p = NULL;
+    uint32_t count = 0;
+    int expected = expect_claim(w, &want, &p, &count);
+    dray__claim *claim;
+    uint32_t ticket = ++w->tickets;
+    int rc = dray__table_claim(w->table, w->clients[client], ticket, &want, &claim, NULL);
+    CHECK(rc == expected);
+    note(w, (uint64_t)(int64_t)rc);
+    if (rc)
+        return;
+    CHECK(claim->generation == p->generation);
+    check_choice(w, p, &want, claim, count);
+    *m = (model_claim){.used = true,
+                       .client = client,
+                       .task = (int)want.task,
+                       .ticket = ticket,
+                       .generation = p->generation,
+                       .count = claim->count,
+                       .hold = want.hold_until};
+    for (uint32_t i = 0; i < claim->count; i++) {
+        m->slots[i] = claim->slots[i];
+        note(w, claim->slots[i]);
+        p->row[claim->slots[i]].task[want.task].state = TAKEN;
+        p->row[claim->slots[i]].task[want.task].attempt++;
+    }
+    for (uint32_t k = 0; k < w->put_count; k++) {
+        model_put *put = &w->puts[k];
+        if (put->generation != p->generation || !(needs[want.task] >> put->column & 1))
+            continue;
+        bool hit = false;
+        for (uint32_t i = 0; i < put->rows && !hit; i++)
+            for (uint32_t j = 0; j < m->count && !hit; j++)
+                hit = put->slots[i] == m->slots[j];
+        if (hit) {
+            put->pins++;
+            m->pinned[m->pin_count++] = k;
+        }
+    }
+}
+
+static model_claim *any_claim(world *w)
+{
+    uint32_t start = draw(w, CLAIMS);
+    for (uint32_t i = 0; i < CLAIMS; i++)
+        if (w->claims[(start + i) % CLAIMS].used)
+            return &w->claims[(start + i) % CLAIMS];
+    return NULL;
+}
+
+static int claim_error(const model_claim *m)
+{
+    return m->gone ? DRAY_EGONE : m->stale || m->failed ? DRAY_ESTALE : DRAY_OK;
+}
+
+static void step_commit(world *w)
+{
+    model_claim *m = any_claim(w);
+    if (!m)
+        return;
+    int column = writes[m->task];
+    dray__new_column c = {0};
+    bool forget = column >= 0 && draw(w, 12) == 0;
+    if (column >= 0)
+        c = make_column(w, m->client, column, m->count);
+    uint32_t generation = draw(w, 12) ? m->generation : m->generation + 1;
+    int expected = claim_error(m);
+    if (!expected && generation != m->generation)
+        expected = DRAY_ESTALE;
+    if (!expected && !m->committed && forget)
+        expected = DRAY_EINVALID;
+    int rc = dray__claim_commit(w->table, w->clients[m->client], m->ticket, generation, &c,
+                                column >= 0 && !forget, NULL, 0, NULL);
+    CHECK(rc == expected);
+    if (rc || m->committed)
+        return;
+    m->committed = true;
+    model_partition *p = find_generation(w, m->generation);
+    model_put *put = column >= 0 ? add_put(w, p, column, m->count) : NULL;
+    for (uint32_t i = 0; i < m->count; i++) {
+        if (m->slots[i] == DRAY__NONE)
+            continue;
+        p->row[m->slots[i]].task[m->task].state = DONE;
+        if (put) {
+            p->row[m->slots[i]].columns |= 1u << column;
+            put->slots[put->rows++] = m->slots[i];
+        }
+    }
+}
+
+static void model_give_back(world *w, model_claim *m, uint32_t item, bool failed)
+{
+    model_partition *p = find_generation(w, m->generation);
+    model_row *row = &p->row[m->slots[item]];
+    row->task[m->task].state = FREE;
+    if (failed && ++row->task[m->task].failures >= MAX_ATTEMPTS)
+        row->dead = true;
+    m->slots[item] = DRAY__NONE;
+}
+
+static void model_give_back_all(world *w, model_claim *m, bool failed)
+{
+    if (m->committed || claim_error(m))
+        return;
+    for (uint32_t i = 0; i < m->count; i++)
+        if (m->slots[i] != DRAY__NONE)
+            model_give_back(w, m, i, failed);
+}
+
+static void model_release(world *w, model_claim *m, bool failed)
+{
+    model_give_back_all(w, m, failed);
+    for (uint32_t i = 0; i < m->pin_count; i++)
+        w->puts[m->pinned[i]].pins--;
+    m->used = false;
+}
+
+static void step_fail(world *w)
+{
+    model_claim *m = any_claim(w);
+    if (!m)
+        return;
+    uint32_t items[3], count = draw(w, 4);
+    for (uint32_t i = 0; i < count; i++)
+        items[i] = draw(w, m->count + (draw(w, 20) == 0));
+    int expected = claim_error(m);
+    if (!expected && m->committed)
+        expected = DRAY_EINVALID;
+    for (uint32_t i = 0; i < count && !expected; i++)
+        expected = items[i] >= m->count ? DRAY_EINVALID : DRAY_OK;
+    int rc =
+        dray__claim_fail(w->table, w->clients[m->client], m->ticket, items, count, "why", NULL);
+    CHECK(rc == expected);
+    if (rc)
+        return;
+    bool left = false;
+    for (uint32_t i = 0; i < (count ? count : m->count); i++)
+        if (m->slots[count ? items[i] : i] != DRAY__NONE)
+            model_give_back(w, m, count ? items[i] : i, true);
+    for (uint32_t i = 0; i < m->count; i++)
+        left |= m->slots[i] != DRAY__NONE;
+    m->failed = !left;
+}
+
+static void step_release(world *w)
+{
+    model_claim *m = any_claim(w);
+    if (!m)
+        return;
+    CHECK(dray__claim_release(w->table, w->clients[m->client], m->ticket));
+    CHECK(!dray__claim_release(w->table, w->clients[m->client], m->ticket));
+    model_release(w, m, false);
+}
+
+static void step_time(world *w)
+{
+    w->now += draw(w, 10);
+    int64_t next = INT64_MAX;
+    int64_t due = dray__table_expire(w->table, w->now);
+    for (int i = 0; i < CLAIMS; i++) {
+        model_claim *m = &w->claims[i];
+        if (!m->used || m->committed || claim_error(m))
+            continue;
+        if (m->hold <= w->now) {
+            model_give_back_all(w, m, true);
+            m->stale = true;
+        } else if (m->hold < next) {
+            next = m->hold;
+        }
+    }
+    CHECK(due == next);
+}
+
+static void step_client_ends(world *w)
+{
+    int c = (int)draw(w, CLIENTS);
+    bool died = draw(w, 2);
+    dray__client_end(w->table, w->clients[c], died, "died");
+    for (int i = 0; i < CLAIMS; i++)
+        if (w->claims[i].used && w->claims[i].client == c)
+            model_release(w, &w->claims[i], died);
+    make_client(w, c);
+}
+
+static void step_clear(world *w)
+{
+    if (!w->partition_count)
+        return;
+    uint32_t at = draw(w, w->partition_count);
+    model_partition *p = w->partitions[at];
+    unsigned mask = 0;
+    for (int t = 0; t < TASKS; t++)
+        mask |= (unsigned)finished(p, t) << t;
+    if (mask != 31 && draw(w, 3)) /* mostly those that are finished */
+        return;
+    CHECK(dray__table_clear(w->table, p->name, NULL) == DRAY_OK);
+    CHECK(dray__table_clear(w->table, p->name, NULL) == DRAY_OK);
+    int grave = 0;
+    while (w->graves[grave].name[0])
+        grave++;
+    memcpy(w->graves[grave].name, p->name, sizeof p->name);
+    w->graves[grave].finished = mask;
+    for (uint32_t k = 0; k < w->put_count; k++)
+        w->puts[k].cleared |= w->puts[k].generation == p->generation;
+    for (int i = 0; i < CLAIMS; i++) {
+        model_claim *m = &w->claims[i];
+        if (m->used && m->generation == p->generation && !m->committed && !claim_error(m))
+            m->gone = true;
+    }
+    w->partitions[at] = NULL;
+    memmove(&w->partitions[at], &w->partitions[at + 1],
+            (--w->partition_count - at) * sizeof w->partitions[0]);
+    free(p);
+}
+
+static void step_wait(world *w)
+{
+    char name[8];
+    snprintf(name, sizeof name, "p%u", draw(w, NAMES));
+    uint32_t task = draw(w, TASKS + 1);
+    const model_partition *p = find(w, name);
+    unsigned mask = task == TASKS ? 31u : 1u << task, done = 0;
+    int expected = DRAY_EAGAIN;
+    for (int t = 0; p && t < TASKS; t++)
+        done |= (unsigned)finished(p, t) << t;
+    if (p && (done & mask) == mask)
+        expected = DRAY_OK;
+    for (int i = 0; !p && i < NAMES; i++)
+        if (strcmp(w->graves[i].name, name) == 0)
+            expected = (w->graves[i].finished & mask) == mask ? DRAY_OK : DRAY_EGONE;
+    CHECK(dray__table_wait(w->table, name, task == TASKS ? DRAY__NONE : task, NULL) == expected);
+}
+
+static void (*const steps[])(world *) = {
+    step_insert, step_insert,      step_insert,  step_seal,    step_claim,
+    step_claim,  step_claim,       step_claim,   step_claim,   step_claim,
+    step_commit, step_commit,      step_commit,  step_commit,  step_commit,
+    step_fail,   step_release,     step_release, step_release, step_release,
+    step_time,   step_client_ends, step_clear,   step_clear,   step_wait,
+};
+
+static uint64_t run_history(uint64_t seed, int length)
+{
+    world *w = calloc(1, sizeof *w);
+    w->seed = seed;
+    w->step = 1;
+    CHECK(dray__table_new("q", task_names, TASKS, CAPACITY_ROWS, CAPACITY_BYTES, MAX_ATTEMPTS,
+                          &w->table, NULL) == DRAY_OK);
+    for (int c = 0; c < CLIENTS; c++)
+        make_client(w, c);
+    for (int i = 0; i < length; i++) {
+        w->step++;
+        if (i == length * 9 / 10) {
+            dray__table_end(w->table);
+            w->ended = true;
+        }
+        if (draw(w, 40) == 0)
+            change_chunk(w, (int)draw(w, CLIENTS));
+        steps[draw(w, sizeof steps / sizeof *steps)](w);
+        stamp(w);
+        check_world(w);
+    }
+    for (int i = 0; i < CLAIMS; i++)
+        if (w->claims[i].used)
+            CHECK(dray__claim_release(w->table, w->clients[w->claims[i].client],
+                                      w->claims[i].ticket));
+    while (w->partition_count) {
+        CHECK(dray__table_clear(w->table, w->partitions[0]->name, NULL) == DRAY_OK);
+        free(w->partitions[0]);
+        memmove(w->partitions, w->partitions + 1, --w->partition_count * sizeof *w->partitions);
+    }
+    CHECK(w->table->charged == 0 && w->table->hidden == 0 && w->table->rows == 0);
+    CHECK(w->table->put_count == 0 && w->table->claim_count == 0);
+    for (size_t i = 0; i < w->table->chunks.capacity; i++)
+        if (w->table->chunks.entries[i].key)
+            CHECK(((dray__chunk *)w->table->chunks.entries[i].value)->owner != NULL);
+    dray__table_free(w->table);
+    uint64_t digest = w->digest;
+    free(w);
+    return digest;
+}
+
+static void test_histories(void **state)
+{
+    (void)state;
+    const char *scale = getenv("DRAY_TEST_SCALE"), *given = getenv("DRAY_TEST_SEED");
+    int histories = 100 * (scale && atoi(scale) > 0 ? atoi(scale) : 1);
+    uint64_t base = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL) * 1000;
+    fprintf(stderr, "seeds %llu to %llu\n", (unsigned long long)base,
+            (unsigned long long)base + (unsigned)histories - 1);
+    for (int i = 0; i < histories; i++) {
+        uint64_t digest = run_history(base + (uint64_t)i, 500);
+        if (i % 20 == 0) /* the same requests give the same claims */
+            assert_true(digest == run_history(base + (uint64_t)i, 500));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_histories),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
