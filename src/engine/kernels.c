@@ -50,12 +50,14 @@ float dray__max(const float *x, int64_t count)
 
 /* e^x by 2^n · e^r, |r| <= ln 2 / 2: the polynomial and the split of ln 2 are those of Cephes' expf
  * (S. Moshier). At most 2 units in the last place off; plain arithmetic, so that loops over it
- * become vector code, which a call of expf prevents. Below -87 it gives e^-87, about 1.6e-38. */
+ * become vector code, which a call of expf prevents. Arguments are cut to [-80, 60], so that
+ * neither the result nor a quotient by it is denormal, which is slow: no softmax or sigmoid in
+ * single precision can tell. NaN stays NaN. */
 static inline float exp_of(float x)
 {
     const float round = 12582912.0f; /* 1.5 · 2^23: adding it rounds to an integer */
-    x = x > 88.0f ? 88.0f : x;
-    x = x < -87.0f ? -87.0f : x;
+    x = x > 60.0f ? 60.0f : x;
+    x = x < -80.0f ? -80.0f : x;
     float shifted = x * 1.44269504088896341f + round;
     float n = shifted - round;
     float r = x - n * 0.693359375f;

@@ -154,7 +154,7 @@ void dray__pick_rows(const float *from, const int64_t *rows, int64_t count, int6
 
 /* Rows of at most this many tokens (or one row) are computed at a time: keeps the state in cache.
  */
-#define DRAY__CHUNK_TOKENS 768
+#define DRAY__CHUNK_TOKENS 256
 
 typedef struct dray__chunk {
     uint32_t rows; /* with a response */

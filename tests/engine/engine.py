@@ -1,0 +1,122 @@
+"""What the engine's Python tests share: models made by transformers, and the helper program."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+
+try:
+    import torch
+    import transformers
+    from safetensors.torch import load_file
+except ImportError as missing:
+    print(f"skipped: {missing}")
+    sys.exit(77)
+
+HELPER = os.path.join(os.environ["DRAY_BUILD_DIR"], "engine_helper_engine")
+SEED = int(os.environ.get("DRAY_TEST_SEED", random.randrange(1 << 31)))
+SCALE = int(os.environ.get("DRAY_TEST_SCALE", "1"))
+
+torch.set_num_threads(1)
+torch.manual_seed(SEED)
+rng = random.Random(SEED)
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+FAMILIES = {
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+}
+
+
+def make_model(family, **changes):
+    """A random model of the family. Biases and norms are made random too: their defaults would
+    hide them."""
+    sizes = dict(vocab_size=259, hidden_size=48, intermediate_size=80, num_hidden_layers=3,
+                 num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=128,
+                 tie_word_embeddings=False, pad_token_id=None, bos_token_id=None,
+                 eos_token_id=None)
+    if family == "qwen3":
+        sizes["head_dim"] = 16
+    sizes.update(changes)
+    config, model = FAMILIES[family]
+    made = model(config(**sizes, attn_implementation="eager")).float().eval()
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+            elif name.endswith("bias"):
+                parameter.normal_(0, 0.3)
+            else:
+                parameter.normal_(0, 0.15)
+    return made
+
+
+def load(folder):
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def save(model, folder, dtype=torch.float32, **options):
+    """Saves the model in dtype and returns it as a reader in float32 sees it."""
+    model.to(dtype).save_pretrained(folder, **options)
+    return load(folder)
+
+
+def call(request, fails=False):
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(request, file)
+        file.flush()
+        # the helper frees nothing before it ends
+        environment = dict(os.environ, ASAN_OPTIONS="detect_leaks=0")
+        done = subprocess.run([HELPER, file.name], stdout=subprocess.PIPE, text=True,
+                              timeout=120, env=environment)
+    answer = json.loads(done.stdout) if done.stdout else {"error": f"status {done.returncode}"}
+    if ("error" in answer) != fails:
+        raise AssertionError(f"seed {SEED}: {request.get('do')}: {str(answer)[:500]}")
+    return answer
+
+
+def random_tokens(count, vocabulary=259):
+    return [rng.randrange(vocabulary) for _ in range(count)]
+
+
+def random_rows(rows, vocabulary=259, prompt=(1, 9), response=(0, 7)):
+    return ([random_tokens(rng.randint(*prompt), vocabulary) for _ in range(rows)],
+            [random_tokens(rng.randint(*response), vocabulary) for _ in range(rows)])
+
+
+def logits_of(model, tokens):
+    return model(torch.tensor([tokens])).logits[0]
+
+
+def response_logprobs(model, prompts, responses, temperature=1.0):
+    """Log-probs and entropies of all response tokens, row after row, with gradients."""
+    logprobs, entropies = [], []
+    for prompt, response in zip(prompts, responses):
+        if not response:
+            continue
+        z = logits_of(model, prompt + response)[len(prompt) - 1:-1] / temperature
+        log_softmax = torch.log_softmax(z, -1)
+        logprobs.append(log_softmax.gather(1, torch.tensor(response)[:, None])[:, 0])
+        entropies.append(-(log_softmax.exp() * log_softmax).sum(-1))
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+def expect_close(what, found, expected, tolerance):
+    found, expected = torch.as_tensor(found).double(), torch.as_tensor(expected).double()
+    if found.shape != expected.shape:
+        raise AssertionError(f"{what}: shape {found.shape}, expected {expected.shape}")
+    worst = (found - expected).abs().max().item() if found.numel() else 0.0
+    if not worst < tolerance:
+        raise AssertionError(f"seed {SEED}: {what}: differs by {worst}, allowed {tolerance}")
+
+
+def main(tests):
+    print(f"seed {SEED}")
+    for test in tests:
+        test()
+        print(f"ok {test.__name__}", flush=True)

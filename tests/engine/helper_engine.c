@@ -1,0 +1,302 @@
+/* The reference engine as a program for tests in Python: reads one JSON request from a file, runs
+ * it on as many ranks as it says, and prints one JSON answer (of rank 0).
+ *
+ *   {"do": "logits", "model": DIR, "ranks": 2, "tokens": [...]}
+ *   {"do": "logprobs", "model": DIR, "ranks": 2, "with": "generator" | "trainer",
+ *    "prompts": [[...]], "responses": [[...]], "temperature": 1}
+ *   {"do": "generate", "model": DIR, "ranks": 2, "prompts": [[...]], "temperature": 1, "seed": 1,
+ *    "max_new_tokens": 8, "eos": -1}
+ *   {"do": "init", "like": DIR, "ranks": 2, "seed": 1, "out": DIR}
+ *   {"do": "train", "model": DIR, "ranks": 2, "options": {...}, "steps": [{"lr": 1e-3, "norm": 0,
+ *    "batches": [{"loss": "sft" | "policy", "prompts": ..., "responses": ..., ...}]}], "out": DIR}
+ *
+ * An error of the library is the answer {"error": NAME, "message": TEXT}. */
+#include "engine/generator.h"
+#include "engine/trainer.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static dray_error error;
+
+static json_t *failed(int code)
+{
+    return json_pack("{s:s, s:s}", "error", dray_error_name(code), "message", error.message);
+}
+
+static const char *text(const json_t *json, const char *key)
+{
+    return json_string_value(json_object_get(json, key));
+}
+
+static double number(const json_t *json, const char *key, double absent)
+{
+    const json_t *value = json_object_get(json, key);
+    return value ? json_number_value(value) : absent;
+}
+
+static dray__tokens ragged(const json_t *json)
+{
+    size_t rows = json_array_size(json), total = 0;
+    uint64_t *offsets = calloc(rows + 1, sizeof *offsets);
+    for (size_t i = 0; i < rows; i++)
+        offsets[i + 1] = total += json_array_size(json_array_get(json, i));
+    int32_t *values = calloc(total + 1, sizeof *values), *at = values;
+    for (size_t i = 0; i < rows; i++)
+        for (size_t j = 0; j < json_array_size(json_array_get(json, i)); j++)
+            *at++ = (int32_t)json_integer_value(json_array_get(json_array_get(json, i), j));
+    return (dray__tokens){values, offsets};
+}
+
+static dray__sequences sequences(const json_t *json)
+{
+    const json_t *prompts = json_object_get(json, "prompts");
+    return (dray__sequences){(uint32_t)json_array_size(prompts), ragged(prompts),
+                             ragged(json_object_get(json, "responses"))};
+}
+
+static float *floats(const json_t *json)
+{
+    if (!json_array_size(json))
+        return NULL;
+    float *values = calloc(json_array_size(json), sizeof *values);
+    for (size_t i = 0; i < json_array_size(json); i++)
+        values[i] = (float)json_number_value(json_array_get(json, i));
+    return values;
+}
+
+static json_t *list(const float *values, size_t count)
+{
+    json_t *json = json_array();
+    for (size_t i = 0; i < count; i++)
+        json_array_append_new(json, json_real(values[i]));
+    return json;
+}
+
+/* ---- the generator -----------------------------------------------------------------------------
+ */
+
+static json_t *do_logits(const json_t *request, dray__generator *g)
+{
+    const json_t *tokens = json_object_get(request, "tokens");
+    size_t count = json_array_size(tokens);
+    size_t width = (size_t)dray__generator_config(g)->vocab_size;
+    json_t *rows = json_pack("[O]", tokens);
+    dray__tokens packed = ragged(rows);
+    float *logits = calloc(count * width, sizeof *logits);
+    int code = dray__generator_logits(g, packed.values, count, logits, &error);
+    return code == DRAY_OK ? json_pack("{s:o}", "logits", list(logits, count * width))
+                           : failed(code);
+}
+
+static json_t *scores(int code, const dray__sequences *s, const float *logprobs,
+                      const float *entropy)
+{
+    size_t count = s->response.offsets[s->rows];
+    return code == DRAY_OK ? json_pack("{s:o, s:o}", "logprobs", list(logprobs, count), "entropy",
+                                       list(entropy, count))
+                           : failed(code);
+}
+
+static json_t *do_logprobs(const json_t *request, dray__generator *g)
+{
+    dray__sequences s = sequences(request);
+    size_t count = s.response.offsets[s.rows];
+    float *logprobs = calloc(count + 1, sizeof(float)), *entropy = calloc(count + 1, sizeof(float));
+    int code = dray__generator_logprobs(g, &s, number(request, "temperature", 1), logprobs, entropy,
+                                        &error);
+    return scores(code, &s, logprobs, entropy);
+}
+
+static json_t *do_generate(const json_t *request, dray__generator *g)
+{
+    dray__generate_options options = DRAY__GENERATE_OPTIONS_INIT;
+    options.rows = (uint32_t)json_array_size(json_object_get(request, "prompts"));
+    options.prompt = ragged(json_object_get(request, "prompts"));
+    options.seed = (uint64_t)number(request, "seed", 0);
+    options.temperature = number(request, "temperature", 1);
+    options.max_new_tokens = (uint32_t)number(request, "max_new_tokens", 1);
+    options.eos_token = (int32_t)number(request, "eos", -1);
+    dray__generation out;
+    int code = dray__generate(g, &options, &out, &error);
+    if (code != DRAY_OK)
+        return failed(code);
+    json_t *rows = json_array(), *finish = json_array();
+    for (uint32_t i = 0; i < out.rows; i++) {
+        json_t *row = json_array();
+        for (uint64_t j = out.offsets[i]; j < out.offsets[i + 1]; j++)
+            json_array_append_new(row, json_integer(out.tokens[j]));
+        json_array_append_new(rows, row);
+        json_array_append_new(finish, json_integer(out.finish[i]));
+    }
+    return json_pack("{s:o, s:o, s:o}", "responses", rows, "finish", finish, "logprobs",
+                     list(out.logprobs, out.offsets[out.rows]));
+}
+
+static json_t *with_generator(const json_t *request, dray__group *group,
+                              json_t *(*function)(const json_t *, dray__generator *))
+{
+    dray_model_config config;
+    dray__generator *g = NULL;
+    int code = dray__engine_config_load(text(request, "model"), &config, &error);
+    if (code == DRAY_OK)
+        code = dray__generator_open(&config, group, &g, &error);
+    if (code == DRAY_OK)
+        code = dray__generator_load(g, text(request, "model"), &error);
+    json_t *answer = code == DRAY_OK ? function(request, g) : failed(code);
+    dray__generator_close(g);
+    return answer;
+}
+
+/* ---- the trainer -------------------------------------------------------------------------------
+ */
+
+static int accumulate(const json_t *json, dray__trainer *t)
+{
+    dray__policy_batch batch = DRAY__POLICY_BATCH_INIT;
+    batch.sequences = sequences(json);
+    if (strcmp(text(json, "loss"), "sft") == 0)
+        return dray__trainer_accumulate_sft(t, &batch.sequences, &error);
+    batch.temperature = number(json, "temperature", 1);
+    batch.advantages = floats(json_object_get(json, "advantages"));
+    batch.token_advantages = json_is_true(json_object_get(json, "token_advantages"));
+    batch.old_logprobs = floats(json_object_get(json, "old"));
+    batch.ref_logprobs = floats(json_object_get(json, "ref"));
+    batch.token_weights = floats(json_object_get(json, "weights"));
+    batch.clip_low = number(json, "clip_low", 0);
+    batch.clip_high = number(json, "clip_high", 0);
+    batch.kl_coefficient = number(json, "kl", 0);
+    batch.entropy_coefficient = number(json, "entropy", 0);
+    return dray__trainer_accumulate_policy(t, &batch, &error);
+}
+
+static json_t *step_answer(const dray__step_stats *s)
+{
+    return json_pack("{s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "step", (json_int_t)s->step,
+                     "tokens", (json_int_t)s->tokens, "loss", s->loss, "norm", s->gradient_norm,
+                     "entropy", s->entropy, "clip_fraction", s->clip_fraction, "kl", s->kl,
+                     "ratio_mean", s->ratio_mean, "ratio_max", s->ratio_max);
+}
+
+static json_t *do_train(const json_t *request, dray__trainer *t)
+{
+    json_t *answers = json_array();
+    const json_t *steps = json_object_get(request, "steps");
+    int code = DRAY_OK;
+    for (size_t i = 0; code == DRAY_OK && i < json_array_size(steps); i++) {
+        const json_t *step = json_array_get(steps, i), *batches = json_object_get(step, "batches");
+        for (size_t j = 0; code == DRAY_OK && j < json_array_size(batches); j++)
+            code = accumulate(json_array_get(batches, j), t);
+        dray__step_options options = DRAY__STEP_OPTIONS_INIT;
+        options.learning_rate = number(step, "lr", 0);
+        options.max_norm = number(step, "norm", 0);
+        options.tokens = (uint64_t)number(step, "tokens", 0);
+        dray__step_stats stats;
+        if (code == DRAY_OK)
+            code = dray__trainer_step(t, &options, &stats, &error);
+        if (code == DRAY_OK)
+            json_array_append_new(answers, step_answer(&stats));
+        if (code == DRAY_OK && text(step, "save"))
+            code = dray__trainer_save(t, text(step, "save"), &error);
+    }
+    if (code == DRAY_OK && text(request, "out"))
+        code = dray__trainer_write_model(t, text(request, "out"), &error);
+    return code == DRAY_OK ? json_pack("{s:o}", "steps", answers) : failed(code);
+}
+
+static json_t *do_trainer_logprobs(const json_t *request, dray__trainer *t)
+{
+    dray__sequences s = sequences(request);
+    size_t count = s.response.offsets[s.rows];
+    float *logprobs = calloc(count + 1, sizeof(float)), *entropy = calloc(count + 1, sizeof(float));
+    int code =
+        dray__trainer_logprobs(t, &s, number(request, "temperature", 1), logprobs, entropy, &error);
+    return scores(code, &s, logprobs, entropy);
+}
+
+static json_t *with_trainer(const json_t *request, dray__group *group,
+                            json_t *(*function)(const json_t *, dray__trainer *))
+{
+    const json_t *given = json_object_get(request, "options");
+    const char *model = text(request, "model");
+    dray__trainer_options options = DRAY__TRAINER_OPTIONS_INIT;
+    options.beta1 = number(given, "beta1", 0);
+    options.beta2 = number(given, "beta2", 0);
+    options.epsilon = number(given, "epsilon", 0);
+    options.weight_decay = number(given, "weight_decay", 0);
+    dray_model_config config;
+    dray__trainer *t = NULL;
+    int code = dray__engine_config_load(model ? model : text(request, "like"), &config, &error);
+    if (code == DRAY_OK)
+        code = dray__trainer_open(&config, group, &options, &t, &error);
+    if (code == DRAY_OK && json_is_true(json_object_get(request, "restore")))
+        code = dray__trainer_restore(t, model, &error);
+    else if (code == DRAY_OK && model)
+        code = dray__trainer_load(t, model, &error);
+    else if (code == DRAY_OK)
+        code = dray__trainer_init(t, (uint64_t)number(request, "seed", 0), &error);
+    json_t *answer = code == DRAY_OK ? function(request, t) : failed(code);
+    dray__trainer_close(t);
+    return answer;
+}
+
+/* ---- ranks -------------------------------------------------------------------------------------
+ */
+
+static json_t *run(const json_t *request, dray__group *group)
+{
+    const char *what = text(request, "do");
+    const char *with = text(request, "with");
+    if (strcmp(what, "logits") == 0)
+        return with_generator(request, group, do_logits);
+    if (strcmp(what, "generate") == 0)
+        return with_generator(request, group, do_generate);
+    if (strcmp(what, "logprobs") == 0 && with && strcmp(with, "trainer") == 0)
+        return with_trainer(request, group, do_trainer_logprobs);
+    if (strcmp(what, "logprobs") == 0)
+        return with_generator(request, group, do_logprobs);
+    if (strcmp(what, "train") == 0 || strcmp(what, "init") == 0)
+        return with_trainer(request, group, do_train);
+    return json_pack("{s:s, s:s}", "error", "?", "message", what);
+}
+
+static int run_rank(const json_t *request, int fd, uint32_t rank, uint32_t ranks)
+{
+    dray__group *group = NULL;
+    int code = DRAY_OK;
+    if (fd >= 0)
+        code = dray__group_open(fd, rank, ranks, 0, &group, &error);
+    json_t *answer = code == DRAY_OK ? run(request, group) : failed(code);
+    int bad = json_object_get(answer, "error") != NULL;
+    if (rank == 0) {
+        json_dumpf(answer, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
+        fflush(stdout);
+    }
+    dray__group_close(group);
+    return bad;
+}
+
+int main(int argc, char **argv)
+{
+    json_error_t problem;
+    json_t *request = argc == 2 ? json_load_file(argv[1], 0, &problem) : NULL;
+    if (!request) {
+        fprintf(stderr, "usage: helper_engine REQUEST.json\n");
+        return 2;
+    }
+    uint32_t ranks = (uint32_t)number(request, "ranks", 0);
+    int fd = -1;
+    if (ranks > 0 && dray__group_create(ranks, 0, &fd, &error) != DRAY_OK)
+        return 3;
+    for (uint32_t rank = 1; rank < ranks; rank++)
+        if (fork() == 0)
+            _exit(run_rank(request, fd, rank, ranks));
+    int bad = run_rank(request, fd, 0, ranks), status;
+    while (wait(&status) > 0)
+        bad |= status != 0;
+    return bad;
+}
