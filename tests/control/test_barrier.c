@@ -191,8 +191,8 @@ static void the_dead_are_named(void **state)
     dray_context *watcher = fixture_open(&f, "watcher", "tool", 0);
     for (int round = 0; round < 10 * fixture_scale(); round++) {
         int count = 1 + (int)draw(5), pipes[8][2];
-        pid_t children[8];
-        uint64_t members[8];
+        pid_t children[8] = {0};
+        uint64_t members[8] = {0};
         for (int i = 0; i < count; i++) {
             assert_int_equal(pipe(pipes[i]), 0);
             children[i] = fork();
@@ -245,7 +245,7 @@ static void deaths_at_any_moment_free_the_others(void **state)
 {
     (void)state;
     for (int round = 0; round < 8 * fixture_scale(); round++) {
-        pid_t children[4];
+        pid_t children[4] = {0};
         int count = 2 + (int)draw(3);
         for (int i = 0; i < count; i++) {
             children[i] = fork();

@@ -286,24 +286,24 @@ static void payloads_come_back(void **state)
     (void)state;
     static const size_t sizes[] = {0, 1, 31, 4096, 16384, 16385, 1 << 20, 9000001, DRAY__FRAME_MAX};
     const char *addresses[] = {f.unix_address, f.tcp_address};
+    uint8_t *data = malloc(DRAY__FRAME_MAX);
+    for (uint32_t k = 0; k < DRAY__FRAME_MAX; k += 4) {
+        uint32_t word = k * 2654435761u;
+        memcpy(data + k, &word, sizeof word);
+    }
     for (int a = 0; a < 2; a++) {
         dray_context *context = fixture_open_at(addresses[a], "echo", "task", 0);
         dray__channel *channel;
         assert_int_equal(dray__channel_open(context, &channel, NULL), DRAY_OK);
         dray__writer w = {0};
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-            uint8_t *data = dray__put_space(&w, sizes[i]);
-            for (size_t k = 0; k < sizes[i]; k++)
-                data[k] = (uint8_t)(k * 2654435761u >> 13);
+            dray__put_bytes(&w, data, sizes[i]);
             dray__reply reply;
-            dray_error error;
             int64_t deadline = dray__deadline(60 * DRAY__SECOND);
-            assert_int_equal(dray__call(channel, ECHO, &w, NULL, 0, deadline, &reply, &error),
+            assert_int_equal(dray__call(channel, ECHO, &w, NULL, 0, deadline, &reply, NULL),
                              DRAY_OK);
             assert_int_equal(reply.payload.size, sizes[i]);
-            for (size_t k = 0; k < sizes[i]; k++)
-                if (reply.payload.data[k] != (uint8_t)(k * 2654435761u >> 13))
-                    fail_msg("byte %zu of %zu differs", k, sizes[i]);
+            assert_true(sizes[i] == 0 || memcmp(reply.payload.data, data, sizes[i]) == 0);
         }
         dray_error error;
         assert_non_null(dray__put_space(&w, (size_t)DRAY__FRAME_MAX + 1));
@@ -313,6 +313,7 @@ static void payloads_come_back(void **state)
         dray__channel_close(channel);
         dray_close(context);
     }
+    free(data);
 }
 
 static void late_replies_are_dropped(void **state)

@@ -48,15 +48,15 @@ static uint64_t count_spans(const char *path, uint64_t *lost)
 {
     dray__spans *spans;
     dray__span span;
-    uint64_t count = 0;
+    uint64_t count = 0, wrong = 0;
     assert_int_equal(dray__spans_open(path, &spans, NULL), DRAY_OK);
     int status;
     while ((status = dray__spans_next(spans, &span, NULL)) == DRAY_OK) {
-        assert_true(span.begin_ns == span.step);
-        assert_true(span.end_ns >= span.begin_ns);
+        wrong += span.begin_ns != span.step || span.end_ns < span.begin_ns;
         count++;
     }
     assert_int_equal(status, DRAY_EEND);
+    assert_int_equal(wrong, 0);
     if (lost)
         *lost = dray__spans_lost(spans);
     dray__spans_close(spans);
@@ -78,7 +78,7 @@ static void nothing_is_recorded_when_off(void **state)
     assert_int_equal(dray_trace_open("/nowhere/at/all", "x", &error), DRAY_ESYS);
 }
 
-enum { THREADS = 8, EACH = 20000 };
+enum { THREADS = 4, EACH = 20000 };
 
 static void *record(void *user)
 {
@@ -163,7 +163,8 @@ static void truncations_and_flips_lose_only_what_follows(void **state)
     assert_true(size > 500 && size < (ssize_t)sizeof data);
     uint64_t last = 0;
     for (ssize_t cut = 1; cut <= size; cut++) {
-        fd = open(path_of("cut.spans"), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        unlink(path_of("cut.spans")); /* some file systems sync what is truncated and rewritten */
+        fd = open(path_of("cut.spans"), O_WRONLY | O_CREAT | O_EXCL, 0600);
         assert_int_equal(write(fd, data, (size_t)cut), cut);
         close(fd);
         dray__spans *spans;
@@ -181,7 +182,8 @@ static void truncations_and_flips_lose_only_what_follows(void **state)
         uint8_t flipped[4096];
         memcpy(flipped, data, (size_t)size);
         flipped[at] ^= (uint8_t)(1 << (at % 8));
-        fd = open(path_of("cut.spans"), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        unlink(path_of("cut.spans")); /* some file systems sync what is truncated and rewritten */
+        fd = open(path_of("cut.spans"), O_WRONLY | O_CREAT | O_EXCL, 0600);
         assert_int_equal(write(fd, flipped, (size_t)size), size);
         close(fd);
         dray__spans *spans;
