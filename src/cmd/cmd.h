@@ -17,6 +17,7 @@
  * XX(name, summary). An empty summary keeps one out of the list (those that the program starts). */
 #define CMD_MAP(XX)                                                                                \
     XX(inspect, "print what a checkpoint holds, and whether it is complete")                       \
+    XX(verify, "say whether two checkpoints or sessions hold the same weights")                    \
     XX(serve, "run a coordinator on its own")                                                      \
     XX(status, "ask a coordinator what it knows")                                                  \
     XX(plan, "say what an update would move, from whom to whom, and how long it takes")            \

@@ -71,7 +71,7 @@ void dray__registry_handle(dray__registry *registry, const dray__party *party, u
 void dray__registry_expired(dray__registry *registry, void *ticket, int gone);
 /* All that the member had opened ends. */
 void dray__registry_member_ended(dray__registry *registry, uint64_t member);
-/* Adds "models". */
+/* Adds "publishers", "versions", "groups", "subscribers". */
 void dray__registry_status(dray__registry *registry, json_t *object);
 
 #endif

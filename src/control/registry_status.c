@@ -1,49 +1,64 @@
-/* What `dray status` shows of the registry. */
+/* What `dray status` shows of the registry: flat lists, a table each. */
 #include "control/registry_state.h"
 
 #include <dray/weights.h>
 
-static json_t *publishers(const struct gang *gang)
+static void add(json_t *list, json_t *row)
 {
-    json_t *list = json_array();
+    if (row)
+        json_array_append_new(list, row);
+}
+
+static void add_publishers(json_t *list, const struct gang *gang)
+{
+    const char *state = gang->broken ? "broken" : gang->incarnation ? "whole" : "forming";
     for (uint32_t i = 0; i < gang->set.world && gang->set.entries; i++) {
         const struct entry *entry = gang->set.entries[i];
-        if (!entry)
-            continue;
-        json_array_append_new(
-            list, json_pack("{s:I, s:s, s:I, s:I, s:I}", "rank", (json_int_t)i, "name", entry->name,
-                            "member", (json_int_t)entry->member, "pid", (json_int_t)entry->pid,
-                            "published", (json_int_t)entry->published));
+        if (entry)
+            add(list,
+                json_pack("{s:s, s:I, s:s, s:I, s:I, s:s, s:I, s:I}", "model", gang->model->name,
+                          "incarnation", (json_int_t)gang->incarnation, "state", state, "rank",
+                          (json_int_t)i, "world", (json_int_t)gang->set.world, "name", entry->name,
+                          "member", (json_int_t)entry->member, "published",
+                          (json_int_t)entry->published));
     }
-    return list;
 }
 
-static json_t *versions(const struct gang *gang)
+static void add_versions(json_t *list, const struct gang *gang)
 {
-    json_t *list = json_array();
     for (const struct version *v = gang->versions; v; v = v->next)
-        json_array_append_new(
-            list, json_pack("{s:I, s:I, s:b, s:b, s:I, s:I}", "version", (json_int_t)v->number,
-                            "published", (json_int_t)v->published, "ready",
+        add(list, json_pack("{s:s, s:I, s:I, s:I, s:b, s:b, s:I, s:I}", "model", gang->model->name,
+                            "incarnation", (json_int_t)gang->incarnation, "version",
+                            (json_int_t)v->number, "ranks", (json_int_t)v->published, "ready",
                             dray__reg_ready(gang, v), "withdrawn", v->withdrawn, "readers",
                             (json_int_t)v->readers, "dropped", (json_int_t)v->dropped));
-    return list;
 }
 
-static json_t *gang_json(const struct gang *gang)
+/* A figure of the last update's report; null before the first. */
+static json_t *figure(const json_t *report, const char *key)
 {
-    return json_pack("{s:I, s:s, s:I, s:o, s:o}", "incarnation", (json_int_t)gang->incarnation,
-                     "state",
-                     gang->broken        ? "broken"
-                     : gang->incarnation ? "whole"
-                                         : "forming",
-                     "world", (json_int_t)gang->set.world, "ranks", publishers(gang), "versions",
-                     versions(gang));
+    json_t *value = json_object_get(report, key);
+    return value ? json_incref(value) : json_null();
 }
 
-static json_t *ranks(const struct group *group)
+static json_t *group_row(const struct group *group)
 {
-    json_t *list = json_array();
+    static const char *const states[] = {"empty", "whole", "torn"};
+    json_t *report = group->report ? json_loads(group->report, 0, NULL) : NULL;
+    json_t *row =
+        json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:I, s:o, s:o, s:o, s:o}", "model",
+                  group->model->name, "name", group->name, "ranks", (json_int_t)group->set.present,
+                  "world", (json_int_t)group->set.world, "version", (json_int_t)group->version,
+                  "incarnation", (json_int_t)group->incarnation, "state", states[group->state],
+                  "epoch", (json_int_t)group->epoch, "mode", figure(report, "mode"), "strategy",
+                  figure(report, "strategy"), "update_bytes", figure(report, "bytes"),
+                  "update_seconds", figure(report, "total_seconds"));
+    json_decref(report);
+    return row;
+}
+
+static void add_subscribers(json_t *list, const struct group *group)
+{
     for (uint32_t i = 0; i < group->set.world; i++) {
         const struct entry *entry = group->set.entries[i];
         if (!entry)
@@ -51,41 +66,28 @@ static json_t *ranks(const struct group *group)
         const char *doing = entry->begin.ticket ? "waits" : "idle";
         if (group->phase == ATTEMPT_MOVING)
             doing = entry->voted ? "voted" : entry->writing ? "writes" : "prepares";
-        json_array_append_new(list,
-                              json_pack("{s:I, s:s, s:I, s:I, s:s}", "rank", (json_int_t)i, "name",
-                                        entry->name, "member", (json_int_t)entry->member, "pid",
-                                        (json_int_t)entry->pid, "update", doing));
+        add(list, json_pack("{s:s, s:s, s:I, s:s, s:I, s:s}", "model", group->model->name, "group",
+                            group->name, "rank", (json_int_t)i, "name", entry->name, "member",
+                            (json_int_t)entry->member, "update", doing));
     }
-    return list;
-}
-
-static json_t *group_json(const struct group *group)
-{
-    static const char *const states[] = {"empty", "whole", "torn"};
-    json_t *report = group->report ? json_loads(group->report, 0, NULL) : NULL;
-    return json_pack("{s:s, s:I, s:I, s:I, s:s, s:I, s:o, s:o}", "name", group->name, "world",
-                     (json_int_t)group->set.world, "version", (json_int_t)group->version,
-                     "incarnation", (json_int_t)group->incarnation, "state", states[group->state],
-                     "epoch", (json_int_t)group->epoch, "ranks", ranks(group), "last_update",
-                     report ? report : json_null());
 }
 
 void dray__registry_status(dray__registry *r, json_t *object)
 {
-    json_t *models = json_array();
+    json_t *publishers = json_array(), *versions = json_array();
+    json_t *groups = json_array(), *subscribers = json_array();
     for (const struct model *model = r->models; model; model = model->next) {
-        json_t *gangs = json_array(), *groups = json_array();
-        for (const struct gang *gang = model->gangs; gang; gang = gang->next)
-            json_array_append_new(gangs, gang_json(gang));
-        for (const struct group *group = model->groups; group; group = group->next)
-            json_array_append_new(groups, group_json(group));
-        const struct gang *gang = NULL;
-        const struct version *newest = dray__reg_latest(model, &gang);
-        json_array_append_new(models,
-                              json_pack("{s:s, s:I, s:I, s:o, s:o}", "name", model->name, "version",
-                                        (json_int_t)(newest ? newest->number : 0), "incarnation",
-                                        (json_int_t)(gang ? gang->incarnation : 0), "publishers",
-                                        gangs, "groups", groups));
+        for (const struct gang *gang = model->gangs; gang; gang = gang->next) {
+            add_publishers(publishers, gang);
+            add_versions(versions, gang);
+        }
+        for (const struct group *group = model->groups; group; group = group->next) {
+            add(groups, group_row(group));
+            add_subscribers(subscribers, group);
+        }
     }
-    json_object_set_new(object, "models", models);
+    json_object_set_new(object, "publishers", publishers);
+    json_object_set_new(object, "versions", versions);
+    json_object_set_new(object, "groups", groups);
+    json_object_set_new(object, "subscribers", subscribers);
 }

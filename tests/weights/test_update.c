@@ -163,10 +163,216 @@ static void test_random_clusters(void **state)
     }
 }
 
+/* ---- one process: private memory, polled without waiting ---------------------------------------
+ */
+
+static int start_thread(void **state)
+{
+    (void)state;
+    fixture_start(&f, dray__registry_add);
+    return 0;
+}
+
+static void poll_both(engine *e, uint32_t count)
+{
+    int64_t deadline = dray__deadline(60 * DRAY__SECOND);
+    for (uint32_t left = (1u << count) - 1; left;) {
+        CHECK(dray__now() < deadline);
+        for (uint32_t i = 0; i < count; i++)
+            if ((left >> i & 1) && dray_update_poll(e[i].subscriber, NULL) == DRAY_OK)
+                left &= ~(1u << i);
+    }
+}
+
+static void test_one_process_with_private_memory(void **state)
+{
+    (void)state;
+    dray_model_config config = small_config(true, 7);
+    trainer t[2];
+    engine e[2];
+    for (uint32_t i = 0; i < 2; i++)
+        trainer_open(&t[i], f.unix_address, &config, DRAY_F32, i, 2, 11, DRAY_REGION_HOST);
+    for (uint32_t i = 0; i < 2; i++)
+        engine_open(&e[i], f.unix_address, &config, DRAY_F32, DRAY_BF16, "engine", i, 2);
+    for (uint64_t version = 1; version < 4; version++) {
+        for (uint32_t i = 0; i < 2; i++)
+            MUST(dray_publish(t[i].publisher, version, NULL, error));
+        for (uint32_t i = 0; i < 2; i++) {
+            dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+            options.min_version = version;
+            options.strategy = (int32_t)version - 1;
+            MUST(dray_update_start(e[i].subscriber, &options, error));
+            assert_int_equal(dray_update_start(e[i].subscriber, &options, NULL), DRAY_EBUSY);
+        }
+        poll_both(e, 2);
+        for (uint32_t i = 0; i < 2; i++) {
+            dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+            MUST(dray_update_finish(e[i].subscriber, &report, error));
+            assert_int_equal(report.link_bytes[DRAY_LINK_PROCESS], report.bytes);
+            assert_int_equal(report.planned, version == 1);
+            assert_int_equal(engine_wrong(&e[i], 10 + version), 0);
+        }
+        for (uint32_t i = 0; i < 2; i++) {
+            MUST(dray_publisher_wait(t[i].publisher, version, DRAY_WAIT_DEFAULT, NULL, error));
+            fill(t[i].layout, t[i].region, true, 11 + version);
+        }
+    }
+    /* a publisher that closes under its reader */
+    for (uint32_t i = 0; i < 2; i++)
+        MUST(dray_publish(t[i].publisher, 9, NULL, error));
+    for (uint32_t i = 0; i < 2; i++)
+        MUST(dray_update_start(e[i].subscriber, NULL, error));
+    while (dray_update_poll(e[0].subscriber, NULL) == DRAY_EAGAIN) {
+        int32_t group;
+        MUST(dray_subscriber_version(e[0].subscriber, NULL, NULL, &group, error));
+        dray_update_poll(e[1].subscriber, NULL);
+        dray_publisher_close(t[0].publisher);
+        t[0].publisher = NULL;
+    }
+    poll_both(e, 2);
+    int rc[2];
+    for (uint32_t i = 0; i < 2; i++)
+        rc[i] = dray_update_finish(e[i].subscriber, NULL, NULL);
+    assert_int_equal(rc[0] == DRAY_OK, rc[1] == DRAY_OK);
+    for (uint32_t i = 0; i < 2; i++)
+        engine_close(&e[i]);
+    for (uint32_t i = 0; i < 2; i++)
+        trainer_close(&t[i]);
+}
+
+/* ---- two engines that are cut differently, on different versions
+ * --------------------------------- */
+
+static void test_two_groups_on_two_versions(void **state)
+{
+    (void)state;
+    dray_model_config config = small_config(false, 2);
+    trainer t;
+    engine a[2], b[4];
+    trainer_open(&t, f.unix_address, &config, DRAY_BF16, 0, 1, 1, DRAY_REGION_SHARED);
+    for (uint32_t i = 0; i < 2; i++)
+        engine_open(&a[i], f.unix_address, &config, DRAY_BF16, DRAY_BF16, "a", i, 2);
+    for (uint32_t i = 0; i < 4; i++)
+        engine_open(&b[i], f.unix_address, &config, DRAY_BF16, DRAY_F32, "b", i, 4);
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    options.mode = DRAY_MODE_DISTRIBUTED; /* of one host: the same copies */
+    MUST(dray_publish(t.publisher, 1, NULL, error));
+    for (uint32_t i = 0; i < 2; i++)
+        MUST(dray_update_start(a[i].subscriber, &options, error));
+    poll_both(a, 2);
+    MUST(dray_publisher_wait(t.publisher, 1, DRAY_WAIT_DEFAULT, NULL, error));
+    fill(t.layout, t.region, false, 2);
+    MUST(dray_publish(t.publisher, 2, NULL, error));
+    for (uint32_t i = 0; i < 4; i++)
+        MUST(dray_update_start(b[i].subscriber, NULL, error));
+    poll_both(b, 4);
+    for (uint32_t i = 0; i < 6; i++) {
+        engine *e = i < 2 ? &a[i] : &b[i - 2];
+        uint64_t version;
+        int32_t group;
+        MUST(dray_update_finish(e->subscriber, NULL, error));
+        MUST(dray_subscriber_version(e->subscriber, &version, NULL, &group, error));
+        assert_int_equal(version, i < 2 ? 1 : 2);
+        assert_int_equal(group, DRAY_GROUP_WHOLE);
+        assert_int_equal(engine_wrong(e, version), 0);
+    }
+    for (uint32_t i = 0; i < 6; i++)
+        engine_close(i < 2 ? &a[i] : &b[i - 2]);
+    trainer_close(&t);
+}
+
+/* ---- what is refused ----------------------------------------------------------------------------
+ */
+
+static void run_private_trainer(void *user)
+{
+    const scene *s = user;
+    trainer t;
+    trainer_open(&t, f.unix_address, &s->config, DRAY_F32, 0, 1, 1, DRAY_REGION_HOST);
+    MUST(dray_publish(t.publisher, 1, NULL, error));
+    await_flag(s->board, 0);
+    trainer_close(&t);
+}
+
+static void test_private_memory_of_another_process(void **state)
+{
+    (void)state;
+    scene s = {.config = small_config(false, 0), .board = board_new()};
+    pid_t pid = spawn(run_private_trainer, &s);
+    engine e;
+    engine_open(&e, f.unix_address, &s.config, DRAY_F32, DRAY_F32, "engine", 0, 1);
+    dray_error said;
+    assert_int_equal(dray_update_weights(e.subscriber, NULL, NULL, &said), DRAY_EUNSUPPORTED);
+    assert_non_null(strstr(said.message, "shared"));
+    int32_t group;
+    MUST(dray_subscriber_version(e.subscriber, NULL, NULL, &group, error));
+    assert_int_equal(group, DRAY_GROUP_EMPTY);
+    raise_flag(s.board, 0);
+    must_end_well(pid);
+    /* AUTO with a path: nobody publishes, the checkpoint is there */
+    scene disk = {.config = s.config, .from = DRAY_F32, .seed = 3};
+    snprintf(disk.folder, sizeof disk.folder, "%s/checkpoint", f.folder);
+    write_checkpoint(&disk);
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+    options.path = disk.folder;
+    options.path_version = 77;
+    MUST(dray_update_weights(e.subscriber, &options, &report, error));
+    assert_int_equal(report.mode, DRAY_MODE_DISK);
+    assert_int_equal(report.version, 77);
+    assert_int_equal(engine_wrong(&e, 3), 0);
+    remove_folder(disk.folder);
+    assert_int_equal(dray_update_weights(e.subscriber, &options, &report, &said), DRAY_ENOENT);
+    engine_close(&e);
+    munmap(s.board, sizeof(board));
+}
+
+static void test_wrong_arguments(void **state)
+{
+    (void)state;
+    dray_model_config config = small_config(false, 0), other = small_config(false, 1);
+    trainer t;
+    engine e;
+    trainer_open(&t, f.unix_address, &config, DRAY_F32, 0, 1, 1, DRAY_REGION_SHARED);
+    engine_open(&e, f.unix_address, &other, DRAY_F32, DRAY_F32, "engine", 0, 1);
+    MUST(dray_publish(t.publisher, 1, NULL, error));
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    dray_error said;
+    assert_int_equal(dray_update_weights(e.subscriber, NULL, NULL, &said), DRAY_ESHAPE);
+    options.bucket_bytes = 1000;
+    assert_int_equal(dray_update_weights(e.subscriber, &options, NULL, NULL), DRAY_EINVALID);
+    options = (dray_update_options)DRAY_UPDATE_OPTIONS_INIT;
+    options.strategy = 3;
+    assert_int_equal(dray_update_weights(e.subscriber, &options, NULL, NULL), DRAY_EINVALID);
+    options.strategy = 0;
+    options.mode = DRAY_MODE_DISK;
+    assert_int_equal(dray_update_weights(e.subscriber, &options, NULL, NULL), DRAY_EINVALID);
+    options.mode = 9;
+    assert_int_equal(dray_update_weights(e.subscriber, &options, NULL, NULL), DRAY_EINVALID);
+    options.mode = 0;
+    options.size = 3;
+    assert_int_equal(dray_update_weights(e.subscriber, &options, NULL, NULL), DRAY_EVERSION);
+    options.size = sizeof options;
+    options.min_version = 2;
+    options.timeout_ns = DRAY__MILLISECOND;
+    assert_int_equal(dray_update_weights(e.subscriber, &options, NULL, &said), DRAY_ETIMEDOUT);
+    assert_non_null(strstr(said.message, "version >= 2"));
+    assert_int_equal(dray_update_poll(e.subscriber, NULL), DRAY_EINVALID);
+    assert_int_equal(dray_update_finish(e.subscriber, NULL, NULL), DRAY_EINVALID);
+    assert_int_equal(dray_publish(t.publisher, 1, NULL, NULL), DRAY_EINVALID);
+    assert_int_equal(dray_publisher_wait(t.publisher, 2, 0, NULL, NULL), DRAY_EINVALID);
+    engine_close(&e);
+    trainer_close(&t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_random_clusters, start, stop),
+        cmocka_unit_test_setup_teardown(test_one_process_with_private_memory, start_thread, stop),
+        cmocka_unit_test_setup_teardown(test_two_groups_on_two_versions, start_thread, stop),
+        cmocka_unit_test_setup_teardown(test_private_memory_of_another_process, start, stop),
+        cmocka_unit_test_setup_teardown(test_wrong_arguments, start_thread, stop),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

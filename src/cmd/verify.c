@@ -1,0 +1,275 @@
+/* dray verify: do two holders of a model hold the same bits? Each is a checkpoint, or a model of a
+ * running session: what its publishers announced, or what a group of engines committed. Checksums
+ * are compared that do not depend on how either side is sharded. */
+#include "cmd/cmd.h"
+
+#include <dray/weights.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct arguments {
+    const char *what[2];
+    bool json;
+} arguments;
+
+/* One of the two. */
+typedef struct side {
+    dray_checksums *sums;
+    dray_layout *layout; /* of a checkpoint: its shapes; else NULL */
+} side;
+
+typedef struct entry {
+    const char *name;
+    int32_t dtype;
+    uint64_t elements, sum;
+    const dray_tensor_info *tensor; /* NULL: shape unknown */
+} entry;
+
+static error_t parse(int key, char *text, struct argp_state *state)
+{
+    arguments *a = state->input;
+    if (key == 'j')
+        a->json = true;
+    else if (key == ARGP_KEY_ARG && state->arg_num < 2)
+        a->what[state->arg_num] = text;
+    else if (key == ARGP_KEY_ARG)
+        argp_error(state, "expected two things to compare, found '%s' too", text);
+    else if (key == ARGP_KEY_END && state->arg_num < 2)
+        argp_error(state, "expected two things to compare");
+    else
+        return ARGP_ERR_UNKNOWN;
+    return 0;
+}
+
+/* ---- reading ----------------------------------------------------------------------------------
+ */
+
+static int read_checkpoint(const char *path, side *out, dray_error *error)
+{
+    int status = dray_layout_safetensors(path, &out->layout, error);
+    if (status)
+        return status;
+    uint32_t count = dray_layout_region_count(out->layout);
+    dray_region **regions = calloc((size_t)count + 1, sizeof(dray_region *));
+    if (!regions)
+        abort();
+    status = dray_regions_for_layout(out->layout, 0, regions, error);
+    if (status == DRAY_OK)
+        status = dray_checksums_compute(out->layout, regions, &out->sums, error);
+    for (uint32_t i = 0; i < count; i++)
+        dray_region_free(regions[i]);
+    free(regions);
+    return status;
+}
+
+/* ADDRESS#MODEL or ADDRESS#MODEL@GROUP. Names of models may hold slashes and "@": the group is what
+ * follows the last one, when the coordinator knows no such model. */
+static int read_session(const char *text, side *out, dray_error *error)
+{
+    char *address = strdup(text);
+    if (!address)
+        abort();
+    char *model = strchr(address, '#');
+    *model++ = 0;
+    dray_options options = DRAY_OPTIONS_INIT;
+    options.address = address;
+    options.name = "dray verify";
+    options.role = "tool";
+    options.timeout_ns = 2000000000; /* a running session answers at once */
+    dray_context *context;
+    int status = dray_open(&options, &context, error);
+    if (status) {
+        free(address);
+        return status;
+    }
+    status = dray_checksums_fetch(context, model, NULL, &out->sums, error);
+    char *group = strrchr(model, '@');
+    if (status == DRAY_ENOENT && group && group[1]) {
+        *group++ = 0;
+        status = dray_checksums_fetch_group(context, model, group, NULL, &out->sums, error);
+    }
+    dray_close(context);
+    free(address);
+    return status;
+}
+
+static int read_side(const char *what, side *out, dray_error *error)
+{
+    bool session = (strncmp(what, "unix:", 5) == 0 || strncmp(what, "tcp:", 4) == 0) &&
+                   strchr(what, '#') != NULL;
+    return session ? read_session(what, out, error) : read_checkpoint(what, out, error);
+}
+
+static void close_side(side *s)
+{
+    dray_checksums_free(s->sums);
+    dray_layout_free(s->layout);
+}
+
+/* ---- comparing --------------------------------------------------------------------------------
+ */
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const entry *)a)->name, ((const entry *)b)->name);
+}
+
+static entry *entries_of(const side *s, uint32_t *count)
+{
+    *count = dray_checksums_count(s->sums);
+    entry *list = calloc((size_t)*count + 1, sizeof *list);
+    if (!list)
+        abort();
+    for (uint32_t i = 0; i < *count; i++) {
+        entry *e = &list[i];
+        uint32_t index;
+        dray_checksums_entry(s->sums, i, &e->name, &e->dtype, &e->elements, &e->sum, NULL);
+        if (s->layout && dray_layout_find(s->layout, e->name, &index, NULL) == DRAY_OK)
+            e->tensor = dray_layout_tensor(s->layout, index);
+    }
+    qsort(list, *count, sizeof *list, by_name);
+    return list;
+}
+
+static bool same_shape(const entry *a, const entry *b)
+{
+    if (a->elements != b->elements)
+        return false;
+    if (!a->tensor || !b->tensor)
+        return true;
+    if (a->tensor->ndim != b->tensor->ndim)
+        return false;
+    for (uint32_t d = 0; d < a->tensor->ndim; d++)
+        if (a->tensor->shape[d] != b->tensor->shape[d])
+            return false;
+    return true;
+}
+
+static const char *shape_text(const entry *e, char *out, size_t capacity)
+{
+    if (!e->tensor) {
+        snprintf(out, capacity, "%" PRIu64 " elements", e->elements);
+        return out;
+    }
+    size_t used = (size_t)snprintf(out, capacity, "[");
+    for (uint32_t d = 0; d < e->tensor->ndim && used < capacity; d++)
+        used += (size_t)snprintf(out + used, capacity - used, "%s%" PRId64, d ? "," : "",
+                                 e->tensor->shape[d]);
+    if (used < capacity)
+        snprintf(out + used, capacity - used, "]");
+    return out;
+}
+
+static void note(json_t *list, const char *tensor, const char *what, const char *a, const char *b)
+{
+    json_t *row =
+        json_pack("{s:s, s:s, s:s?, s:s?}", "tensor", tensor, "difference", what, "a", a, "b", b);
+    if (!row || json_array_append_new(list, row))
+        abort();
+}
+
+static void compare_entry(const entry *a, const entry *b, json_t *list)
+{
+    char text[2][128];
+    if (a->dtype != b->dtype) {
+        note(list, a->name, "dtype", dray_dtype_name((dray_dtype)a->dtype),
+             dray_dtype_name((dray_dtype)b->dtype));
+    } else if (!same_shape(a, b)) {
+        note(list, a->name, "shape", shape_text(a, text[0], sizeof text[0]),
+             shape_text(b, text[1], sizeof text[1]));
+    } else if (a->sum != b->sum) {
+        snprintf(text[0], sizeof text[0], "%016" PRIx64, a->sum);
+        snprintf(text[1], sizeof text[1], "%016" PRIx64, b->sum);
+        note(list, a->name, "content", text[0], text[1]);
+    }
+}
+
+/* The differences, by name; *common gets the number of tensors on both sides. */
+static json_t *compare(const side *left, const side *right, uint64_t *common)
+{
+    uint32_t counts[2], i = 0, j = 0;
+    entry *a = entries_of(left, &counts[0]), *b = entries_of(right, &counts[1]);
+    json_t *list = json_array();
+    *common = 0;
+    while (i < counts[0] || j < counts[1]) {
+        int order = i == counts[0] ? 1 : j == counts[1] ? -1 : strcmp(a[i].name, b[j].name);
+        if (order < 0) {
+            note(list, a[i++].name, "missing", "there", NULL);
+        } else if (order > 0) {
+            note(list, b[j++].name, "missing", NULL, "there");
+        } else {
+            compare_entry(&a[i++], &b[j++], list);
+            ++*common;
+        }
+    }
+    free(a);
+    free(b);
+    return list;
+}
+
+/* ---- printing ---------------------------------------------------------------------------------
+ */
+
+static void print_text(const arguments *a, const json_t *list, uint64_t common)
+{
+    size_t index;
+    json_t *row;
+    if (json_array_size(list) == 0) {
+        printf("equal: %" PRIu64 " tensors\n", common);
+        return;
+    }
+    printf("%zu tensors differ\nA: %s\nB: %s\n", json_array_size(list), a->what[0], a->what[1]);
+    static const char *const headings[] = {"tensor", "difference", "A", "B", NULL};
+    cmd_table *table = cmd_table_new(headings);
+    json_array_foreach(list, index, row)
+    {
+        const char *left = json_string_value(json_object_get(row, "a"));
+        const char *right = json_string_value(json_object_get(row, "b"));
+        cmd_cell(table, "%s", json_string_value(json_object_get(row, "tensor")));
+        cmd_cell(table, "%s", json_string_value(json_object_get(row, "difference")));
+        cmd_cell(table, "%s", left ? left : "-");
+        cmd_cell(table, "%s", right ? right : "-");
+    }
+    cmd_table_print(table, stdout);
+}
+
+int cmd_verify(int argc, char **argv)
+{
+    static const struct argp_option options[] = {{"json", 'j', NULL, 0, "Print one object", 0},
+                                                 {0}};
+    static const struct argp argp = {
+        options,
+        parse,
+        "A B",
+        "Compare the weights that A and B hold, and list the tensors that differ.\v"
+        "A and B: a checkpoint (a folder or a file of safetensors), ADDRESS#MODEL (what the "
+        "publishers of a running session announced last) or ADDRESS#MODEL@GROUP (what a group of "
+        "engines committed last), as in unix:/run/dray.socket#policy@engine0. Exit status 1 when "
+        "they differ.",
+        NULL,
+        NULL,
+        NULL};
+    arguments a = {0};
+    cmd_parse(&argp, argc, argv, &a);
+    side sides[2] = {{0}, {0}};
+    dray_error error;
+    for (int i = 0; i < 2; i++)
+        if (read_side(a.what[i], &sides[i], &error)) {
+            close_side(&sides[0]);
+            close_side(&sides[1]);
+            return cmd_fail("verify", &error);
+        }
+    uint64_t common;
+    json_t *list = compare(&sides[0], &sides[1], &common);
+    bool equal = json_array_size(list) == 0;
+    if (a.json)
+        cmd_json_line(json_pack("{s:b, s:s, s:s, s:I, s:O}", "equal", equal, "a", a.what[0], "b",
+                                a.what[1], "tensors", (json_int_t)common, "differences", list));
+    else
+        print_text(&a, list, common);
+    json_decref(list);
+    close_side(&sides[0]);
+    close_side(&sides[1]);
+    return equal ? CMD_OK : CMD_FAILED;
+}

@@ -1,0 +1,486 @@
+/* weights: processes that die or stop at every step of an update, bytes that change where they must
+ * not. Survivors hear of it, no group ever says that it holds a mixed version, the next update
+ * repairs what was torn. */
+#include "weights/cluster.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#define SHORT (DRAY__SECOND)
+#define LONG (30 * DRAY__SECOND)
+
+enum { PARENT_SAYS_END, TRAINER_DEAD, RETRY, STOPPED, REPUBLISHED, PUBLISHED, ENGINE_DONE = 8 };
+
+static coordinator_fixture f;
+
+typedef struct scene {
+    dray_model_config config;
+    board *board;
+    uint32_t rank;
+    uint64_t seed;
+    const char *step; /* where the victim is killed */
+    bool again;       /* a process that replaces a dead one */
+    uint64_t round;   /* each makes two incarnations */
+} scene;
+
+static scene s;
+
+static int start(void **state)
+{
+    (void)state;
+    fixture_fork(&f, dray__registry_add);
+    s = (scene){.config = small_config(false, 3), .board = board_new(), .seed = 5};
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    munmap(s.board, sizeof(board));
+    fixture_stop(&f);
+    return 0;
+}
+
+/* ---- hooks -------------------------------------------------------------------------------------
+ */
+
+static void kill_self(void *user, const char *step)
+{
+    (void)user;
+    if (strcmp(step, s.step) == 0)
+        kill(getpid(), SIGKILL);
+}
+
+static void stop_self(void *user, const char *step)
+{
+    (void)user;
+    if (strcmp(step, s.step) != 0)
+        return;
+    dray__weights_hook(NULL, NULL);
+    raise_flag(s.board, STOPPED);
+    kill(getpid(), SIGSTOP);
+}
+
+/* Asks the parent to kill trainer 1, and goes on once it is dead. */
+static void kill_trainer(void *user, const char *step)
+{
+    (void)user;
+    if (strcmp(step, s.step) != 0)
+        return;
+    dray__weights_hook(NULL, NULL);
+    raise_flag(s.board, STOPPED);
+    await_flag(s.board, TRAINER_DEAD);
+}
+
+/* ---- one engine rank: an update that may fail, and one that must work --------------------------
+ */
+
+static int first_update(engine *e)
+{
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    options.timeout_ns = SHORT;
+    options.strategy = (int32_t)(s.seed % 3);
+    int64_t begin = dray__now();
+    dray_error said = {0};
+    int rc = dray_update_weights(e->subscriber, &options, NULL, &said);
+    CHECK(dray__now() - begin < LONG);
+    int32_t state;
+    uint64_t version;
+    MUST(dray_subscriber_version(e->subscriber, &version, NULL, &state, error));
+    if (rc == DRAY_OK) {
+        CHECK(engine_wrong(e, s.seed) == 0);
+    } else if (rc == DRAY_ETORN) {
+        CHECK(state == DRAY_GROUP_TORN);
+        CHECK(dray_subscriber_verify(e->subscriber, NULL) != DRAY_OK);
+    } else {
+        CHECK(state == DRAY_GROUP_EMPTY);
+        const uint8_t *base = dray_region_base(e->region[0]);
+        for (uint64_t i = 0; i < dray_region_bytes(e->region[0]); i++)
+            CHECK(base[i] == 0xA5);
+    }
+    CHECK(rc == DRAY_OK || said.message[0]);
+    return rc;
+}
+
+static void last_update(engine *e, uint64_t seed, uint64_t incarnation)
+{
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+    options.timeout_ns = LONG;
+    MUST(dray_update_weights(e->subscriber, &options, &report, error));
+    if (incarnation && report.incarnation != incarnation)
+        fprintf(stderr, "step %s: incarnation %" PRIu64 ", expected %" PRIu64 "\n", s.step,
+                report.incarnation, incarnation);
+    CHECK(!incarnation || report.incarnation == incarnation);
+    CHECK(engine_wrong(e, seed) == 0);
+    int32_t state;
+    MUST(dray_subscriber_version(e->subscriber, NULL, NULL, &state, error));
+    CHECK(state == DRAY_GROUP_WHOLE);
+    MUST(dray_subscriber_verify(e->subscriber, error));
+}
+
+static void open_engine(engine *e, uint32_t rank)
+{
+    engine_open(e, f.unix_address, &s.config, DRAY_F32, DRAY_BF16, "engine", rank, 2);
+}
+
+/* ---- an engine rank dies ------------------------------------------------------------------------
+ */
+
+static void steady_trainer(void *user)
+{
+    (void)user;
+    trainer t;
+    trainer_open(&t, f.unix_address, &s.config, DRAY_F32, s.rank, 2, s.seed, DRAY_REGION_SHARED);
+    MUST(dray_publish(t.publisher, 1, NULL, error));
+    await_flag(s.board, PARENT_SAYS_END);
+    trainer_close(&t);
+}
+
+static void surviving_engine(void *user)
+{
+    (void)user;
+    engine e;
+    open_engine(&e, 0);
+    s.board->number[0] = first_update(&e);
+    raise_flag(s.board, ENGINE_DONE);
+    MUST(dray_barrier(e.context, "again", 2, LONG, error));
+    last_update(&e, s.seed, 0);
+    /* nobody leaves before both have committed: a rank that leaves tears the group */
+    MUST(dray_barrier(e.context, "over", 2, LONG, error));
+    engine_close(&e);
+}
+
+static void dying_engine(void *user)
+{
+    (void)user;
+    engine e;
+    open_engine(&e, 1);
+    dray__weights_hook(kill_self, NULL);
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    options.strategy = (int32_t)(s.seed % 3);
+    dray_update_weights(e.subscriber, &options, NULL, NULL);
+    fprintf(stderr, "still alive after step %s\n", s.step);
+}
+
+static void replacing_engine(void *user)
+{
+    (void)user;
+    engine e;
+    open_engine(&e, 1);
+    MUST(dray_barrier(e.context, "again", 2, LONG, error));
+    last_update(&e, s.seed, 0);
+    MUST(dray_barrier(e.context, "over", 2, LONG, error));
+    engine_close(&e);
+}
+
+static const char *const engine_steps[] = {"begin", "plan",     "import", "writing",  "moving",
+                                           "moved", "verified", "voted",  "committed"};
+
+static void test_engine_rank_dies(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof engine_steps / sizeof *engine_steps; i++) {
+        memset((void *)s.board, 0, sizeof *s.board);
+        s.step = engine_steps[i];
+        s.seed++;
+        pid_t trainers[2], survivor, victim, replacement;
+        for (s.rank = 0; s.rank < 2; s.rank++)
+            trainers[s.rank] = spawn(steady_trainer, NULL);
+        survivor = spawn(surviving_engine, NULL);
+        victim = spawn(dying_engine, NULL);
+        int status = end_of(victim);
+        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+        await_flag(s.board, ENGINE_DONE);
+        bool before_writing = i < 3;
+        if (before_writing)
+            assert_int_not_equal(s.board->number[0], DRAY_OK);
+        replacement = spawn(replacing_engine, NULL);
+        must_end_well(survivor);
+        must_end_well(replacement);
+        raise_flag(s.board, PARENT_SAYS_END);
+        must_end_well(trainers[0]);
+        must_end_well(trainers[1]);
+    }
+}
+
+/* ---- a trainer rank dies ------------------------------------------------------------------------
+ */
+
+/* Rank 0 outlives rank 1: its incarnation is over, it must open again. */
+static void surviving_trainer(void *user)
+{
+    (void)user;
+    trainer t;
+    trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 2, s.seed, DRAY_REGION_SHARED);
+    dray_error said;
+    int first = dray_publish(t.publisher, 1, NULL, &said); /* rank 1 may be dead already */
+    CHECK(first == DRAY_OK || (first == DRAY_ESTALE && strstr(said.message, "rank 1")));
+    await_flag(s.board, RETRY);
+    int rc = dray_publish(t.publisher, 2, NULL, &said);
+    CHECK(rc == DRAY_ESTALE && strstr(said.message, "rank 1"));
+    if (first == DRAY_OK)
+        MUST(dray_publisher_wait(t.publisher, 1, SHORT, NULL, error));
+    trainer_close(&t);
+    trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 2, s.seed + 1000, DRAY_REGION_SHARED);
+    MUST(dray_publish(t.publisher, 1, NULL, error));
+    await_flag(s.board, PARENT_SAYS_END);
+    trainer_close(&t);
+}
+
+static void dying_trainer(void *user)
+{
+    (void)user;
+    trainer t;
+    if (s.again) {
+        trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 1, 2, s.seed + 1000,
+                     DRAY_REGION_SHARED);
+    } else {
+        trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 1, 2, s.seed, DRAY_REGION_SHARED);
+        dray__weights_hook(kill_self, NULL);
+    }
+    MUST(dray_publish(t.publisher, 1, NULL, error));
+    raise_flag(s.board, PUBLISHED);
+    if (!s.again && strcmp(s.step, "never") != 0)
+        MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
+    await_flag(s.board, PARENT_SAYS_END);
+    trainer_close(&t);
+}
+
+static void engine_of_dead_trainer(void *user)
+{
+    bool kills = *(bool *)user;
+    engine e;
+    open_engine(&e, s.rank);
+    if (kills)
+        dray__weights_hook(kill_trainer, NULL);
+    s.board->number[s.rank] = first_update(&e);
+    dray__weights_hook(NULL, NULL);
+    raise_flag(s.board, ENGINE_DONE + (int)s.rank);
+    last_update(&e, s.seed + 1000, 2 * s.round);
+    MUST(dray_barrier(e.context, "over", 2, LONG, error));
+    engine_close(&e);
+}
+
+/* engine_kills: the trainer is killed while an engine rank is at the step; else at its own step. */
+static void trainer_dies_at(const char *step, bool engine_kills)
+{
+    memset((void *)s.board, 0, sizeof *s.board);
+    bool yes = true, no = false;
+    s.step = step;
+    s.seed++;
+    s.again = false;
+    s.round++;
+    pid_t engines[2], survivor = spawn(surviving_trainer, NULL);
+    if (engine_kills)
+        s.step = "never";
+    pid_t victim = spawn(dying_trainer, NULL);
+    s.step = step;
+    if (engine_kills)
+        await_flag(s.board, PUBLISHED);
+    for (s.rank = 0; s.rank < 2; s.rank++)
+        engines[s.rank] = spawn(engine_of_dead_trainer, engine_kills && s.rank == 1 ? &yes : &no);
+    if (engine_kills) {
+        await_flag(s.board, STOPPED);
+        kill(victim, SIGKILL);
+    }
+    int status = end_of(victim);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    raise_flag(s.board, TRAINER_DEAD);
+    await_flag(s.board, ENGINE_DONE);
+    await_flag(s.board, ENGINE_DONE + 1);
+    /* all of the group or none of it */
+    assert_int_equal(s.board->number[0] == DRAY_OK, s.board->number[1] == DRAY_OK);
+    raise_flag(s.board, RETRY);
+    s.again = true;
+    pid_t replacement = spawn(dying_trainer, NULL);
+    must_end_well(engines[0]);
+    must_end_well(engines[1]);
+    raise_flag(s.board, PARENT_SAYS_END);
+    must_end_well(survivor);
+    must_end_well(replacement);
+}
+
+static void test_trainer_rank_dies_while_engines_read(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof engine_steps / sizeof *engine_steps; i++)
+        trainer_dies_at(engine_steps[i], true);
+}
+
+static void test_trainer_rank_dies_at_its_own_steps(void **state)
+{
+    (void)state;
+    static const char *const steps[] = {"summed", "published", "waited"};
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
+        trainer_dies_at(steps[i], false);
+}
+
+/* ---- a reader that hangs ------------------------------------------------------------------------
+ */
+
+static void impatient_trainer(void *user)
+{
+    (void)user;
+    trainer t;
+    trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 1, s.seed, DRAY_REGION_SHARED);
+    MUST(dray_publish(t.publisher, 1, NULL, error));
+    await_flag(s.board, STOPPED);
+    uint32_t dropped = 0;
+    MUST(dray_publisher_wait(t.publisher, 1, SHORT / 10, &dropped, error));
+    CHECK(dropped == 1);
+    fill(t.layout, t.region, false, s.seed + 1);
+    MUST(dray_publish(t.publisher, 2, NULL, error));
+    raise_flag(s.board, REPUBLISHED);
+    await_flag(s.board, PARENT_SAYS_END);
+    trainer_close(&t);
+}
+
+static void hanging_engine(void *user)
+{
+    (void)user;
+    engine e;
+    engine_open(&e, f.unix_address, &s.config, DRAY_F32, DRAY_F32, "engine", 0, 1);
+    dray__weights_hook(stop_self, NULL);
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    options.timeout_ns = LONG;
+    dray_error said = {0};
+    int rc = dray_update_weights(e.subscriber, &options, NULL, &said);
+    bool torn = strcmp(s.step, "import") != 0;
+    CHECK(rc == (torn ? DRAY_ETORN : DRAY_ESTALE));
+    CHECK(strstr(said.message, "dropped"));
+    int32_t state;
+    MUST(dray_subscriber_version(e.subscriber, NULL, NULL, &state, error));
+    CHECK(state == (torn ? DRAY_GROUP_TORN : DRAY_GROUP_EMPTY));
+    last_update(&e, s.seed + 1, 0);
+    engine_close(&e);
+}
+
+static void test_stopped_reader_is_dropped(void **state)
+{
+    (void)state;
+    static const char *const steps[] = {"import", "writing", "moving", "moved", "verified"};
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        memset((void *)s.board, 0, sizeof *s.board);
+        s.step = steps[i];
+        pid_t writer = spawn(impatient_trainer, NULL), reader = spawn(hanging_engine, NULL);
+        await_flag(s.board, REPUBLISHED);
+        kill(reader, SIGCONT);
+        must_end_well(reader);
+        raise_flag(s.board, PARENT_SAYS_END);
+        must_end_well(writer);
+    }
+}
+
+/* ---- bytes that change
+ * --------------------------------------------------------------------------- */
+
+/* A trainer and an engine in this process; the coordinator in a thread. */
+typedef struct pair {
+    trainer t;
+    engine e;
+} pair;
+
+static void pair_open(pair *p, dray_region_kind kind, dray_dtype to)
+{
+    trainer_open(&p->t, f.unix_address, &s.config, DRAY_F32, 0, 1, s.seed, kind);
+    engine_open(&p->e, f.unix_address, &s.config, DRAY_F32, to, "engine", 0, 1);
+}
+
+static void pair_close(pair *p)
+{
+    engine_close(&p->e);
+    trainer_close(&p->t);
+}
+
+/* The tensor whose block holds byte `at` of region 0; NULL: padding. */
+static const char *tensor_at(const dray_layout *layout, uint64_t at)
+{
+    for (uint32_t b = 0; b < dray_layout_block_count(layout); b++) {
+        const dray_block *block = dray_layout_block(layout, b);
+        const dray_tensor_info *t = dray_layout_tensor(layout, block->tensor);
+        uint64_t end = block->offset + dray_dtype_size((dray_dtype)t->dtype);
+        for (uint32_t d = 0; d < t->ndim; d++)
+            end += (uint64_t)(block->extent[d] - 1) * (uint64_t)block->stride[d];
+        if (at >= block->offset && at < end)
+            return t->name;
+    }
+    return NULL;
+}
+
+static void test_flipped_bits_are_found_and_named(void **state)
+{
+    (void)state;
+    pair p;
+    pair_open(&p, DRAY_REGION_HOST, DRAY_BF16);
+    MUST(dray_publish(p.t.publisher, 1, NULL, error));
+    assert_int_equal(dray_subscriber_verify(p.e.subscriber, NULL), DRAY_ENOENT);
+    MUST(dray_update_weights(p.e.subscriber, NULL, NULL, error));
+    uint8_t *base = dray_region_base(p.e.region[0]);
+    uint64_t found = 0;
+    for (uint64_t i = 0; i < 200; i++) {
+        uint64_t at = mix(s.seed * 1000 + i) % dray_layout_region(p.e.layout, 0)->bytes;
+        const char *name = tensor_at(p.e.layout, at);
+        dray_error said;
+        base[at] ^= (uint8_t)(1 << (i % 8));
+        int rc = dray_subscriber_verify(p.e.subscriber, &said);
+        assert_int_equal(rc, name ? DRAY_ECHECKSUM : DRAY_OK);
+        if (name)
+            assert_non_null(strstr(said.message, name));
+        found += name != NULL;
+        base[at] ^= (uint8_t)(1 << (i % 8));
+    }
+    assert_true(found > 100);
+    MUST(dray_subscriber_verify(p.e.subscriber, error));
+    pair_close(&p);
+}
+
+static void test_source_that_changed_is_found(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        pair p;
+        s.seed++;
+        pair_open(&p, DRAY_REGION_SHARED, i % 2 ? DRAY_F32 : DRAY_BF16);
+        MUST(dray_publish(p.t.publisher, 1, NULL, error));
+        uint64_t at = mix(s.seed) % dray_layout_region(p.t.layout, 0)->bytes;
+        const char *name = tensor_at(p.t.layout, at);
+        uint8_t *byte = (uint8_t *)dray_region_base(p.t.region[0]) + at;
+        dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+        options.strategy = i % 3;
+        dray_error said = {0};
+        *byte ^= 0x10;
+        int rc = dray_update_weights(p.e.subscriber, &options, NULL, &said);
+        assert_int_equal(rc, name ? DRAY_ETORN : DRAY_OK);
+        if (name)
+            assert_non_null(strstr(said.message, name));
+        *byte ^= 0x10;
+        MUST(dray_update_weights(p.e.subscriber, &options, NULL, error));
+        assert_int_equal(engine_wrong(&p.e, s.seed), 0);
+        /* without checksums nobody sees it, and the report says that nothing was verified */
+        *byte ^= 0x10;
+        options.verify = -1;
+        dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+        MUST(dray_update_weights(p.e.subscriber, &options, &report, error));
+        assert_int_equal(report.verify_ns, 0);
+        assert_int_equal(dray_subscriber_verify(p.e.subscriber, NULL), DRAY_ENOENT);
+        pair_close(&p);
+    }
+}
+
+int main(void)
+{
+#define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
+    const struct CMUnitTest tests[] = {
+        T(test_engine_rank_dies),
+        T(test_trainer_rank_dies_while_engines_read),
+        T(test_trainer_rank_dies_at_its_own_steps),
+        T(test_stopped_reader_is_dropped),
+        T(test_flipped_bits_are_found_and_named),
+        T(test_source_that_changed_is_found),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
