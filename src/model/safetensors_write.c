@@ -105,16 +105,35 @@ static int read_options(const dray_safetensors_options *given, writing *w, dray_
     return DRAY_OK;
 }
 
+static int sync_folder(const char *path, dray_error *error)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || fsync(fd) < 0) {
+        int problem = errno;
+        if (fd >= 0)
+            close(fd);
+        return dray__fail_errno(error, problem, "%.300s: fsync", path);
+    }
+    close(fd);
+    return DRAY_OK;
+}
+
 static int open_folder(const char *directory, writing *w, dray_error *error)
 {
     struct stat st;
-    if (mkdir(directory, 0777) < 0 && errno != EEXIST)
+    char parent[PATH_MAX];
+    bool made = mkdir(directory, 0777) == 0;
+    if (!made && errno != EEXIST)
         return dray__fail_errno(error, errno, "%.300s", directory);
     if (!realpath(directory, w->folder) || stat(w->folder, &st) < 0)
         return dray__fail_errno(error, errno, "%.300s", directory);
     if (!S_ISDIR(st.st_mode))
         return dray__fail(error, DRAY_EINVALID, "%.300s: not a folder", directory);
-    return DRAY_OK;
+    if (!made)
+        return DRAY_OK;
+    const char *slash = strrchr(w->folder, '/');
+    snprintf(parent, sizeof parent, "%.*s/", (int)(slash - w->folder), w->folder);
+    return sync_folder(parent, error);
 }
 
 /* At least the bytes of the tensor's entry in the header. */
@@ -181,9 +200,9 @@ static json_t *header_entry(const item *it)
     json_t *shape = json_array();
     for (uint32_t d = 0; d < it->info->ndim; d++)
         json_array_append_new(shape, json_integer(it->info->shape[d]));
+    uint64_t end = it->at + it->bytes;
     return json_pack("{s:s, s:o, s:[I, I]}", "dtype", dray_dtype_name((dray_dtype)it->info->dtype),
-                     "shape", shape, "data_offsets", (json_int_t)it->at,
-                     (json_int_t)(it->at + it->bytes));
+                     "shape", shape, "data_offsets", (json_int_t)it->at, (json_int_t)end);
 }
 
 /* The header of the file whose items are [first, end), length in front, padded to 8 bytes. Sets the
