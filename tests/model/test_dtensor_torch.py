@@ -63,6 +63,16 @@ def local_of(full, mesh_shape, placements, coordinate):
     return shape, local.reshape(shape), layout.blocks()
 
 
+def runs(full, local):
+    """How many rectangles a shard needs: the product of the runs of indices along each dimension."""
+    count = 1
+    for d in range(full.ndim):
+        line = local[tuple(slice(None) if k == d else 0 for k in range(full.ndim))]
+        line = line // int(np.prod(full.shape[d + 1:])) % full.shape[d]
+        count *= 1 + int((np.diff(line) != 1).sum())
+    return count
+
+
 def random_case(rng, world=None):
     """Mesh shape, placements, global shape."""
     if world:
@@ -109,6 +119,7 @@ def split_by_torch(full, mesh_shape, placements, coordinate):
 
 def against_the_formulas(count):
     rng = random.Random(SEED)
+    excepthook = sys.excepthook
     empty = strided = pieces = 0
     for i in range(count):
         mesh_shape, placements, shape = random_case(rng)
@@ -120,6 +131,7 @@ def against_the_formulas(count):
         want, offset = compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)
         coordinate = list(mesh.get_coordinate())
         dist.destroy_process_group()
+        sys.excepthook = excepthook  # every group puts its rank in front of every line
         assert coordinate == coordinates(mesh_shape, rank)
         full = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)
         got, local, blocks = local_of(full, mesh_shape, placements, coordinate)
@@ -127,6 +139,7 @@ def against_the_formulas(count):
         if local.size:
             assert tuple(blocks[0][2]) == tuple(offset), f"{say}: {blocks[0][2]}, torch {offset}"
             assert (local == split_by_torch(full, mesh_shape, placements, coordinate)).all(), say
+            assert len(blocks) == runs(full, local), f"{say}: {len(blocks)} blocks"
         else:
             assert not blocks, say
         empty += local.size == 0 and full.size > 0
