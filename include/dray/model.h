@@ -2,7 +2,10 @@
  * framework's own description of a placement into blocks over Hugging Face tensor names.
  *
  * A layout says, for one member: which rectangle of which tensor lies where in which region.
- * Nothing here touches data. Layouts are plain values: build, then share read-only between threads.
+ * Nothing here touches data. Layouts are plain values: build in one thread, then share read-only
+ * between any. Functions that build or read files block only for that; none waits. A function that
+ * fails changes nothing that it was given. Shapes, starts and extents count elements, in the
+ * tensor's dimension order; offsets and strides count bytes. Everything here: since 0.1.
  */
 #ifndef DRAY_MODEL_H
 #define DRAY_MODEL_H
@@ -85,19 +88,31 @@ typedef struct dray_block {
 
 typedef struct dray_layout dray_layout;
 
+/* An empty layout; the caller's, for dray_layout_free. DRAY_ENOMEM. */
 int dray_layout_new(dray_layout **out, dray_error *error);
+/* NULL is fine. Ends every pointer that was borrowed from the layout. */
 void dray_layout_free(dray_layout *layout);
-/* Adding copies everything it is given. Names are unique per layout (DRAY_EEXIST). */
+/* Adding copies everything it is given. Names are UTF-8 of at most 4,095 bytes (DRAY_EINVALID).
+ *
+ * index: where the region is in the layout; may be NULL, as in the two functions below.
+ * DRAY_EINVALID: an unknown kind, FILE without a name, or more than 2^63 - 1 bytes. */
 int dray_layout_add_region(dray_layout *layout, const dray_region_info *region, uint32_t *index,
                            dray_error *error);
+/* Names are unique per layout (DRAY_EEXIST). shape: ndim global sizes from 0; may be NULL for a
+ * scalar. DRAY_EINVALID: an unknown dtype, more than DRAY_MAX_DIMS dimensions, a negative size, or
+ * bytes that overflow (zeros counted as ones). */
 int dray_layout_add_tensor(dray_layout *layout, const char *name, dray_dtype dtype, uint32_t ndim,
                            const int64_t *shape, uint32_t *index, dray_error *error);
-/* Another name of the tensor `target` (tied weights): no memory of its own. */
+/* Another name of the tensor `target` (tied weights): no memory of its own. An alias of an alias
+ * names the tensor itself. */
 int dray_layout_add_alias(dray_layout *layout, const char *name, uint32_t target, uint32_t *index,
                           dray_error *error);
-/* DRAY_EINVALID names what is outside: the rectangle the tensor, or its bytes the region. */
+/* Adds one block. Dimensions beyond the tensor's are ignored and stored as start 0, extent 1,
+ * stride 0. DRAY_EINVALID names what is outside: the rectangle the tensor, or its bytes the region;
+ * an alias has no blocks. Blocks may overlap, in memory and in the tensor: whether they may is the
+ * planner's. */
 int dray_layout_add_block(dray_layout *layout, const dray_block *block, dray_error *error);
-/* A block whose memory is dense, C order, at `offset`. */
+/* A block whose memory is dense, C order, at `offset`. start, extent: the tensor's dimensions. */
 int dray_layout_add_dense(dray_layout *layout, uint32_t tensor, uint32_t region,
                           const int64_t *start, const int64_t *extent, uint64_t offset,
                           dray_error *error);
@@ -109,13 +124,15 @@ uint32_t dray_layout_block_count(const dray_layout *layout);
 const dray_tensor_info *dray_layout_tensor(const dray_layout *layout, uint32_t index);
 const dray_region_info *dray_layout_region(const dray_layout *layout, uint32_t index);
 const dray_block *dray_layout_block(const dray_layout *layout, uint32_t index);
-/* DRAY_ENOENT with the nearest names in the message. */
+/* The tensor of this name. DRAY_ENOENT with the nearest names in the message (error NULL: not
+ * searched for). */
 int dray_layout_find(const dray_layout *layout, const char *name, uint32_t *index,
                      dray_error *error);
-/* Bytes that the blocks cover (each block counted), and elements. */
+/* Bytes that the blocks cover, each block counted. */
 uint64_t dray_layout_bytes(const dray_layout *layout);
 
-/* Wire form: versioned, checksummed. *out is malloc'ed: free() it. */
+/* Wire form: versioned, checksummed. *out is malloc'ed: free() it. Reading checks every field as
+ * adding does: DRAY_EFORMAT, DRAY_EVERSION, DRAY_ECHECKSUM, or what adding says. */
 int dray_layout_pack(const dray_layout *layout, void **out, size_t *size, dray_error *error);
 int dray_layout_unpack(const void *data, size_t size, dray_layout **out, dray_error *error);
 
@@ -131,13 +148,19 @@ typedef struct dray_model_config {
     int32_t dtype; /* checkpoint dtype (torch_dtype) */
 } dray_model_config;
 
-/* A name of the built-in table ("qwen2.5-32b", ...) or the path of a config.json, or of a folder
- * that has one. DRAY_ENOENT lists the nearest names; DRAY_EUNSUPPORTED names the config key. */
+/* A name of the built-in table ("qwen2.5-32b", ..., in any case) or the path of a config.json, or
+ * of a folder that has one, written by transformers 4 or 5. Missing keys have transformers'
+ * defaults; the sizes must be there. DRAY_ENOENT lists the nearest names; DRAY_EUNSUPPORTED names
+ * the key that gives a model other tensors; DRAY_EFORMAT and DRAY_EINVALID name the key and what
+ * was found. Keys that change only how a model computes (rope_scaling, sliding_window, hidden_act)
+ * are not looked at. */
 int dray_model_config_load(const char *name_or_path, dray_model_config *out, dray_error *error);
 /* Name i of the built-in table; NULL past the end. */
 const char *dray_model_name(uint32_t index);
-/* All tensors of the checkpoint, each one replicated dense block in one region of `kind`. The
- * "full" layout: what a Hugging Face state dict holds. dtype NONE: the config's. */
+/* All tensors of the checkpoint, each one replicated dense block in one region of `kind` (memory;
+ * 0: SHARED), in checkpoint order, each aligned to 256 bytes. The "full" layout: what a Hugging
+ * Face state dict holds; a tied head is an alias. dtype NONE: the config's. *out is the caller's.
+ */
 int dray_layout_full(const dray_model_config *config, dray_dtype dtype, dray_region_kind kind,
                      dray_layout **out, dray_error *error);
 
@@ -163,14 +186,19 @@ typedef struct dray_mesh {
     dray_placement placements[8]; /* one for each mesh dimension, as in DTensor */
 } dray_mesh;
 
-/* Adds the blocks of one DTensor's local shard, dense in C order at `offset` of `region`.
- * coordinate: this rank's place on each mesh dimension. local_shape gets the local tensor's shape
- * (may hold zeros: then no block is added). */
+/* Adds the blocks of one DTensor's local shard, dense in C order at `offset` of `region`: as few
+ * rectangles as it consists of. Placements on one dimension apply from left to right, uneven as
+ * torch.chunk cuts.
+ * coordinate: this rank's place on each mesh dimension, from 0. local_shape gets the local tensor's
+ * shape (may hold zeros: then no block is added); NULL is fine.
+ * DRAY_EUNSUPPORTED: Partial, or more than 2^20 pieces; DRAY_EINVALID: all else that does not fit,
+ * the region too small included. */
 int dray_layout_add_dtensor(dray_layout *layout, uint32_t tensor, uint32_t region, uint64_t offset,
                             const dray_mesh *mesh, const int64_t *coordinate, int64_t *local_shape,
                             dray_error *error);
 /* The whole model as FSDP2 (fully_shard) cuts it: Shard(0) over `world` ranks, in one region of
- * `kind`, tensors in checkpoint order, each aligned to 256 bytes. */
+ * `kind` (memory; 0: SHARED), tensors in checkpoint order, each aligned to 256 bytes. A rank that
+ * holds no row of a tensor has no block of it. */
 int dray_layout_fsdp(const dray_model_config *config, dray_dtype dtype, uint32_t rank,
                      uint32_t world, dray_region_kind kind, dray_layout **out, dray_error *error);
 
@@ -193,12 +221,16 @@ typedef struct dray_engine_spec {
 /* Dense Llama / Qwen2 / Qwen3 under tensor parallelism with SGLang's and vLLM's fused parameters:
  * qkv_proj = [q; k; v] with KV heads replicated where tp > kv_heads, gate_up_proj = [gate; up],
  * o_proj and down_proj cut along the input, vocabulary-parallel embedding and head with padding,
- * norms replicated, a tied head as an alias. One region, each parameter aligned to 256 bytes. */
+ * norms replicated, a tied head as an alias. One region, each parameter aligned to 256 bytes;
+ * padding is memory in no block. spec NULL: its defaults. DRAY_EINVALID names the numbers that do
+ * not divide: heads, intermediate_size and the padded vocabulary by tp; KV heads by tp, or tp by KV
+ * heads. */
 int dray_layout_engine(const dray_model_config *config, const dray_engine_spec *spec,
                        dray_layout **out, dray_error *error);
 /* Where the fused parameter `name` ("model.layers.0.self_attn.qkv_proj.weight",
  * "model.layers.0.mlp.gate_up_proj.weight", or any unfused one) lies: bytes from the region's start
- * and its local shape including padding. */
+ * and its local shape including padding; shape has room for DRAY_MAX_DIMS. A tied head lies where
+ * the embedding does. DRAY_ENOENT. */
 int dray_engine_parameter(const dray_model_config *config, const dray_engine_spec *spec,
                           const char *name, uint64_t *offset, uint32_t *ndim, int64_t *shape,
                           dray_error *error);
@@ -206,15 +238,17 @@ int dray_engine_parameter(const dray_model_config *config, const dray_engine_spe
 /* ---- builder: safetensors ----------------------------------------------------------------------
  */
 
-/* A .safetensors file, a model.safetensors.index.json, or a folder with either: each file a FILE
- * region (absolute path), each tensor one dense block. Everything is checked: header length, names,
- * duplicate keys, dtypes, shapes against offsets, holes, overlaps, file size, index against files.
- */
+/* A .safetensors file, a model.safetensors.index.json, or a folder (its index, else its
+ * model.safetensors, else its only .safetensors file): each file a FILE region (absolute path),
+ * each tensor with elements one dense block. Everything is checked: header length, names, duplicate
+ * keys, dtypes, shapes against offsets, holes, overlaps, file size, index against files.
+ * DRAY_ENOENT, DRAY_ESYS, DRAY_EFORMAT, DRAY_EUNSUPPORTED (a dtype, or more than DRAY_MAX_DIMS
+ * dimensions). */
 int dray_layout_safetensors(const char *path, dray_layout **out, dray_error *error);
 
 typedef struct dray_safetensors_options {
     size_t size;
-    uint64_t max_file_bytes;   /* 0: 5 GiB */
+    uint64_t max_file_bytes;   /* 0: 5 GiB; a tensor that is larger gets a file of its own */
     const char *metadata_json; /* object of string values for every header's __metadata__; NULL:
                                   {"format":"pt"} */
 } dray_safetensors_options;
@@ -225,21 +259,28 @@ typedef struct dray_safetensors_options {
     }
 
 /* Plans the files of a checkpoint that holds all tensors of `like` (global shapes and dtypes;
- * aliases left out) under `directory`: files are created with their headers written and their full
- * size, as "<name>.partial"; the layout's FILE regions name them. Fill them through a plan and a
- * mover, then call dray_safetensors_finish, which fsyncs, renames, and writes the index last. Until
- * then a reader sees the old checkpoint or none. */
+ * aliases left out; blocks not looked at) under `directory`, which is made if need be (its parent
+ * must be there). Files are created with their headers written and their full size, as
+ * "<name>.partial"; the layout's FILE regions name them. Fill them through a plan and a mover, then
+ * call dray_safetensors_finish. Until then a reader sees the old checkpoint or none. One writer a
+ * folder. *out is the caller's. */
 int dray_safetensors_begin(const char *directory, const dray_layout *like,
                            const dray_safetensors_options *options, dray_layout **out,
                            dray_error *error);
+/* Makes what begin laid out the folder's checkpoint: checks that the files are those begun, fsyncs,
+ * renames, writes the index last (several files), fsyncs the folder, then removes the files of an
+ * earlier checkpoint. A writer that dies at any step leaves the old checkpoint or the new one,
+ * except where files of both have the same names (as many shards): then perhaps none. Blocks for
+ * the disk. DRAY_EINVALID, DRAY_EFORMAT or DRAY_ENOENT: not a layout begun here; DRAY_ESYS. */
 int dray_safetensors_finish(const char *directory, const dray_layout *layout, dray_error *error);
 
 /* ---- SPEC strings ("fsdp:4", "engine:tp=4", "full", "safetensors:DIR") --------------------------
  */
 
-/* Makes the layouts of all members that a SPEC describes. *out is an array of *count layouts;
- * free each and then the array with free(). model may be NULL for safetensors. Unknown words get
- * the nearest right one in the message. */
+/* Makes the layouts of all members that a SPEC describes, ranks in order:
+ *   full[:dtype=D]   fsdp:N[,dtype=D]   engine:tp=N[,dtype=D][,vocab=MULTIPLE]   safetensors:PATH
+ * *out is an array of *count layouts; free each and then the array with free(). model may be NULL
+ * for safetensors. DRAY_EINVALID: unknown words get the nearest right one in the message. */
 int dray_layouts_from_spec(const dray_model_config *model, const char *spec, dray_layout ***out,
                            uint32_t *count, dray_error *error);
 
