@@ -16,6 +16,7 @@ typedef struct hit {
     const dray__holder *first;
     size_t count;
     dray__box box; /* the overlap */
+    uint64_t load; /* of its least loaded holder; set where the order of hits matters */
 } hit;
 
 typedef struct planner {
@@ -229,7 +230,7 @@ static bool add_hit(planner *p, const dray__holder *first, size_t count, const d
         p->hits = grown;
         p->hit_capacity = capacity;
     }
-    p->hits[p->hit_count++] = (hit){first, count, *box};
+    p->hits[p->hit_count++] = (hit){first, count, *box, 0};
     return true;
 }
 
@@ -326,26 +327,24 @@ static bool hits_overlap(const planner *p, int32_t link)
     return sum > volume;
 }
 
+static int compare_hits(const void *a, const void *b)
+{
+    const hit *x = a, *y = b;
+    if (x->load != y->load)
+        return x->load < y->load ? -1 : 1;
+    return x->first < y->first ? -1 : x->first > y->first;
+}
+
 static bool fill_from_link(planner *p, int32_t link)
 {
-    if (!hits_overlap(p, link)) {
-        for (size_t i = 0; i < p->hit_count && p->open.count; i++)
-            if (!fill_from_hit(p, &p->hits[i], link))
-                return false;
-        return true;
+    if (hits_overlap(p, link)) { /* the least loaded first; equal loads in the order of position */
+        for (size_t i = 0; i < p->hit_count; i++)
+            p->hits[i].load = hit_load(p, &p->hits[i], link);
+        qsort(p->hits, p->hit_count, sizeof *p->hits, compare_hits);
     }
-    /* Each time the least loaded of those that are left; equal loads in the order of position. */
-    for (size_t left = p->hit_count; left > 0 && p->open.count; left--) {
-        size_t best = 0;
-        for (size_t i = 1; i < left; i++)
-            if (hit_load(p, &p->hits[i], link) < hit_load(p, &p->hits[best], link))
-                best = i;
-        hit h = p->hits[best];
-        memmove(&p->hits[best], &p->hits[best + 1], (left - best - 1) * sizeof h);
-        p->hits[left - 1] = h; /* kept: farther links look at all of them again */
-        if (!fill_from_hit(p, &h, link))
+    for (size_t i = 0; i < p->hit_count && p->open.count; i++)
+        if (!fill_from_hit(p, &p->hits[i], link))
             return false;
-    }
     return true;
 }
 
