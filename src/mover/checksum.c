@@ -6,9 +6,10 @@
 
 #include <string.h>
 
-/* Column factors are made once for this many columns and used for all rows: 8 KiB, which stays in
- * the first-level cache beside the data. */
-enum { COLUMNS = 2048 };
+/* Column factors are made once for this many columns and used for all rows. Most tensors' rows are
+ * shorter: then rows are read one after the other, which memory likes better than strips of them.
+ * Elements that must be gathered or converted first go through smaller buffers. */
+enum { COLUMNS = 8192, COLUMNS_OF_ONE_ROW = 2048, CHUNK = 1024 };
 
 uint64_t dray__sum_row_factor(uint64_t row)
 {
@@ -34,9 +35,10 @@ typedef struct piece {
     size_t words; /* columns that one element counts as */
 } piece;
 
-static uint64_t sum_piece(const piece *p, const uint32_t *columns, const uint8_t *data, size_t n)
+/* At most CHUNK elements that are not there as they are summed. */
+static uint64_t sum_chunk(const piece *p, const uint32_t *columns, const uint8_t *data, size_t n)
 {
-    uint64_t gathered[COLUMNS], converted[COLUMNS]; /* room for elements of 8 bytes */
+    uint64_t gathered[CHUNK], converted[CHUNK]; /* room for elements of 8 bytes */
     if (p->stride != (int64_t)p->from_size) {
         dray__elements_move(data, p->stride, (uint8_t *)gathered, (int64_t)p->from_size,
                             p->from_size, n);
@@ -47,6 +49,17 @@ static uint64_t sum_piece(const piece *p, const uint32_t *columns, const uint8_t
         data = (const uint8_t *)converted;
     }
     return p->dot(columns, data, n * p->words);
+}
+
+static uint64_t sum_piece(const piece *p, const uint32_t *columns, const uint8_t *data, size_t n)
+{
+    if (!p->cast && p->stride == (int64_t)p->from_size)
+        return p->dot(columns, data, n * p->words);
+    uint64_t sum = 0;
+    for (size_t i = 0; i < n; i += CHUNK)
+        sum += sum_chunk(p, columns + i * p->words, data + (int64_t)i * p->stride,
+                         n - i < CHUNK ? n - i : CHUNK);
+    return sum;
 }
 
 /* Rows: up to three outer dimensions, padded in front with single ones. */
@@ -102,7 +115,8 @@ static uint64_t sum_all(const dray__sum_of *r, int32_t to, dray__cast_fn cast)
     row_range outer = rows_of(r);
     uint32_t columns[COLUMNS];
     uint64_t sum = 0;
-    size_t most = COLUMNS / p.words;
+    bool single = outer.count[0] * outer.count[1] * outer.count[2] == 1;
+    size_t most = (single ? COLUMNS_OF_ONE_ROW : COLUMNS) / p.words;
     for (uint64_t c = 0; c < count; c += most) {
         size_t n = count - c < most ? (size_t)(count - c) : most;
         kernels->columns((first + c) * p.words, n * p.words, columns);

@@ -1,11 +1,12 @@
 /* The inner loops, in plain C that the compiler vectorises: included once per instruction set by a
- * file that is compiled for it and that defines KERNELS (the table) and KERNELS_NAME. Only the
- * conversions between f32 and f16 use the machine's own instruction where there is one. */
+ * file that is compiled for it and that defines KERNELS (the table) and KERNELS_NAME. Intrinsics
+ * are used in two places: conversions between f32 and f16, which the machine has as instructions,
+ * and the checksum's products of 32 bits, which compilers make of 64-bit products. */
 #include "mover/kernels.h"
 
 #include <string.h>
 
-#if defined(__F16C__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -32,38 +33,83 @@ static void columns(uint64_t first, size_t count, uint32_t *out)
     }
 }
 
-static uint64_t dot1(const uint32_t *columns, const void *data, size_t count)
-{
-    const uint8_t *x = data;
-    uint64_t sum = 0;
-    for (size_t i = 0; i < count; i++)
-        sum += (uint64_t)columns[i] * (uint64_t)x[i];
-    return sum;
-}
-
 /* Pieces of one load each: the array may lie at any address. */
 typedef uint16_t u16_any __attribute__((aligned(1), may_alias));
 typedef uint32_t u32_any __attribute__((aligned(1), may_alias));
 typedef float f32_any __attribute__((aligned(1), may_alias));
 typedef double f64_any __attribute__((aligned(1), may_alias));
 
-static uint64_t dot2(const uint32_t *columns, const void *data, size_t count)
-{
-    const u16_any *x = data;
-    uint64_t sum = 0;
-    for (size_t i = 0; i < count; i++)
-        sum += (uint64_t)columns[i] * (uint64_t)x[i];
-    return sum;
-}
+/* A vector of 32-bit words, made of elements of 1, 2 or 4 bytes; products of its even words. */
+#if defined(__AVX512F__)
+typedef __m512i vec;
+enum { WORDS = 16 };
+#define VEC_ZERO() _mm512_setzero_si512()
+#define VEC_LOAD4(p) _mm512_loadu_si512(p)
+#define VEC_LOAD2(p) _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i_u *)(p)))
+#define VEC_LOAD1(p) _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i_u *)(p)))
+#define VEC_MUL(a, b) _mm512_mul_epu32(a, b)
+#define VEC_ADD(a, b) _mm512_add_epi64(a, b)
+#define VEC_ODD(a) _mm512_srli_epi64(a, 32)
+#elif defined(__AVX2__)
+typedef __m256i vec;
+enum { WORDS = 8 };
+#define VEC_ZERO() _mm256_setzero_si256()
+#define VEC_LOAD4(p) _mm256_loadu_si256((const __m256i_u *)(p))
+#define VEC_LOAD2(p) _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i_u *)(p)))
+#define VEC_LOAD1(p) _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i_u *)(p)))
+#define VEC_MUL(a, b) _mm256_mul_epu32(a, b)
+#define VEC_ADD(a, b) _mm256_add_epi64(a, b)
+#define VEC_ODD(a) _mm256_srli_epi64(a, 32)
+#elif defined(__SSE2__)
+typedef __m128i vec;
+enum { WORDS = 4 };
+#define VEC_ZERO() _mm_setzero_si128()
+#define VEC_LOAD4(p) _mm_loadu_si128((const __m128i_u *)(p))
+#define VEC_LOAD2(p) _mm_unpacklo_epi16(_mm_loadl_epi64((const __m128i_u *)(p)), VEC_ZERO())
+#define VEC_LOAD1(p)                                                                               \
+    _mm_unpacklo_epi16(                                                                            \
+        _mm_unpacklo_epi8(_mm_cvtsi32_si128((int)*(const u32_any *)(p)), VEC_ZERO()), VEC_ZERO())
+#define VEC_MUL(a, b) _mm_mul_epu32(a, b)
+#define VEC_ADD(a, b) _mm_add_epi64(a, b)
+#define VEC_ODD(a) _mm_srli_epi64(a, 32)
+#endif
 
-static uint64_t dot4(const uint32_t *columns, const void *data, size_t count)
+#if defined(__SSE2__)
+static inline uint64_t total(vec a, vec b)
 {
-    const u32_any *x = data;
-    uint64_t sum = 0;
-    for (size_t i = 0; i < count; i++)
-        sum += (uint64_t)columns[i] * (uint64_t)x[i];
+    uint64_t lanes[WORDS / 2], sum = 0;
+    vec both = VEC_ADD(a, b);
+    memcpy(lanes, &both, sizeof lanes);
+    for (int i = 0; i < WORDS / 2; i++)
+        sum += lanes[i];
     return sum;
 }
+#define VEC_DOT(LOAD)                                                                              \
+    vec even = VEC_ZERO(), odd = VEC_ZERO();                                                       \
+    for (; i + WORDS <= count; i += WORDS) {                                                       \
+        vec b = VEC_LOAD4(columns + i), v = LOAD(x + i);                                           \
+        even = VEC_ADD(even, VEC_MUL(b, v));                                                       \
+        odd = VEC_ADD(odd, VEC_MUL(VEC_ODD(b), VEC_ODD(v)));                                       \
+    }                                                                                              \
+    sum = total(even, odd);
+#else
+#define VEC_DOT(LOAD)
+#endif
+
+#define DOT(name, type, LOAD)                                                                      \
+    static uint64_t name(const uint32_t *columns, const void *data, size_t count)                  \
+    {                                                                                              \
+        const type *x = data;                                                                      \
+        uint64_t sum = 0;                                                                          \
+        size_t i = 0;                                                                              \
+        VEC_DOT(LOAD)                                                                              \
+        for (; i < count; i++)                                                                     \
+            sum += (uint64_t)columns[i] * (uint64_t)x[i];                                          \
+        return sum;                                                                                \
+    }
+DOT(dot1, uint8_t, VEC_LOAD1)
+DOT(dot2, u16_any, VEC_LOAD2)
+DOT(dot4, u32_any, VEC_LOAD4)
 
 /* ---- conversions ------------------------------------------------------------------------------
  */

@@ -129,7 +129,7 @@ static void random_dtypes(dray_copy *c)
     }
 }
 
-enum { COPIES = 6, REGION = 3 << 20 };
+enum { COPIES = 6, REGION = 1 << 20 };
 
 typedef struct scene {
     dray_layout *layout;
@@ -143,7 +143,7 @@ static void add_random_copy(scene *s)
     random_dtypes(&c);
     uint64_t from = dray_dtype_size((dray_dtype)c.source_dtype);
     uint64_t to = dray_dtype_size((dray_dtype)c.destination_dtype);
-    uint64_t room = draw(4) ? 4096 : 200000;
+    uint64_t room = draw(4) ? 4096 : 100000;
     int64_t shape[DRAY_MAX_DIMS];
     for (uint32_t d = 0; d < c.ndim; d++) {
         c.extent[d] = (int64_t)(1 + draw(d + 1 == c.ndim || draw(3) == 0 ? room : 7));

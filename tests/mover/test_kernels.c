@@ -1,0 +1,236 @@
+/* The inner loops: every instruction set gives what the portable one gives, at any length and
+ * alignment. With arguments this is the program through which test_kernels_python.py compares them with
+ * PyTorch and with a checksum written in Python:
+ *
+ *     list                              names of the tables that this machine can run
+ *     cast TABLE FROM TO                stdin: elements; stdout: converted
+ *     sum DTYPE SHAPE START EXTENT      stdin: the dense rectangle; stdout: its checksum
+ */
+#include "mover/kernels.h"
+
+#include "base/random.h"
+#include "mover/checksum.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+static uint64_t seed;
+
+static void fill_random(void *out, size_t bytes)
+{
+    static uint64_t stream;
+    uint8_t *at = out;
+    stream++;
+    for (size_t i = 0; i < bytes; i++)
+        at[i] = (uint8_t)(dray__random_u64(seed, stream, i / 8) >> 8 * (i % 8));
+}
+
+enum { MOST = 300 };
+
+static void conversions_agree(void **state)
+{
+    (void)state;
+    static uint8_t in[MOST * 8 + 1], want[MOST * 8], got[MOST * 8 + 2];
+    for (const dray__kernels *const *k = dray__kernels_all(); *k; k++)
+        for (size_t c = 0; (*k)->casts[c].run; c++)
+            for (size_t n = 0; n < MOST; n += n < 70 ? 1 : 23) {
+                const dray__cast *cast = &(*k)->casts[c], *plain = &dray__kernels_portable.casts[c];
+                assert_int_equal(cast->from, plain->from);
+                assert_int_equal(cast->to, plain->to);
+                size_t bytes = n * dray_dtype_size((dray_dtype)cast->to);
+                fill_random(in, sizeof in);
+                memset(got, 0xEE, sizeof got);
+                plain->run(in + 1, want, n);
+                cast->run(in + 1, got + 1, n);
+                assert_memory_equal(got + 1, want, bytes);
+                assert_int_equal(got[0], 0xEE);
+                assert_int_equal(got[bytes + 1], 0xEE);
+            }
+}
+
+static uint64_t plain_dot(const uint32_t *columns, const uint8_t *data, size_t n, size_t size)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits = 0;
+        memcpy(&bits, data + i * size, size);
+        sum += (uint64_t)columns[i] * bits;
+    }
+    return sum;
+}
+
+static void products_agree(void **state)
+{
+    (void)state;
+    static uint8_t data[MOST * 4 + 1];
+    static uint32_t columns[MOST];
+    for (const dray__kernels *const *k = dray__kernels_all(); *k; k++)
+        for (size_t n = 0; n < MOST; n++) {
+            fill_random(data, sizeof data);
+            if (n % 7 == 0)
+                memset(data, 0xFF, sizeof data); /* the largest products */
+            fill_random(columns, sizeof columns);
+            assert_int_equal((*k)->dot1(columns, data + 1, n), plain_dot(columns, data + 1, n, 1));
+            assert_int_equal((*k)->dot2(columns, data + 1, n), plain_dot(columns, data + 1, n, 2));
+            assert_int_equal((*k)->dot4(columns, data + 1, n), plain_dot(columns, data + 1, n, 4));
+        }
+}
+
+static void factors_agree(void **state)
+{
+    (void)state;
+    const uint64_t firsts[] = {0, 1, 1000, UINT32_MAX - 50, (UINT64_C(1) << 40) - 7};
+    uint32_t want[MOST], got[MOST];
+    for (const dray__kernels *const *k = dray__kernels_all(); *k; k++)
+        for (size_t f = 0; f < sizeof firsts / sizeof *firsts; f++) {
+            dray__kernels_portable.columns(firsts[f], MOST, want);
+            (*k)->columns(firsts[f], MOST, got);
+            assert_memory_equal(want, got, sizeof want);
+            for (size_t i = 0; i < MOST; i++) {
+                assert_int_equal(got[i] & 1, 1);
+                assert_int_equal(got[i], dray__sum_column_factor(firsts[f] + i));
+            }
+        }
+}
+
+static void any_flipped_bit_changes_the_sum(void **state)
+{
+    (void)state;
+    const int64_t shape[2] = {40, 90}, start[2] = {3, 5}, extent[2] = {11, 37};
+    const int32_t dtypes[] = {DRAY_U8, DRAY_BF16, DRAY_F32, DRAY_F64};
+    for (size_t t = 0; t < 4; t++) {
+        static uint8_t data[11 * 37 * 8];
+        int64_t size = (int64_t)dray_dtype_size((dray_dtype)dtypes[t]);
+        const int64_t stride[2] = {37 * size, size};
+        dray__sum_of of = {dtypes[t], 2, shape, start, extent, stride, data};
+        fill_random(data, sizeof data);
+        uint64_t sum = dray__sum(&of);
+        for (size_t bit = 0; bit < (size_t)(11 * 37 * size) * 8; bit++) {
+            data[bit / 8] ^= (uint8_t)(1u << bit % 8);
+            assert_int_not_equal(dray__sum(&of), sum);
+            data[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        }
+        assert_int_equal(dray__sum(&of), sum);
+    }
+}
+
+/* The sum after a conversion is the sum of the converted elements. */
+static void sums_of_conversions(void **state)
+{
+    (void)state;
+    enum { ROWS = 5, COLUMNS = 2500 };
+    static uint8_t in[ROWS * COLUMNS * 8], out[ROWS * COLUMNS * 8];
+    const int64_t shape[2] = {50, 9000}, start[2] = {7, 6000}, extent[2] = {ROWS, COLUMNS};
+    for (const dray__cast *c = dray__kernels_get()->casts; c->run; c++) {
+        int64_t from = (int64_t)dray_dtype_size((dray_dtype)c->from);
+        int64_t to = (int64_t)dray_dtype_size((dray_dtype)c->to);
+        const int64_t a[2] = {COLUMNS * from, from}, b[2] = {COLUMNS * to, to};
+        fill_random(in, sizeof in);
+        c->run(in, out, ROWS * COLUMNS);
+        dray__sum_of before = {c->from, 2, shape, start, extent, a, in};
+        dray__sum_of after = {c->to, 2, shape, start, extent, b, out};
+        uint64_t sum;
+        assert_int_equal(dray__sum_as(&before, c->to, &sum, NULL), DRAY_OK);
+        assert_int_equal(sum, dray__sum(&after));
+    }
+    dray__sum_of of = {DRAY_I32, 2, shape, start, extent, (const int64_t[2]){4, 4}, in};
+    uint64_t sum;
+    assert_int_equal(dray__sum_as(&of, DRAY_F32, &sum, NULL), DRAY_EDTYPE);
+}
+
+/* ---- for test_kernels_python.py ----------------------------------------------------------------------
+ */
+
+static void *read_all(size_t *size)
+{
+    size_t capacity = 1 << 20;
+    char *data = malloc(capacity);
+    for (*size = 0; data;) {
+        size_t n = fread(data + *size, 1, capacity - *size, stdin);
+        *size += n;
+        if (!n)
+            return data;
+        if (*size == capacity)
+            data = realloc(data, capacity *= 2);
+    }
+    abort();
+}
+
+static int run_cast(const char *table, const char *from_name, const char *to_name)
+{
+    int32_t from = (int32_t)dray_dtype_parse(from_name), to = (int32_t)dray_dtype_parse(to_name);
+    for (const dray__kernels *const *k = dray__kernels_all(); *k; k++)
+        for (const dray__cast *c = (*k)->casts; c->run && !strcmp((*k)->name, table); c++)
+            if (c->from == from && c->to == to) {
+                size_t size, count;
+                void *in = read_all(&size);
+                count = size / dray_dtype_size((dray_dtype)from);
+                size = count * dray_dtype_size((dray_dtype)to);
+                void *out = malloc(size);
+                c->run(in, out, count);
+                bool ok = fwrite(out, 1, size, stdout) == size;
+                free(in);
+                free(out);
+                return ok ? 0 : 1;
+            }
+    return 2;
+}
+
+static uint32_t read_numbers(const char *text, int64_t *out)
+{
+    uint32_t n = 0;
+    char *end;
+    for (; *text && n < DRAY_MAX_DIMS; text = *end ? end + 1 : end)
+        out[n++] = strtoll(text, &end, 10);
+    return n;
+}
+
+static int run_sum(char **arguments)
+{
+    int64_t shape[DRAY_MAX_DIMS], start[DRAY_MAX_DIMS], extent[DRAY_MAX_DIMS];
+    int64_t stride[DRAY_MAX_DIMS];
+    int32_t dtype = (int32_t)dray_dtype_parse(arguments[0]);
+    uint32_t ndim = read_numbers(arguments[1], shape);
+    read_numbers(arguments[2], start);
+    read_numbers(arguments[3], extent);
+    int64_t step = (int64_t)dray_dtype_size((dray_dtype)dtype);
+    for (uint32_t d = ndim; d-- > 0; step *= extent[d])
+        stride[d] = step;
+    size_t size;
+    void *data = read_all(&size);
+    if (size != (size_t)step)
+        return 2;
+    dray__sum_of of = {dtype, ndim, shape, start, extent, stride, data};
+    printf("%llu\n", (unsigned long long)dray__sum(&of));
+    free(data);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 2 && strcmp(argv[1], "list") == 0) {
+        for (const dray__kernels *const *k = dray__kernels_all(); *k; k++)
+            puts((*k)->name);
+        return 0;
+    }
+    if (argc == 5 && strcmp(argv[1], "cast") == 0)
+        return run_cast(argv[2], argv[3], argv[4]);
+    if (argc == 6 && strcmp(argv[1], "sum") == 0)
+        return run_sum(argv + 2);
+    const char *text = getenv("DRAY_TEST_SEED");
+    seed = text ? strtoull(text, NULL, 0) : (uint64_t)time(NULL);
+    printf("DRAY_TEST_SEED=%llu\n", (unsigned long long)seed);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(conversions_agree),   cmocka_unit_test(products_agree),
+        cmocka_unit_test(factors_agree),       cmocka_unit_test(any_flipped_bit_changes_the_sum),
+        cmocka_unit_test(sums_of_conversions),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
