@@ -273,16 +273,24 @@ static bool ends_with(const char *text, const char *end)
 
 int dray__trainer_init(dray__trainer *t, uint64_t seed, dray_error *error)
 {
+    return dray__trainer_init_as(t, 0.02, 0.02, seed, error);
+}
+
+int dray__trainer_init_as(dray__trainer *t, double embeddings, double weights, uint64_t seed,
+                          dray_error *error)
+{
     (void)error;
     for (uint32_t i = 0; i < t->piece_count; i++) {
         const dray__piece *piece = &t->pieces[i];
-        const char *name = dray_layout_tensor(t->layout, piece->tensor)->name;
-        bool norm = ends_with(name, "norm.weight"), bias = ends_with(name, ".bias");
-        uint64_t stream = dray__hash(name, strlen(name));
+        const dray_tensor_info *tensor = dray_layout_tensor(t->layout, piece->tensor);
+        bool norm = ends_with(tensor->name, "norm.weight"), bias = ends_with(tensor->name, ".bias"),
+             embedding = ends_with(tensor->name, "embed_tokens.weight");
+        uint64_t stream = dray__hash(tensor->name, strlen(tensor->name));
         for (uint64_t j = 0; j < piece->counts[t->rank]; j++) {
             double value = norm ? 1 : 0;
             if (!norm && !bias)
-                value = 0.02 * dray__random_normal(seed, stream, piece->start + j);
+                value = (embedding ? embeddings : weights) *
+                        dray__random_normal(seed, stream, piece->start + j);
             t->shard[piece->shard + j] = (float)value;
         }
     }

@@ -53,6 +53,9 @@ uint64_t dray__trainer_steps(const dray__trainer *trainer);
 /* Random parameters as transformers initialises them: weights normal with deviation 0.02, biases 0,
  * norms 1. Depends on the seed alone, not on the world. Resets the optimiser. */
 int dray__trainer_init(dray__trainer *trainer, uint64_t seed, dray_error *error);
+/* The same with other deviations of the token embeddings and of the other weights. */
+int dray__trainer_init_as(dray__trainer *trainer, double embeddings, double weights, uint64_t seed,
+                          dray_error *error);
 /* Parameters from a Hugging Face checkpoint folder (any dtype that converts). Resets the optimiser.
  */
 int dray__trainer_load(dray__trainer *trainer, const char *directory, dray_error *error);
