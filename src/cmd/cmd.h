@@ -16,6 +16,8 @@
 /* The one table of subcommands, in the order in which `dray --help` lists them:
  * XX(name, summary). An empty summary keeps one out of the list (those that the program starts). */
 #define CMD_MAP(XX)                                                                                \
+    XX(run, "run a job: rollout, rewards and training, to its last checkpoint")                    \
+    XX(host, "")                                                                                   \
     XX(inspect, "print what a checkpoint holds, and whether it is complete")                       \
     XX(verify, "say whether two checkpoints or sessions hold the same weights")                    \
     XX(serve, "run a coordinator on its own")                                                      \

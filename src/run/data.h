@@ -1,0 +1,25 @@
+/* Prompts and right answers. Which prompt has which number depends on the job alone, so that a
+ * restarted or resumed run gets the same ones. Training never sees a held-out prompt. */
+#ifndef DRAY_RUN_DATA_H
+#define DRAY_RUN_DATA_H
+
+#include "run/job.h"
+
+typedef struct dray__data dray__data;
+
+typedef enum dray__split {
+    DRAY__SPLIT_TRAIN = 0, /* prompts of the steps, numbered on from step to step */
+    DRAY__SPLIT_WARMUP,    /* training prompts in another order */
+    DRAY__SPLIT_EVAL       /* held out */
+} dray__split;
+
+/* DRAY_EFORMAT names file and line. */
+int dray__data_open(const dray__job *job, dray__data **out, dray_error *error);
+void dray__data_close(dray__data *data);
+/* Prompt number `index` of a split. Both texts are UTF-8, terminated, malloc'ed. Eval prompts
+ * repeat after dray__data_eval_count. */
+int dray__data_get(const dray__data *data, dray__split split, uint64_t index, char **prompt,
+                   char **answer, dray_error *error);
+uint64_t dray__data_eval_count(const dray__data *data);
+
+#endif

@@ -1,0 +1,350 @@
+/* The driver: makes the prompts of a step, watches the step finish, clears it. What is left to do
+ * is read from the queue, so that a desk that was killed goes on where it was. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/json.h"
+#include "run/data.h"
+#include "run/desk.h"
+#include "run/fault.h"
+#include "run/folder.h"
+#include "run/samples.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+struct dray__driver {
+    dray__host *host;
+    dray_queue *queue; /* its own: the host's thread waits on the other */
+    dray__data *data;
+    pthread_t thread;
+};
+
+/* Between looks at whether somebody asked to stop, or a sample died. */
+enum { SLICE_MS = 500 };
+
+/* ---- making partitions ----------------------------------------------------------------------- */
+
+typedef struct prompts {
+    uint32_t count;
+    uint64_t *prompt_offsets, *answer_offsets;
+    int32_t *prompt;
+    char *answer;
+    uint64_t longest; /* bytes of a prompt and its answer */
+} prompts;
+
+static void prompts_free(prompts *p)
+{
+    free(p->prompt_offsets);
+    free(p->answer_offsets);
+    free(p->prompt);
+    free(p->answer);
+}
+
+static int append(void **to, const void *from, uint64_t have, uint64_t more, size_t width,
+                  dray_error *error)
+{
+    void *grown = realloc(*to, (have + more) * width + 1);
+    if (!grown)
+        return dray__nomem(error);
+    *to = grown;
+    memcpy((char *)grown + have * width, from, more * width);
+    return DRAY_OK;
+}
+
+static int add_prompt(prompts *p, const char *prompt, const char *answer, dray_error *error)
+{
+    int32_t *tokens = NULL;
+    uint64_t count = 0, at = p->prompt_offsets[p->count], letters = p->answer_offsets[p->count],
+             length = strlen(answer);
+    int rc = dray__prompt_tokens(prompt, &tokens, &count, error);
+    if (!rc)
+        rc = append((void **)&p->prompt, tokens, at, count, sizeof(*tokens), error);
+    if (!rc)
+        rc = append((void **)&p->answer, answer, letters, length, 1, error);
+    free(tokens);
+    p->count++;
+    p->prompt_offsets[p->count] = at + count;
+    p->answer_offsets[p->count] = letters + length;
+    if (4 * count + length > p->longest)
+        p->longest = 4 * count + length;
+    return rc;
+}
+
+static int make_prompts(const dray__driver *self, dray__split split, uint64_t first, uint32_t count,
+                        prompts *out, dray_error *error)
+{
+    *out = (prompts){.prompt_offsets = calloc((size_t)count + 1, sizeof(uint64_t)),
+                     .answer_offsets = calloc((size_t)count + 1, sizeof(uint64_t))};
+    int rc = out->prompt_offsets && out->answer_offsets ? DRAY_OK : dray__nomem(error);
+    for (uint32_t i = 0; i < count && !rc; i++) {
+        char *prompt, *answer;
+        rc = dray__data_get(self->data, split, first + i, &prompt, &answer, error);
+        if (rc)
+            break;
+        rc = add_prompt(out, prompt, answer, error);
+        free(prompt);
+        free(answer);
+    }
+    if (rc)
+        prompts_free(out);
+    return rc;
+}
+
+typedef struct partition_kind {
+    const char *kind, *prompt, *answer, *last_task;
+    dray__split split;
+} partition_kind;
+
+static const partition_kind of_step = {"step", "prompt", "answer", "actor", DRAY__SPLIT_TRAIN};
+static const partition_kind of_eval = {"eval", "eval_prompt", "eval_answer", "score",
+                                       DRAY__SPLIT_EVAL};
+
+static int insert(dray__driver *self, const partition_kind *kind, int64_t step, dray_error *error)
+{
+    const dray__job *job = self->host->job;
+    bool eval = kind == &of_eval;
+    uint32_t count = (uint32_t)(eval ? job->eval.prompts : job->rollout.prompts),
+             group = (uint32_t)(eval ? 1 : job->rollout.samples);
+    char name[DRAY__PARTITION_BYTES];
+    dray__partition_name(kind->kind, step, name);
+    prompts p;
+    int rc =
+        make_prompts(self, kind->split, eval ? 0 : (uint64_t)(step - 1) * count, count, &p, error);
+    if (rc)
+        return rc;
+    dray_column_data columns[] = {
+        dray__ragged_column(kind->prompt, DRAY_I32, p.prompt_offsets, p.prompt),
+        dray__ragged_column(kind->answer, DRAY_U8, p.answer_offsets, p.answer)};
+    columns[1].content = DRAY_CONTENT_STRING;
+    dray_tag tag = {DRAY__TAG_STEP, (double)step};
+    dray_insert_options options = DRAY_INSERT_OPTIONS_INIT;
+    options.partition = name;
+    options.rows = count * group;
+    options.group_size = group;
+    options.once_per_group = 1;
+    options.columns = columns;
+    options.column_count = 2;
+    options.tags = &tag;
+    options.tag_count = 1;
+    /* response, three log-probs of each token, reward, advantage */
+    options.row_bytes = p.longest + 16 * (uint64_t)job->rollout.max_new_tokens + 256;
+    options.timeout_ns = self->host->wait_ns;
+    options.at_slot = 1;
+    rc = dray_insert(self->queue, &options, NULL, error);
+    prompts_free(&p);
+    if (!rc)
+        dray__fault_at("inserted", step);
+    if (!rc)
+        rc = dray_seal(self->queue, name, count * group, error);
+    if (!rc)
+        dray__fault_at("sealed", step);
+    return rc;
+}
+
+/* ---- reading the queue ----------------------------------------------------------------------- */
+
+typedef struct view {
+    int64_t step, eval; /* the newest partition of each kind; -1: none */
+    bool step_sealed, eval_sealed, ended;
+} view;
+
+static void look_at_partition(view *v, const char *name, bool sealed)
+{
+    int64_t step = dray__partition_step("step", name), eval = dray__partition_step("eval", name);
+    if (step > v->step) {
+        v->step = step;
+        v->step_sealed = sealed;
+    }
+    if (eval > v->eval) {
+        v->eval = eval;
+        v->eval_sealed = sealed;
+    }
+}
+
+/* A sample that failed too often would leave its step one short for ever. */
+static int look_for_dead(const json_t *partition, const char *name, dray_error *error)
+{
+    const json_t *dead = json_object_get(partition, "dead");
+    json_int_t count = json_is_integer(dead) ? json_integer_value(dead) : 0;
+    if (!count)
+        return DRAY_OK;
+    const json_t *deaths = json_object_get(partition, "deaths");
+    const char *reason = json_string_value(json_object_get(json_array_get(deaths, 0), "reason"));
+    return dray__fail(error, DRAY_EDEAD,
+                      "%s: %lld samples failed too often (queue.max_attempts)%s%s", name,
+                      (long long)count, reason ? ": " : "", reason ? reason : "");
+}
+
+static int look(dray__driver *self, view *out, dray_error *error)
+{
+    char *text = NULL;
+    json_t *status = NULL;
+    *out = (view){.step = -1, .eval = -1};
+    int rc = dray_queue_status(self->queue, &text, error);
+    if (!rc)
+        rc = dray__json_parse(text, strlen(text), "queue status", &status, error);
+    free(text);
+    out->ended = json_is_true(json_object_get(status, "ended"));
+    json_t *partitions = json_object_get(status, "partitions"), *partition;
+    size_t i;
+    json_array_foreach(partitions, i, partition)
+    {
+        const char *name = json_string_value(json_object_get(partition, "name"));
+        if (name && !rc) {
+            look_at_partition(out, name, json_is_true(json_object_get(partition, "sealed")));
+            rc = look_for_dead(partition, name, error);
+        }
+    }
+    json_decref(status);
+    return rc;
+}
+
+/* ---- the thread ------------------------------------------------------------------------------ */
+
+static int wait_partition(dray__driver *self, const partition_kind *kind, int64_t step,
+                          dray_error *error)
+{
+    char name[DRAY__PARTITION_BYTES];
+    dray__partition_name(kind->kind, step, name);
+    int rc;
+    while ((rc = dray_queue_wait(self->queue, name, kind->last_task, SLICE_MS * DRAY__MILLISECOND,
+                                 error)) == DRAY_ETIMEDOUT) {
+        view v;
+        rc = look(self, &v, error);
+        if (rc)
+            return rc;
+    }
+    if (!rc)
+        dray__fault_at("finished", step);
+    return rc;
+}
+
+/* Makes the partition unless it is there already, and waits until it is finished. */
+static int complete(dray__driver *self, const partition_kind *kind, int64_t step, dray_error *error)
+{
+    const dray__job *job = self->host->job;
+    bool eval = kind == &of_eval;
+    view v;
+    int rc = look(self, &v, error);
+    if (!rc && (eval ? v.eval : v.step) != step) {
+        rc = insert(self, kind, step, error);
+    } else if (!rc && !(eval ? v.eval_sealed : v.step_sealed)) {
+        char name[DRAY__PARTITION_BYTES];
+        dray__partition_name(kind->kind, step, name);
+        rc = dray_seal(self->queue, name,
+                       (uint32_t)(eval ? job->eval.prompts : dray__job_batch(job)), error);
+    }
+    return rc ? rc : wait_partition(self, kind, step, error);
+}
+
+static int clear(dray__driver *self, const partition_kind *kind, int64_t step, dray_error *error)
+{
+    char name[DRAY__PARTITION_BYTES];
+    dray__partition_name(kind->kind, step, name);
+    int rc = dray_clear(self->queue, name, error);
+    return rc == DRAY_ENOENT || rc == DRAY_EGONE ? DRAY_OK : rc;
+}
+
+/* The first weights are there once the trainer has written the checkpoint it starts from. */
+static int wait_for_start(dray__driver *self, dray_error *error)
+{
+    char path[4096];
+    struct stat st;
+    dray__checkpoint_path(self->host->options.folder, self->host->options.first_step, path,
+                          sizeof(path));
+    while (stat(path, &st) < 0) {
+        if (errno != ENOENT)
+            return dray__fail_errno(error, errno, "%s", path);
+        nanosleep(&(struct timespec){.tv_nsec = 20 * DRAY__MILLISECOND}, NULL);
+    }
+    return DRAY_OK;
+}
+
+/* Partitions of an evaluation are cleared before the next step's are made, those of a step after:
+ * so one step is always there, and says where the run is. */
+static int drive(dray__driver *self, dray_error *error)
+{
+    const dray__host *host = self->host;
+    view v;
+    int rc = wait_for_start(self, error);
+    if (!rc)
+        rc = look(self, &v, error);
+    int64_t step = host->options.first_step;
+    bool eval = host->options.eval_first;
+    if (!rc && v.ended)
+        return v.step >= 0 ? clear(self, &of_step, v.step, error) : DRAY_OK;
+    if (!rc && v.step > step) {
+        step = v.step;
+        rc = complete(self, &of_step, step, error);
+        eval = dray__job_eval_due(host->job, step);
+    }
+    while (!rc) {
+        if (eval)
+            rc = complete(self, &of_eval, step, error);
+        if (!rc)
+            rc = clear(self, &of_eval, step, error);
+        if (rc || step == host->job->steps || dray__host_stopping(host))
+            break;
+        step++;
+        rc = insert(self, &of_step, step, error);
+        if (!rc)
+            rc = clear(self, &of_step, step - 1, error);
+        dray__fault_at("cleared", step);
+        if (!rc)
+            rc = wait_partition(self, &of_step, step, error);
+        eval = dray__job_eval_due(host->job, step);
+    }
+    if (!rc)
+        rc = dray_queue_end(self->queue, error);
+    return rc ? rc : clear(self, &of_step, step, error);
+}
+
+static void *drive_main(void *user)
+{
+    dray__driver *self = user;
+    dray_error error;
+    if (drive(self, &error)) {
+        /* The host's thread waits for samples that will not come: the process cannot go on. */
+        fprintf(stderr, "error: driver: %s\n", error.message);
+        _exit(1);
+    }
+    return NULL;
+}
+
+int dray__driver_start(dray__host *host, dray__driver **out, dray_error *error)
+{
+    dray__driver *self = calloc(1, sizeof(*self));
+    if (!self)
+        return dray__nomem(error);
+    self->host = host;
+    int rc = dray__data_open(host->job, &self->data, error);
+    if (!rc)
+        rc = dray__job_queue_open(host->context, host->job, &self->queue, error);
+    int problem = rc ? 0 : pthread_create(&self->thread, NULL, drive_main, self);
+    if (problem)
+        rc = dray__fail_errno(error, problem, "driver: thread");
+    if (rc) {
+        dray_queue_close(self->queue);
+        dray__data_close(self->data);
+        free(self);
+        return rc;
+    }
+    *out = self;
+    return DRAY_OK;
+}
+
+void dray__driver_join(dray__driver *self)
+{
+    if (!self)
+        return;
+    pthread_join(self->thread, NULL);
+    dray_queue_close(self->queue);
+    dray__data_close(self->data);
+    free(self);
+}

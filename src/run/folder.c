@@ -1,0 +1,285 @@
+#include "run/folder.h"
+
+#include "base/error.h"
+#include "base/json.h"
+#include "run/checkpoint.h"
+#include "run/host.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+bool dray__job_eval_due(const dray__job *job, int64_t step)
+{
+    return step == 0 || step == job->steps || (job->eval.every > 0 && step % job->eval.every == 0);
+}
+
+void dray__folder_path(const dray__folder *folder, const char *name, char out[PATH_MAX])
+{
+    dray__path(out, PATH_MAX, "%s/%s", folder->path, name);
+}
+
+/* ---- making ---------------------------------------------------------------------------------- */
+
+static int make_parents(const char *path, dray_error *error)
+{
+    char part[PATH_MAX];
+    snprintf(part, sizeof(part), "%s", path);
+    for (char *slash = strchr(part + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = 0;
+        if (mkdir(part, 0777) < 0 && errno != EEXIST)
+            return dray__fail_errno(error, errno, "%s", part);
+        *slash = '/';
+    }
+    return DRAY_OK;
+}
+
+static int take_path(dray__folder *folder, const char *path, dray_error *error)
+{
+    char whole[PATH_MAX];
+    if (!realpath(path, whole))
+        return errno == ENOENT ? dray__fail(error, DRAY_ENOENT, "%s: no such folder", path)
+                               : dray__fail_errno(error, errno, "%s", path);
+    if (strlen(whole) >= sizeof(folder->path) - 64)
+        return dray__fail(error, DRAY_EINVALID, "%s: the path is too long", whole);
+    strcpy(folder->path, whole);
+    return DRAY_OK;
+}
+
+/* A given folder may exist if no run is in it. */
+static int make_given(dray__folder *folder, const char *out, dray_error *error)
+{
+    char config[PATH_MAX];
+    int rc = make_parents(out, error);
+    if (!rc && mkdir(out, 0777) < 0 && errno != EEXIST)
+        rc = dray__fail_errno(error, errno, "%s", out);
+    if (!rc)
+        rc = take_path(folder, out, error);
+    if (rc)
+        return rc;
+    dray__folder_path(folder, "config.yaml", config);
+    return access(config, F_OK) == 0
+               ? dray__fail(error, DRAY_EEXIST,
+                            "%s: a run is there already; go on with it: dray run --resume %s", out,
+                            out)
+               : DRAY_OK;
+}
+
+static int make_default(dray__folder *folder, const char *name, dray_error *error)
+{
+    char path[PATH_MAX];
+    int rc = make_parents("runs/x", error);
+    for (int n = 1; !rc && n < 100000; n++) {
+        if (n == 1)
+            snprintf(path, sizeof(path), "runs/%s", name);
+        else
+            snprintf(path, sizeof(path), "runs/%s-%d", name, n);
+        if (mkdir(path, 0777) == 0)
+            return take_path(folder, path, error);
+        if (errno != EEXIST)
+            rc = dray__fail_errno(error, errno, "%s", path);
+    }
+    return rc ? rc : dray__fail(error, DRAY_EEXIST, "runs/%s: too many runs", name);
+}
+
+static int write_config(const dray__folder *folder, const char *text, dray_error *error)
+{
+    char path[PATH_MAX];
+    dray__folder_path(folder, "config.yaml", path);
+    FILE *file = fopen(path, "wxe");
+    if (!file)
+        return dray__fail_errno(error, errno, "%s", path);
+    bool ok = fputs(text, file) >= 0;
+    ok = fclose(file) == 0 && ok;
+    return ok ? DRAY_OK : dray__fail_errno(error, errno, "%s", path);
+}
+
+static int make_inside(const dray__folder *folder, dray_error *error)
+{
+    static const char *const names[] = {"checkpoints", "weights", "logs", "trace"};
+    char path[PATH_MAX];
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        dray__folder_path(folder, names[i], path);
+        if (mkdir(path, 0777) < 0 && errno != EEXIST)
+            return dray__fail_errno(error, errno, "%s", path);
+    }
+    return DRAY_OK;
+}
+
+static int take_lock(dray__folder *folder, dray_error *error)
+{
+    char path[PATH_MAX];
+    dray__folder_path(folder, ".lock", path);
+    folder->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (folder->lock < 0)
+        return dray__fail_errno(error, errno, "%s", path);
+    if (flock(folder->lock, LOCK_EX | LOCK_NB) < 0)
+        return errno == EWOULDBLOCK
+                   ? dray__fail(error, DRAY_EBUSY, "%s: a run is going on there", folder->path)
+                   : dray__fail_errno(error, errno, "%s", path);
+    return DRAY_OK;
+}
+
+/* A socket's path holds at most 107 bytes. */
+static int place_sockets(dray__folder *folder, dray_error *error)
+{
+    if (strlen(folder->path) < sizeof(folder->sockets)) {
+        strcpy(folder->sockets, folder->path);
+        return DRAY_OK;
+    }
+    strcpy(folder->sockets, "/tmp/dray-XXXXXX");
+    if (!mkdtemp(folder->sockets))
+        return dray__fail_errno(error, errno, "%s", folder->sockets);
+    folder->own_sockets = true;
+    return DRAY_OK;
+}
+
+/* ---- resuming -------------------------------------------------------------------------------- */
+
+/* The rows that are whole lines and steps in order; whatever is behind a bad line is lost work. */
+static int read_rows(const dray__folder *folder, json_t *rows, dray_error *error)
+{
+    char path[PATH_MAX];
+    dray__folder_path(folder, "metrics.jsonl", path);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return errno == ENOENT ? DRAY_OK : dray__fail_errno(error, errno, "%s", path);
+    char *line = NULL;
+    size_t room = 0;
+    ssize_t length;
+    bool ok = true;
+    while (ok && (length = getline(&line, &room, file)) > 0) {
+        json_t *row = NULL;
+        ok = line[length - 1] == '\n' &&
+             dray__json_parse(line, (size_t)length, path, &row, NULL) == DRAY_OK &&
+             json_is_integer(json_object_get(row, "step"));
+        if (ok)
+            json_array_append_new(rows, row);
+        else
+            json_decref(row);
+    }
+    free(line);
+    fclose(file);
+    return DRAY_OK;
+}
+
+static int64_t step_of(const json_t *row)
+{
+    return json_integer_value(json_object_get(row, "step"));
+}
+
+static int write_rows(const dray__folder *folder, dray_error *error)
+{
+    char path[PATH_MAX], partial[PATH_MAX];
+    dray__folder_path(folder, "metrics.jsonl", path);
+    dray__folder_path(folder, ".metrics.partial", partial);
+    FILE *file = fopen(partial, "we");
+    if (!file)
+        return dray__fail_errno(error, errno, "%s", partial);
+    size_t i;
+    json_t *row;
+    bool ok = true;
+    json_array_foreach(folder->rows, i, row)
+    {
+        ok = ok && json_dumpf(row, file, JSON_COMPACT) == 0 && fputc('\n', file) >= 0;
+    }
+    ok = fclose(file) == 0 && ok && rename(partial, path) == 0;
+    return ok ? DRAY_OK : dray__fail_errno(error, errno, "%s", path);
+}
+
+static int choose_start(dray__folder *folder, const dray__job *job, dray_error *error)
+{
+    folder->rows = json_array();
+    int rc = folder->rows ? read_rows(folder, folder->rows, error) : dray__nomem(error);
+    if (rc)
+        return rc;
+    size_t count = json_array_size(folder->rows);
+    int64_t last = count ? step_of(json_array_get(folder->rows, count - 1)) : 0;
+    if (dray__checkpoint_newest(folder->path, last, &folder->first_step, NULL))
+        folder->first_step = 0; /* it ended before its first checkpoint: from the beginning */
+    while (count && step_of(json_array_get(folder->rows, count - 1)) > folder->first_step)
+        json_array_remove(folder->rows, --count);
+    json_t *row = count ? json_array_get(folder->rows, count - 1) : NULL;
+    folder->eval_first = dray__job_eval_due(job, folder->first_step) &&
+                         (!row || !json_is_number(json_object_get(row, "eval_accuracy")));
+    if (row && folder->eval_first) {
+        folder->held = json_incref(row);
+        json_array_remove(folder->rows, count - 1);
+    }
+    return write_rows(folder, error);
+}
+
+static int open_resumed(const dray__run_options *options, dray__folder *folder, dray__job **job,
+                        dray_error *error)
+{
+    char config[PATH_MAX];
+    int rc = take_path(folder, options->resume, error);
+    if (rc)
+        return rc;
+    folder->resumed = true;
+    dray__folder_path(folder, "config.yaml", config);
+    if (access(config, F_OK) < 0)
+        return dray__fail(error, DRAY_ENOENT, "%s: no run to go on with (no config.yaml there)",
+                          options->resume);
+    rc = dray__job_load(config, NULL, 0, job, NULL, error);
+    if (!rc)
+        rc = take_lock(folder, error);
+    if (!rc)
+        rc = make_inside(folder, error);
+    return rc ? rc : choose_start(folder, *job, error);
+}
+
+/* ---- both ------------------------------------------------------------------------------------ */
+
+static int open_new(const dray__run_options *options, dray__folder *folder, dray__job **job,
+                    dray_error *error)
+{
+    char *resolved = NULL;
+    int rc = dray__job_load(options->job, options->settings, options->setting_count, job, &resolved,
+                            error);
+    if (!rc)
+        rc = options->out ? make_given(folder, options->out, error)
+                          : make_default(folder, (*job)->name, error);
+    if (!rc)
+        rc = take_lock(folder, error);
+    if (!rc)
+        rc = write_config(folder, resolved, error);
+    if (!rc)
+        rc = make_inside(folder, error);
+    free(resolved);
+    folder->eval_first = true;
+    return rc;
+}
+
+int dray__folder_open(const dray__run_options *options, dray__folder *out, dray__job **job,
+                      dray_error *error)
+{
+    dray__folder folder = {.lock = -1};
+    *job = NULL;
+    int rc = options->resume ? open_resumed(options, &folder, job, error)
+                             : open_new(options, &folder, job, error);
+    if (!rc)
+        rc = place_sockets(&folder, error);
+    if (rc) {
+        dray__folder_close(&folder);
+        dray__job_free(*job);
+        return rc;
+    }
+    *out = folder;
+    return DRAY_OK;
+}
+
+void dray__folder_close(dray__folder *folder)
+{
+    if (folder->lock >= 0)
+        close(folder->lock);
+    if (folder->own_sockets)
+        dray__remove_tree(folder->sockets, NULL);
+    json_decref(folder->rows);
+    json_decref(folder->held);
+}

@@ -1,0 +1,346 @@
+#include "run/host.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "run/fault.h"
+#include "run/samples.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const dray__role_kind *const roles[DRAY__ROLE_COUNT] = {
+    [DRAY__ROLE_ENGINE] = &dray__engine_role,
+    [DRAY__ROLE_TRAINER] = &dray__trainer_role,
+    [DRAY__ROLE_DESK] = &dray__desk_role,
+};
+
+/* Followers wait for the leader to find work: longer than it may wait for it itself. */
+enum { FOLLOWER_EXTRA_SECONDS = 15, FLUSH_SECONDS = 5 };
+
+static volatile sig_atomic_t stopping;
+
+static void on_term(int number)
+{
+    (void)number;
+    stopping = 1;
+}
+
+bool dray__host_stopping(const dray__host *host)
+{
+    return stopping || host->options.stopping;
+}
+
+/* ---- for the tasks --------------------------------------------------------------------------- */
+
+int dray__host_report(dray__host *host, const char *kind, json_t *object, dray_error *error)
+{
+    char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
+    json_decref(object);
+    if (!text)
+        return dray__nomem(error);
+    int rc = dray_report_post(host->context, kind, text, error);
+    free(text);
+    return rc;
+}
+
+int dray__host_phase(dray__host *host, const char *phase, int64_t step, int64_t begin_ns,
+                     dray_error *error)
+{
+    int64_t end_ns = dray_trace_now();
+    dray_trace_span(DRAY_SPAN_BUSY, phase, begin_ns, end_ns, step);
+    if (!dray__host_leads(host))
+        return DRAY_OK;
+    return dray__host_report(host, "phase",
+                             json_pack("{s:s, s:I, s:f}", "phase", phase, "step", (json_int_t)step,
+                                       "seconds",
+                                       (double)(end_ns - begin_ns) / (double)DRAY__SECOND),
+                             error);
+}
+
+void dray__host_path(const dray__host *host, char *out, size_t capacity, const char *format, ...)
+{
+    int used = snprintf(out, capacity, "%s/", host->options.folder);
+    if (used < 0 || (size_t)used >= capacity)
+        return;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(out + used, capacity - (size_t)used, format, arguments);
+    va_end(arguments);
+}
+
+void dray__path(char *out, size_t capacity, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(out, capacity, format, arguments);
+    va_end(arguments);
+}
+
+void dray__checkpoint_path(const char *folder, int64_t step, char *out, size_t capacity)
+{
+    dray__path(out, capacity, "%s/checkpoints/step-%lld", folder, (long long)step);
+}
+
+/* ---- the loop -------------------------------------------------------------------------------- */
+
+/* What the leader tells the other ranks before every batch. */
+typedef struct order {
+    uint32_t task; /* index; END: nothing more comes; IDLE: nothing came yet */
+    uint32_t reserved;
+    uint64_t bytes; /* of the batch's description, which follows */
+} order;
+
+enum { END = UINT32_MAX, IDLE = UINT32_MAX - 1, TASKS = DRAY__TASK_COUNT + 1 };
+
+typedef struct loop {
+    dray__host *host;
+    const dray__task_kind *tasks[TASKS];
+    uint32_t count;
+    int64_t flushed_ns;
+} loop;
+
+static int claim(loop *l, uint32_t *task, dray_batch **out, dray_error *error)
+{
+    dray_claim_options options[TASKS];
+    uint32_t of_option[TASKS], count = 0, which;
+    for (uint32_t i = 0; i < l->count; i++) {
+        uint32_t rows = l->tasks[i]->count(l->host);
+        if (!rows)
+            continue;
+        of_option[count] = i;
+        options[count++] = (dray_claim_options){.size = sizeof(dray_claim_options),
+                                                .task = l->tasks[i]->name,
+                                                .count = rows,
+                                                .policy = l->tasks[i]->policy,
+                                                .timeout_ns = l->host->wait_ns};
+    }
+    int64_t begin = dray_trace_now();
+    int rc = dray_claim_any(l->host->queue, options, count, &which, out, error);
+    dray_trace_span(DRAY_SPAN_WAIT, "wait for samples", begin, dray_trace_now(), -1);
+    if (!rc)
+        *task = of_option[which];
+    return rc;
+}
+
+/* The batch as the other ranks open it; the leader's must live until they have read it, which the
+ * collectives of the task's run see to: none returns before all ranks have entered it. */
+static int share(loop *l, uint32_t task, const dray_batch *batch, dray_error *error)
+{
+    dray__host *host = l->host;
+    if (dray__group_world(host->group) == 1)
+        return DRAY_OK;
+    void *blob = NULL;
+    size_t size = 0;
+    int rc = batch ? dray_batch_export(batch, &blob, &size, error) : DRAY_OK;
+    order o = {.task = task, .bytes = size};
+    if (!rc)
+        rc = dray__group_broadcast(host->group, 0, &o, sizeof(o), DRAY_WAIT_DEFAULT, error);
+    if (!rc && size)
+        rc = dray__group_broadcast(host->group, 0, blob, size, DRAY_WAIT_DEFAULT, error);
+    free(blob);
+    return rc;
+}
+
+static int after(loop *l, uint32_t task, dray_error *error)
+{
+    return l->tasks[task]->after ? l->tasks[task]->after(l->host, error) : DRAY_OK;
+}
+
+static int lead_once(loop *l, bool *ended, dray_error *error)
+{
+    dray_batch *batch = NULL;
+    uint32_t task;
+    int rc = claim(l, &task, &batch, error);
+    if (rc == DRAY_EEND) {
+        *ended = true;
+        return share(l, END, NULL, error);
+    }
+    if (rc == DRAY_ETIMEDOUT) /* whether the run is stuck is the supervisor's to say */
+        return share(l, IDLE, NULL, error);
+    int64_t step = 0;
+    if (!rc)
+        rc = dray__batch_step(batch, &step, error);
+    if (!rc) {
+        dray__fault_at("claimed", step);
+        rc = share(l, task, batch, error);
+    }
+    if (!rc)
+        rc = l->tasks[task]->run(l->host, batch, error);
+    if (!rc)
+        rc = dray_batch_commit(batch, error);
+    if (!rc)
+        dray__fault_at("committed", step);
+    dray_batch_free(batch);
+    return rc ? rc : after(l, task, error);
+}
+
+static int follow_once(loop *l, bool *ended, dray_error *error)
+{
+    dray__host *host = l->host;
+    order o;
+    int64_t patience = host->wait_ns + FOLLOWER_EXTRA_SECONDS * DRAY__SECOND;
+    int rc = dray__group_broadcast(host->group, 0, &o, sizeof(o), patience, error);
+    if (rc)
+        return rc;
+    if (o.task >= l->count) {
+        *ended = o.task == END;
+        return DRAY_OK;
+    }
+    void *blob = malloc(o.bytes);
+    dray_batch *batch = NULL;
+    if (!blob)
+        return dray__nomem(error);
+    rc = dray__group_broadcast(host->group, 0, blob, o.bytes, DRAY_WAIT_DEFAULT, error);
+    if (!rc)
+        rc = dray_batch_import(host->queue, blob, o.bytes, &batch, error);
+    free(blob);
+    if (!rc)
+        rc = l->tasks[o.task]->run(host, batch, error);
+    dray_batch_free(batch);
+    return rc ? rc : after(l, o.task, error);
+}
+
+static void flush_trace(loop *l)
+{
+    if (dray__now() < l->flushed_ns + FLUSH_SECONDS * DRAY__SECOND)
+        return;
+    dray_trace_flush(NULL); /* a trace that cannot be written must not end the job */
+    l->flushed_ns = dray__now();
+}
+
+static int run_loop(dray__host *host, dray_error *error)
+{
+    loop l = {.host = host, .flushed_ns = dray__now()};
+    l.count = dray__tasks_of(host->job, host->spec, l.tasks);
+    bool ended = false;
+    int rc = DRAY_OK;
+    while (!rc && !ended) {
+        rc = dray__host_leads(host) ? lead_once(&l, &ended, error) : follow_once(&l, &ended, error);
+        flush_trace(&l);
+    }
+    return rc;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static int find_spec(dray__host *host, dray_error *error)
+{
+    for (uint32_t i = 0; i < host->job->host_count; i++)
+        if (strcmp(host->job->hosts[i].name, host->options.name) == 0)
+            host->spec = &host->job->hosts[i];
+    if (!host->spec)
+        return dray__fail(error, DRAY_ENOENT, "the job has no host '%s'", host->options.name);
+    if (host->options.rank >= host->spec->ranks)
+        return dray__fail(error, DRAY_EINVALID, "host %s has %lld ranks, found rank %u",
+                          host->spec->name, (long long)host->spec->ranks, host->options.rank);
+    return DRAY_OK;
+}
+
+static int role_of(const dray__host *host)
+{
+    return dray__task_find(host->spec->tasks[0])->role;
+}
+
+/* One rank alone is a group too, so that tasks need no second way. */
+static int open_group(dray__host *host, dray_error *error)
+{
+    int fd = host->options.group_fd, own = -1;
+    uint32_t world = (uint32_t)host->spec->ranks;
+    if (fd < 0 && world > 1)
+        return dray__fail(error, DRAY_EINVALID, "host %s: no group descriptor for %u ranks",
+                          host->spec->name, world);
+    int rc = fd < 0 ? dray__group_create(1, 0, &own, error) : DRAY_OK;
+    if (!rc)
+        rc = dray__group_open(fd < 0 ? own : fd, host->options.rank, world, host->wait_ns,
+                              &host->group, error);
+    if (own >= 0)
+        close(own);
+    return rc;
+}
+
+static int open_context(dray__host *host, dray_error *error)
+{
+    static const char *const role_names[] = {"engine", "trainer", "task"};
+    char name[80];
+    snprintf(name, sizeof(name), "%s/%u", host->spec->name, host->options.rank);
+    dray_options options = DRAY_OPTIONS_INIT;
+    options.address = host->options.address;
+    options.name = name;
+    options.role = role_names[role_of(host)];
+    options.rank = host->options.rank;
+    options.timeout_ns = host->wait_ns;
+    return dray_open(&options, &host->context, error);
+}
+
+static int open_trace(dray__host *host, dray_error *error)
+{
+    char path[4096], name[80];
+    dray__host_path(host, path, sizeof(path), "trace/%s-%u-%u.spans", host->spec->name,
+                    host->options.rank, host->options.epoch);
+    snprintf(name, sizeof(name), "%s %u", host->spec->name, host->options.rank);
+    return dray_trace_open(path, name, error);
+}
+
+static void catch_term(void)
+{
+    struct sigaction action = {.sa_handler = on_term, .sa_flags = SA_RESTART};
+    sigaction(SIGTERM, &action, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+static int open_host(dray__host *host, dray__job **job, dray_error *error)
+{
+    char config[4096];
+    dray__host_path(host, config, sizeof(config), "config.yaml");
+    int rc = dray__job_load(config, NULL, 0, job, NULL, error);
+    if (rc)
+        return rc;
+    host->job = *job;
+    host->wait_ns = dray__job_wait_ns(host->job);
+    rc = find_spec(host, error);
+    if (!rc)
+        rc = dray__fault_open(host->spec->name, host->options.rank, host->options.epoch, error);
+    if (!rc)
+        rc = open_trace(host, error);
+    if (!rc)
+        rc = open_group(host, error);
+    if (!rc)
+        rc = open_context(host, error);
+    if (!rc)
+        rc = dray__job_queue_open(host->context, host->job, &host->queue, error);
+    return rc;
+}
+
+int dray__host_main(const dray__host_options *options, dray_error *error)
+{
+    dray_error scratch;
+    if (!error)
+        error = &scratch;
+    dray__host host = {.options = *options};
+    dray__job *job = NULL;
+    catch_term();
+    int rc = open_host(&host, &job, error);
+    const dray__role_kind *role = host.spec ? roles[role_of(&host)] : NULL;
+    if (!rc)
+        rc = role->open(&host, error);
+    if (!rc)
+        rc = run_loop(&host, error);
+    if (!rc && role->finish)
+        rc = role->finish(&host, error);
+    if (rc && host.group)
+        dray__group_abort(host.group, error->message);
+    if (role)
+        role->close(&host);
+    dray_queue_close(host.queue);
+    dray_close(host.context);
+    dray__group_close(host.group);
+    dray_trace_flush(NULL);
+    dray__job_free(job);
+    return rc;
+}

@@ -1,0 +1,79 @@
+/* A host: one process of a job that runs tasks (one rank of an instance). `dray run` starts it as
+ * `dray host`; what it is comes from the command line, what it does from the run's config.yaml. */
+#ifndef DRAY_RUN_HOST_H
+#define DRAY_RUN_HOST_H
+
+#include "group/group.h"
+#include "run/job.h"
+#include "run/tasks.h"
+
+#include <dray/queue.h>
+#include <dray/trace.h>
+#include <jansson.h>
+
+typedef struct dray__host_options {
+    const char *folder;  /* the run's */
+    const char *name;    /* of the host, as in the job file */
+    const char *address; /* of the coordinator */
+    uint32_t rank, epoch;
+    int group_fd;       /* -1: one rank alone */
+    int64_t first_step; /* the step before the first one to make: 0, or what is resumed from */
+    bool eval_first;    /* held-out accuracy at first_step is still to be measured */
+    bool stopping;      /* asked to stop before this instance started */
+} dray__host_options;
+
+struct dray__host {
+    const dray__job *job;
+    const dray__job_host *spec;
+    dray__host_options options;
+    dray_context *context;
+    dray_queue *queue;
+    dray__group *group;
+    int64_t wait_ns;
+    void *state; /* the role's */
+};
+
+/* The name under which trainers publish and engines subscribe. */
+#define DRAY__MODEL_NAME "policy"
+
+/* What engine.c, trainer.c and desk.c give the loop. */
+typedef struct dray__role_kind {
+    int (*open)(dray__host *host, dray_error *error);
+    /* Nothing more will come; NULL: nothing to do. On all ranks. */
+    int (*finish)(dray__host *host, dray_error *error);
+    void (*close)(dray__host *host);
+} dray__role_kind;
+
+extern const dray__role_kind dray__engine_role, dray__trainer_role, dray__desk_role;
+
+/* Runs until the queue ends. DRAY_OK: it ended. */
+int dray__host_main(const dray__host_options *options, dray_error *error);
+
+/* ---- for the tasks --------------------------------------------------------------------------- */
+
+static inline bool dray__host_leads(const dray__host *host)
+{
+    return host->options.rank == 0;
+}
+
+/* Takes `object`; NULL is DRAY_ENOMEM. */
+int dray__host_report(dray__host *host, const char *kind, json_t *object, dray_error *error);
+/* Records a span and tells the supervisor that `phase` of `step` took this long. */
+int dray__host_phase(dray__host *host, const char *phase, int64_t step, int64_t begin_ns,
+                     dray_error *error);
+/* Path below the run's folder. */
+void dray__host_path(const dray__host *host, char *out, size_t capacity, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+/* SIGTERM was received: make no new step. */
+bool dray__host_stopping(const dray__host *host);
+
+/* The model of the job: the checkpoint's configuration, or the sizes of the job file. */
+int dray__job_model_config(const dray__job *job, dray_model_config *out, dray_error *error);
+
+/* snprintf for paths; run folders are short enough (folder.c) that none is cut. */
+void dray__path(char *out, size_t capacity, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* A checkpoint's folder below the run's: "checkpoints/step-7". */
+void dray__checkpoint_path(const char *folder, int64_t step, char *out, size_t capacity);
+
+#endif

@@ -1,0 +1,378 @@
+/* Job files: layers merged, checked against the schema and against each other, loaded. */
+#include "run/job.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/words.h"
+#include "run/advantage.h"
+#include "run/schema.h"
+#include "run/tasks.h"
+#include "run/tree.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { FILE_MAX = 1 << 20 };
+
+const dray__job_host *dray__job_host_of(const dray__job *job, const char *task)
+{
+    for (uint32_t i = 0; i < job->host_count; i++)
+        if (dray__host_has(&job->hosts[i], task))
+            return &job->hosts[i];
+    return NULL;
+}
+
+bool dray__host_has(const dray__job_host *host, const char *task)
+{
+    for (uint32_t i = 0; i < host->task_count; i++)
+        if (strcmp(host->tasks[i], task) == 0)
+            return true;
+    return false;
+}
+
+int64_t dray__job_batch(const dray__job *job)
+{
+    return job->rollout.prompts * job->rollout.samples;
+}
+
+int64_t dray__job_wait_ns(const dray__job *job)
+{
+    return (int64_t)(job->limits.wait_seconds * (double)DRAY__SECOND);
+}
+
+/* ---- rules between settings ------------------------------------------------------------------ */
+
+typedef int (*rule_fn)(const dray__job *job, dray__node *root, dray_error *error);
+
+static int rule_batch(const dray__job *job, dray__node *root, dray_error *error)
+{
+    int64_t batch = dray__job_batch(job), parts = job->actor.optimiser_steps;
+    if (batch > 1 << 24)
+        return dray__schema_fail(root, "rollout.samples", error,
+                                 "prompts x samples is %lld rows a step, at most %d expected",
+                                 (long long)batch, 1 << 24);
+    if (batch % parts)
+        return dray__schema_fail(root, "actor.optimiser_steps", error,
+                                 "expected a divisor of the batch (%lld prompts x %lld samples = "
+                                 "%lld), found %lld",
+                                 (long long)job->rollout.prompts, (long long)job->rollout.samples,
+                                 (long long)batch, (long long)parts);
+    int64_t part = batch / parts, micro = job->actor.micro_batch;
+    if (micro < part && part % micro)
+        return dray__schema_fail(root, "actor.micro_batch", error,
+                                 "expected a divisor of the %lld samples of an optimiser step, "
+                                 "found %lld",
+                                 (long long)part, (long long)micro);
+    return DRAY_OK;
+}
+
+static int rule_data(const dray__job *job, dray__node *root, dray_error *error)
+{
+    if (job->data.source == DRAY__SOURCE_JSONL && !job->data.path[0])
+        return dray__schema_fail(root, "data.path", error, "expected a file for source jsonl");
+    if (job->data.source == DRAY__SOURCE_JSONL && !job->data.eval_path[0])
+        return dray__schema_fail(root, "data.eval_path", error,
+                                 "expected a file of held-out prompts for source jsonl");
+    if (job->data.source == DRAY__SOURCE_REVERSE &&
+        job->rollout.max_new_tokens < job->data.digits + 1)
+        return dray__schema_fail(root, "rollout.max_new_tokens", error,
+                                 "expected at least %lld (digits and the end token), found %lld",
+                                 (long long)job->data.digits + 1,
+                                 (long long)job->rollout.max_new_tokens);
+    return DRAY_OK;
+}
+
+static int rule_reward(const dray__job *job, dray__node *root, dray_error *error)
+{
+    if (job->reward.rule == DRAY__RULE_COMMAND && !job->reward.command[0])
+        return dray__schema_fail(root, "reward.command", error,
+                                 "expected a command line for rule command");
+    if (job->rollout.samples < (int64_t)dray__advantages[job->advantage.method].least_samples)
+        return dray__schema_fail(
+            root, "rollout.samples", error, "expected at least %u for advantage %s, found %lld",
+            dray__advantages[job->advantage.method].least_samples,
+            dray__advantages[job->advantage.method].name, (long long)job->rollout.samples);
+    if (job->actor.kl > 0 && !job->reference.enabled)
+        return dray__schema_fail(root, "actor.kl", error,
+                                 "expected 0 without a reference, found %g", job->actor.kl);
+    return DRAY_OK;
+}
+
+static int rule_capacity(const dray__job *job, dray__node *root, dray_error *error)
+{
+    int64_t rows = 2 * dray__job_batch(job) + 2 * job->eval.prompts;
+    if (job->queue.capacity_rows < rows)
+        return dray__schema_fail(root, "queue.capacity_rows", error,
+                                 "expected at least %lld (two batches of %lld and two evaluations "
+                                 "of %lld are open at once), found %lld",
+                                 (long long)rows, (long long)dray__job_batch(job),
+                                 (long long)job->eval.prompts, (long long)job->queue.capacity_rows);
+    return DRAY_OK;
+}
+
+static int host_tasks(const dray__job_host *host, dray__node *root, dray_error *error)
+{
+    const dray__task_kind *first = NULL;
+    for (uint32_t i = 0; i < host->task_count; i++) {
+        const dray__task_kind *kind = dray__task_find(host->tasks[i]);
+        if (!kind) {
+            const char *known[DRAY__TASK_COUNT];
+            char hint[96];
+            for (uint32_t t = 0; t < DRAY__TASK_COUNT; t++)
+                known[t] = dray__tasks[t].name;
+            return dray__schema_fail(
+                root, "hosts", error, "host %s: unknown task '%.64s'%s", host->name, host->tasks[i],
+                dray__word_hint(host->tasks[i], known, DRAY__TASK_COUNT, hint, sizeof(hint)));
+        }
+        if (first && first->role != kind->role)
+            return dray__schema_fail(root, "hosts", error,
+                                     "host %s: %s and %s cannot share a host in this version",
+                                     host->name, first->name, kind->name);
+        first = kind;
+    }
+    if (first->role == DRAY__ROLE_DESK && host->ranks != 1)
+        return dray__schema_fail(root, "hosts", error, "host %s: %s takes 1 rank, found %lld",
+                                 host->name, first->name, (long long)host->ranks);
+    return DRAY_OK;
+}
+
+static bool name_ok(const char *name)
+{
+    size_t length = strlen(name);
+    return length > 0 && length <= 32 &&
+           strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") ==
+               length;
+}
+
+static int rule_hosts(const dray__job *job, dray__node *root, dray_error *error)
+{
+    for (uint32_t i = 0; i < job->host_count; i++) {
+        const dray__job_host *host = &job->hosts[i];
+        if (!name_ok(host->name) || strcmp(host->name, "coordinator") == 0)
+            return dray__schema_fail(root, "hosts", error,
+                                     "host name '%.64s': expected 1 to 32 letters, digits, _ or "
+                                     "-, and not 'coordinator'",
+                                     host->name);
+        for (uint32_t j = 0; j < i; j++)
+            if (strcmp(job->hosts[j].name, host->name) == 0)
+                return dray__schema_fail(root, "hosts", error, "two hosts are called %s",
+                                         host->name);
+        int rc = host_tasks(host, root, error);
+        if (rc)
+            return rc;
+    }
+    return DRAY_OK;
+}
+
+/* Every task is run by exactly one host, and what shares an engine or a trainer shares a host. */
+static int rule_tasks(const dray__job *job, dray__node *root, dray_error *error)
+{
+    const dray__job_host *role_host[DRAY__ROLE_COUNT] = {NULL};
+    for (uint32_t t = 0; t < DRAY__TASK_COUNT; t++) {
+        const dray__task_kind *kind = &dray__tasks[t];
+        uint32_t hosts = 0;
+        for (uint32_t i = 0; i < job->host_count; i++)
+            for (uint32_t j = 0; j < job->hosts[i].task_count; j++)
+                hosts += strcmp(job->hosts[i].tasks[j], kind->name) == 0;
+        if (hosts != 1)
+            return dray__schema_fail(root, "hosts", error,
+                                     "task %s: expected in one host, found in %u", kind->name,
+                                     hosts);
+        const dray__job_host *host = dray__job_host_of(job, kind->name);
+        if (kind->role != DRAY__ROLE_DESK && role_host[kind->role] && role_host[kind->role] != host)
+            return dray__schema_fail(root, "hosts", error,
+                                     "task %s: expected in host %s, beside the other tasks of its "
+                                     "model, found in host %s",
+                                     kind->name, role_host[kind->role]->name, host->name);
+        role_host[kind->role] = host;
+    }
+    return DRAY_OK;
+}
+
+static int check_rules(const dray__job *job, dray__node *root, dray_error *error)
+{
+    static const rule_fn all[] = {rule_batch,    rule_data,  rule_reward,
+                                  rule_capacity, rule_hosts, rule_tasks};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        int rc = all[i](job, root, error);
+        if (rc)
+            return rc;
+    }
+    return DRAY_OK;
+}
+
+/* ---- loading --------------------------------------------------------------------------------- */
+
+static int read_file(const char *path, char **out, size_t *size, dray_error *error)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return errno == ENOENT ? dray__fail(error, DRAY_ENOENT, "%s: no such file", path)
+                               : dray__fail_errno(error, errno, "%s", path);
+    char *text = malloc(FILE_MAX + 1);
+    size_t done = 0;
+    ssize_t n = 1;
+    while (text && done <= FILE_MAX && n > 0) {
+        n = read(fd, text + done, FILE_MAX + 1 - done);
+        if (n < 0 && errno == EINTR)
+            n = 1;
+        else if (n > 0)
+            done += (size_t)n;
+    }
+    int problem = errno;
+    close(fd);
+    int rc = !text   ? dray__nomem(error)
+             : n < 0 ? dray__fail_errno(error, problem, "%s", path)
+             : done > FILE_MAX
+                 ? dray__fail(error, DRAY_EFORMAT, "%s: more than %d bytes", path, FILE_MAX)
+                 : DRAY_OK;
+    if (rc) {
+        free(text);
+        return rc;
+    }
+    *out = text;
+    *size = done;
+    return DRAY_OK;
+}
+
+/* Paths of a job file are meant from its folder, those of --set from where the person stands. */
+static int make_absolute(dray__node *root, const char *job_path, dray_error *error)
+{
+    static const char *const keys[] = {"model.checkpoint", "data.path", "data.eval_path"};
+    char folder[PATH_MAX], whole[2 * PATH_MAX];
+    const char *slash = strrchr(job_path, '/');
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+        dray__node *node = dray__tree_find(root, keys[i]);
+        if (!node || node->kind != DRAY__NODE_SCALAR || !node->value[0] || node->value[0] == '/')
+            continue;
+        bool from_file = node->source == job_path && slash;
+        char *base = from_file ? strndup(job_path, (size_t)(slash - job_path) + 1) : strdup(".");
+        bool ok = base && realpath(base, folder);
+        free(base);
+        if (!ok)
+            return dray__fail_errno(error, errno, "%s: folder of the job file", job_path);
+        snprintf(whole, sizeof(whole), "%s/%s", folder, node->value);
+        int rc = dray__tree_assign(node, whole, error);
+        if (rc)
+            return rc;
+    }
+    return DRAY_OK;
+}
+
+static int merge_layers(const char *path, const char *text, size_t size,
+                        const char *const *settings, uint32_t setting_count, dray__node **out,
+                        dray_error *error)
+{
+    dray__node *root = NULL, *over = NULL;
+    int rc =
+        dray__tree_parse(dray__job_defaults, strlen(dray__job_defaults), "defaults", &root, error);
+    if (!rc)
+        rc = dray__tree_parse(text, size, path, &over, error);
+    if (!rc && over->kind != DRAY__NODE_MAPPING) {
+        rc = dray__fail(error, DRAY_EFORMAT, "%s: expected sections with keys, found a %s", path,
+                        over->kind == DRAY__NODE_SCALAR ? "value" : "list");
+        dray__tree_free(over);
+    }
+    if (!rc)
+        rc = dray__tree_merge(root, over, error);
+    for (uint32_t i = 0; i < setting_count && !rc; i++) {
+        rc = dray__tree_setting(settings[i], &over, error);
+        if (!rc)
+            rc = dray__tree_merge(root, over, error);
+    }
+    if (rc)
+        dray__tree_free(root);
+    else
+        *out = root;
+    return rc;
+}
+
+static void cyaml_message(cyaml_log_t level, void *context, const char *format, va_list arguments)
+{
+    (void)level;
+    char *message = context;
+    if (!message[0])
+        vsnprintf(message, 256, format, arguments);
+}
+
+static cyaml_config_t cyaml_options(char *message)
+{
+    return (cyaml_config_t){.log_fn = cyaml_message,
+                            .log_ctx = message,
+                            .mem_fn = cyaml_mem,
+                            .log_level = CYAML_LOG_ERROR};
+}
+
+static int load_text(const char *path, const dray__writer *text, dray__job **out, dray_error *error)
+{
+    char message[256] = "";
+    cyaml_config_t options = cyaml_options(message);
+    dray__job *job = NULL;
+    cyaml_err_t problem = cyaml_load_data(text->data, text->size, &options, &dray__job_schema,
+                                          (cyaml_data_t **)&job, NULL);
+    if (problem != CYAML_OK)
+        return dray__fail(error, DRAY_EFORMAT, "%s: %s: %s", path, cyaml_strerror(problem),
+                          message);
+    *out = job;
+    return DRAY_OK;
+}
+
+void dray__job_free(dray__job *job)
+{
+    char message[256] = "";
+    cyaml_config_t options = cyaml_options(message);
+    if (job)
+        cyaml_free(&options, &dray__job_schema, job, 0);
+}
+
+static int finish_load(const char *path, dray__node *root, dray__job **out, char **resolved,
+                       dray_error *error)
+{
+    dray__writer text = {0};
+    dray__job *job = NULL;
+    int rc = dray__schema_check(root, error);
+    if (!rc)
+        rc = make_absolute(root, path, error);
+    if (!rc) {
+        dray__tree_emit(root, &text);
+        dray__put_u8(&text, 0);
+        rc = dray__writer_check(&text, error);
+        text.size -= rc ? 0 : 1;
+    }
+    if (!rc)
+        rc = load_text(path, &text, &job, error);
+    if (!rc)
+        rc = check_rules(job, root, error);
+    if (!rc && resolved) {
+        *resolved = (char *)text.data;
+        text.data = NULL;
+    }
+    dray__writer_free(&text);
+    if (rc)
+        dray__job_free(job);
+    else
+        *out = job;
+    return rc;
+}
+
+int dray__job_load(const char *path, const char *const *settings, uint32_t setting_count,
+                   dray__job **out, char **resolved, dray_error *error)
+{
+    char *text = NULL;
+    size_t size = 0;
+    dray__node *root = NULL;
+    int rc = read_file(path, &text, &size, error);
+    if (!rc)
+        rc = merge_layers(path, text, size, settings, setting_count, &root, error);
+    if (!rc)
+        rc = finish_load(path, root, out, resolved, error);
+    dray__tree_free(root);
+    free(text);
+    return rc;
+}

@@ -1,0 +1,141 @@
+/* A job file: what `dray run` is to do, as plain values. The settings, their defaults and what each
+ * accepts are in job.c's tables and defaults.c's text; docs/run.md is the reference for people. */
+#ifndef DRAY_RUN_JOB_H
+#define DRAY_RUN_JOB_H
+
+#include <dray/dray.h>
+#include <stdbool.h>
+
+typedef enum dray__schedule { DRAY__SCHEDULE_SYNC = 0 } dray__schedule;
+
+typedef struct dray__job_model {
+    char *checkpoint; /* folder to start from; "": from scratch with the sizes below */
+    char *family;
+    int64_t hidden_size, intermediate_size, layers, heads, kv_heads, max_positions;
+    double rope_theta, rms_norm_eps;
+    bool qkv_bias, tied;
+    double embedding_std, weight_std; /* of random parameters */
+} dray__job_model;
+
+typedef enum dray__source { DRAY__SOURCE_REVERSE = 0, DRAY__SOURCE_JSONL } dray__source;
+
+typedef struct dray__job_data {
+    int32_t source; /* dray__source */
+    int64_t digits; /* reverse */
+    char *path;     /* jsonl */
+    char *eval_path;
+} dray__job_data;
+
+typedef struct dray__job_warmup {
+    double reward;
+    int64_t max_steps, batch, check_every;
+    double lr;
+} dray__job_warmup;
+
+typedef struct dray__job_rollout {
+    int64_t prompts, samples, micro_batch, max_new_tokens;
+    double temperature;
+} dray__job_rollout;
+
+typedef enum dray__rule { DRAY__RULE_EXACT_MATCH = 0, DRAY__RULE_COMMAND } dray__rule;
+
+typedef struct dray__job_reward {
+    int32_t rule; /* dray__rule */
+    char *command;
+    double timeout_seconds;
+    int64_t micro_batch;
+} dray__job_reward;
+
+typedef struct dray__job_reference {
+    bool enabled;
+    int64_t micro_batch;
+} dray__job_reference;
+
+typedef struct dray__job_old_log_prob {
+    int64_t micro_batch;
+} dray__job_old_log_prob;
+
+typedef struct dray__job_advantage {
+    int32_t method; /* index into dray__advantages */
+    bool divide_by_deviation;
+    int64_t micro_batch;
+} dray__job_advantage;
+
+typedef enum dray__decay { DRAY__DECAY_LINEAR = 0, DRAY__DECAY_NONE } dray__decay;
+
+typedef struct dray__job_actor {
+    int64_t optimiser_steps, epochs, micro_batch, warmup_steps;
+    double lr, beta1, beta2, epsilon, weight_decay, final_lr, clip, kl, grad_norm;
+    int32_t decay; /* dray__decay */
+} dray__job_actor;
+
+typedef struct dray__job_eval {
+    int64_t every, prompts, micro_batch;
+} dray__job_eval;
+
+typedef struct dray__job_weights {
+    int32_t mode, strategy; /* dray_update_mode, dray_update_strategy */
+    int64_t bucket_bytes;
+    bool verify;
+} dray__job_weights;
+
+typedef struct dray__job_checkpoint {
+    int64_t every, keep;
+} dray__job_checkpoint;
+
+typedef struct dray__job_queue {
+    int64_t capacity_rows, capacity_bytes, max_attempts;
+} dray__job_queue;
+
+typedef struct dray__job_limits {
+    double wait_seconds; /* the longest that anything waits for anything */
+    int64_t restarts;    /* starts in a row without progress before the run ends */
+} dray__job_limits;
+
+typedef struct dray__job_host {
+    char *name;
+    char **tasks;
+    uint32_t task_count;
+    int64_t ranks;
+} dray__job_host;
+
+typedef struct dray__job {
+    char *name;
+    int64_t seed, steps;
+    int32_t schedule; /* dray__schedule */
+    dray__job_model model;
+    dray__job_data data;
+    dray__job_warmup warmup;
+    dray__job_rollout rollout;
+    dray__job_reward reward;
+    dray__job_reference reference;
+    dray__job_old_log_prob old_log_prob;
+    dray__job_advantage advantage;
+    dray__job_actor actor;
+    dray__job_eval eval;
+    dray__job_weights weights;
+    dray__job_checkpoint checkpoint;
+    dray__job_queue queue;
+    dray__job_limits limits;
+    dray__job_host *hosts;
+    uint32_t host_count;
+} dray__job;
+
+/* Reads a job file, lays it over the defaults, and lays the settings ("actor.lr=1e-3") over both.
+ * *resolved (may be NULL) gets the resolved job as YAML, itself a valid job file; malloc'ed.
+ * Paths in the file are relative to its folder, and absolute when resolved.
+ * DRAY_ENOENT, DRAY_EFORMAT and DRAY_EINVALID say file, line, key, what was expected and found. */
+int dray__job_load(const char *path, const char *const *settings, uint32_t setting_count,
+                   dray__job **out, char **resolved, dray_error *error);
+void dray__job_free(dray__job *job);
+
+/* The host that runs `task`; NULL when none does. */
+const dray__job_host *dray__job_host_of(const dray__job *job, const char *task);
+bool dray__host_has(const dray__job_host *host, const char *task);
+int64_t dray__job_batch(const dray__job *job); /* samples a step */
+int64_t dray__job_wait_ns(const dray__job *job);
+
+/* Defaults as a job file (defaults.c). */
+extern const char dray__job_defaults[];
+
+#endif

@@ -1,0 +1,58 @@
+/* What trainer.c (the trainer host: its tasks and their order), learn.c (one step of learning) and
+ * warmup.c share. */
+#ifndef DRAY_RUN_LEARN_H
+#define DRAY_RUN_LEARN_H
+
+#include "engine/trainer.h"
+#include "run/host.h"
+#include "run/samples.h"
+
+#include <dray/weights.h>
+
+/* A micro-batch of the actor, copied out of the queue. */
+typedef struct dray__micro {
+    uint32_t rows;
+    dray__ragged prompt, response, rollout, old, reference; /* reference: empty without one */
+    float *advantages, *rewards;
+} dray__micro;
+
+void dray__micro_free(dray__micro *micro);
+int dray__micro_read(dray_batch *batch, bool reference, dray__micro *out, dray_error *error);
+
+/* Sums over the step that is being made. */
+typedef struct dray__step_sums {
+    double reward, staleness, staleness_max, gap, gap_max;
+    double loss, gradient_norm, clip_fraction, kl, entropy, ratio_max, learning_rate;
+    uint64_t samples, tokens, trained_tokens;
+    uint32_t steps; /* of the optimiser */
+} dray__step_sums;
+
+typedef struct dray__learner {
+    dray__trainer *trainer;
+    dray_publisher *publisher;
+    int64_t step;            /* being made; version step - 1 is published */
+    uint32_t old_done, rows; /* of the step: with old log-probs; accumulated */
+    bool step_due;           /* a part is in, but old log-probs are not complete */
+    bool written;            /* the step has changed the parameters */
+    bool finished;           /* the step is done; its last commit is not */
+    int64_t saved;           /* step of the newest checkpoint */
+    dray__micro *kept;       /* with several epochs: the step's micro-batches */
+    uint32_t kept_count, kept_room;
+    dray__step_sums sums;
+} dray__learner;
+
+uint32_t dray__learner_part(const dray__job *job);  /* samples of an optimiser step */
+uint32_t dray__learner_micro(const dray__job *job); /* samples of a micro-batch */
+double dray__learning_rate(const dray__job *job, int64_t step, uint32_t optimiser_step);
+
+/* Takes the optimiser's step for the part that was accumulated. */
+int dray__learner_step(dray__host *host, dray_error *error);
+int dray__learner_accumulate(dray__host *host, const dray__micro *micro, dray_error *error);
+/* The other epochs over what was kept. */
+int dray__learner_repeat(dray__host *host, dray_error *error);
+
+/* Supervised training on right answers until sampling them is likely enough. With `reward`: no
+ * training, only the reward that samples would get now, and the answers' mean length in tokens. */
+int dray__warmup(dray__host *host, double *reward, double *length, dray_error *error);
+
+#endif

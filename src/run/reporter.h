@@ -1,0 +1,31 @@
+/* The supervisor's second thread: watches the reports of the hosts, writes metrics.jsonl, and keeps
+ * what a person sees up to date. */
+#ifndef DRAY_RUN_REPORTER_H
+#define DRAY_RUN_REPORTER_H
+
+#include "run/view.h"
+
+typedef struct dray__reporter dray__reporter;
+
+/* address: the coordinator's, which must be up. */
+int dray__reporter_start(const dray__folder *folder, const dray__job *job, const char *address,
+                         bool json, dray__reporter **out, dray_error *error);
+/* Takes in what was still posted (if the coordinator lives), writes what is pending, ends the
+ * thread. The numbers of *rows for the summary stay valid until dray__reporter_free. */
+int dray__reporter_stop(dray__reporter *reporter, dray_error *error);
+void dray__reporter_free(dray__reporter *reporter); /* NULL is fine */
+
+/* For the supervisor's thread, at any time. */
+int64_t dray__reporter_heard_ns(dray__reporter *reporter);  /* when the last report came */
+uint64_t dray__reporter_progress(dray__reporter *reporter); /* grows with every step and eval */
+bool dray__reporter_ready(dray__reporter *reporter);        /* the first version is there */
+void dray__reporter_say(dray__reporter *reporter, const char *event, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* What could not be written; DRAY_OK: nothing. */
+int dray__reporter_failed(dray__reporter *reporter, dray_error *error);
+
+/* After stop: the last lines. */
+void dray__reporter_summary(dray__reporter *reporter, const dray__folder *folder,
+                            const char *outcome);
+
+#endif

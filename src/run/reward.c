@@ -1,0 +1,198 @@
+#include "run/reward.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <math.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char **environ;
+
+struct dray__grader {
+    const dray__job *job;
+    pid_t pid; /* 0: not started */
+    int to, from;
+    char line[256];
+    size_t filled;
+};
+
+float dray__exact_match(const char *answer, const char *response)
+{
+    return strcmp(answer, response) == 0 ? 1 : 0;
+}
+
+int dray__grader_open(const dray__job *job, dray__grader **out, dray_error *error)
+{
+    dray__grader *grader = calloc(1, sizeof(*grader));
+    if (!grader)
+        return dray__nomem(error);
+    grader->job = job;
+    grader->to = grader->from = -1;
+    *out = grader;
+    return DRAY_OK;
+}
+
+void dray__grader_close(dray__grader *grader)
+{
+    if (!grader)
+        return;
+    if (grader->pid) {
+        close(grader->to);
+        close(grader->from);
+        kill(grader->pid, SIGKILL);
+        waitpid(grader->pid, NULL, 0);
+    }
+    free(grader);
+}
+
+/* Through `dray host --exec`, which ties the command's life to ours before it becomes it. */
+static int start(dray__grader *grader, dray_error *error)
+{
+    int in[2], out[2];
+    if (pipe2(in, O_CLOEXEC) < 0)
+        return dray__fail_errno(error, errno, "reward.command: pipe");
+    if (pipe2(out, O_CLOEXEC) < 0) {
+        int problem = errno;
+        close(in[0]);
+        close(in[1]);
+        return dray__fail_errno(error, problem, "reward.command: pipe");
+    }
+    char parent[32];
+    snprintf(parent, sizeof(parent), "--parent=%ld", (long)getpid());
+    char *arguments[] = {"dray", "host", parent, "--exec", grader->job->reward.command, NULL};
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, in[0], 0);
+    posix_spawn_file_actions_adddup2(&actions, out[1], 1);
+    int problem = posix_spawn(&grader->pid, "/proc/self/exe", &actions, NULL, arguments, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    close(in[0]);
+    close(out[1]);
+    if (problem) {
+        close(in[1]);
+        close(out[0]);
+        grader->pid = 0;
+        return dray__fail_errno(error, problem, "reward.command: cannot be started");
+    }
+    grader->to = in[1];
+    grader->from = out[0];
+    fcntl(grader->to, F_SETFL, O_NONBLOCK);
+    return DRAY_OK;
+}
+
+static int wait_for(int fd, short events, int64_t deadline, const dray__grader *grader,
+                    dray_error *error)
+{
+    struct pollfd p = {.fd = fd, .events = events};
+    int ready;
+    do {
+        ready = poll(&p, 1, dray__left_ms(deadline));
+    } while (ready < 0 && errno == EINTR);
+    if (ready < 0)
+        return dray__fail_errno(error, errno, "reward.command: poll");
+    return ready ? DRAY_OK
+                 : dray__fail(error, DRAY_ETIMEDOUT, "reward.command: no answer in %g s",
+                              grader->job->reward.timeout_seconds);
+}
+
+static int send_line(dray__grader *grader, const char *text, int64_t deadline, dray_error *error)
+{
+    size_t size = strlen(text);
+    for (size_t done = 0; done < size;) {
+        int rc = wait_for(grader->to, POLLOUT, deadline, grader, error);
+        if (rc)
+            return rc;
+        ssize_t n = write(grader->to, text + done, size - done);
+        if (n < 0 && errno != EAGAIN && errno != EINTR)
+            return errno == EPIPE ? dray__fail(error, DRAY_ECLOSED, "reward.command: it ended")
+                                  : dray__fail_errno(error, errno, "reward.command: write");
+        done += n > 0 ? (size_t)n : 0;
+    }
+    return DRAY_OK;
+}
+
+static int take_number(dray__grader *grader, char *end, float *reward, dray_error *error)
+{
+    *end = 0;
+    char *rest;
+    double value = strtod(grader->line, &rest);
+    rest += strspn(rest, " \t\r");
+    int rc =
+        rest == grader->line || *rest || !isfinite(value)
+            ? dray__fail(error, DRAY_EFORMAT,
+                         "reward.command: expected a number a line, found '%.64s'", grader->line)
+            : DRAY_OK;
+    grader->filled -= (size_t)(end + 1 - grader->line);
+    memmove(grader->line, end + 1, grader->filled);
+    *reward = (float)value;
+    return rc;
+}
+
+static int receive(dray__grader *grader, int64_t deadline, float *reward, dray_error *error)
+{
+    for (;;) {
+        char *end = memchr(grader->line, '\n', grader->filled);
+        if (end)
+            return take_number(grader, end, reward, error);
+        if (grader->filled == sizeof(grader->line))
+            return dray__fail(error, DRAY_EFORMAT,
+                              "reward.command: expected a number a line, found a longer line");
+        int rc = wait_for(grader->from, POLLIN, deadline, grader, error);
+        if (rc)
+            return rc;
+        ssize_t n = read(grader->from, grader->line + grader->filled,
+                         sizeof(grader->line) - grader->filled);
+        if (n == 0)
+            return dray__fail(error, DRAY_ECLOSED, "reward.command: it ended");
+        if (n < 0 && errno != EINTR)
+            return dray__fail_errno(error, errno, "reward.command: read");
+        grader->filled += n > 0 ? (size_t)n : 0;
+    }
+}
+
+static int ask_command(dray__grader *grader, const char *prompt, const char *answer,
+                       const char *response, float *reward, dray_error *error)
+{
+    int rc = grader->pid ? DRAY_OK : start(grader, error);
+    if (rc)
+        return rc;
+    json_t *object = json_pack("{s:s, s:s, s:s%}", "prompt", prompt, "answer", answer, "response",
+                               response, strlen(response));
+    if (!object) { /* a response that is no UTF-8 is no answer to anything */
+        *reward = 0;
+        return DRAY_OK;
+    }
+    char *text = json_dumps(object, JSON_COMPACT);
+    json_decref(object);
+    size_t length = text ? strlen(text) : 0;
+    char *line = text ? realloc(text, length + 2) : NULL;
+    if (!line) {
+        free(text);
+        return dray__nomem(error);
+    }
+    line[length] = '\n';
+    line[length + 1] = 0;
+    int64_t deadline =
+        dray__deadline((int64_t)(grader->job->reward.timeout_seconds * (double)DRAY__SECOND));
+    rc = send_line(grader, line, deadline, error);
+    free(line);
+    return rc ? rc : receive(grader, deadline, reward, error);
+}
+
+int dray__grade(dray__grader *grader, const char *prompt, const char *answer, const char *response,
+                float *reward, dray_error *error)
+{
+    if (grader->job->reward.rule == DRAY__RULE_COMMAND)
+        return ask_command(grader, prompt, answer, response, reward, error);
+    *reward = dray__exact_match(answer, response);
+    return DRAY_OK;
+}

@@ -1,0 +1,268 @@
+#include "run/rows.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "run/checkpoint.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static double number(const json_t *object, const char *key)
+{
+    return json_number_value(json_object_get(object, key));
+}
+
+static int64_t integer(const json_t *object, const char *key)
+{
+    return json_integer_value(json_object_get(object, key));
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static void take_earlier(dray__rows *rows, const json_t *row)
+{
+    const json_t *accuracy = json_object_get(row, "eval_accuracy");
+    rows->last_step = integer(row, "step");
+    rows->reward = number(row, "reward_mean");
+    rows->length = number(row, "response_length_mean");
+    if (!json_is_number(accuracy))
+        return;
+    if (rows->first_accuracy < 0) {
+        rows->first_accuracy = json_number_value(accuracy);
+        rows->first_accuracy_step = rows->last_step;
+    }
+    rows->last_accuracy = json_number_value(accuracy);
+    rows->last_accuracy_step = rows->last_step;
+}
+
+int dray__rows_open(const dray__folder *folder, const dray__job *job, dray__rows *out,
+                    dray_error *error)
+{
+    char path[PATH_MAX];
+    *out = (dray__rows){.job = job,
+                        .last_step = -1,
+                        .version = -1,
+                        .checkpoint = -1,
+                        .first_accuracy = -1,
+                        .last_accuracy = -1,
+                        .mark_ns = dray__now(),
+                        .phases = json_object()};
+    dray__folder_path(folder, "metrics.jsonl", path);
+    out->metrics = fopen(path, "ae");
+    if (!out->phases || !out->metrics)
+        return dray__fail_errno(error, errno, "%s", path);
+    size_t i;
+    json_t *row;
+    json_array_foreach(folder->rows, i, row)
+    {
+        take_earlier(out, row);
+    }
+    out->pending = folder->held ? json_incref(folder->held) : NULL;
+    if (folder->resumed)
+        out->checkpoint = folder->first_step;
+    return DRAY_OK;
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+static int write_row(dray__rows *rows, json_t *row, dray_error *error)
+{
+    bool ok = json_dumpf(row, rows->metrics, JSON_COMPACT) == 0 &&
+              fputc('\n', rows->metrics) >= 0 && fflush(rows->metrics) == 0;
+    return ok ? DRAY_OK : dray__fail_errno(error, errno, "metrics.jsonl");
+}
+
+static int complete(dray__rows *rows, json_t **row, dray_error *error)
+{
+    json_decref(rows->done);
+    rows->done = rows->pending;
+    rows->pending = NULL;
+    take_earlier(rows, rows->done);
+    *row = rows->done;
+    return write_row(rows, rows->done, error);
+}
+
+static void add_update(const dray__rows *rows, json_t *row)
+{
+    json_object_set_new(row, "update_seconds", json_real(number(rows->update, "seconds")));
+    json_object_set_new(row, "update_bytes", json_integer(integer(rows->update, "bytes")));
+}
+
+static void add_phases(dray__rows *rows, json_t *row, int64_t step)
+{
+    char key[32];
+    snprintf(key, sizeof(key), "%lld", (long long)step);
+    json_t *phases = json_object_get(rows->phases, key);
+    if (phases)
+        json_object_set(row, "seconds", phases);
+    json_object_clear(rows->phases);
+}
+
+/* The trainer's numbers, completed by the clock and by the update that the step's samples waited
+ * for. Rows that an earlier run wrote are not written again. */
+static int take_step(dray__rows *rows, const json_t *report, json_t **row, dray_error *error)
+{
+    int64_t step = integer(report, "step"), now = dray__now();
+    if (step <= rows->last_step)
+        return DRAY_OK;
+    double seconds = (double)(now - rows->mark_ns) / (double)DRAY__SECOND;
+    rows->mark_ns = now;
+    json_t *made = json_deep_copy(report);
+    if (!made)
+        return dray__nomem(error);
+    static const char *const drop[] = {"kind", "member", "name", "time_ns"};
+    for (size_t i = 0; i < sizeof(drop) / sizeof(drop[0]); i++)
+        json_object_del(made, drop[i]);
+    rows->tokens_per_s = number(made, "tokens") / (seconds > 0 ? seconds : 1);
+    rows->step_seconds = seconds;
+    rows->staleness_mean = number(made, "staleness_mean");
+    rows->staleness_max = number(made, "staleness_max");
+    json_object_set_new(made, "tokens_per_s", json_real(rows->tokens_per_s));
+    json_object_set_new(made, "step_seconds", json_real(seconds));
+    add_update(rows, made);
+    add_phases(rows, made, step);
+    json_decref(rows->pending);
+    rows->pending = made;
+    return dray__job_eval_due(rows->job, step) ? DRAY_OK : complete(rows, row, error);
+}
+
+/* Row 0: before the first step. */
+static int take_ready(dray__rows *rows, const json_t *report, dray_error *error)
+{
+    rows->ready = true;
+    rows->mark_ns = dray__now();
+    if (integer(report, "step") != 0 || rows->last_step >= 0 || rows->pending)
+        return DRAY_OK;
+    rows->warmup_reward = rows->reward = number(report, "reward_mean");
+    rows->pending =
+        json_pack("{s:I, s:f, s:f, s:I, s:I, s:I, s:f, s:f, s:f, s:f}", "step", (json_int_t)0,
+                  "reward_mean", number(report, "reward_mean"), "response_length_mean",
+                  number(report, "response_length_mean"), "tokens", (json_int_t)0, "samples",
+                  (json_int_t)0, "weight_version", (json_int_t)0, "staleness_mean", 0.0,
+                  "staleness_max", 0.0, "tokens_per_s", 0.0, "step_seconds", 0.0);
+    return rows->pending ? DRAY_OK : dray__nomem(error);
+}
+
+static int take_eval(dray__rows *rows, const json_t *report, json_t **row, dray_error *error)
+{
+    int64_t step = integer(report, "step");
+    rows->mark_ns = dray__now();
+    if (!rows->pending || integer(rows->pending, "step") != step)
+        return DRAY_OK;
+    json_object_set(rows->pending, "eval_accuracy", json_object_get(report, "accuracy"));
+    json_object_set(rows->pending, "eval_response_length_mean",
+                    json_object_get(report, "response_length_mean"));
+    if (step == 0)
+        add_update(rows, rows->pending);
+    return complete(rows, row, error);
+}
+
+static int take_update(dray__rows *rows, json_t *report, dray_error *error)
+{
+    json_decref(rows->update);
+    rows->update = json_incref(report);
+    rows->version = integer(report, "version");
+    if (rows->update_count == rows->update_room) {
+        uint64_t room = rows->update_room ? 2 * rows->update_room : 64;
+        double *grown = realloc(rows->update_seconds, room * sizeof(*grown));
+        if (!grown)
+            return dray__nomem(error);
+        rows->update_seconds = grown;
+        rows->update_room = room;
+    }
+    rows->update_seconds[rows->update_count++] = number(report, "seconds");
+    rows->update_bytes += (uint64_t)integer(report, "bytes");
+    return DRAY_OK;
+}
+
+static void show_phase(dray__rows *rows, const char *name, double seconds)
+{
+    for (uint32_t i = 0; i < rows->shown_count; i++)
+        if (strcmp(rows->shown[i].name, name) == 0) {
+            rows->shown[i].seconds = seconds;
+            return;
+        }
+    if (rows->shown_count == DRAY__PHASES)
+        return;
+    dray__phase *phase = &rows->shown[rows->shown_count++];
+    snprintf(phase->name, sizeof(phase->name), "%s", name);
+    phase->seconds = seconds;
+}
+
+static int take_phase(dray__rows *rows, const json_t *report, dray_error *error)
+{
+    char key[32];
+    snprintf(key, sizeof(key), "%lld", (long long)integer(report, "step"));
+    const char *name = json_string_value(json_object_get(report, "phase"));
+    if (!name)
+        return DRAY_OK;
+    json_t *of_step = json_object_get(rows->phases, key);
+    if (!of_step) {
+        of_step = json_object();
+        if (json_object_set_new(rows->phases, key, of_step) < 0)
+            return dray__nomem(error);
+    }
+    double seconds = number(of_step, name) + number(report, "seconds");
+    json_object_set_new(of_step, name, json_real(seconds));
+    show_phase(rows, name, seconds);
+    return DRAY_OK;
+}
+
+int dray__rows_take(dray__rows *rows, json_t *report, json_t **row, dray_error *error)
+{
+    const char *kind = json_string_value(json_object_get(report, "kind"));
+    *row = NULL;
+    if (!kind)
+        return DRAY_OK;
+    if (strcmp(kind, "step") == 0)
+        return take_step(rows, report, row, error);
+    if (strcmp(kind, "eval") == 0)
+        return take_eval(rows, report, row, error);
+    if (strcmp(kind, "engine_update") == 0)
+        return take_update(rows, report, error);
+    if (strcmp(kind, "phase") == 0)
+        return take_phase(rows, report, error);
+    if (strcmp(kind, "ready") == 0)
+        return take_ready(rows, report, error);
+    if (strcmp(kind, "warmup") == 0) {
+        rows->warmup_step = integer(report, "warmup_step");
+        rows->warmup_reward = number(report, "reward_mean");
+    } else if (strcmp(kind, "checkpoint") == 0) {
+        rows->checkpoint = integer(report, "step");
+    }
+    return DRAY_OK;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double dray__rows_median_update(const dray__rows *rows)
+{
+    uint64_t count = rows->update_count;
+    double *sorted = count ? malloc(count * sizeof(*sorted)) : NULL;
+    if (!sorted)
+        return 0;
+    memcpy(sorted, rows->update_seconds, count * sizeof(*sorted));
+    qsort(sorted, count, sizeof(*sorted), by_value);
+    double median = count % 2 ? sorted[count / 2] : (sorted[count / 2 - 1] + sorted[count / 2]) / 2;
+    free(sorted);
+    return median;
+}
+
+int dray__rows_close(dray__rows *rows, dray_error *error)
+{
+    int rc = rows->pending && rows->metrics ? write_row(rows, rows->pending, error) : DRAY_OK;
+    if (rows->metrics && fclose(rows->metrics) != 0 && !rc)
+        rc = dray__fail_errno(error, errno, "metrics.jsonl");
+    json_decref(rows->pending);
+    json_decref(rows->done);
+    json_decref(rows->update);
+    json_decref(rows->phases);
+    free(rows->update_seconds);
+    *rows = (dray__rows){0};
+    return rc;
+}

@@ -1,0 +1,45 @@
+/* Reports from the hosts become rows of metrics.jsonl, and the state that the live view shows. */
+#ifndef DRAY_RUN_ROWS_H
+#define DRAY_RUN_ROWS_H
+
+#include "run/folder.h"
+
+#include <jansson.h>
+#include <stdio.h>
+
+enum { DRAY__PHASES = 16 };
+
+typedef struct dray__phase {
+    char name[24];
+    double seconds; /* of the step shown, so far */
+} dray__phase;
+
+typedef struct dray__rows {
+    const dray__job *job;
+    FILE *metrics;
+    json_t *pending;   /* trainer's row, waiting for its evaluation; NULL: none */
+    json_t *done;      /* the row completed last */
+    json_t *update;    /* of the newest version */
+    json_t *phases;    /* "step" -> {phase: seconds} */
+    int64_t last_step; /* newest row written; -1: none */
+    int64_t mark_ns;   /* when the step that runs now began */
+    /* For people. */
+    double warmup_reward, reward, length, tokens_per_s, staleness_mean, staleness_max, step_seconds;
+    double first_accuracy, last_accuracy; /* -1: not measured */
+    int64_t warmup_step, first_accuracy_step, last_accuracy_step, version, checkpoint;
+    bool ready;
+    dray__phase shown[DRAY__PHASES];
+    uint32_t shown_count;
+    double *update_seconds;
+    uint64_t update_count, update_room, update_bytes;
+} dray__rows;
+
+int dray__rows_open(const dray__folder *folder, const dray__job *job, dray__rows *out,
+                    dray_error *error);
+/* Takes in one report. *row: the row that it completed, borrowed until the next call; else NULL. */
+int dray__rows_take(dray__rows *rows, json_t *report, json_t **row, dray_error *error);
+/* Writes what is pending without its evaluation: a resumed run completes it. */
+int dray__rows_close(dray__rows *rows, dray_error *error);
+double dray__rows_median_update(const dray__rows *rows); /* seconds; 0: no update */
+
+#endif

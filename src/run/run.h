@@ -1,0 +1,29 @@
+/* `dray run`: one job from its file to its last checkpoint. */
+#ifndef DRAY_RUN_RUN_H
+#define DRAY_RUN_RUN_H
+
+#include <dray/dray.h>
+#include <stdbool.h>
+
+typedef struct dray__run_options {
+    const char *job;             /* the job file; NULL with resume: the folder's config.yaml */
+    const char *const *settings; /* "key=value" */
+    uint32_t setting_count;
+    const char *out;    /* the run's folder; NULL: runs/NAME, or runs/NAME-2, ... */
+    const char *resume; /* the folder of an earlier run to go on with; NULL: a new run */
+    bool json;          /* one object a line on stdout instead of text */
+} dray__run_options;
+
+typedef enum dray__run_end {
+    DRAY__RUN_DONE = 0,
+    DRAY__RUN_STOPPED, /* by Ctrl-C, after a checkpoint */
+    DRAY__RUN_KILLED   /* by a second Ctrl-C, or by one before training began */
+} dray__run_end;
+
+/* Supervises the job's processes until it ended; none of them outlives the call. Prints to stdout.
+ * Takes over SIGINT, SIGTERM and SIGHUP while it runs. Call it on the main thread of a process that
+ * has no other children. Errors: what is wrong with the job, or why the run ended, and how to go on
+ * with it. */
+int dray__run(const dray__run_options *options, dray__run_end *end, dray_error *error);
+
+#endif

@@ -1,0 +1,160 @@
+#include "run/samples.h"
+
+#include "base/error.h"
+#include "engine/tokenizer.h"
+#include "run/tasks.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void dray__ragged_free(dray__ragged *ragged)
+{
+    free(ragged->offsets);
+    free(ragged->values);
+    *ragged = (dray__ragged){0};
+}
+
+static int column_of(dray_batch *batch, const char *name, dray_dtype dtype, dray_column *out,
+                     dray_error *error)
+{
+    int rc = dray_batch_column(batch, name, out, error);
+    if (!rc && out->dtype != (int32_t)dtype)
+        rc = dray__fail(error, DRAY_EFORMAT, "column %s: expected %s, found %s", name,
+                        dray_dtype_name(dtype), dray_dtype_name((dray_dtype)out->dtype));
+    return rc;
+}
+
+int dray__ragged_read(dray_batch *batch, const char *column, dray_dtype dtype, dray__ragged *out,
+                      dray_error *error)
+{
+    dray_column from;
+    int rc = column_of(batch, column, dtype, &from, error);
+    if (rc)
+        return rc;
+    size_t width = dray_dtype_size(dtype);
+    dray__ragged to = {.rows = dray_batch_rows(batch)};
+    to.offsets = malloc(((size_t)to.rows + 1) * sizeof(*to.offsets));
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < to.rows; i++)
+        total += from.lengths[i];
+    to.values = malloc(total * width + 1);
+    if (!to.offsets || !to.values) {
+        dray__ragged_free(&to);
+        return dray__nomem(error);
+    }
+    to.offsets[0] = 0;
+    for (uint32_t i = 0; i < to.rows; i++) {
+        if (from.lengths[i])
+            memcpy((char *)to.values + to.offsets[i] * width, from.cells[i],
+                   from.lengths[i] * width);
+        to.offsets[i + 1] = to.offsets[i] + from.lengths[i];
+    }
+    *out = to;
+    return DRAY_OK;
+}
+
+int dray__text_read(dray_batch *batch, const char *column, uint32_t row, char **out,
+                    dray_error *error)
+{
+    dray_column from;
+    int rc = column_of(batch, column, DRAY_U8, &from, error);
+    if (rc)
+        return rc;
+    char *text = malloc(from.lengths[row] + 1);
+    if (!text)
+        return dray__nomem(error);
+    if (from.lengths[row])
+        memcpy(text, from.cells[row], from.lengths[row]);
+    text[from.lengths[row]] = 0;
+    *out = text;
+    return DRAY_OK;
+}
+
+int dray__scalars_read(dray_batch *batch, const char *column, float *out, dray_error *error)
+{
+    dray_column from;
+    int rc = column_of(batch, column, DRAY_F32, &from, error);
+    for (uint32_t i = 0; !rc && i < dray_batch_rows(batch); i++) {
+        if (from.lengths[i] != 1)
+            rc = dray__fail(error, DRAY_EFORMAT, "column %s: expected 1 value a row, found %llu",
+                            column, (unsigned long long)from.lengths[i]);
+        else
+            memcpy(&out[i], from.cells[i], sizeof(out[i]));
+    }
+    return rc;
+}
+
+dray__tokens dray__ragged_tokens(const dray__ragged *ragged)
+{
+    return (dray__tokens){.values = ragged->values, .offsets = ragged->offsets};
+}
+
+dray_column_data dray__ragged_column(const char *name, dray_dtype dtype, const uint64_t *offsets,
+                                     const void *values)
+{
+    return (dray_column_data){.name = name,
+                              .dtype = (int32_t)dtype,
+                              .content = DRAY_CONTENT_TENSOR,
+                              .ndim = 1,
+                              .offsets = offsets,
+                              .values = values};
+}
+
+dray_column_data dray__scalar_column(const char *name, const float *values)
+{
+    return (dray_column_data){.name = name,
+                              .dtype = DRAY_F32,
+                              .content = DRAY_CONTENT_TENSOR,
+                              .ndim = 1,
+                              .shape = {1},
+                              .values = values};
+}
+
+int dray__response_text(const int32_t *tokens, uint64_t count, char **out, dray_error *error)
+{
+    uint64_t end = 0;
+    while (end < count && tokens[end] != DRAY__TOKEN_EOS)
+        end++;
+    char *text = malloc(end + 1);
+    if (!text)
+        return dray__nomem(error);
+    text[dray__bytes_decode(tokens, end, text)] = 0;
+    *out = text;
+    return DRAY_OK;
+}
+
+static int encode(const char *text, int32_t first, int32_t last, int32_t **out, uint64_t *count,
+                  dray_error *error)
+{
+    size_t length = strlen(text), at = 0;
+    int32_t *tokens = malloc((length + 2) * sizeof(*tokens));
+    if (!tokens)
+        return dray__nomem(error);
+    if (first >= 0)
+        tokens[at++] = first;
+    at += dray__bytes_encode(text, length, tokens + at);
+    if (last >= 0)
+        tokens[at++] = last;
+    *out = tokens;
+    *count = at;
+    return DRAY_OK;
+}
+
+int dray__prompt_tokens(const char *text, int32_t **out, uint64_t *count, dray_error *error)
+{
+    return encode(text, DRAY__TOKEN_BOS, -1, out, count, error);
+}
+
+int dray__answer_tokens(const char *text, int32_t **out, uint64_t *count, dray_error *error)
+{
+    return encode(text, -1, DRAY__TOKEN_EOS, out, count, error);
+}
+
+int dray__batch_step(const dray_batch *batch, int64_t *step, dray_error *error)
+{
+    double value;
+    int rc = dray_batch_tag(batch, 0, DRAY__TAG_STEP, &value, error);
+    if (!rc)
+        *step = (int64_t)value;
+    return rc;
+}

@@ -1,0 +1,40 @@
+/* Columns of a batch as the engine takes them (ragged arrays back to back), and the other way. */
+#ifndef DRAY_RUN_SAMPLES_H
+#define DRAY_RUN_SAMPLES_H
+
+#include "engine/engine.h"
+
+#include <dray/queue.h>
+
+/* Values of one column, back to back: row i is values[offsets[i] .. offsets[i + 1]). */
+typedef struct dray__ragged {
+    uint32_t rows;
+    uint64_t *offsets;
+    void *values; /* of the column's dtype */
+} dray__ragged;
+
+void dray__ragged_free(dray__ragged *ragged);
+/* Copies a column out of the batch. DRAY_EFORMAT when its dtype is another. */
+int dray__ragged_read(dray_batch *batch, const char *column, dray_dtype dtype, dray__ragged *out,
+                      dray_error *error);
+/* Row i of a text column as a terminated string, malloc'ed. */
+int dray__text_read(dray_batch *batch, const char *column, uint32_t row, char **out,
+                    dray_error *error);
+/* One float a row: as many as the batch has rows, into `out`. */
+int dray__scalars_read(dray_batch *batch, const char *column, float *out, dray_error *error);
+
+dray__tokens dray__ragged_tokens(const dray__ragged *ragged);
+dray_column_data dray__ragged_column(const char *name, dray_dtype dtype, const uint64_t *offsets,
+                                     const void *values);
+dray_column_data dray__scalar_column(const char *name, const float *values);
+
+/* Decodes response tokens up to (without) the end token into text; terminated, malloc'ed. */
+int dray__response_text(const int32_t *tokens, uint64_t count, char **out, dray_error *error);
+/* Encodes text: begin token, bytes; or bytes, end token. malloc'ed. */
+int dray__prompt_tokens(const char *text, int32_t **out, uint64_t *count, dray_error *error);
+int dray__answer_tokens(const char *text, int32_t **out, uint64_t *count, dray_error *error);
+
+/* The rows' step, from the tag that the driver gave them. */
+int dray__batch_step(const dray_batch *batch, int64_t *step, dray_error *error);
+
+#endif

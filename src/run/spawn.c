@@ -1,0 +1,137 @@
+#include "run/spawn.h"
+
+#include "base/error.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char **environ;
+
+enum { ARGUMENTS = 32 };
+
+static int set_up(posix_spawn_file_actions_t *actions, posix_spawnattr_t *attributes,
+                  const char *log_path, int fd)
+{
+    sigset_t all, none;
+    sigfillset(&all);
+    sigemptyset(&none);
+    posix_spawnattr_setflags(attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF |
+                                             POSIX_SPAWN_SETSIGMASK);
+    posix_spawnattr_setpgroup(attributes, 0);
+    posix_spawnattr_setsigdefault(attributes, &all);
+    posix_spawnattr_setsigmask(attributes, &none);
+    int problem = posix_spawn_file_actions_addopen(actions, 0, "/dev/null", O_RDONLY, 0);
+    if (!problem)
+        problem = posix_spawn_file_actions_addopen(actions, 1, log_path,
+                                                   O_WRONLY | O_CREAT | O_APPEND, 0666);
+    if (!problem)
+        problem = posix_spawn_file_actions_adddup2(actions, 1, 2);
+    if (!problem && fd >= 0)
+        problem = posix_spawn_file_actions_adddup2(actions, fd, DRAY__CHILD_FD);
+    return problem;
+}
+
+int dray__child_start(const char *const *arguments, const char *log_path, int fd, dray__child *out,
+                      dray_error *error)
+{
+    char *list[ARGUMENTS] = {(char[]){"dray"}};
+    for (int i = 0; arguments[i]; i++) {
+        if (i + 2 >= ARGUMENTS)
+            return dray__fail(error, DRAY_EINTERNAL, "too many arguments for a child");
+        list[i + 1] = (char *)(uintptr_t)arguments[i];
+    }
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawnattr_init(&attributes);
+    dray__child child = {.pidfd = -1};
+    int problem = set_up(&actions, &attributes, log_path, fd);
+    if (!problem)
+        problem = posix_spawn(&child.pid, "/proc/self/exe", &actions, &attributes, list, environ);
+    posix_spawnattr_destroy(&attributes);
+    posix_spawn_file_actions_destroy(&actions);
+    if (problem)
+        return dray__fail_errno(error, problem, "dray %s: cannot be started (log: %s)",
+                                arguments[0], log_path);
+    child.pidfd = (int)syscall(SYS_pidfd_open, child.pid, 0);
+    if (child.pidfd < 0) {
+        problem = errno;
+        dray__child_end(&child);
+        return dray__fail_errno(error, problem, "pidfd_open");
+    }
+    *out = child;
+    return DRAY_OK;
+}
+
+void dray__child_signal(const dray__child *child, int number)
+{
+    if (child->pid > 0 && kill(-child->pid, number) < 0)
+        kill(child->pid, number);
+}
+
+static void forget(dray__child *child)
+{
+    if (child->pidfd >= 0)
+        close(child->pidfd);
+    *child = (dray__child){.pidfd = -1};
+}
+
+int dray__child_ended(dray__child *child, int *status)
+{
+    pid_t got;
+    do {
+        got = waitpid(child->pid, status, WNOHANG);
+    } while (got < 0 && errno == EINTR);
+    if (got == 0)
+        return 0;
+    kill(-child->pid, SIGKILL); /* what it had started */
+    forget(child);
+    return 1;
+}
+
+void dray__child_end(dray__child *child)
+{
+    if (child->pid <= 0)
+        return;
+    dray__child_signal(child, SIGKILL);
+    while (waitpid(child->pid, NULL, 0) < 0 && errno == EINTR) {
+    }
+    forget(child);
+}
+
+int dray__child_follow(pid_t parent, dray_error *error)
+{
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0)
+        return dray__fail_errno(error, errno, "prctl");
+    if (getppid() != parent)
+        return dray__fail(error, DRAY_EDEAD, "the process that started this one is gone");
+    return DRAY_OK;
+}
+
+void dray__log_error(const char *log_path, char *out, size_t capacity)
+{
+    char tail[4097];
+    out[0] = 0;
+    int fd = open(log_path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    off_t size = lseek(fd, 0, SEEK_END);
+    off_t from = size > 4096 ? size - 4096 : 0;
+    ssize_t got = pread(fd, tail, 4096, from);
+    close(fd);
+    if (got <= 0)
+        return;
+    tail[got] = 0;
+    char *state = NULL;
+    for (char *line = strtok_r(tail, "\n", &state); line; line = strtok_r(NULL, "\n", &state))
+        if (strncmp(line, "error: ", 7) == 0)
+            snprintf(out, capacity, "%s", line + 7);
+}

@@ -1,0 +1,33 @@
+/* Child processes of the supervisor: this program again, in a process group of its own, with its
+ * output in a file, ended by the kernel when the supervisor is. */
+#ifndef DRAY_RUN_SPAWN_H
+#define DRAY_RUN_SPAWN_H
+
+#include <dray/dray.h>
+#include <sys/types.h>
+
+enum { DRAY__CHILD_FD = 3 }; /* where a descriptor that is handed down appears */
+
+typedef struct dray__child {
+    pid_t pid; /* 0: none */
+    int pidfd;
+} dray__child;
+
+/* Starts `dray ARGUMENTS...` (NULL-terminated, without the program's name). log_path gets stdout
+ * and stderr, appended. fd: handed down as DRAY__CHILD_FD; -1: none. Call it on the main thread:
+ * the child lives as long as the thread that made it. */
+int dray__child_start(const char *const *arguments, const char *log_path, int fd, dray__child *out,
+                      dray_error *error);
+/* Sends a signal to the child and the processes it started. */
+void dray__child_signal(const dray__child *child, int number);
+/* Reaps a child that ended. Returns 1 and its wait status, or 0: it runs still. */
+int dray__child_ended(dray__child *child, int *status);
+/* SIGKILLs it and what it started, and reaps it. */
+void dray__child_end(dray__child *child);
+/* For the child: asks the kernel to end this process with its parent. DRAY_EDEAD: the parent is
+ * gone already. */
+int dray__child_follow(pid_t parent, dray_error *error);
+/* The last line of a log that begins with "error: ", without that; "" when there is none. */
+void dray__log_error(const char *log_path, char *out, size_t capacity);
+
+#endif

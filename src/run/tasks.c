@@ -1,0 +1,142 @@
+#include "run/tasks.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Samples of a step are claimed in their order and in whole micro-batches, so that what is computed
+ * together, and in which order it is summed, is the same in every run and after every restart.
+ * Evaluations become ready all at once and in order, so first come, first served is that order. */
+const dray__task_kind dray__tasks[DRAY__TASK_COUNT] = {
+    {.name = "driver", .role = DRAY__ROLE_DESK},
+    {.name = "rollout",
+     .role = DRAY__ROLE_ENGINE,
+     .needs = {"prompt"},
+     .writes = {"response", "rollout_log_prob"},
+     .policy = DRAY_POLICY_ORDERED,
+     .count = dray__rollout_count,
+     .run = dray__rollout_run},
+    {.name = "eval",
+     .role = DRAY__ROLE_ENGINE,
+     .needs = {"eval_prompt"},
+     .writes = {"eval_response"},
+     .policy = DRAY_POLICY_FIFO,
+     .count = dray__eval_count,
+     .run = dray__eval_run},
+    {.name = "reward",
+     .role = DRAY__ROLE_DESK,
+     .needs = {"prompt", "answer", "response"},
+     .writes = {"reward"},
+     .policy = DRAY_POLICY_ORDERED,
+     .count = dray__reward_count,
+     .run = dray__reward_run},
+    {.name = "reference",
+     .role = DRAY__ROLE_DESK,
+     .needs = {"prompt", "response"},
+     .writes = {"ref_log_prob"},
+     .policy = DRAY_POLICY_ORDERED,
+     .count = dray__reference_count,
+     .run = dray__reference_run},
+    {.name = "old_log_prob",
+     .role = DRAY__ROLE_TRAINER,
+     .needs = {"prompt", "response"},
+     .writes = {"old_log_prob"},
+     .policy = DRAY_POLICY_ORDERED,
+     .count = dray__old_log_prob_count,
+     .run = dray__old_log_prob_run},
+    {.name = "advantage",
+     .role = DRAY__ROLE_DESK,
+     .needs = {"reward"},
+     .writes = {"advantage"},
+     .policy = DRAY_POLICY_ORDERED,
+     .count = dray__advantage_count,
+     .run = dray__advantage_run},
+    {.name = "actor",
+     .role = DRAY__ROLE_TRAINER,
+     .needs = {"prompt", "response", "rollout_log_prob", "reward", "old_log_prob", "advantage",
+               "ref_log_prob"},
+     .policy = DRAY_POLICY_ORDERED,
+     .count = dray__actor_count,
+     .run = dray__actor_run,
+     .after = dray__actor_after},
+};
+
+const dray__task_kind dray__task_score = {
+    .name = "score",
+    .role = DRAY__ROLE_DESK,
+    .needs = {"eval_prompt", "eval_answer", "eval_response"},
+    .writes = {"eval_reward"},
+    .policy = DRAY_POLICY_FIFO,
+    .count = dray__score_count,
+    .run = dray__score_run,
+};
+
+const dray__task_kind *dray__task_find(const char *name)
+{
+    for (uint32_t i = 0; i < DRAY__TASK_COUNT; i++)
+        if (strcmp(dray__tasks[i].name, name) == 0)
+            return &dray__tasks[i];
+    return NULL;
+}
+
+static bool claims(const dray__job *job, const dray__task_kind *kind)
+{
+    return kind->run && (job->reference.enabled || strcmp(kind->name, "reference") != 0);
+}
+
+uint32_t dray__tasks_of(const dray__job *job, const dray__job_host *host,
+                        const dray__task_kind **out)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < DRAY__TASK_COUNT; i++)
+        if (dray__host_has(host, dray__tasks[i].name) && claims(job, &dray__tasks[i]))
+            out[count++] = &dray__tasks[i];
+    if (dray__host_has(host, "reward"))
+        out[count++] = &dray__task_score;
+    return count;
+}
+
+static void describe(const dray__job *job, const dray__task_kind *kind, dray_queue_task *out)
+{
+    *out = (dray_queue_task){.name = kind->name, .needs = kind->needs, .writes = kind->writes};
+    while (kind->needs[out->needs_count])
+        out->needs_count++;
+    while (kind->writes[out->writes_count])
+        out->writes_count++;
+    /* ref_log_prob is the last thing that the actor needs, and nobody writes it without a
+     * reference. */
+    if (!job->reference.enabled && strcmp(kind->name, "actor") == 0)
+        out->needs_count--;
+}
+
+int dray__job_queue_open(dray_context *context, const dray__job *job, dray_queue **out,
+                         dray_error *error)
+{
+    dray_queue_task tasks[DRAY__TASK_COUNT + 1];
+    dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
+    for (uint32_t i = 0; i < DRAY__TASK_COUNT; i++)
+        if (claims(job, &dray__tasks[i]))
+            describe(job, &dray__tasks[i], &tasks[options.task_count++]);
+    describe(job, &dray__task_score, &tasks[options.task_count++]);
+    options.tasks = tasks;
+    options.capacity_rows = (uint64_t)job->queue.capacity_rows;
+    options.capacity_bytes = (uint64_t)job->queue.capacity_bytes;
+    options.max_attempts = (uint32_t)job->queue.max_attempts;
+    options.timeout_ns = dray__job_wait_ns(job);
+    return dray_queue_open(context, DRAY__QUEUE_NAME, &options, out, error);
+}
+
+void dray__partition_name(const char *kind, int64_t step, char out[DRAY__PARTITION_BYTES])
+{
+    snprintf(out, DRAY__PARTITION_BYTES, "%.8s-%06lld", kind, (long long)step);
+}
+
+int64_t dray__partition_step(const char *kind, const char *name)
+{
+    size_t length = strlen(kind);
+    if (strncmp(name, kind, length) != 0 || name[length] != '-')
+        return -1;
+    char *end;
+    long long step = strtoll(name + length + 1, &end, 10);
+    return *end || end == name + length + 1 || step < 0 ? -1 : step;
+}

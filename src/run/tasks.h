@@ -1,0 +1,76 @@
+/* The tasks of a job and the columns between them. A task is one line of the table here and one
+ * function that turns a claimed batch into its outputs; the hosts' loop (host.c) does the rest. */
+#ifndef DRAY_RUN_TASKS_H
+#define DRAY_RUN_TASKS_H
+
+#include "run/job.h"
+
+#include <dray/queue.h>
+
+typedef struct dray__host dray__host;
+
+/* What a host holds for its tasks: an engine, a trainer, or neither. */
+typedef enum dray__role {
+    DRAY__ROLE_ENGINE = 0,
+    DRAY__ROLE_TRAINER,
+    DRAY__ROLE_DESK,
+    DRAY__ROLE_COUNT
+} dray__role;
+
+typedef struct dray__task_kind {
+    const char *name;
+    int role;
+    const char *needs[8], *writes[3]; /* ended by NULL */
+    int32_t policy;                   /* dray_policy */
+    /* Rows to claim now; 0: none. Asked on rank 0. NULL: the task claims nothing (driver). */
+    uint32_t (*count)(const dray__host *host);
+    /* Computes the batch's outputs, on all ranks; rank 0 sets them. The loop commits. */
+    int (*run)(dray__host *host, dray_batch *batch, dray_error *error);
+    /* After the commit, on all ranks; NULL: nothing to do. */
+    int (*after)(dray__host *host, dray_error *error);
+} dray__task_kind;
+
+enum { DRAY__TASK_COUNT = 8 };
+extern const dray__task_kind dray__tasks[DRAY__TASK_COUNT];
+/* `score` grades what `eval` generated; it runs where `reward` runs and is named nowhere. */
+extern const dray__task_kind dray__task_score;
+
+const dray__task_kind *dray__task_find(const char *name); /* NULL: none */
+/* The tasks that `host` claims for; returns how many. */
+uint32_t dray__tasks_of(const dray__job *job, const dray__job_host *host,
+                        const dray__task_kind **out);
+
+/* The job's queue, with its closed set of tasks. */
+#define DRAY__QUEUE_NAME "samples"
+int dray__job_queue_open(dray_context *context, const dray__job *job, dray_queue **out,
+                         dray_error *error);
+
+/* Partitions: "step-000007" and "eval-000007". Samples carry the tag "step". */
+enum { DRAY__PARTITION_BYTES = 32 };
+void dray__partition_name(const char *kind, int64_t step, char out[DRAY__PARTITION_BYTES]);
+/* -1: not a partition of that kind. */
+int64_t dray__partition_step(const char *kind, const char *name);
+
+#define DRAY__TAG_STEP "step"
+#define DRAY__TAG_VERSION "version"
+
+/* engine.c, trainer.c, desk.c */
+uint32_t dray__rollout_count(const dray__host *host);
+int dray__rollout_run(dray__host *host, dray_batch *batch, dray_error *error);
+uint32_t dray__eval_count(const dray__host *host);
+int dray__eval_run(dray__host *host, dray_batch *batch, dray_error *error);
+uint32_t dray__old_log_prob_count(const dray__host *host);
+int dray__old_log_prob_run(dray__host *host, dray_batch *batch, dray_error *error);
+uint32_t dray__actor_count(const dray__host *host);
+int dray__actor_run(dray__host *host, dray_batch *batch, dray_error *error);
+int dray__actor_after(dray__host *host, dray_error *error);
+uint32_t dray__reward_count(const dray__host *host);
+int dray__reward_run(dray__host *host, dray_batch *batch, dray_error *error);
+uint32_t dray__score_count(const dray__host *host);
+int dray__score_run(dray__host *host, dray_batch *batch, dray_error *error);
+uint32_t dray__reference_count(const dray__host *host);
+int dray__reference_run(dray__host *host, dray_batch *batch, dray_error *error);
+uint32_t dray__advantage_count(const dray__host *host);
+int dray__advantage_run(dray__host *host, dray_batch *batch, dray_error *error);
+
+#endif

@@ -1,0 +1,351 @@
+/* The trainer host: old_log_prob and actor on one sharded trainer, and what follows a step: publish
+ * the version, report, write checkpoints.
+ *
+ * The order within a step. Old log-probs must be those of the version that the step began with, so
+ * the parameters stay as they are until all of them are there; until then at most the first part of
+ * the actor's batch is accumulated. That also keeps the version readable for an engine that is
+ * started anew in the middle of rollout. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "engine/tokenizer.h"
+#include "run/checkpoint.h"
+#include "run/fault.h"
+#include "run/learn.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static int open_trainer(dray__host *host, dray__learner *self, dray_error *error)
+{
+    const dray__job_actor *actor = &host->job->actor;
+    dray_model_config config;
+    dray__trainer_options options = DRAY__TRAINER_OPTIONS_INIT;
+    options.beta1 = actor->beta1;
+    options.beta2 = actor->beta2;
+    options.epsilon = actor->epsilon;
+    options.weight_decay = actor->weight_decay;
+    options.eos_token = DRAY__TOKEN_EOS;
+    int rc = dray__job_model_config(host->job, &config, error);
+    return rc ? rc : dray__trainer_open(&config, host->group, &options, &self->trainer, error);
+}
+
+/* A new run: the model, warmed up, becomes checkpoint 0; reading it back gives an optimiser that
+ * knows nothing of the warm-up. A resumed run starts from its checkpoint. */
+static int begin(dray__host *host, dray_error *error)
+{
+    dray__learner *self = host->state;
+    const dray__job *job = host->job;
+    char path[4096];
+    int64_t first = host->options.first_step;
+    dray__checkpoint_path(host->options.folder, first, path, sizeof(path));
+    self->saved = first;
+    if (access(path, F_OK) == 0)
+        return dray__trainer_restore(self->trainer, path, error);
+    if (first > 0)
+        return dray__fail(error, DRAY_ENOENT, "%s: no such checkpoint", path);
+    int rc = job->model.checkpoint[0]
+                 ? dray__trainer_load(self->trainer, job->model.checkpoint, error)
+                 : dray__trainer_init_as(self->trainer, job->model.embedding_std,
+                                         job->model.weight_std, (uint64_t)job->seed, error);
+    if (!rc && job->warmup.max_steps > 0)
+        rc = dray__warmup(host, NULL, NULL, error);
+    if (!rc)
+        rc = dray__checkpoint_reset(host, self->trainer, error);
+    if (!rc)
+        rc = dray__checkpoint_save(host, self->trainer, 0, error);
+    dray__fault_at("after_warmup", 0);
+    return rc;
+}
+
+static int publish(dray__host *host, int64_t version, dray_error *error)
+{
+    dray__learner *self = host->state;
+    int64_t begin_ns = dray_trace_now();
+    int rc = DRAY_OK;
+    if (host->job->weights.mode == DRAY_MODE_DISK)
+        rc = dray__checkpoint_weights(host, self->trainer, version, error);
+    if (!rc)
+        rc = dray_publish(self->publisher, (uint64_t)version, NULL, error);
+    if (!rc)
+        dray__fault_at("after_publish", version);
+    return rc ? rc : dray__host_phase(host, "publish", version, begin_ns, error);
+}
+
+/* Row 0 of the metrics: what samples of the first version would get. */
+static int tell_ready(dray__host *host, dray_error *error)
+{
+    double reward = 0, length = 0;
+    int rc = DRAY_OK;
+    if (host->options.first_step == 0)
+        rc = dray__warmup(host, &reward, &length, error);
+    return rc || !dray__host_leads(host)
+               ? rc
+               : dray__host_report(host, "ready",
+                                   json_pack("{s:I, s:f, s:f}", "step",
+                                             (json_int_t)host->options.first_step, "reward_mean",
+                                             reward, "response_length_mean", length),
+                                   error);
+}
+
+static int trainer_open(dray__host *host, dray_error *error)
+{
+    dray__learner *self = calloc(1, sizeof(*self));
+    if (!self)
+        return dray__nomem(error);
+    host->state = self;
+    self->step = host->options.first_step + 1;
+    int rc = open_trainer(host, self, error);
+    if (!rc)
+        rc = begin(host, error);
+    if (rc)
+        return rc;
+    dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
+    options.regions = dray__trainer_regions(self->trainer);
+    options.rank = host->options.rank;
+    options.world = dray__group_world(host->group);
+    options.checksum = host->job->weights.verify ? 0 : -1;
+    options.timeout_ns = host->wait_ns;
+    rc = dray_publisher_open(host->context, DRAY__MODEL_NAME, dray__trainer_layout(self->trainer),
+                             &options, &self->publisher, error);
+    if (!rc)
+        rc = publish(host, host->options.first_step, error);
+    return rc ? rc : tell_ready(host, error);
+}
+
+/* A run that ends, or is asked to, ends with a checkpoint. */
+static int trainer_finish(dray__host *host, dray_error *error)
+{
+    dray__learner *self = host->state;
+    return self->saved == self->step - 1
+               ? DRAY_OK
+               : dray__checkpoint_save(host, self->trainer, self->step - 1, error);
+}
+
+static void trainer_close(dray__host *host)
+{
+    dray__learner *self = host->state;
+    if (!self)
+        return;
+    for (uint32_t i = 0; i < self->kept_count; i++)
+        dray__micro_free(&self->kept[i]);
+    free(self->kept);
+    dray_publisher_close(self->publisher);
+    dray__trainer_close(self->trainer);
+    free(self);
+}
+
+const dray__role_kind dray__trainer_role = {
+    .open = trainer_open, .finish = trainer_finish, .close = trainer_close};
+
+/* ---- the end of a step ----------------------------------------------------------------------- */
+
+static int report_step(dray__host *host, dray_error *error)
+{
+    const dray__learner *self = host->state;
+    const dray__step_sums *s = &self->sums;
+    double samples = (double)s->samples, trained = (double)s->trained_tokens;
+    json_t *row =
+        json_pack("{s:I, s:f, s:f, s:I, s:I, s:I, s:f, s:f}", "step", (json_int_t)self->step,
+                  "reward_mean", s->reward / samples, "response_length_mean",
+                  (double)s->tokens / samples, "tokens", (json_int_t)s->tokens, "samples",
+                  (json_int_t)s->samples, "weight_version", (json_int_t)(self->step - 1),
+                  "staleness_mean", s->staleness / samples, "staleness_max", s->staleness_max);
+    json_t *more = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "loss",
+                             s->loss / trained, "grad_norm", s->gradient_norm / s->steps,
+                             "clip_fraction", s->clip_fraction / trained, "kl_to_reference",
+                             s->kl / trained, "entropy", s->entropy / trained, "ratio_max",
+                             s->ratio_max, "rollout_gap_mean", s->gap / (double)s->tokens,
+                             "rollout_gap_max", s->gap_max, "learning_rate", s->learning_rate);
+    if (!row || !more || json_object_update(row, more) < 0) {
+        json_decref(row);
+        json_decref(more);
+        return dray__nomem(error);
+    }
+    json_decref(more);
+    return dray__host_report(host, "step", row, error);
+}
+
+static int finish_step(dray__host *host, dray_error *error)
+{
+    dray__learner *self = host->state;
+    int rc = dray__learner_repeat(host, error);
+    if (!rc)
+        rc = publish(host, self->step, error);
+    if (!rc && dray__host_leads(host))
+        rc = report_step(host, error);
+    self->finished = true;
+    return rc;
+}
+
+int dray__actor_after(dray__host *host, dray_error *error)
+{
+    dray__learner *self = host->state;
+    if (!self->finished)
+        return DRAY_OK;
+    dray__fault_at("after_commit", self->step);
+    int64_t done = self->step++;
+    self->old_done = self->rows = 0;
+    self->step_due = self->written = self->finished = false;
+    self->sums = (dray__step_sums){0};
+    if (done % host->job->checkpoint.every != 0 && done != host->job->steps)
+        return DRAY_OK;
+    self->saved = done;
+    return dray__checkpoint_save(host, self->trainer, done, error);
+}
+
+/* ---- tasks ----------------------------------------------------------------------------------- */
+
+static uint32_t batch_of(const dray__host *host)
+{
+    return (uint32_t)dray__job_batch(host->job);
+}
+
+uint32_t dray__old_log_prob_count(const dray__host *host)
+{
+    const dray__learner *self = host->state;
+    return self->old_done < batch_of(host) ? (uint32_t)host->job->old_log_prob.micro_batch : 0;
+}
+
+uint32_t dray__actor_count(const dray__host *host)
+{
+    const dray__learner *self = host->state;
+    bool first_part = self->rows < dray__learner_part(host->job);
+    return first_part || self->old_done == batch_of(host) ? dray__learner_micro(host->job) : 0;
+}
+
+static int check_step(const dray__host *host, const dray_batch *batch, dray_error *error)
+{
+    const dray__learner *self = host->state;
+    int64_t step = 0;
+    int rc = dray__batch_step(batch, &step, error);
+    if (!rc && step != self->step)
+        rc = dray__fail(error, DRAY_EINTERNAL, "samples of step %lld came, expected step %lld",
+                        (long long)step, (long long)self->step);
+    return rc;
+}
+
+/* The part that was waiting for old log-probs, if any. */
+static int step_if_due(dray__host *host, dray_error *error)
+{
+    dray__learner *self = host->state;
+    if (!self->step_due || self->old_done < batch_of(host))
+        return DRAY_OK;
+    self->step_due = false;
+    return dray__learner_step(host, error);
+}
+
+int dray__old_log_prob_run(dray__host *host, dray_batch *batch, dray_error *error)
+{
+    dray__learner *self = host->state;
+    int64_t begin_ns = dray_trace_now();
+    dray__ragged prompt = {0}, response = {0};
+    float *logprobs = NULL;
+    int rc = check_step(host, batch, error);
+    if (!rc)
+        rc = dray__ragged_read(batch, "prompt", DRAY_I32, &prompt, error);
+    if (!rc)
+        rc = dray__ragged_read(batch, "response", DRAY_I32, &response, error);
+    if (!rc && !(logprobs = malloc((response.offsets[response.rows] + 1) * sizeof(*logprobs))))
+        rc = dray__nomem(error);
+    if (!rc) {
+        dray__sequences sequences = {.rows = prompt.rows,
+                                     .prompt = dray__ragged_tokens(&prompt),
+                                     .response = dray__ragged_tokens(&response)};
+        rc = dray__trainer_logprobs(self->trainer, &sequences, host->job->rollout.temperature,
+                                    logprobs, NULL, error);
+    }
+    if (!rc && dray__host_leads(host)) {
+        dray_column_data column =
+            dray__ragged_column("old_log_prob", DRAY_F32, response.offsets, logprobs);
+        rc = dray_batch_set(batch, &column, error);
+    }
+    self->old_done += prompt.rows;
+    free(logprobs);
+    dray__ragged_free(&prompt);
+    dray__ragged_free(&response);
+    if (!rc)
+        rc = dray__host_phase(host, "old_log_prob", self->step, begin_ns, error);
+    return rc ? rc : step_if_due(host, error);
+}
+
+/* What the samples themselves say, before anything is learned from them. */
+static int measure(dray__host *host, const dray_batch *batch, const dray__micro *m,
+                   dray_error *error)
+{
+    dray__learner *self = host->state;
+    dray__step_sums *s = &self->sums;
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < m->rows && !rc; i++) {
+        double version = 0;
+        rc = dray_batch_tag(batch, i, DRAY__TAG_VERSION, &version, error);
+        double staleness = (double)(self->step - 1) - version;
+        s->reward += (double)m->rewards[i];
+        s->staleness += staleness;
+        s->staleness_max = fmax(s->staleness_max, staleness);
+        if (!rc && staleness != 0)
+            rc = dray__fail(error, DRAY_EINTERNAL,
+                            "a sample of step %lld is of version %.0f: schedule sync expects %lld",
+                            (long long)self->step, version, (long long)self->step - 1);
+    }
+    const float *rollout = m->rollout.values, *old = m->old.values;
+    for (uint64_t i = 0; i < m->response.offsets[m->rows]; i++) {
+        double gap = fabs((double)old[i] - (double)rollout[i]);
+        s->gap += gap;
+        s->gap_max = fmax(s->gap_max, gap);
+    }
+    s->samples += m->rows;
+    s->tokens += m->response.offsets[m->rows];
+    return rc;
+}
+
+/* Keeps the micro-batch for the next epoch, or ends it. */
+static int keep(dray__host *host, dray__micro *micro, dray_error *error)
+{
+    dray__learner *self = host->state;
+    if (host->job->actor.epochs == 1) {
+        dray__micro_free(micro);
+        return DRAY_OK;
+    }
+    if (self->kept_count == self->kept_room) {
+        uint32_t room = self->kept_room ? 2 * self->kept_room : 16;
+        dray__micro *kept = realloc(self->kept, room * sizeof(*kept));
+        if (!kept)
+            return dray__nomem(error);
+        self->kept = kept;
+        self->kept_room = room;
+    }
+    self->kept[self->kept_count++] = *micro;
+    return DRAY_OK;
+}
+
+int dray__actor_run(dray__host *host, dray_batch *batch, dray_error *error)
+{
+    dray__learner *self = host->state;
+    int64_t begin_ns = dray_trace_now();
+    dray__micro micro = {0};
+    int rc = check_step(host, batch, error);
+    if (!rc)
+        rc = dray__micro_read(batch, host->job->reference.enabled, &micro, error);
+    if (!rc)
+        rc = measure(host, batch, &micro, error);
+    if (!rc)
+        rc = dray__learner_accumulate(host, &micro, error);
+    if (!rc) {
+        self->rows += micro.rows;
+        self->step_due = self->rows % dray__learner_part(host->job) == 0;
+        rc = keep(host, &micro, error);
+    }
+    if (rc) {
+        dray__micro_free(&micro);
+        return rc;
+    }
+    rc = dray__host_phase(host, "actor", self->step, begin_ns, error);
+    if (!rc)
+        rc = step_if_due(host, error);
+    return rc || self->rows < batch_of(host) ? rc : finish_step(host, error);
+}

@@ -1,0 +1,228 @@
+#include "run/view.h"
+
+#include "base/clock.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+char *dray__view_seconds(double seconds, char out[32])
+{
+    if (seconds < 1e-3)
+        snprintf(out, 32, "%.0f us", seconds * 1e6);
+    else if (seconds < 1)
+        snprintf(out, 32, "%.3g ms", seconds * 1e3);
+    else if (seconds < 120)
+        snprintf(out, 32, "%.1f s", seconds);
+    else
+        snprintf(out, 32, "%lld min %02lld s", (long long)seconds / 60, (long long)seconds % 60);
+    return out;
+}
+
+char *dray__view_bytes(double bytes, char out[32])
+{
+    static const char *const units[] = {"B", "kB", "MB", "GB", "TB"};
+    int unit = 0;
+    while (bytes >= 999.5 && unit < 4) {
+        bytes /= 1000;
+        unit++;
+    }
+    snprintf(out, 32, "%.3g %s", bytes, units[unit]);
+    return out;
+}
+
+void dray__view_open(dray__view *view, bool json)
+{
+    const char *term = getenv("TERM");
+    *view =
+        (dray__view){.json = json,
+                     .live = !json && isatty(STDOUT_FILENO) && term && strcmp(term, "dumb") != 0,
+                     .began_ns = dray__now(),
+                     .drawn_step = -1};
+}
+
+void dray__view_event(dray__view *view, const char *event, json_t *object)
+{
+    if (view->json && object) {
+        json_t *line = json_pack("{s:s}", "event", event);
+        if (line && json_object_update(line, object) == 0) {
+            json_dumpf(line, stdout, JSON_COMPACT);
+            fputc('\n', stdout);
+            fflush(stdout);
+        }
+        json_decref(line);
+    }
+    json_decref(object);
+}
+
+void dray__view_clear(dray__view *view)
+{
+    if (view->lines)
+        printf("\033[%uA\r\033[J", view->lines);
+    view->lines = 0;
+    fflush(stdout);
+}
+
+void dray__view_say(dray__view *view, const char *event, const char *message)
+{
+    if (view->json) {
+        dray__view_event(view, event, json_pack("{s:s}", "message", message));
+        return;
+    }
+    dray__view_clear(view);
+    printf("%s\n", message);
+    fflush(stdout);
+}
+
+/* ---- lines ----------------------------------------------------------------------------------- */
+
+static double number(const json_t *row, const char *key)
+{
+    return json_number_value(json_object_get(row, key));
+}
+
+/* Elsewhere than on a terminal some 40 lines tell of a run, and every evaluation. */
+static bool worth_a_line(const dray__rows *rows, int64_t step, bool eval)
+{
+    int64_t every = rows->job->steps > 40 ? rows->job->steps / 40 : 1;
+    return eval || step % every == 0;
+}
+
+void dray__view_row(dray__view *view, const dray__rows *rows, const json_t *row)
+{
+    const json_t *accuracy = json_object_get(row, "eval_accuracy");
+    int64_t step = json_integer_value(json_object_get(row, "step"));
+    char seconds[32], held[48] = "";
+    if (view->json) {
+        dray__view_event(view, "step", json_copy((json_t *)(uintptr_t)row));
+        return;
+    }
+    if (json_is_number(accuracy))
+        snprintf(held, sizeof(held), "  held-out %.3f", json_number_value(accuracy));
+    if (view->live ? !held[0] : !worth_a_line(rows, step, held[0] != 0))
+        return;
+    dray__view_clear(view);
+    printf("step %*lld/%lld  reward %.3f  length %.1f  %5.0f tokens/s  update %s%s\n",
+           (int)(rows->job->steps > 999 ? 6 : 3), (long long)step, (long long)rows->job->steps,
+           number(row, "reward_mean"), number(row, "response_length_mean"),
+           number(row, "tokens_per_s"), dray__view_seconds(number(row, "update_seconds"), seconds),
+           held);
+    fflush(stdout);
+}
+
+/* ---- the picture ----------------------------------------------------------------------------- */
+
+typedef struct canvas {
+    char text[4096];
+    size_t used;
+    uint32_t lines;
+    int width;
+} canvas;
+
+static void add_line(canvas *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Cut to the terminal's width, so that a line is one line. */
+static void add_line(canvas *c, const char *format, ...)
+{
+    char line[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof(line), format, arguments);
+    va_end(arguments);
+    int n = snprintf(c->text + c->used, sizeof(c->text) - c->used, "%.*s\033[K\n", c->width, line);
+    if (n > 0 && (size_t)n < sizeof(c->text) - c->used) {
+        c->used += (size_t)n;
+        c->lines++;
+    }
+}
+
+static void add_bar(canvas *c, const dray__rows *rows, int64_t step)
+{
+    char bar[41];
+    int64_t full = rows->job->steps ? 40 * step / rows->job->steps : 0;
+    for (int i = 0; i < 40; i++)
+        bar[i] = i < full ? '#' : '.';
+    bar[40] = 0;
+    char eta[32];
+    double left = rows->step_seconds * (double)(rows->job->steps - step);
+    add_line(c, "%s  step %lld of %lld  [%s]  %s left", rows->job->name, (long long)step,
+             (long long)rows->job->steps, bar, dray__view_seconds(left, eta));
+}
+
+static void add_phases(canvas *c, const dray__rows *rows)
+{
+    char line[384] = "";
+    for (uint32_t i = 0; i < rows->shown_count; i++) {
+        char seconds[32];
+        size_t used = strlen(line);
+        snprintf(line + used, sizeof(line) - used, "%s%s %s", i ? ", " : "", rows->shown[i].name,
+                 dray__view_seconds(rows->shown[i].seconds, seconds));
+    }
+    add_line(c, "  seconds a step    %s", line);
+}
+
+static void add_depths(canvas *c, const json_t *status)
+{
+    char line[384] = "";
+    const char *name;
+    json_t *column;
+    json_object_foreach((json_t *)(uintptr_t)json_object_get(status, "depth"), name, column)
+    {
+        size_t used = strlen(line);
+        snprintf(line + used, sizeof(line) - used, "%s%s %lld", used ? ", " : "", name,
+                 (long long)json_integer_value(column));
+    }
+    add_line(c, "  queue             %s", line[0] ? line : "empty");
+}
+
+static void add_weights(canvas *c, const dray__rows *rows)
+{
+    char seconds[32], bytes[32];
+    double mean = rows->update_count ? (double)rows->update_bytes / (double)rows->update_count : 0;
+    if (rows->version < 0) {
+        add_line(c, "  weights           no version yet");
+        return;
+    }
+    add_line(c, "  weights           engine at version %lld; %llu updates of %s, median %s",
+             (long long)rows->version, (unsigned long long)rows->update_count,
+             dray__view_bytes(mean, bytes),
+             dray__view_seconds(dray__rows_median_update(rows), seconds));
+}
+
+void dray__view_draw(dray__view *view, const dray__rows *rows, const json_t *status)
+{
+    if (!view->live)
+        return;
+    struct winsize size = {0};
+    canvas c = {.width = 79};
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 20)
+        c.width = size.ws_col - 1;
+    int64_t step = rows->last_step > 0 ? rows->last_step : 0;
+    add_bar(&c, rows, step);
+    if (!rows->ready)
+        add_line(&c, "  warm-up           step %lld, reward %.3f of %.3f",
+                 (long long)rows->warmup_step, rows->warmup_reward, rows->job->warmup.reward);
+    else
+        add_line(&c, "  reward            %.3f   length %.1f   %.0f tokens/s", rows->reward,
+                 rows->length, rows->tokens_per_s);
+    if (rows->last_accuracy >= 0)
+        add_line(&c, "  held-out          %.3f at step %lld, %.3f at step %lld",
+                 rows->last_accuracy, (long long)rows->last_accuracy_step, rows->first_accuracy,
+                 (long long)rows->first_accuracy_step);
+    add_weights(&c, rows);
+    add_line(&c, "  staleness         mean %.2f, most %.0f", rows->staleness_mean,
+             rows->staleness_max);
+    add_phases(&c, rows);
+    add_depths(&c, status);
+    if (rows->checkpoint >= 0)
+        add_line(&c, "  checkpoint        step %lld", (long long)rows->checkpoint);
+    if (view->lines)
+        printf("\033[%uA\r", view->lines);
+    fwrite(c.text, 1, c.used, stdout);
+    if (c.lines < view->lines)
+        printf("\033[J");
+    fflush(stdout);
+    view->lines = c.lines;
+}

@@ -1,0 +1,167 @@
+/* Warm-up: supervised training on right answers, until the model would sample one often enough for
+ * its rewards to teach it anything. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "run/data.h"
+#include "run/fault.h"
+#include "run/learn.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PROBE_ROWS = 256 };
+#define PROBE_FIRST (UINT64_C(1) << 40) /* far from the prompts that are trained on */
+
+static int append(dray__ragged *to, const int32_t *tokens, uint64_t count, dray_error *error)
+{
+    uint64_t at = to->offsets[to->rows];
+    int32_t *values = realloc(to->values, (at + count) * sizeof(*values));
+    if (!values)
+        return dray__nomem(error);
+    memcpy(values + at, tokens, count * sizeof(*values));
+    to->values = values;
+    to->offsets[++to->rows] = at + count;
+    return DRAY_OK;
+}
+
+static int add_pair(const dray__data *data, uint64_t index, dray__ragged *prompt,
+                    dray__ragged *response, dray_error *error)
+{
+    char *question, *answer;
+    int32_t *tokens = NULL;
+    uint64_t count;
+    int rc = dray__data_get(data, DRAY__SPLIT_WARMUP, index, &question, &answer, error);
+    if (rc)
+        return rc;
+    rc = dray__prompt_tokens(question, &tokens, &count, error);
+    if (!rc)
+        rc = append(prompt, tokens, count, error);
+    free(tokens);
+    tokens = NULL;
+    if (!rc)
+        rc = dray__answer_tokens(answer, &tokens, &count, error);
+    if (!rc)
+        rc = append(response, tokens, count, error);
+    free(tokens);
+    free(question);
+    free(answer);
+    return rc;
+}
+
+static int make_batch(const dray__data *data, uint64_t first, uint32_t rows, dray__ragged *prompt,
+                      dray__ragged *response, dray_error *error)
+{
+    *prompt = (dray__ragged){.offsets = calloc((size_t)rows + 1, sizeof(uint64_t))};
+    *response = (dray__ragged){.offsets = calloc((size_t)rows + 1, sizeof(uint64_t))};
+    int rc = prompt->offsets && response->offsets ? DRAY_OK : dray__nomem(error);
+    for (uint32_t i = 0; i < rows && !rc; i++)
+        rc = add_pair(data, first + i, prompt, response, error);
+    return rc;
+}
+
+/* The mean probability of the right answer, end token included: exactly the reward that samples
+ * would get on average, without the noise of drawing some. */
+static int probe(dray__host *host, const dray__ragged *prompt, const dray__ragged *response,
+                 double *reward, dray_error *error)
+{
+    dray__learner *self = host->state;
+    dray__sequences sequences = {.rows = prompt->rows,
+                                 .prompt = dray__ragged_tokens(prompt),
+                                 .response = dray__ragged_tokens(response)};
+    float *logprobs = malloc(response->offsets[response->rows] * sizeof(*logprobs));
+    if (!logprobs)
+        return dray__nomem(error);
+    int rc = dray__trainer_logprobs(self->trainer, &sequences, host->job->rollout.temperature,
+                                    logprobs, NULL, error);
+    double sum = 0;
+    for (uint32_t row = 0; row < response->rows && !rc; row++) {
+        double logprob = 0;
+        for (uint64_t i = response->offsets[row]; i < response->offsets[row + 1]; i++)
+            logprob += (double)logprobs[i];
+        sum += exp(logprob);
+    }
+    free(logprobs);
+    if (!rc)
+        *reward = sum / response->rows;
+    return rc;
+}
+
+static int train(dray__host *host, const dray__data *data, int64_t step, dray_error *error)
+{
+    dray__learner *self = host->state;
+    const dray__job_warmup *warmup = &host->job->warmup;
+    dray__ragged prompt, response;
+    uint32_t rows = (uint32_t)warmup->batch;
+    int rc = make_batch(data, (uint64_t)step * rows, rows, &prompt, &response, error);
+    if (!rc) {
+        dray__sequences sequences = {.rows = rows,
+                                     .prompt = dray__ragged_tokens(&prompt),
+                                     .response = dray__ragged_tokens(&response)};
+        rc = dray__trainer_accumulate_sft(self->trainer, &sequences, error);
+    }
+    dray__step_options options = DRAY__STEP_OPTIONS_INIT;
+    options.learning_rate = warmup->lr;
+    options.max_norm = 1;
+    if (!rc)
+        rc = dray__trainer_step(self->trainer, &options, NULL, error);
+    dray__ragged_free(&prompt);
+    dray__ragged_free(&response);
+    dray__fault_at("in_warmup", step);
+    return rc;
+}
+
+static int tell(dray__host *host, int64_t step, double reward, bool done, dray_error *error)
+{
+    if (!dray__host_leads(host))
+        return DRAY_OK;
+    return dray__host_report(host, "warmup",
+                             json_pack("{s:I, s:f, s:b}", "warmup_step", (json_int_t)step,
+                                       "reward_mean", reward, "done", done),
+                             error);
+}
+
+static int warm(dray__host *host, const dray__data *data, const dray__ragged *prompt,
+                const dray__ragged *response, dray_error *error)
+{
+    const dray__job_warmup *warmup = &host->job->warmup;
+    double reward = 0;
+    for (int64_t step = 0;; step++) {
+        int rc = DRAY_OK;
+        if (step % warmup->check_every == 0 || step == warmup->max_steps) {
+            rc = probe(host, prompt, response, &reward, error);
+            bool done = reward >= warmup->reward;
+            if (!rc)
+                rc = tell(host, step, reward, done, error);
+            if (rc || done)
+                return rc;
+        }
+        if (step == warmup->max_steps)
+            return dray__fail(error, DRAY_EINVALID,
+                              "warmup: reward %.3f after %lld steps (warmup.max_steps), expected "
+                              "%.3f (warmup.reward)",
+                              reward, (long long)step, warmup->reward);
+        rc = train(host, data, step, error);
+        if (rc)
+            return rc;
+    }
+}
+
+int dray__warmup(dray__host *host, double *reward, double *length, dray_error *error)
+{
+    dray__data *data = NULL;
+    dray__ragged prompt = {0}, response = {0};
+    int rc = dray__data_open(host->job, &data, error);
+    if (!rc)
+        rc = make_batch(data, PROBE_FIRST, PROBE_ROWS, &prompt, &response, error);
+    if (!rc && !reward)
+        rc = warm(host, data, &prompt, &response, error);
+    if (!rc && reward) {
+        rc = probe(host, &prompt, &response, reward, error);
+        *length = (double)response.offsets[PROBE_ROWS] / PROBE_ROWS;
+    }
+    dray__ragged_free(&prompt);
+    dray__ragged_free(&response);
+    dray__data_close(data);
+    return rc;
+}
