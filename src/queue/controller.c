@@ -888,7 +888,7 @@ int dray__queue_add(dray__coordinator *coordinator, struct event_base *base,
     controller *self = calloc(1, sizeof *self);
     if (!self)
         return dray__nomem(error);
-    self->base = base;
+    self->base = self->drops.base = base;
     self->opens.last = &self->opens.first;
     self->timer = evtimer_new(base, on_timer, self);
     int rc = self->timer ? DRAY_OK : dray__nomem(error);

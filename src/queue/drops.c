@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "queue/internal.h"
 
+#include <event2/event.h>
 #include <stdlib.h>
 
 void dray__drops_add(void *user, uint64_t chunk, uint64_t key)
@@ -15,60 +16,85 @@ void dray__drops_add(void *user, uint64_t chunk, uint64_t key)
     drops->count++;
 }
 
+static void on_answer(evutil_socket_t fd, short what, void *drops)
+{
+    (void)fd;
+    (void)what;
+    dray__drops_flush(drops);
+}
+
 static void disconnect(dray__drops *drops)
 {
+    if (drops->answered)
+        event_free(drops->answered);
+    drops->answered = NULL;
     dray__channel_close(drops->channel);
     drops->channel = NULL;
     drops->outstanding = false;
     drops->retry_ns = dray__deadline(DRAY__SECOND);
 }
 
+static bool connected(dray__drops *drops)
+{
+    dray_error error;
+    if (drops->channel)
+        return true;
+    if (dray__now() < drops->retry_ns)
+        return false;
+    if (dray__channel_connect(drops->address, dray__now(), &drops->channel, &error)) {
+        drops->retry_ns = dray__deadline(DRAY__SECOND);
+        dray__log(DRAY_LOG_WARN, "queue: keeper: %s", error.message);
+        return false;
+    }
+    drops->answered =
+        event_new(drops->base, dray__channel_fd(drops->channel), EV_READ, on_answer, drops);
+    return true;
+}
+
+static void take_answer(dray__drops *drops)
+{
+    dray_error error;
+    dray__reply reply;
+    int rc = dray__call_poll(drops->channel, &reply, &error);
+    if (rc == DRAY_EAGAIN) {
+        if (drops->answered)
+            event_add(drops->answered, NULL);
+        return;
+    }
+    drops->outstanding = false;
+    if (rc)
+        dray__log(DRAY_LOG_WARN, "queue: keeper: %s", error.message);
+    if (rc == DRAY_ECLOSED)
+        disconnect(drops);
+}
+
 void dray__drops_flush(dray__drops *drops)
 {
     dray_error error;
-    if (!drops->count && !drops->outstanding)
-        return;
-    if (!drops->channel) {
-        if (dray__now() < drops->retry_ns)
-            return;
-        if (dray__channel_connect(drops->address, dray__now(), &drops->channel, &error)) {
-            drops->retry_ns = dray__deadline(DRAY__SECOND);
-            dray__log(DRAY_LOG_WARN, "queue: keeper: %s", error.message);
-            return;
-        }
-    }
-    if (drops->outstanding) {
-        dray__reply reply;
-        int rc = dray__call_poll(drops->channel, &reply, &error);
-        if (rc == DRAY_EAGAIN)
-            return;
-        drops->outstanding = false;
-        if (rc == DRAY_ECLOSED) {
-            disconnect(drops);
-            return;
-        }
-        if (rc)
-            dray__log(DRAY_LOG_WARN, "queue: keeper: %s", error.message);
-    }
-    if (!drops->count)
+    if (drops->outstanding)
+        take_answer(drops);
+    if (drops->outstanding || !drops->count || !connected(drops))
         return;
     dray__writer message = {0};
     dray__put_u32(&message, drops->count);
     dray__put_bytes(&message, drops->pairs.data, drops->pairs.size);
     int rc = dray__call_start(drops->channel, DRAY__MSG_KEEPER_DROP, &message, NULL, 0, &error);
     dray__writer_free(&message);
-    if (rc == DRAY_OK) {
-        drops->outstanding = true;
-        drops->count = 0;
-        dray__writer_reset(&drops->pairs);
-    } else if (rc != DRAY_EAGAIN) {
+    if (rc && rc != DRAY_EAGAIN)
         disconnect(drops);
-    }
+    if (rc)
+        return;
+    drops->outstanding = true;
+    drops->count = 0;
+    dray__writer_reset(&drops->pairs);
+    if (drops->answered)
+        event_add(drops->answered, NULL);
 }
 
 void dray__drops_free(dray__drops *drops)
 {
-    dray__channel_close(drops->channel);
+    if (drops->channel)
+        disconnect(drops);
     dray__writer_free(&drops->pairs);
     free(drops->address);
 }

@@ -11,9 +11,14 @@
 
 /* Chunks that the keeper is to drop. Nothing here waits for the keeper: one request is outstanding
  * at most, the rest is collected. */
+struct event;
+struct event_base;
+
 typedef struct dray__drops {
+    struct event_base *base;
     char *address; /* NULL: there is no keeper */
     dray__channel *channel;
+    struct event *answered;
     bool outstanding;
     int64_t retry_ns;
     dray__writer pairs; /* {u64 id, u64 key} each */

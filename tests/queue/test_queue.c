@@ -1,6 +1,11 @@
 /* The queue through its public API: one program for the ways in which rows go from insert to end.
  * Processes that die have a program of their own (test_death.c). */
+#include "queue/client.h"
 #include "queue/fixture.h"
+
+#include <jansson.h>
+#include <poll.h>
+#include <pthread.h>
 
 static queue_fixture f;
 
@@ -135,6 +140,905 @@ static void test_rows_flow(void **state)
     dray_close(context);
 }
 
+static void all_rows(dray_queue *queue, const char *task, const char *output, int32_t base,
+                     uint32_t count)
+{
+    dray_error error;
+    dray_batch *batch;
+    dray_claim_options o = want(task, count);
+    OK(dray_claim(queue, &o, &batch, &error));
+    assert_int_equal(dray_batch_rows(batch), count);
+    if (output)
+        set_ints(batch, output, base);
+    OK(dray_batch_commit(batch, &error));
+    dray_batch_free(batch);
+}
+
+/* The text of one line of /proc/self/maps that holds the address. */
+static bool mapped_as(const void *address, const char *mode, const char *name)
+{
+    char line[512];
+    FILE *maps = fopen("/proc/self/maps", "r");
+    bool found = false;
+    while (!found && fgets(line, sizeof line, maps)) {
+        unsigned long from, to;
+        char perms[8];
+        if (sscanf(line, "%lx-%lx %7s", &from, &to, perms) == 3 && (uintptr_t)address >= from &&
+            (uintptr_t)address < to)
+            found = strcmp(perms, mode) == 0 && strstr(line, name) != NULL;
+    }
+    fclose(maps);
+    return found;
+}
+
+static void test_reads_in_place(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "place"), *other = fixture_context(&f, "other");
+    dray_queue *queue = open_queue(context, "place", 0, 0);
+    dray_queue *reader = open_queue(other, "place", 0, 0);
+    insert_ints(queue, "0", 8, 1);
+    OK(dray_seal(queue, "0", 8, &error));
+    all_rows(queue, "rollout", "responses", 500, 8);
+    dray_claim_options o = want("reward", 8);
+    dray_batch *batch;
+    dray_column column;
+    OK(dray_claim(reader, &o, &batch, &error));
+    OK(dray_batch_column(batch, "responses", &column, &error));
+    for (int i = 0; i < 8; i++)
+        assert_true(mapped_as(column.cells[i], "r--s", "dray-samples"));
+    set_ints(batch, "rewards", 0);
+    OK(dray_batch_commit(batch, &error));
+    all_rows(queue, "actor", NULL, 0, 8);
+    OK(dray_queue_wait(queue, "0", NULL, 0, &error));
+    OK(dray_clear(queue, "0", &error));
+    /* The producer writes on, over many chunks' worth of values: what is pinned stays. */
+    static int32_t wide[1 << 18];
+    memset(wide, 0xFF, sizeof wide);
+    for (int i = 0; i < 24; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "w%d", i);
+        dray_column_data big = int_column("wide", wide);
+        big.ndim = 1;
+        big.shape[0] = 1 << 18;
+        dray_insert_options in = DRAY_INSERT_OPTIONS_INIT;
+        in.partition = name;
+        in.rows = 1;
+        in.columns = &big;
+        in.column_count = 1;
+        OK(dray_insert(queue, &in, NULL, &error));
+        OK(dray_clear(queue, name, &error));
+    }
+    for (int i = 0; i < 8; i++)
+        assert_int_equal(*(const int32_t *)column.cells[i], 500 + i);
+    dray_batch_free(batch);
+    dray_queue_close(reader);
+    dray_queue_close(queue);
+    dray_close(other);
+    dray_close(context);
+}
+
+/* ---- every dtype, ragged and fixed, through three processes --------------------------------- */
+
+enum { KINDS = 17 };
+static const char *const kind_names[] = {"F64", "F32", "BF16", "F16",  "F8E4M3", "F8E5M2",
+                                         "I64", "I32", "I16",  "I8",   "U64",    "U32",
+                                         "U16", "U8",  "BOOL", "text", "blob"};
+static const char *const hop_names[3][KINDS] = {
+    {"a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8", "a9", "a10", "a11", "a12", "a13", "a14",
+     "a15", "a16"},
+    {"b0", "b1", "b2", "b3", "b4", "b5", "b6", "b7", "b8", "b9", "b10", "b11", "b12", "b13", "b14",
+     "b15", "b16"},
+    {"c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8", "c9", "c10", "c11", "c12", "c13", "c14",
+     "c15", "c16"}};
+enum { HOP_ROWS = 24, HOP_MICRO = 5 };
+
+static const dray_queue_task hops[] = {
+    {.name = "one",
+     .needs = hop_names[0],
+     .needs_count = KINDS,
+     .writes = hop_names[1],
+     .writes_count = KINDS},
+    {.name = "two",
+     .needs = hop_names[1],
+     .needs_count = KINDS,
+     .writes = hop_names[2],
+     .writes_count = KINDS},
+    {.name = "three", .needs = hop_names[2], .needs_count = KINDS},
+};
+
+static int32_t kind_dtype(int kind)
+{
+    return kind < 15 ? kind + 1 : DRAY_U8;
+}
+
+/* Odd kinds have slices of three elements; a row's value is `length` slices of pattern bytes. */
+static uint64_t kind_unit(int kind)
+{
+    return dray_dtype_size((dray_dtype)kind_dtype(kind)) * (kind < 15 && kind % 2 ? 3 : 1);
+}
+
+static uint64_t hop_length(uint32_t slot, int kind)
+{
+    return (slot * 7 + (uint32_t)kind * 3) % 11; /* also 0 */
+}
+
+static uint8_t hop_byte(uint32_t slot, int kind, uint64_t i)
+{
+    uint64_t value = slot * 31 + (uint64_t)kind * 17 + i * 5;
+    return (uint8_t)(kind == 14 ? value & 1 : kind == 15 ? 'a' + value % 26 : value);
+}
+
+static dray_column_data hop_column(int hop, int kind, const uint64_t *offsets, const void *values)
+{
+    dray_column_data column = {.name = hop_names[hop][kind],
+                               .dtype = kind_dtype(kind),
+                               .content = kind == 15   ? DRAY_CONTENT_STRING
+                                          : kind == 16 ? DRAY_CONTENT_BYTES
+                                                       : DRAY_CONTENT_TENSOR,
+                               .ndim = kind < 15 && kind % 2 ? 2 : 1,
+                               .offsets = offsets,
+                               .values = values};
+    column.shape[1] = 3;
+    return column;
+}
+
+static void check_hop(dray_batch *batch, int hop)
+{
+    dray_error error;
+    for (int kind = 0; kind < KINDS; kind++) {
+        dray_column column;
+        OK(dray_batch_column(batch, hop_names[hop][kind], &column, &error));
+        assert_int_equal(column.dtype, kind_dtype(kind));
+        assert_int_equal(column.shape[0], -1);
+        for (uint32_t r = 0; r < dray_batch_rows(batch); r++) {
+            uint32_t slot = dray_batch_row(batch, r)->slot;
+            uint64_t bytes = hop_length(slot, kind) * kind_unit(kind);
+            uint64_t size = dray_dtype_size((dray_dtype)kind_dtype(kind));
+            assert_int_equal(column.lengths[r] * size, bytes);
+            for (uint64_t i = 0; i < bytes; i++)
+                if (((const uint8_t *)column.cells[r])[i] != hop_byte(slot, kind, i))
+                    die(kind_names[kind], NULL);
+        }
+    }
+}
+
+static void hop_values(int kind, uint32_t rows, const uint32_t *slots, uint64_t *offsets,
+                       uint8_t *values)
+{
+    uint64_t at = 0;
+    offsets[0] = 3; /* the first offset need not be 0 */
+    for (uint32_t r = 0; r < rows; r++) {
+        uint64_t bytes = hop_length(slots[r], kind) * kind_unit(kind);
+        for (uint64_t i = 0; i < bytes; i++)
+            values[3 * kind_unit(kind) + at++] = hop_byte(slots[r], kind, i);
+        offsets[r + 1] = offsets[r] + hop_length(slots[r], kind);
+    }
+}
+
+static dray_queue *open_hops(dray_context *context)
+{
+    dray_error error;
+    dray_queue *queue;
+    dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
+    options.tasks = hops;
+    options.task_count = 3;
+    OK(dray_queue_open(context, "hops", &options, &queue, &error));
+    return queue;
+}
+
+static void hop(void *argument)
+{
+    int from = *(int *)argument;
+    dray_error error;
+    dray_context *context = fixture_context(&f, hops[from].name);
+    dray_queue *queue = open_hops(context);
+    dray_claim_options o = want(hops[from].name, HOP_MICRO);
+    o.partition = "p";
+    dray_batch *batch;
+    int rc;
+    while ((rc = dray_claim(queue, &o, &batch, &error)) == DRAY_OK) {
+        uint32_t rows = dray_batch_rows(batch), slots[HOP_MICRO];
+        uint64_t offsets[HOP_MICRO + 1];
+        static uint8_t values[HOP_MICRO * 16 * 24];
+        check_hop(batch, from);
+        for (uint32_t r = 0; r < rows; r++)
+            slots[r] = dray_batch_row(batch, r)->slot;
+        for (int kind = 0; kind < KINDS && from < 2; kind++) {
+            hop_values(kind, rows, slots, offsets, values);
+            dray_column_data column = hop_column(from + 1, kind, offsets, values);
+            OK(dray_batch_set(batch, &column, &error));
+            OK(dray_batch_set(batch, &column, &error)); /* the last one counts */
+        }
+        OK(dray_batch_commit(batch, &error));
+        dray_batch_free(batch);
+    }
+    FAILS(DRAY_EEND, rc);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void test_every_dtype(void **state)
+{
+    (void)state;
+    dray_error error;
+    int froms[] = {0, 1, 2, 1};
+    pid_t pids[4];
+    for (int i = 0; i < 4; i++)
+        pids[i] = child(hop, &froms[i]);
+    dray_context *context = fixture_context(&f, "driver");
+    dray_queue *queue = open_hops(context);
+    for (uint32_t first = 0; first < HOP_ROWS; first += 6) {
+        uint32_t slots[6];
+        static uint64_t offsets[KINDS][7];
+        static uint8_t values[KINDS][6 * 16 * 24];
+        dray_column_data columns[KINDS];
+        for (uint32_t r = 0; r < 6; r++)
+            slots[r] = first + r;
+        for (int kind = 0; kind < KINDS; kind++) {
+            hop_values(kind, 6, slots, offsets[kind], values[kind]);
+            columns[kind] = hop_column(0, kind, offsets[kind], values[kind]);
+        }
+        dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
+        o.partition = "p";
+        o.rows = 6;
+        o.columns = columns;
+        o.column_count = KINDS;
+        o.at_slot = first + 1;
+        uint32_t slot;
+        OK(dray_insert(queue, &o, &slot, &error));
+        assert_int_equal(slot, first);
+        FAILS(DRAY_EEXIST, dray_insert(queue, &o, &slot, &error));
+    }
+    OK(dray_seal(queue, "p", HOP_ROWS, &error));
+    OK(dray_queue_wait(queue, "p", NULL, 20 * DRAY__SECOND, &error));
+    OK(dray_clear(queue, "p", &error)); /* late claims see the end all the same */
+    for (int i = 0; i < 4; i++)
+        join(pids[i]);
+    dray_queue_close(queue);
+    dray_close(context);
+    wait_for_chunks(&f, 0);
+}
+
+/* ---- groups, attempts, capacity -------------------------------------------------------------- */
+
+static void test_whole_groups(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "groups");
+    dray_queue *queue = open_queue(context, "groups", 0, 0);
+    int32_t prompts_of[3] = {70, 71, 72};
+    dray_column_data column = int_column("prompts", prompts_of);
+    dray_tag tag = {"epoch", 4};
+    dray_insert_options in = DRAY_INSERT_OPTIONS_INIT;
+    in.partition = "g";
+    in.rows = 12;
+    in.group_size = 4;
+    in.once_per_group = 1;
+    in.columns = &column;
+    in.column_count = 1;
+    in.tags = &tag;
+    in.tag_count = 1;
+    OK(dray_insert(queue, &in, NULL, &error));
+    OK(dray_seal(queue, "g", 12, &error));
+    dray_batch *members[12], *batch;
+    for (int i = 0; i < 12; i++) {
+        dray_claim_options o = want("rollout", 1);
+        OK(dray_claim(queue, &o, &members[i], &error));
+        dray_column prompt;
+        double epoch;
+        OK(dray_batch_column(members[i], "prompts", &prompt, &error));
+        OK(dray_batch_tag(members[i], 0, "epoch", &epoch, &error));
+        assert_int_equal(*(const int32_t *)prompt.cells[0], 70 + i / 4);
+        assert_true(epoch == 4);
+        set_ints(members[i], "responses", 0);
+    }
+    static const int order[] = {0, 4, 8, 9, 5, 10, 1, 11, 6, 2, 7, 3};
+    static const int complete[] = {-1, -1, -1, -1, -1, -1, -1, 2, -1, -1, 1, 0};
+    dray_claim_options o = want("reward", 4);
+    o.policy = DRAY_POLICY_GROUP;
+    o.timeout_ns = 0;
+    for (int i = 0; i < 12; i++) {
+        OK(dray_batch_commit(members[order[i]], &error));
+        dray_batch_free(members[order[i]]);
+        if (complete[i] < 0) {
+            FAILS(DRAY_ETIMEDOUT, dray_claim(queue, &o, &batch, &error));
+            continue;
+        }
+        OK(dray_claim(queue, &o, &batch, &error));
+        assert_int_equal(dray_batch_rows(batch), 4);
+        for (uint32_t r = 0; r < 4; r++) {
+            assert_int_equal(dray_batch_row(batch, r)->group, complete[i]);
+            assert_int_equal(dray_batch_row(batch, r)->slot, complete[i] * 4 + (int)r);
+        }
+        set_ints(batch, "rewards", 0);
+        OK(dray_batch_commit(batch, &error));
+        dray_batch_free(batch);
+    }
+    o.count = 6;
+    FAILS(DRAY_ETIMEDOUT, dray_claim(queue, &o, &batch, &error));
+    o = want("actor", 6);
+    o.policy = DRAY_POLICY_GROUP;
+    FAILS(DRAY_EINVALID, dray_claim(queue, &o, &batch, &error));
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void test_attempts(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "attempts");
+    dray_queue *queue = open_queue(context, "attempts", 0, 0);
+    insert_ints(queue, "0", 4, 1);
+    OK(dray_seal(queue, "0", 4, &error));
+    dray_batch *batch;
+    dray_claim_options o = want("rollout", 4);
+    OK(dray_claim(queue, &o, &batch, &error));
+    dray_batch_free(batch); /* not counted */
+    for (uint32_t attempt = 2; attempt <= 4; attempt++) {
+        OK(dray_claim(queue, &o, &batch, &error));
+        assert_int_equal(dray_batch_rows(batch), 4);
+        uint32_t bad = UINT32_MAX, out_of_range = 4;
+        for (uint32_t i = 0; i < 4; i++) {
+            assert_int_equal(dray_batch_row(batch, i)->attempt, attempt);
+            if (dray_batch_row(batch, i)->slot == 2)
+                bad = i;
+        }
+        FAILS(DRAY_EINVALID, dray_batch_fail(batch, &out_of_range, 1, "no", &error));
+        OK(dray_batch_fail(batch, &bad, 1, "the answer was no JSON", &error));
+        if (attempt == 4) {
+            set_ints(batch, "responses", 0);
+            OK(dray_batch_commit(batch, &error)); /* without the failed one */
+        }
+        dray_batch_free(batch);
+    }
+    o.partition = "0";
+    FAILS(DRAY_EEND, dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_wait(queue, "0", "rollout", 0, &error));
+    all_rows(queue, "reward", "rewards", 0, 3);
+    char *text;
+    OK(dray_queue_status(queue, &text, &error));
+    json_t *status = json_loads(text, 0, NULL);
+    json_t *partition = json_array_get(json_object_get(status, "partitions"), 0);
+    json_t *death = json_array_get(json_object_get(partition, "deaths"), 0);
+    assert_string_equal(json_string_value(json_object_get(death, "reason")),
+                        "the answer was no JSON");
+    assert_int_equal(json_integer_value(json_object_get(death, "slot")), 2);
+    assert_int_equal(json_integer_value(json_object_get(death, "attempts")), 3);
+    assert_int_equal(json_integer_value(json_object_get(partition, "rows")), 4);
+    json_decref(status);
+    free(text);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void clear_later(void *argument)
+{
+    (void)argument;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "clearer");
+    dray_queue *queue = open_queue(context, "capacity", 0, 0);
+    for (;;) { /* until the other's insert waits */
+        char *text;
+        OK(dray_queue_status(queue, &text, &error));
+        bool waits = strstr(text, "\"inserts\":1") != NULL;
+        free(text);
+        if (waits)
+            break;
+        usleep(1000);
+    }
+    OK(dray_clear(queue, "0", &error));
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void test_capacity(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "capacity");
+    dray_queue *queue = open_queue(context, "capacity", 10, 4096);
+    insert_ints(queue, "0", 8, 1);
+    dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
+    o.partition = "1";
+    o.rows = 3;
+    o.timeout_ns = 0;
+    FAILS(DRAY_EFULL, dray_insert(queue, &o, NULL, &error));
+    assert_non_null(strstr(error.message, "8 rows + 3 > 10"));
+    o.timeout_ns = 1000000;
+    FAILS(DRAY_ETIMEDOUT, dray_insert(queue, &o, NULL, &error));
+    o.rows = 11; /* never */
+    o.timeout_ns = DRAY_WAIT_DEFAULT;
+    FAILS(DRAY_EFULL, dray_insert(queue, &o, NULL, &error));
+    o.rows = 1;
+    o.row_bytes = 5000;
+    FAILS(DRAY_EFULL, dray_insert(queue, &o, NULL, &error));
+    o.row_bytes = 4090; /* beside the 32 bytes that partition 0 holds */
+    o.timeout_ns = 0;
+    FAILS(DRAY_EFULL, dray_insert(queue, &o, NULL, &error));
+    o.timeout_ns = DRAY_WAIT_DEFAULT;
+    pid_t pid = child(clear_later, NULL);
+    OK(dray_insert(queue, &o, NULL, &error));
+    join(pid);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+/* ---- waiting --------------------------------------------------------------------------------- */
+
+static void insert_later(void *argument)
+{
+    const char *queue_name = argument;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "inserter");
+    dray_queue *queue = open_queue(context, queue_name, 0, 0);
+    usleep(20000);
+    insert_ints(queue, "0", 5, 1);
+    OK(dray_seal(queue, "0", 5, &error));
+    OK(dray_queue_end(queue, &error));
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void test_waiters_are_woken(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "waiter");
+    dray_queue *queue = open_queue(context, "wake", 0, 0);
+    pid_t pid = child(insert_later, "wake");
+    dray_claim_options o = want("rollout", 4);
+    dray_batch *batch;
+    OK(dray_claim(queue, &o, &batch, &error)); /* the default timeout would be 20 s */
+    set_ints(batch, "responses", 0);
+    OK(dray_batch_commit(batch, &error));
+    dray_batch_free(batch);
+    join(pid);
+    all_rows(queue, "rollout", "responses", 0, 1);
+    FAILS(DRAY_EEND, dray_claim(queue, &o, &batch, &error));
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void test_choices_and_polling(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "choices");
+    dray_queue *queue = open_queue(context, "choices", 0, 0);
+    dray_queue *other = open_queue(context, "choices", 0, 0);
+    dray_claim_options choices[] = {want("reward", 2), want("rollout", 2)};
+    dray_batch *batch = NULL;
+    uint32_t which = 9;
+    OK(dray_claim_start(queue, choices, 2, &error));
+    FAILS(DRAY_EBUSY, dray_claim_start(queue, choices, 2, &error));
+    FAILS(DRAY_EAGAIN, dray_claim_poll(queue, &which, &batch, &error));
+    insert_ints(other, "0", 4, 1);
+    insert_ints(queue, "1", 4, 1); /* other calls go on beside it */
+    struct pollfd p = {.fd = dray_queue_fd(queue), .events = POLLIN};
+    assert_int_equal(poll(&p, 1, 20000), 1);
+    OK(dray_claim_poll(queue, &which, &batch, &error));
+    assert_int_equal(which, 1);
+    assert_string_equal(dray_batch_partition(batch), "0");
+    set_ints(batch, "responses", 0);
+    OK(dray_batch_commit(batch, &error));
+    dray_batch_free(batch);
+    OK(dray_claim_any(queue, choices, 2, &which, &batch, &error));
+    assert_int_equal(which, 0);
+    dray_batch_free(batch);
+    OK(dray_claim_any(queue, choices, 2, &which, &batch, &error));
+    assert_int_equal(which, 0);
+    dray_batch_free(batch);
+    FAILS(DRAY_EINVALID, dray_claim_poll(queue, &which, &batch, &error));
+    choices[0].count = 3;
+    choices[0].partition = "nothing";
+    OK(dray_claim_start(queue, choices, 1, &error));
+    dray_queue_close(queue); /* gives up the started one */
+    dray_queue_close(other);
+    dray_close(context);
+}
+
+static void test_ordered(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "ordered");
+    dray_queue *queue = open_queue(context, "ordered", 0, 0);
+    insert_ints(queue, "0", 6, 1);
+    insert_ints(queue, "1", 2, 1);
+    dray_batch *first, *second, *batch;
+    dray_claim_options o = want("rollout", 3);
+    OK(dray_claim(queue, &o, &first, &error));
+    OK(dray_claim(queue, &o, &second, &error));
+    set_ints(first, "responses", 0);
+    set_ints(second, "responses", 0);
+    OK(dray_batch_commit(second, &error));
+    dray_claim_options r = want("reward", 6);
+    r.policy = DRAY_POLICY_ORDERED;
+    r.up_to = 1;
+    r.timeout_ns = 0;
+    FAILS(DRAY_ETIMEDOUT, dray_claim(queue, &r, &batch, &error)); /* slot 0 comes first */
+    OK(dray_batch_commit(first, &error));
+    OK(dray_claim(queue, &r, &batch, &error));
+    for (uint32_t i = 0; i < 6; i++)
+        assert_int_equal(dray_batch_row(batch, i)->slot, (int)i);
+    all_rows(queue, "rollout", "responses", 0, 2);
+    dray_batch *later = NULL;
+    FAILS(DRAY_ETIMEDOUT, dray_claim(queue, &r, &later, &error)); /* 0 may still grow */
+    OK(dray_seal(queue, "0", 6, &error));
+    OK(dray_claim(queue, &r, &later, &error));
+    assert_string_equal(dray_batch_partition(later), "1");
+    dray_batch_free(later);
+    dray_batch_free(batch);
+    dray_batch_free(first);
+    dray_batch_free(second);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+/* ---- other ranks, other processes ------------------------------------------------------------ */
+
+typedef struct exported {
+    void *data;
+    size_t size;
+} exported;
+
+static void import_there(void *argument)
+{
+    exported *e = argument;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "rank1");
+    dray_queue *queue = open_queue(context, "export", 0, 0);
+    dray_batch *batch;
+    int32_t values[4];
+    double tag;
+    OK(dray_batch_import(queue, e->data, e->size, &batch, &error));
+    OK(dray_batch_gather(batch, "responses", values, sizeof values, NULL, &error));
+    OK(dray_batch_tag(batch, 3, "length", &tag, &error));
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(values[i], 40 + i);
+    assert_true(tag == 3);
+    FAILS(DRAY_EPERM, dray_batch_commit(batch, &error));
+    FAILS(DRAY_EPERM, dray_batch_fail(batch, NULL, 0, "x", &error));
+    dray_batch_free(batch);
+    uint8_t *bytes = e->data;
+    for (size_t i = 0; i < e->size; i++) {
+        bytes[i] ^= 1;
+        assert_int_not_equal(dray_batch_import(queue, bytes, e->size, &batch, &error), DRAY_OK);
+        bytes[i] ^= 1;
+        assert_int_not_equal(dray_batch_import(queue, bytes, i, &batch, &error), DRAY_OK);
+    }
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void test_export(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "rank0");
+    dray_queue *queue = open_queue(context, "export", 0, 0);
+    insert_ints(queue, "0", 4, 1);
+    dray_batch *batch;
+    dray_claim_options o = want("rollout", 4);
+    OK(dray_claim(queue, &o, &batch, &error));
+    set_ints(batch, "responses", 40);
+    for (uint32_t i = 0; i < 4; i++)
+        OK(dray_batch_set_tag(batch, i, "length", i, &error));
+    OK(dray_batch_commit(batch, &error));
+    dray_batch_free(batch);
+    o = want("reward", 4);
+    OK(dray_claim(queue, &o, &batch, &error));
+    exported e;
+    OK(dray_batch_export(batch, &e.data, &e.size, &error));
+    join(child(import_there, &e));
+    free(e.data);
+    dray_batch_free(batch);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+/* Threads of one process, each with a queue of its own, share the context and the mappings. */
+static void *thread_of(void *argument)
+{
+    static const char *const outputs[] = {"responses", "rewards", NULL};
+    dray_context *context = ((void **)argument)[0];
+    int t = *(int *)((void **)argument)[1];
+    dray_error error;
+    dray_queue *queue = open_queue(context, "threads", 0, 0);
+    dray_claim_options o = want(three_tasks[t].name, 3);
+    dray_batch *batch;
+    int32_t values[6];
+    int rc;
+    o.up_to = 1;
+    while ((rc = dray_claim(queue, &o, &batch, &error)) == DRAY_OK) {
+        for (uint32_t n = 0; n < three_tasks[t].needs_count; n++)
+            OK(dray_batch_gather(batch, three_tasks[t].needs[n], values, sizeof values, NULL,
+                                 &error));
+        if (outputs[t])
+            set_ints(batch, outputs[t], 0);
+        OK(dray_batch_commit(batch, &error));
+        dray_batch_free(batch);
+    }
+    FAILS(DRAY_EEND, rc);
+    dray_queue_close(queue);
+    return NULL;
+}
+
+static void test_threads(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "threads");
+    dray_queue *queue = open_queue(context, "threads", 0, 0);
+    pthread_t threads[6];
+    int numbers[6];
+    void *arguments[6][2];
+    for (int i = 0; i < 6; i++) {
+        numbers[i] = i % 3;
+        arguments[i][0] = context;
+        arguments[i][1] = &numbers[i];
+        assert_int_equal(pthread_create(&threads[i], NULL, thread_of, arguments[i]), 0);
+    }
+    for (int i = 0; i < 20; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "%d", i);
+        insert_ints(queue, name, 12, 1);
+        OK(dray_seal(queue, name, 12, &error));
+        if (i >= 4) {
+            snprintf(name, sizeof name, "%d", i - 4);
+            OK(dray_queue_wait(queue, name, NULL, DRAY_WAIT_DEFAULT, &error));
+            OK(dray_clear(queue, name, &error));
+        }
+    }
+    OK(dray_queue_end(queue, &error));
+    for (int i = 0; i < 6; i++)
+        pthread_join(threads[i], NULL);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void use_after_fork(void *argument)
+{
+    dray_queue *queue = argument;
+    dray_error error;
+    char *text;
+    dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
+    int32_t value = 1;
+    dray_column_data column = int_column("prompts", &value);
+    o.partition = "x";
+    o.rows = 1;
+    o.columns = &column;
+    o.column_count = 1;
+    FAILS(DRAY_ECLOSED, dray_queue_status(queue, &text, &error));
+    FAILS(DRAY_ECLOSED, dray_insert(queue, &o, NULL, &error));
+}
+
+static void test_forks_are_refused(void **state)
+{
+    (void)state;
+    dray_context *context = fixture_context(&f, "fork");
+    dray_queue *queue = open_queue(context, "fork", 0, 0);
+    insert_ints(queue, "0", 1, 1);
+    join(child(use_after_fork, queue));
+    insert_ints(queue, "1", 1, 1); /* the parent's is as it was */
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+/* ---- refusals -------------------------------------------------------------------------------- */
+
+static void test_bad_arguments(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "bad");
+    dray_queue *queue = open_queue(context, "bad", 0, 0), *no = NULL;
+    dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
+    options.tasks = three_tasks;
+    options.task_count = 2;
+    FAILS(DRAY_EEXIST, dray_queue_open(context, "bad", &options, &no, &error));
+    options.task_count = 0;
+    options.timeout_ns = 1000000;
+    FAILS(DRAY_ETIMEDOUT, dray_queue_open(context, "nowhere", &options, &no, &error));
+    const dray_queue_task twice[] = {
+        {.name = "a", .writes = prompts, .writes_count = 1},
+        {.name = "b", .writes = prompts, .writes_count = 1},
+    };
+    options.tasks = twice;
+    options.task_count = 2;
+    FAILS(DRAY_EINVALID, dray_queue_open(context, "twice", &options, &no, &error));
+    insert_ints(queue, "0", 4, 1);
+    dray_claim_options o = want("rolout", 1);
+    dray_batch *batch = NULL;
+    FAILS(DRAY_ENOENT, dray_claim(queue, &o, &batch, &error));
+    assert_non_null(strstr(error.message, "did you mean 'rollout'"));
+    o = want("rollout", 0);
+    FAILS(DRAY_EINVALID, dray_claim(queue, &o, &batch, &error));
+    o = want("rollout", 1);
+    o.policy = 77;
+    FAILS(DRAY_EINVALID, dray_claim(queue, &o, &batch, &error));
+    int32_t values[4] = {0};
+    dray_column_data column = int_column("responses", values);
+    dray_insert_options in = DRAY_INSERT_OPTIONS_INIT;
+    in.partition = "0";
+    in.rows = 4;
+    in.columns = &column;
+    in.column_count = 1;
+    FAILS(DRAY_EINVALID, dray_insert(queue, &in, NULL, &error)); /* rollout's column */
+    column = int_column("prompts", values);
+    column.dtype = DRAY_F32;
+    FAILS(DRAY_EDTYPE, dray_insert(queue, &in, NULL, &error));
+    column.dtype = 99;
+    FAILS(DRAY_EDTYPE, dray_insert(queue, &in, NULL, &error));
+    column = int_column("prompts", values);
+    column.ndim = 1;
+    column.shape[0] = 1;
+    FAILS(DRAY_ESHAPE, dray_insert(queue, &in, NULL, &error));
+    column.shape[0] = -1;
+    FAILS(DRAY_ESHAPE, dray_insert(queue, &in, NULL, &error));
+    column = int_column("prompts", NULL);
+    FAILS(DRAY_EINVALID, dray_insert(queue, &in, NULL, &error));
+    in.column_count = 0;
+    in.group_size = 3;
+    FAILS(DRAY_EINVALID, dray_insert(queue, &in, NULL, &error));
+    FAILS(DRAY_EINVALID, dray_seal(queue, "0", 5, &error));
+    FAILS(DRAY_ENOENT, dray_seal(queue, "9", 5, &error));
+    FAILS(DRAY_ENOENT, dray_clear(queue, "9", &error));
+    FAILS(DRAY_EINVALID, dray_clear(queue, "", &error));
+    o = want("rollout", 4);
+    OK(dray_claim(queue, &o, &batch, &error));
+    column = int_column("rewards", values);
+    FAILS(DRAY_EINVALID, dray_batch_set(batch, &column, &error));
+    uint64_t offsets[5] = {0, 1, 3, 2, 4};
+    column = int_column("responses", values);
+    column.ndim = 1;
+    column.offsets = offsets;
+    FAILS(DRAY_EINVALID, dray_batch_set(batch, &column, &error));
+    FAILS(DRAY_EINVALID, dray_batch_set_tag(batch, 4, "x", 1, &error));
+    FAILS(DRAY_EINVALID, dray_batch_fail(batch, NULL, 0, "", &error));
+    dray_batch_free(batch);
+    insert_ints(queue, "1", 1, 1); /* all is as it was */
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+/* Random bytes as payload of every message: errors, and the queue lives on. */
+static void test_bad_messages(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "noise");
+    dray_queue *queue = open_queue(context, "noise", 0, 0);
+    insert_ints(queue, "0", 4, 1);
+    uint64_t seed = (uint64_t)getpid() * 2654435761u, x = seed;
+    for (int round = 0; round < 2000 * test_scale(); round++) {
+        dray__writer w = {0};
+        x = x * UINT64_C(6364136223846793005) + 1442695040888963407;
+        uint16_t type = (uint16_t)(0x0301 + (x >> 33) % 14);
+        if (type == DRAY__MSG_QUEUE_CLOSE || type == DRAY__MSG_QUEUE_END)
+            continue;
+        if (x >> 40 & 1) { /* a right head, so that the rest is looked at */
+            dray__put_u32(&w, queue->id);
+            dray__put_u64(&w, 0);
+            dray__put_u32(&w, 0);
+        }
+        for (uint64_t n = (x >> 50) % 90; n; n--) {
+            x = x * UINT64_C(6364136223846793005) + 1442695040888963407;
+            dray__put_u8(&w, (uint8_t)(x >> 60 ? (x >> 40) & 3 : x >> 50));
+        }
+        dray__reply reply;
+        int rc = dray__call(queue->channel, type, &w, NULL, 0, dray__deadline(20 * DRAY__SECOND),
+                            &reply, &error);
+        if (rc == DRAY_ECLOSED || rc == DRAY_ETIMEDOUT || rc == DRAY_EINTERNAL) {
+            fprintf(stderr, "seed %llu, round %d: %s\n", (unsigned long long)seed, round,
+                    error.message);
+            abort();
+        }
+        dray__writer_free(&w);
+    }
+    all_rows(queue, "rollout", "responses", 0, 4);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void test_broken_producers(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "broken");
+    dray_queue *queue = open_queue(context, "broken", 0, 0);
+    insert_ints(queue, "0", 3, 1);
+    dray_batch *batch;
+    dray_claim_options o = want("rollout", 3);
+    OK(dray_claim(queue, &o, &batch, &error));
+    int32_t values[6] = {1, 2, 3, 4, 5, 6};
+    uint64_t offsets[4] = {0, 1, 3, 6};
+    dray_column_data column = int_column("responses", values);
+    column.ndim = 1;
+    column.offsets = offsets;
+    OK(dray_batch_set(batch, &column, &error));
+    dray__batch_output *output = &batch->outputs[0];
+    dray__extent right = output->extent;
+    const dray__extent wrong[] = {
+        {right.chunk, UINT64_MAX - 63, right.bytes, right.offsets},
+        {right.chunk, right.values, UINT64_C(1) << 40, right.offsets},
+        {right.chunk, right.values, UINT64_MAX, right.offsets},
+        {right.chunk, right.values + 1, right.bytes, right.offsets},
+        {right.chunk, right.values, right.bytes, (UINT64_C(4) << 20) - 64 + 64},
+        {right.chunk, right.values, right.bytes, UINT64_MAX - 63},
+        {right.chunk + 2, right.values, right.bytes, right.offsets},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        output->extent = wrong[i];
+        int rc = dray_batch_commit(batch, &error);
+        assert_true(rc == DRAY_EFORMAT || rc == DRAY_EINVALID);
+    }
+    output->extent = right;
+    uint64_t *written = (uint64_t *)(void *)output->span.at;
+    OK(dray_batch_commit(batch, &error));
+    dray_batch_free(batch);
+    /* A producer that changes its offsets after the commit, before anyone reads. */
+    static const uint64_t forged[][4] = {{0, 7, 7, 6},
+                                         {0, 3, 1, 6},
+                                         {0, 1, 3, UINT64_MAX},
+                                         {0, 1, 3, UINT64_C(1) << 62},
+                                         {9, 1, 3, 6}};
+    o = want("reward", 3);
+    for (size_t i = 0; i < sizeof forged / sizeof *forged; i++) {
+        dray_column read;
+        memcpy(written, forged[i], sizeof forged[i]);
+        OK(dray_claim(queue, &o, &batch, &error));
+        FAILS(DRAY_EFORMAT, dray_batch_column(batch, "responses", &read, &error));
+        dray_batch_free(batch);
+    }
+    memcpy(written, offsets, sizeof offsets);
+    int32_t out[6];
+    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_batch_gather(batch, "responses", out, sizeof out, NULL, &error));
+    assert_memory_equal(out, values, sizeof out);
+    dray_batch_free(batch);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void test_no_descriptors_are_left(void **state)
+{
+    (void)state;
+    dray_error error;
+    int mine = 0, coordinator = 0, keeper = 0, before = kept_chunks(&f); /* of earlier tests */
+    for (int round = 0; round < 6; round++) {
+        dray_context *context = fixture_context(&f, "descriptors");
+        dray_queue *queue = open_queue(context, "descriptors", 0, 0);
+        insert_ints(queue, "0", 4, 1);
+        dray_batch *batch;
+        dray_column column;
+        dray_claim_options o = want("rollout", 4);
+        OK(dray_claim(queue, &o, &batch, &error));
+        OK(dray_batch_column(batch, "prompts", &column, &error));
+        dray_batch_free(batch);
+        OK(dray_clear(queue, "0", &error));
+        dray_queue_close(queue);
+        dray_close(context);
+        wait_for_chunks(&f, before);
+        if (round == 2) { /* what is opened once is open by now */
+            mine = count_fds(getpid(), "");
+            coordinator = count_fds(f.coordinator_pid, "");
+            keeper = count_fds(f.keeper_pid, "");
+        }
+    }
+    for (int i = 0; i < 2000 && count_fds(f.coordinator_pid, "") > coordinator; i++)
+        usleep(5000); /* closing is not waited for */
+    for (int i = 0; i < 2000 && count_fds(f.keeper_pid, "") > keeper; i++)
+        usleep(5000);
+    assert_int_equal(count_fds(getpid(), ""), mine);
+    assert_true(count_fds(f.coordinator_pid, "") <= coordinator);
+    assert_true(count_fds(f.keeper_pid, "") <= keeper);
+}
+
 static int up(void **state)
 {
     (void)state;
@@ -152,7 +1056,14 @@ static int down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows_flow),
+        cmocka_unit_test(test_rows_flow),         cmocka_unit_test(test_reads_in_place),
+        cmocka_unit_test(test_every_dtype),       cmocka_unit_test(test_whole_groups),
+        cmocka_unit_test(test_attempts),          cmocka_unit_test(test_capacity),
+        cmocka_unit_test(test_waiters_are_woken), cmocka_unit_test(test_choices_and_polling),
+        cmocka_unit_test(test_ordered),           cmocka_unit_test(test_export),
+        cmocka_unit_test(test_threads),           cmocka_unit_test(test_forks_are_refused),
+        cmocka_unit_test(test_bad_arguments),     cmocka_unit_test(test_bad_messages),
+        cmocka_unit_test(test_broken_producers),  cmocka_unit_test(test_no_descriptors_are_left),
     };
     return cmocka_run_group_tests(tests, up, down);
 }

@@ -40,7 +40,7 @@ typedef struct model_row {
 } model_row;
 
 typedef struct model_partition {
-    char name[8];
+    char name[16];
     uint32_t generation, rows, group;
     bool sealed;
     uint64_t reserved;
@@ -72,7 +72,7 @@ typedef struct world {
     model_partition *partitions[NAMES];
     uint32_t partition_count;
     struct {
-        char name[8];
+        char name[16];
         unsigned finished;
     } graves[NAMES];
     model_put puts[PUTS];
@@ -282,7 +282,7 @@ static void check_world(world *w)
 
 static void make_client(world *w, int c)
 {
-    char name[16];
+    char name[32];
     snprintf(name, sizeof name, "client%d", c);
     w->clients[c] = dray__client_new(w->table, 100 + (uint64_t)c, name, NULL);
     w->chunks[c] = w->step * CLIENTS + (uint64_t)c + 1;
@@ -356,7 +356,7 @@ static int expect_insert(world *w, const model_partition *p, const dray__new_row
 
 static void step_insert(world *w)
 {
-    char name[8];
+    char name[16];
     static const uint32_t sizes[] = {1, 1, 2, 4};
     snprintf(name, sizeof name, "p%u", draw(w, NAMES));
     model_partition *p = find(w, name);
@@ -524,7 +524,7 @@ static void check_choice(world *w, const model_partition *p, const dray__want *w
 
 static void step_claim(world *w)
 {
-    char name[8];
+    char name[16];
     model_claim *m = NULL;
     for (int i = 0; i < CLAIMS && !m; i++)
         m = w->claims[i].used ? NULL : &w->claims[i];
@@ -754,7 +754,7 @@ static void step_clear(world *w)
 
 static void step_wait(world *w)
 {
-    char name[8];
+    char name[16];
     snprintf(name, sizeof name, "p%u", draw(w, NAMES));
     uint32_t task = draw(w, TASKS + 1);
     const model_partition *p = find(w, name);
