@@ -35,6 +35,16 @@ static uint64_t fresh_seed(void)
 
 typedef int (*rank_function)(dray__group *group, void *argument);
 
+/* Where ranks say that they have joined, for tests that kill them after that. */
+static int joined[2] = {-1, -1};
+
+static void wait_until_joined(uint32_t ranks)
+{
+    char byte;
+    for (uint32_t i = 0; i < ranks; i++)
+        assert_int_equal(read(joined[0], &byte, 1), 1);
+}
+
 /* Forks a rank; its exit status is what the function returns, 100 when the group does not open. */
 static pid_t fork_rank(int fd, uint32_t rank, uint32_t world, rank_function function,
                        void *argument)
@@ -49,6 +59,8 @@ static pid_t fork_rank(int fd, uint32_t rank, uint32_t world, rank_function func
         fprintf(stderr, "rank %u: %s\n", rank, error.message);
         _exit(100);
     }
+    if (joined[1] >= 0 && write(joined[1], "", 1) != 1)
+        _exit(101);
     int status = function(group, argument);
     dray__group_close(group);
     _exit(status);
@@ -284,6 +296,7 @@ static void a_killed_rank_ends_the_others(void **state)
 {
     (void)state;
     uint64_t seed = fresh_seed(), rounds = 12 * scale();
+    assert_int_equal(pipe(joined), 0);
     for (uint64_t n = 0; n < rounds; n++) {
         uint32_t world = 2 + (uint32_t)draw(seed, n, 0, 3);
         expectation expected = {(uint32_t)draw(seed, n, 1, world), "died", DRAY_EDEAD};
@@ -292,7 +305,8 @@ static void a_killed_rank_ends_the_others(void **state)
         pid_t pids[4] = {0};
         for (uint32_t rank = 0; rank < world; rank++)
             pids[rank] = fork_rank(fd, rank, world, work_until_dead, &expected);
-        usleep((useconds_t)(20000 + draw(seed, n, 2, 30000)));
+        wait_until_joined(world);
+        usleep((useconds_t)draw(seed, n, 2, 20000));
         kill(pids[expected.victim], SIGKILL);
         for (uint32_t rank = 0; rank < world; rank++) {
             int status = exit_status(pids[rank]);
@@ -305,6 +319,9 @@ static void a_killed_rank_ends_the_others(void **state)
         assert_int_equal(dray__group_open(fd, expected.victim, world, 0, &late, NULL), DRAY_EDEAD);
         close(fd);
     }
+    close(joined[0]);
+    close(joined[1]);
+    joined[1] = -1;
 }
 
 static int leave_after_some(dray__group *group, void *argument)

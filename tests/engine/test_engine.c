@@ -1,0 +1,521 @@
+/* engine: sampling, training and their failures, in one process and over forked ranks. What the
+ * numbers should be is in the Python tests; here the same calls run under the sanitizers. */
+#include "base/clock.h"
+#include "engine/generator.h"
+#include "engine/tokenizer.h"
+#include "engine/trainer.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static dray_model_config small_config(void)
+{
+    return (dray_model_config){.family = "qwen2",
+                               .vocab_size = DRAY__BYTE_VOCABULARY,
+                               .hidden_size = 32,
+                               .intermediate_size = 48,
+                               .layers = 2,
+                               .heads = 4,
+                               .kv_heads = 2,
+                               .head_dim = 8,
+                               .max_positions = 40,
+                               .rms_norm_eps = 1e-6,
+                               .rope_theta = 10000,
+                               .qkv_bias = 1,
+                               .tied = 1,
+                               .dtype = DRAY_F32};
+}
+
+/* Fills a generator's memory with something that samples well: any bytes will do. */
+static void fill(dray__generator *g)
+{
+    dray_region *region = dray__generator_regions(g)[0];
+    float *values = dray_region_base(region);
+    for (uint64_t i = 0; i < dray_region_bytes(region) / sizeof *values; i++)
+        values[i] = 0.15f * sinf(0.7f * (float)i + 0.3f * (float)(i % 97));
+}
+
+static dray__generator *open_filled(dray__group *group)
+{
+    dray_model_config config = small_config();
+    dray__generator *g;
+    dray_error error;
+    if (dray__generator_open(&config, group, &g, &error) != DRAY_OK)
+        fail_msg("%s", error.message);
+    fill(g);
+    return g;
+}
+
+enum { ROWS = 9 };
+
+/* Rows of 1 to 9 tokens. */
+static void make_rows(int32_t *tokens, uint64_t *offsets)
+{
+    uint64_t at = 0;
+    for (uint32_t row = 0; row < ROWS; row++) {
+        offsets[row] = at;
+        for (uint32_t i = 0; i <= row; i++)
+            tokens[at++] = (int32_t)((row * 37 + i * 11) % 256);
+    }
+    offsets[ROWS] = at;
+}
+
+static dray__generate_options sampling(const int32_t *tokens, const uint64_t *offsets)
+{
+    dray__generate_options options = DRAY__GENERATE_OPTIONS_INIT;
+    options.rows = ROWS;
+    options.prompt = (dray__tokens){tokens, offsets};
+    options.seed = 3;
+    options.max_new_tokens = 12;
+    return options;
+}
+
+static void assert_row(const dray__generation *a, uint32_t row, const dray__generation *b,
+                       uint32_t other)
+{
+    uint64_t count = a->offsets[row + 1] - a->offsets[row];
+    assert_int_equal(count, b->offsets[other + 1] - b->offsets[other]);
+    assert_memory_equal(a->tokens + a->offsets[row], b->tokens + b->offsets[other],
+                        count * sizeof *a->tokens);
+    assert_int_equal(a->finish[row], b->finish[other]);
+}
+
+static void a_row_does_not_depend_on_its_neighbours(void **state)
+{
+    (void)state;
+    dray__generator *g = open_filled(NULL);
+    int32_t tokens[64];
+    uint64_t offsets[ROWS + 1];
+    make_rows(tokens, offsets);
+    dray__generate_options options = sampling(tokens, offsets);
+    dray__generation all, one;
+    assert_int_equal(dray__generate(g, &options, &all, NULL), DRAY_OK);
+    for (uint64_t row = 0; row < ROWS; row++) {
+        options.rows = 1;
+        options.prompt.offsets = offsets + row;
+        options.streams = &row;
+        assert_int_equal(dray__generate(g, &options, &one, NULL), DRAY_OK);
+        assert_row(&all, (uint32_t)row, &one, 0);
+        dray__generation_free(&one);
+    }
+    dray__generation_free(&all);
+    dray__generator_close(g);
+}
+
+static int stop_at_third(void *user)
+{
+    return ++*(int *)user == 3;
+}
+
+/* Cut after three tokens and continued as a longer prompt: the same as uncut. */
+static void a_cut_row_goes_on_as_if_uncut(void **state)
+{
+    (void)state;
+    dray__generator *g = open_filled(NULL);
+    int32_t tokens[64], longer[128];
+    uint64_t offsets[ROWS + 1], longer_offsets[ROWS + 1] = {0};
+    make_rows(tokens, offsets);
+    dray__generate_options options = sampling(tokens, offsets);
+    dray__generation whole, begin, end;
+    assert_int_equal(dray__generate(g, &options, &whole, NULL), DRAY_OK);
+    int asked = 0;
+    options.stop = stop_at_third;
+    options.user = &asked;
+    assert_int_equal(dray__generate(g, &options, &begin, NULL), DRAY_OK);
+    uint64_t at = 0;
+    for (uint32_t row = 0; row < ROWS; row++) {
+        assert_int_equal(begin.finish[row], DRAY__FINISH_STOPPED);
+        assert_int_equal(begin.offsets[row + 1] - begin.offsets[row], 3);
+        for (uint64_t i = offsets[row]; i < offsets[row + 1]; i++)
+            longer[at++] = tokens[i];
+        for (uint64_t i = begin.offsets[row]; i < begin.offsets[row + 1]; i++)
+            longer[at++] = begin.tokens[i];
+        longer_offsets[row + 1] = at;
+    }
+    options = sampling(longer, longer_offsets);
+    options.max_new_tokens = 9;
+    assert_int_equal(dray__generate(g, &options, &end, NULL), DRAY_OK);
+    for (uint32_t row = 0; row < ROWS; row++)
+        assert_memory_equal(end.tokens + end.offsets[row], whole.tokens + whole.offsets[row] + 3,
+                            9 * sizeof *end.tokens);
+    dray__generation_free(&whole);
+    dray__generation_free(&begin);
+    dray__generation_free(&end);
+    dray__generator_close(g);
+}
+
+static void rows_end_where_they_should(void **state)
+{
+    (void)state;
+    dray__generator *g = open_filled(NULL);
+    int32_t tokens[64];
+    uint64_t offsets[ROWS + 1];
+    make_rows(tokens, offsets);
+    dray__generate_options options = sampling(tokens, offsets);
+    dray__generation out;
+    uint32_t most[ROWS];
+    for (uint32_t i = 0; i < ROWS; i++)
+        most[i] = 1 + 10 * i; /* the last ones meet the model's 40 positions first */
+    options.row_max_new_tokens = most;
+    assert_int_equal(dray__generate(g, &options, &out, NULL), DRAY_OK);
+    for (uint32_t row = 0; row < ROWS; row++) {
+        uint64_t prompt = row + 1, limit = most[row];
+        if (prompt + limit > 40)
+            limit = 40 - prompt;
+        assert_int_equal(out.offsets[row + 1] - out.offsets[row], limit);
+        assert_int_equal(out.finish[row], DRAY__FINISH_LENGTH);
+    }
+    int32_t eos = out.tokens[out.offsets[5] + 4];
+    dray__generation_free(&out);
+    options.eos_token = eos;
+    assert_int_equal(dray__generate(g, &options, &out, NULL), DRAY_OK);
+    assert_int_equal(out.finish[5], DRAY__FINISH_EOS);
+    assert_int_equal(out.tokens[out.offsets[6] - 1], eos);
+    assert_true(out.offsets[6] - out.offsets[5] <= 5);
+    dray__generation_free(&out);
+    options.rows = 0;
+    assert_int_equal(dray__generate(g, &options, &out, NULL), DRAY_OK);
+    assert_int_equal(out.offsets[0], 0);
+    dray__generation_free(&out);
+    dray__generator_close(g);
+}
+
+static void bad_requests_are_refused(void **state)
+{
+    (void)state;
+    dray__generator *g = open_filled(NULL);
+    int32_t tokens[64];
+    uint64_t offsets[ROWS + 1], empty[2] = {3, 3}, backwards[2] = {5, 3}, full[2] = {0, 40};
+    make_rows(tokens, offsets);
+    dray__generation out;
+    dray__generate_options options = sampling(tokens, offsets);
+    options.temperature = -1;
+    assert_int_equal(dray__generate(g, &options, &out, NULL), DRAY_EINVALID);
+    options.temperature = NAN;
+    assert_int_equal(dray__generate(g, &options, &out, NULL), DRAY_EINVALID);
+    options = sampling(tokens, offsets);
+    options.max_new_tokens = 0;
+    assert_int_equal(dray__generate(g, &options, &out, NULL), DRAY_EINVALID);
+    options = sampling(tokens, offsets);
+    options.size = 8;
+    assert_int_equal(dray__generate(g, &options, &out, NULL), DRAY_EINVALID);
+    const uint64_t *const wrong[] = {empty, backwards, full};
+    for (size_t i = 0; i < 3; i++) {
+        options = sampling(tokens, wrong[i]);
+        options.rows = 1;
+        assert_int_equal(dray__generate(g, &options, &out, NULL), DRAY_EINVALID);
+    }
+    tokens[4] = DRAY__BYTE_VOCABULARY;
+    options = sampling(tokens, offsets);
+    assert_int_equal(dray__generate(g, &options, &out, NULL), DRAY_EINVALID);
+    dray__sequences s = {1, {tokens, offsets}, {tokens, offsets}};
+    float logprobs[64];
+    assert_int_equal(dray__generator_logprobs(g, &s, 0, logprobs, NULL, NULL), DRAY_EINVALID);
+    assert_int_equal(dray__generator_logprobs(g, &s, 1, logprobs, NULL, NULL), DRAY_OK);
+    assert_true(logprobs[0] < 0);
+    dray__generator_close(g);
+}
+
+static void configurations_are_checked(void **state)
+{
+    (void)state;
+    dray_model_config good = small_config();
+    dray_error error;
+    assert_int_equal(dray__engine_config_check(&good, &error), DRAY_OK);
+    for (int i = 0; i < 8; i++) {
+        dray_model_config c = good;
+        const struct {
+            int64_t *field;
+            int64_t value;
+        } changes[] = {{&c.vocab_size, 0}, {&c.layers, -1},           {&c.heads, 3},
+                       {&c.head_dim, 7},   {&c.max_positions, 0},     {&c.hidden_size, INT64_MAX},
+                       {&c.kv_heads, 0},   {&c.intermediate_size, -8}};
+        *changes[i].field = changes[i].value;
+        dray__generator *g;
+        dray__trainer *t;
+        assert_int_equal(dray__generator_open(&c, NULL, &g, &error), DRAY_EINVALID);
+        assert_int_equal(dray__trainer_open(&c, NULL, NULL, &t, &error), DRAY_EINVALID);
+    }
+    dray_model_config c = good;
+    c.o_bias = 1;
+    assert_int_equal(dray__engine_config_check(&c, &error), DRAY_EUNSUPPORTED);
+    c = good;
+    c.mlp_bias = 1;
+    assert_int_equal(dray__engine_config_check(&c, &error), DRAY_EUNSUPPORTED);
+    c = good;
+    strcpy(c.family, "gpt2");
+    assert_int_equal(dray__engine_config_check(&c, &error), DRAY_EUNSUPPORTED);
+    assert_non_null(strstr(error.message, "gpt2"));
+    assert_int_equal(dray__engine_config_load("qwen2.5-0.5b", &c, &error), DRAY_OK);
+    assert_int_equal(dray__engine_config_load("/nowhere", &c, &error), DRAY_ENOENT);
+}
+
+static void bytes_are_tokens(void **state)
+{
+    (void)state;
+    const char text[] = "r\xC3\xBC"
+                        "ckw\xFF"
+                        "arts";
+    int32_t tokens[16];
+    char back[16];
+    size_t count = dray__bytes_encode(text, sizeof text, tokens);
+    assert_int_equal(count, sizeof text);
+    tokens[count++] = DRAY__TOKEN_EOS;
+    tokens[count++] = DRAY__TOKEN_PAD;
+    tokens[count++] = -1;
+    assert_int_equal(dray__bytes_decode(tokens, count, back), sizeof text);
+    assert_memory_equal(back, text, sizeof text);
+}
+
+/* ---- the trainer -------------------------------------------------------------------------------
+ */
+
+static void copy_tree(const char *from, const char *to)
+{
+    char command[512];
+    snprintf(command, sizeof command, "cp -r '%s' '%s'", from, to);
+    assert_int_equal(system(command), 0);
+}
+
+static void remove_tree(const char *path)
+{
+    char command[512];
+    snprintf(command, sizeof command, "rm -rf '%s'", path);
+    assert_int_equal(system(command), 0);
+}
+
+/* One step of each loss; the sums of what came out. */
+static int train(dray__trainer *t, dray__step_stats *stats, dray_error *error)
+{
+    int32_t tokens[64];
+    uint64_t offsets[ROWS + 1];
+    float logprobs[64], advantages[ROWS];
+    make_rows(tokens, offsets);
+    for (int i = 0; i < ROWS; i++)
+        advantages[i] = (float)(i % 3) - 1;
+    dray__step_options step = DRAY__STEP_OPTIONS_INIT;
+    step.learning_rate = 1e-2;
+    step.max_norm = 1;
+    dray__policy_batch batch = DRAY__POLICY_BATCH_INIT;
+    batch.sequences = (dray__sequences){ROWS, {tokens, offsets}, {tokens, offsets}};
+    batch.advantages = advantages;
+    batch.old_logprobs = batch.ref_logprobs = logprobs;
+    batch.kl_coefficient = 0.1;
+    int code = dray__trainer_logprobs(t, &batch.sequences, 1, logprobs, NULL, error);
+    if (code == DRAY_OK)
+        code = dray__trainer_accumulate_sft(t, &batch.sequences, error);
+    if (code == DRAY_OK)
+        code = dray__trainer_step(t, &step, stats, error);
+    if (code == DRAY_OK)
+        code = dray__trainer_accumulate_policy(t, &batch, error);
+    if (code == DRAY_OK)
+        code = dray__trainer_step(t, &step, stats, error);
+    return code;
+}
+
+static void a_checkpoint_that_cannot_be_read_changes_nothing(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/dray-engine-XXXXXX", good[64], bad[64], cut[160];
+    assert_non_null(mkdtemp(folder));
+    snprintf(good, sizeof good, "%s/good", folder);
+    snprintf(bad, sizeof bad, "%s/bad", folder);
+    dray_model_config config = small_config();
+    dray__trainer *t;
+    dray_error error;
+    dray__step_stats stats;
+    assert_int_equal(dray__trainer_open(&config, NULL, NULL, &t, &error), DRAY_OK);
+    assert_int_equal(dray__trainer_init(t, 1, &error), DRAY_OK);
+    assert_int_equal(train(t, &stats, &error), DRAY_OK);
+    if (dray__trainer_save(t, good, &error) != DRAY_OK)
+        fail_msg("%s", error.message);
+    assert_int_equal(train(t, &stats, &error), DRAY_OK);
+    dray_region *region = dray__trainer_regions(t)[0];
+    size_t bytes = dray_region_bytes(region);
+    void *before = malloc(bytes);
+    assert_non_null(before);
+    memcpy(before, dray_region_base(region), bytes);
+
+    copy_tree(good, bad); /* whole parameters, but no moments */
+    snprintf(cut, sizeof cut, "%s/optimizer/model.safetensors", bad);
+    assert_int_equal(truncate(cut, 1000), 0);
+    assert_int_not_equal(dray__trainer_restore(t, bad, &error), DRAY_OK);
+    assert_int_not_equal(dray__trainer_load(t, "/nowhere", &error), DRAY_OK);
+    assert_memory_equal(before, dray_region_base(region), bytes);
+    assert_int_equal(dray__trainer_steps(t), 4);
+
+    assert_int_equal(dray__trainer_restore(t, good, &error), DRAY_OK);
+    assert_int_equal(dray__trainer_steps(t), 2);
+    assert_int_equal(train(t, &stats, &error), DRAY_OK);
+    assert_memory_equal(before, dray_region_base(region), bytes); /* bit-identical */
+    free(before);
+    dray__trainer_close(t);
+    remove_tree(folder);
+}
+
+/* ---- over ranks --------------------------------------------------------------------------------
+ */
+
+/* Where ranks say that they have joined, for tests that kill them after that. */
+static int joined[2] = {-1, -1};
+
+static pid_t fork_rank(int fd, uint32_t rank, uint32_t world,
+                       int (*function)(dray__group *, void *), void *argument)
+{
+    pid_t pid = fork();
+    if (pid != 0)
+        return pid;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    dray__group *group;
+    if (dray__group_open(fd, rank, world, 20 * DRAY__SECOND, &group, NULL) != DRAY_OK)
+        _exit(100);
+    if (joined[1] >= 0 && write(joined[1], "", 1) != 1)
+        _exit(101);
+    int status = function(group, argument);
+    dray__group_close(group);
+    _exit(status);
+}
+
+static int run_ranks(uint32_t world, int (*function)(dray__group *, void *), void *argument)
+{
+    int fd, bad = 0, status;
+    pid_t pids[4] = {0};
+    assert_int_equal(dray__group_create(world, 0, &fd, NULL), DRAY_OK);
+    for (uint32_t rank = 0; rank < world; rank++)
+        pids[rank] = fork_rank(fd, rank, world, function, argument);
+    for (uint32_t rank = 0; rank < world; rank++) {
+        waitpid(pids[rank], &status, 0);
+        bad |= status;
+    }
+    close(fd);
+    return bad;
+}
+
+/* Leaves what it computed in memory shared with the parent, one page a rank. */
+static int work(dray__group *group, void *argument)
+{
+    dray_model_config config = small_config();
+    dray__generator *g = NULL;
+    dray__trainer *t = NULL;
+    dray_error error;
+    int32_t tokens[64];
+    uint64_t offsets[ROWS + 1];
+    make_rows(tokens, offsets);
+    dray__generate_options options = sampling(tokens, offsets);
+    dray__generation out = {0};
+    dray__step_stats *stats = (void *)((char *)argument + 4096 * dray__group_rank(group));
+    int code = dray__generator_open(&config, group, &g, &error);
+    if (code == DRAY_OK) {
+        fill(g);
+        code = dray__generate(g, &options, &out, &error);
+    }
+    if (code == DRAY_OK)
+        code = dray__trainer_open(&config, group, NULL, &t, &error);
+    if (code == DRAY_OK)
+        code = dray__trainer_init(t, 1, &error);
+    if (code == DRAY_OK)
+        code = train(t, stats, &error);
+    if (code == DRAY_OK) {
+        memcpy(stats + 1, out.tokens, out.offsets[ROWS] * sizeof *out.tokens);
+        memcpy((char *)(stats + 1) + 1024, out.logprobs, out.offsets[ROWS] * sizeof(float));
+    }
+    if (code != DRAY_OK)
+        fprintf(stderr, "rank %u: %s\n", dray__group_rank(group), error.message);
+    dray__generation_free(&out);
+    dray__generator_close(g);
+    dray__trainer_close(t);
+    return code != DRAY_OK;
+}
+
+static void ranks_agree_and_runs_repeat(void **state)
+{
+    (void)state;
+    char *pages = mmap(NULL, 8 * 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_ptr_not_equal(pages, MAP_FAILED);
+    assert_int_equal(run_ranks(2, work, pages), 0);
+    assert_int_equal(run_ranks(2, work, pages + 2 * 4096), 0);
+    for (int i = 1; i < 4; i++)
+        assert_memory_equal(pages, pages + i * 4096, 4096);
+    munmap(pages, 8 * 4096);
+}
+
+/* Works on and on; ends well when it hears that the other rank died. */
+static int work_until_dead(dray__group *group, void *argument)
+{
+    (void)argument;
+    dray_model_config config = small_config();
+    dray__generator *g;
+    dray__trainer *t;
+    dray_error error;
+    int32_t tokens[64];
+    uint64_t offsets[ROWS + 1];
+    make_rows(tokens, offsets);
+    dray__generate_options options = sampling(tokens, offsets);
+    dray__step_stats stats;
+    if (dray__generator_open(&config, group, &g, &error) != DRAY_OK ||
+        dray__trainer_open(&config, group, NULL, &t, &error) != DRAY_OK)
+        return 1;
+    int code = dray__trainer_init(t, 1, &error);
+    while (code == DRAY_OK) {
+        dray__generation out;
+        code = dray__generate(g, &options, &out, &error);
+        if (code == DRAY_OK) {
+            dray__generation_free(&out);
+            code = train(t, &stats, &error);
+        }
+    }
+    dray__generator_close(g);
+    dray__trainer_close(t);
+    return code == DRAY_EDEAD && strstr(error.message, "rank 1") ? 0 : 2;
+}
+
+static void a_dead_peer_ends_the_work(void **state)
+{
+    (void)state;
+    assert_int_equal(pipe(joined), 0);
+    for (int round = 0; round < 6; round++) {
+        int fd, status;
+        char byte;
+        assert_int_equal(dray__group_create(2, 0, &fd, NULL), DRAY_OK);
+        pid_t first = fork_rank(fd, 0, 2, work_until_dead, NULL);
+        pid_t second = fork_rank(fd, 1, 2, work_until_dead, NULL);
+        for (int i = 0; i < 2; i++)
+            assert_int_equal(read(joined[0], &byte, 1), 1);
+        usleep((useconds_t)(7919 * round));
+        kill(second, SIGKILL);
+        waitpid(second, &status, 0);
+        waitpid(first, &status, 0);
+        assert_int_equal(status, 0);
+        close(fd);
+    }
+    close(joined[0]);
+    close(joined[1]);
+    joined[1] = -1;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_row_does_not_depend_on_its_neighbours),
+        cmocka_unit_test(a_cut_row_goes_on_as_if_uncut),
+        cmocka_unit_test(rows_end_where_they_should),
+        cmocka_unit_test(bad_requests_are_refused),
+        cmocka_unit_test(configurations_are_checked),
+        cmocka_unit_test(bytes_are_tokens),
+        cmocka_unit_test(a_checkpoint_that_cannot_be_read_changes_nothing),
+        cmocka_unit_test(ranks_agree_and_runs_repeat),
+        cmocka_unit_test(a_dead_peer_ends_the_work),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
