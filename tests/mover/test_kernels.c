@@ -1,6 +1,6 @@
 /* The inner loops: every instruction set gives what the portable one gives, at any length and
- * alignment. With arguments this is the program through which test_kernels_python.py compares them with
- * PyTorch and with a checksum written in Python:
+ * alignment. With arguments this is the program through which test_kernels_python.py compares them
+ * with PyTorch and with a checksum written in Python:
  *
  *     list                              names of the tables that this machine can run
  *     cast TABLE FROM TO                stdin: elements; stdout: converted
@@ -145,7 +145,8 @@ static void sums_of_conversions(void **state)
     assert_int_equal(dray__sum_as(&of, DRAY_F32, &sum, NULL), DRAY_EDTYPE);
 }
 
-/* ---- for test_kernels_python.py ----------------------------------------------------------------------
+/* ---- for test_kernels_python.py
+ * ----------------------------------------------------------------------
  */
 
 static void *read_all(size_t *size)

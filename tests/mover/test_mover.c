@@ -9,6 +9,7 @@
 
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -434,6 +435,58 @@ static void nothing_to_move_is_done(void **state)
     dray_region_free(a);
 }
 
+/* Ranks that are threads read one source at once, each into its own part of one destination. */
+typedef struct part {
+    dray_region *source, *destination;
+    uint64_t offset, bytes;
+    int rc;
+} part;
+
+static void *move_part(void *state)
+{
+    part *p = state;
+    const dray_copy c = {.ndim = 2,
+                         .source_dtype = DRAY_BF16,
+                         .destination_dtype = DRAY_F32,
+                         .extent = {16, (int64_t)p->bytes / 64},
+                         .source_offset = p->offset / 2,
+                         .destination_offset = p->offset,
+                         .source_stride = {(int64_t)p->bytes / 32, 2},
+                         .destination_stride = {(int64_t)p->bytes / 16, 4}};
+    p->rc = dray__move_all(p->source, p->destination, &c, 1, NULL, NULL);
+    return NULL;
+}
+
+static void threads_share_a_source(void **state)
+{
+    (void)state;
+    enum { THREADS = 4, BYTES = 1 << 20 };
+    static uint16_t in[BYTES / 4];
+    static float out[BYTES / 4];
+    for (size_t i = 0; i < BYTES / 4; i++)
+        in[i] = (uint16_t)(0x3F80 + i % 256);
+    memset(out, 0, sizeof out);
+    dray_region *source = region_with(DRAY_REGION_SHARED, in, sizeof in);
+    dray_region *destination = region_with(DRAY_REGION_HOST, out, sizeof out);
+    pthread_t threads[THREADS];
+    part parts[THREADS];
+    for (uint64_t i = 0; i < THREADS; i++) {
+        parts[i] = (part){source, destination, i * BYTES / THREADS, BYTES / THREADS, -1};
+        assert_int_equal(pthread_create(&threads[i], NULL, move_part, &parts[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+        assert_int_equal(parts[i].rc, DRAY_OK);
+    }
+    read_back(destination, out, sizeof out);
+    for (size_t i = 0; i < BYTES / 4; i++) {
+        uint32_t bits = (uint32_t)in[i] << 16;
+        assert_memory_equal(&out[i], &bits, 4);
+    }
+    dray_region_free(source);
+    dray_region_free(destination);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -444,6 +497,7 @@ int main(void)
         cmocka_unit_test(read_only_destinations_are_refused),
         cmocka_unit_test(files_that_shrank_or_are_full_are_errors),
         cmocka_unit_test(nothing_to_move_is_done),
+        cmocka_unit_test(threads_share_a_source),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
