@@ -1,5 +1,6 @@
 /* dray status: what a coordinator knows. Each of its services adds lists of objects to the answer;
- * every list becomes a table, so that a new service needs nothing here. */
+ * every list becomes a table, and every list within one a table below it, so that a new service
+ * needs nothing here. */
 #include "cmd/cmd.h"
 #include "run/coordinator.h"
 
@@ -31,10 +32,47 @@ static bool ends_with(const char *text, const char *end)
     return length >= tail && strcmp(text + length - tail, end) == 0;
 }
 
-static void print_cell(cmd_table *table, const char *key, const json_t *value)
+/* An array of objects, or an object of objects: a table of its own. */
+static bool is_table(json_t *value)
 {
-    if (!value || json_is_null(value)) {
+    if (json_is_array(value))
+        return json_is_object(json_array_get(value, 0));
+    const char *key;
+    json_t *part;
+    json_object_foreach(value, key, part) if (!json_is_object(part)) return false;
+    return json_object_size(value) > 0;
+}
+
+static bool is_empty(const json_t *value)
+{
+    return (json_is_array(value) && json_array_size(value) == 0) ||
+           (json_is_object(value) && json_object_size(value) == 0);
+}
+
+/* "prompts=32 responses=20" */
+static void print_counts(cmd_table *table, json_t *object)
+{
+    char text[256] = "";
+    size_t used = 0;
+    const char *key;
+    json_t *value;
+    json_object_foreach(object, key, value)
+    {
+        char *number = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+        if (used < sizeof text)
+            used += (size_t)snprintf(text + used, sizeof text - used, "%s%s=%s", used ? " " : "",
+                                     key, number ? number : "?");
+        free(number);
+    }
+    cmd_cell(table, "%s", text);
+}
+
+static void print_cell(cmd_table *table, const char *key, json_t *value)
+{
+    if (!value || json_is_null(value) || is_empty(value)) {
         cmd_cell(table, "-");
+    } else if (json_is_object(value)) {
+        print_counts(table, value);
     } else if (json_is_string(value)) {
         cmd_cell(table, "%s", json_string_value(value));
     } else if (json_is_number(value) && ends_with(key, "seconds")) {
@@ -62,10 +100,26 @@ static void make_heading(char *out, size_t capacity, const char *key, const json
             *c = ' ';
 }
 
-enum { COLUMNS = 16 };
+enum { COLUMNS = 24 };
+
+static void print_list(const char *title, json_t *list);
+
+/* What the row holds that needs a table: "queues samples, partitions". */
+static void print_inner(const char *title, json_t *row)
+{
+    const char *key, *name = json_string_value(json_object_get(row, "name"));
+    json_t *value;
+    json_object_foreach(row, key, value)
+    {
+        char inner[160];
+        snprintf(inner, sizeof inner, "%s%s%s, %s", title, name ? " " : "", name ? name : "", key);
+        if (is_table(value))
+            print_list(inner, value);
+    }
+}
 
 /* The columns are the keys of the first object. */
-static void print_list(const char *name, json_t *list)
+static void print_array(const char *title, json_t *list)
 {
     const char *keys[COLUMNS], *headings[COLUMNS + 1], *key;
     char texts[COLUMNS][48];
@@ -73,18 +127,38 @@ static void print_list(const char *name, json_t *list)
     size_t columns = 0, i;
     json_object_foreach(json_array_get(list, 0), key, value)
     {
-        if (columns == COLUMNS)
-            break;
+        if (columns == COLUMNS || is_table(value))
+            continue;
         make_heading(texts[columns], sizeof texts[columns], key, value);
         headings[columns] = texts[columns];
         keys[columns++] = key;
     }
     headings[columns] = NULL;
-    printf("\n%s:\n", name);
+    printf("\n%s:\n", title);
     cmd_table *table = cmd_table_new(headings);
     json_array_foreach(list, i, row) for (size_t c = 0; c < columns; c++)
         print_cell(table, keys[c], json_object_get(row, keys[c]));
     cmd_table_print(table, stdout);
+    json_array_foreach(list, i, row) print_inner(title, row);
+}
+
+/* The objects of an object get their key as a name. */
+static void print_list(const char *title, json_t *list)
+{
+    if (json_is_array(list)) {
+        print_array(title, list);
+        return;
+    }
+    const char *key;
+    json_t *value, *rows = json_array();
+    json_object_foreach(list, key, value)
+    {
+        json_t *row = json_pack("{s:s}", "name", key);
+        json_object_update(row, value);
+        json_array_append_new(rows, row);
+    }
+    print_array(title, rows);
+    json_decref(rows);
 }
 
 static void print_text(const char *address, json_t *object)

@@ -482,6 +482,16 @@ static void reap(evutil_socket_t fd, short what, void *user)
     }
 }
 
+static void sweep(evutil_socket_t fd, short what, void *user)
+{
+    (void)fd, (void)what;
+    const dray__coordinator *coordinator = user;
+    int64_t now = dray__now();
+    for (dray__connection *c = coordinator->connections; c; c = c->next)
+        if (!c->session && now - c->since_ns >= coordinator->hello_ns)
+            doom(c);
+}
+
 /* Only the user who runs the coordinator, and root, may talk to it over a Unix socket. */
 static int check_peer(int fd, int64_t *pid)
 {
@@ -512,6 +522,7 @@ static void add_connection(dray__coordinator *coordinator, int fd, bool local)
     connection->fd = fd;
     connection->local = local;
     connection->pid = pid;
+    connection->since_ns = dray__now();
     connection->out_last = &connection->out;
     connection->readable =
         event_new(coordinator->base, fd, EV_READ | EV_PERSIST, on_readable, connection);
@@ -626,7 +637,10 @@ static int start(dray__coordinator *coordinator, const dray__coordinator_options
 {
     char text[256];
     coordinator->reaper = event_new(coordinator->base, -1, 0, reap, coordinator);
-    if (!coordinator->reaper)
+    struct timeval period = interval(coordinator->hello_ns / 2);
+    coordinator->sweep = event_new(coordinator->base, -1, EV_PERSIST, sweep, coordinator);
+    if (!coordinator->reaper || !coordinator->sweep ||
+        (!coordinator->sessionless && event_add(coordinator->sweep, &period) < 0))
         return dray__nomem(error);
     if (options->keeper_path && !(coordinator->keeper_path = strdup(options->keeper_path)))
         return dray__nomem(error);
@@ -653,6 +667,7 @@ int dray__coordinator_new(struct event_base *base, const dray__coordinator_optio
     coordinator->base = base;
     coordinator->sessionless = options->sessionless;
     coordinator->unread_bytes = options->unread_bytes ? options->unread_bytes : UNREAD_BYTES;
+    coordinator->hello_ns = options->hello_ns ? options->hello_ns : 30 * DRAY__SECOND;
     coordinator->since_ns = dray__now();
     int status = start(coordinator, options, error);
     if (status)
@@ -695,6 +710,8 @@ void dray__coordinator_free(dray__coordinator *coordinator)
         free_listener(&coordinator->listeners[i]);
     if (coordinator->reaper)
         event_free(coordinator->reaper);
+    if (coordinator->sweep)
+        event_free(coordinator->sweep);
     dray__map_free(&coordinator->epochs);
     dray__writer_free(&coordinator->scratch);
     free(coordinator->keeper_path);

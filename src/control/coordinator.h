@@ -46,6 +46,7 @@ typedef struct dray__coordinator_options {
      * NULL. What the queue's keeper needs. */
     int sessionless;
     size_t unread_bytes; /* replies that a client may leave unread; 0: 128 MiB */
+    int64_t hello_ns;    /* a connection without HELLO or ATTACH is closed after it; 0: 30 s */
 } dray__coordinator_options;
 
 /* base: the caller's event loop. */

@@ -100,7 +100,7 @@ ssize_t dray__frame_send(int socket, const uint8_t *data, size_t size, const int
         char bytes[CMSG_SPACE(sizeof(int) * DRAY__FRAME_FDS)];
         struct cmsghdr align;
     } control;
-    struct iovec part = {.iov_base = (void *)(uintptr_t)data, .iov_len = size};
+    struct iovec part = {.iov_base = (void *)data, .iov_len = size};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
     if (fd_count) {
         message.msg_control = control.bytes;

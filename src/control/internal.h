@@ -39,7 +39,7 @@ struct dray__connection {
     dray__session *session; /* NULL before HELLO or ATTACH */
     int fd;
     bool local, doomed;
-    int64_t pid;
+    int64_t pid, since_ns;
     struct event *readable, *writable;
     dray__inbox inbox;
     dray__outgoing *out, **out_last;
@@ -86,11 +86,13 @@ typedef struct dray__listener {
 struct dray__coordinator {
     struct event_base *base;
     struct event *reaper; /* closes doomed connections outside everybody else's callbacks */
+    struct event *sweep;  /* dooms those that never said who they are */
     dray__listener listeners[DRAY__LISTENERS];
     uint32_t listener_count;
     char *keeper_path;
     bool sessionless;
     size_t unread_bytes;
+    int64_t hello_ns;
     dray__connection *connections;
     dray__session *sessions;
     uint64_t members; /* ids given so far */

@@ -8,6 +8,7 @@
 #include "control/coordinator.h"
 #include "control/internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -82,7 +83,7 @@ static int append(reports *self, json_t *object, const char *kind, const dray__s
     new->next = NULL;
     new->number = self->next_number++;
     new->size = size;
-    strcpy(new->kind, kind);
+    snprintf(new->kind, sizeof new->kind, "%s", kind);
     memcpy(new->text, text, size + 1);
     free(text);
     *self->last = new;
@@ -190,7 +191,7 @@ static watcher *new_watcher(reports *self, dray__request *request, const char *k
     if (!w)
         return NULL;
     w->request = request;
-    strcpy(w->kind, kind);
+    snprintf(w->kind, sizeof w->kind, "%s", kind);
     w->cursor = cursor == DRAY__REPORTS_NOW ? self->next_number : (cursor ? cursor : 1);
     dray__request_set_data(request, w);
     return w;

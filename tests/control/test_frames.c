@@ -565,6 +565,25 @@ static void who_writes_slowly_is_heard(void **state)
     close(fd);
 }
 
+static void who_says_nothing_is_closed(void **state)
+{
+    (void)state;
+    coordinator_fixture quick = {.options = {.hello_ns = 50 * DRAY__MILLISECOND}};
+    fixture_fork(&quick, NULL);
+    dray_context *context = fixture_open(&quick, "known", "task", 0);
+    dray__channel *channel;
+    assert_int_equal(dray__channel_open(context, &channel, NULL), DRAY_OK);
+    int fd = connect_raw(quick.unix_address);
+    assert_true(closes(fd));
+    close(fd);
+    assert_int_equal(dray__call(channel, DRAY__MSG_PING, NULL, NULL, 0,
+                                dray__deadline(30 * DRAY__SECOND), NULL, NULL),
+                     DRAY_OK); /* those with a session stay */
+    dray__channel_close(channel);
+    dray_close(context);
+    fixture_stop(&quick);
+}
+
 enum { CLIENTS = 64, CALLS = 100 };
 
 static void *one_of_many(void *user)
@@ -664,6 +683,7 @@ int main(void)
         cmocka_unit_test(tcp_carries_no_descriptors),
         cmocka_unit_test(who_does_not_read_is_closed),
         cmocka_unit_test(who_writes_slowly_is_heard),
+        cmocka_unit_test(who_says_nothing_is_closed),
         cmocka_unit_test(many_clients),
         cmocka_unit_test(deadlines_hold_when_nobody_answers),
     };
