@@ -43,9 +43,11 @@ int unlinkat(int fd, const char *name, int flags)
     return fails() ? -1 : (int)syscall(SYS_unlinkat, fd, name, flags);
 }
 
+/* Only counted: that bytes reach the disk cannot be seen here, and waiting for it is slow. */
 int fsync(int fd)
 {
-    return fails() ? -1 : (int)syscall(SYS_fsync, fd);
+    (void)fd;
+    return fails() ? -1 : 0;
 }
 
 static char folder[80];
