@@ -36,17 +36,25 @@ int dray_publisher_open(dray_context *context, const char *model, const dray_lay
                         const dray_publisher_options *options, dray_publisher **out,
                         dray_error *error);
 /* "My blocks hold `version`": computes this rank's checksums (after the fence), then announces.
- * Versions grow within an incarnation. The memory must not change until dray_publisher_wait
- * returns for this version. ready NULL: host memory, written already. Does not wait for readers. */
+ * Versions grow within an incarnation (DRAY_EINVALID); publishing one withdraws the older ones. The
+ * memory must not change until dray_publisher_wait returns for this version. ready NULL: host
+ * memory, written already. Blocks while it reads its memory, the first call also until all `world`
+ * ranks have opened (at most the publisher's timeout); never waits for readers. DRAY_ESTALE: a rank
+ * of the gang died or closed; close this publisher and open it again. */
 int dray_publish(dray_publisher *publisher, uint64_t version, const dray_fence *ready,
                  dray_error *error);
-/* Before the next write: waits until every subscriber group that reads `version` released it.
- * Also withdraws the version: later readers wait for the next one. Groups that do not release it
- * within the timeout are dropped (their epoch advances, their commit will be refused) and DRAY_OK
- * is returned; dropped groups are named in the log and in `dropped` (may be NULL). */
+/* Before the next write: waits until every subscriber group that reads `version` (or an older one)
+ * released it. Also withdraws the version, as soon as one rank calls it: later readers wait for the
+ * next one. Groups that do not release it within the timeout are dropped: their epoch advances,
+ * their commit will be refused, those that had begun to write are torn. DRAY_OK is returned then,
+ * too; *dropped (may be NULL) gets how many they were, the log their names. DRAY_EINVALID: this
+ * rank did not publish it. */
 int dray_publisher_wait(dray_publisher *publisher, uint64_t version, int64_t timeout_ns,
                         uint32_t *dropped, dray_error *error);
+/* 0 until the first dray_publish. */
 uint64_t dray_publisher_incarnation(const dray_publisher *publisher);
+/* Ends the gang: readers in progress fail, its versions are gone, the other ranks must open again.
+ * Waits for readers of this process to finish a slice (milliseconds). NULL is fine. */
 void dray_publisher_close(dray_publisher *publisher);
 
 typedef struct dray_subscriber_options {
@@ -62,21 +70,27 @@ typedef struct dray_subscriber_options {
         sizeof(dray_subscriber_options), NULL, NULL, 0, 1, 0                                       \
     }
 
+/* Registers this rank's blocks as a destination. Regions must be addressable. Does not wait for the
+ * other ranks. DRAY_EEXIST: the rank is taken by a living member; DRAY_EINVALID: the group has
+ * another world size. */
 int dray_subscriber_open(dray_context *context, const char *model, const dray_layout *layout,
                          const dray_subscriber_options *options, dray_subscriber **out,
                          dray_error *error);
+/* Gives up an update in progress. A group that loses a rank is torn: the rank took its part of the
+ * version along. NULL is fine. */
 void dray_subscriber_close(dray_subscriber *subscriber);
 
+/* Which source. All ranks of a group must ask for the same one. */
 typedef enum dray_update_mode {
-    DRAY_MODE_AUTO = 0,
-    DRAY_MODE_TENSOR,
-    DRAY_MODE_DISTRIBUTED,
-    DRAY_MODE_DISK
+    DRAY_MODE_AUTO = 0, /* TENSOR from publishers on this host; else DISK where a path is given */
+    DRAY_MODE_TENSOR,   /* publishers' memory on this host */
+    DRAY_MODE_DISTRIBUTED, /* DRAY_EUNSUPPORTED from other hosts in this version */
+    DRAY_MODE_DISK         /* a checkpoint; needs no publisher */
 } dray_update_mode;
 
 typedef enum dray_update_strategy {
     DRAY_STRATEGY_DIRECT = 0, /* source memory straight into final memory */
-    DRAY_STRATEGY_BUCKET,     /* through <= bucket_bytes of staging, double-buffered */
+    DRAY_STRATEGY_BUCKET,     /* through <= bucket_bytes of staging */
     DRAY_STRATEGY_PARAMETER   /* a bucket that holds one parameter at a time */
 } dray_update_strategy;
 
@@ -87,7 +101,7 @@ typedef struct dray_update_options {
     uint64_t min_version;  /* wait for a version >= this; the newest is taken */
     const char *path;      /* DISK: checkpoint folder or file */
     uint64_t path_version; /* DISK: the version that the checkpoint holds */
-    uint64_t bucket_bytes; /* ceiling of staging memory; 0: 64 MiB */
+    uint64_t bucket_bytes; /* ceiling of staging memory, >= 128 KiB; 0: 64 MiB */
     int32_t verify;        /* 0: on (default); -1: off */
     int64_t timeout_ns;    /* for the whole update; 0: the subscriber's */
 } dray_update_options;
@@ -123,7 +137,12 @@ int dray_update_report_json(const dray_update_report *report, char *out, size_t 
 
 /* Move, verify and commit, together with the other ranks of the group: either all ranks hold the
  * new version, or all keep the old, or - when bytes were already overwritten - the group is torn
- * (DRAY_ETORN) until the next update repairs it. Blocks up to the deadline. report may be NULL. */
+ * (DRAY_ETORN) until the next update repairs it. What a torn group's message tells is why. Other
+ * codes mean that nothing was written: DRAY_ETIMEDOUT (no version, or ranks that did not come: they
+ * are named), DRAY_EDEAD (a rank on either side died), DRAY_ESTALE (dropped by the publisher's
+ * wait), DRAY_ESHAPE, DRAY_EHOLE, ... (no plan), DRAY_EUNSUPPORTED (the source cannot be reached).
+ * Blocks up to the deadline (and a second more for the answer). report (may be NULL) is initialised
+ * by the caller and set on success. options NULL: the defaults. */
 int dray_update_weights(dray_subscriber *subscriber, const dray_update_options *options,
                         dray_update_report *report, dray_error *error);
 int dray_update_weights_from_tensor(dray_subscriber *subscriber, const dray_update_options *options,
@@ -150,10 +169,13 @@ typedef enum dray_group_state {
     DRAY_GROUP_TORN
 } dray_group_state;
 
+/* What the coordinator says of the group: the last committed version (0 before the first),
+ * incarnation (0: from disk) and dray_group_state. Outputs may be NULL. Asks the coordinator. */
 int dray_subscriber_version(const dray_subscriber *subscriber, uint64_t *version,
                             uint64_t *incarnation, int32_t *state, dray_error *error);
 /* Recomputes the checksums of this rank's memory and compares them with those of its last update:
- * DRAY_ECHECKSUM names the first tensor and block that differ and how many differ in all. */
+ * DRAY_ECHECKSUM names the first tensor and block that differ and how many differ in all.
+ * DRAY_ENOENT: no update was committed here with verification on. Reads all of the memory. */
 int dray_subscriber_verify(dray_subscriber *subscriber, dray_error *error);
 
 /* ---- checksums ----------------------------------------------------------------------------------

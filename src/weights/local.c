@@ -13,12 +13,13 @@ struct dray__local {
     dray__local *next;
     uint64_t token;
     pid_t pid; /* a forked child has the list, but not the memory as it is now */
-    pthread_rwlock_t lock;
+    uint32_t readers;
     dray_region *const *regions;
     uint32_t count;
 };
 
-static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* of the list and its readers */
+static pthread_cond_t released = PTHREAD_COND_INITIALIZER;
 static dray__local *list;
 
 uint64_t dray__local_token(void)
@@ -35,11 +36,6 @@ int dray__local_add(uint64_t token, dray_region *const *regions, uint32_t count,
     dray__local *local = calloc(1, sizeof *local);
     if (!local)
         return dray__nomem(error);
-    int rc = pthread_rwlock_init(&local->lock, NULL);
-    if (rc) {
-        free(local);
-        return dray__fail_errno(error, rc, "rwlock");
-    }
     local->token = token;
     local->pid = getpid();
     local->regions = regions;
@@ -61,13 +57,9 @@ void dray__local_remove(uint64_t token)
             *at = local->next;
             break;
         }
+    while (local && local->readers) /* no more can come; those inside copy one slice, and leave */
+        pthread_cond_wait(&released, &list_lock);
     pthread_mutex_unlock(&list_lock);
-    if (!local)
-        return;
-    /* Readers lock under list_lock: none can come any more, those inside leave. */
-    pthread_rwlock_wrlock(&local->lock);
-    pthread_rwlock_unlock(&local->lock);
-    pthread_rwlock_destroy(&local->lock);
     free(local);
 }
 
@@ -80,15 +72,19 @@ dray__local *dray__local_hold(uint64_t token)
         if (local->token == token && local->pid == pid)
             found = local;
     if (found)
-        pthread_rwlock_rdlock(&found->lock);
+        found->readers++;
     pthread_mutex_unlock(&list_lock);
     return found;
 }
 
 void dray__local_release(dray__local *local)
 {
-    if (local)
-        pthread_rwlock_unlock(&local->lock);
+    if (!local)
+        return;
+    pthread_mutex_lock(&list_lock);
+    if (--local->readers == 0)
+        pthread_cond_broadcast(&released);
+    pthread_mutex_unlock(&list_lock);
 }
 
 dray_region *dray__local_region(const dray__local *local, uint32_t index)

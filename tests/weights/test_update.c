@@ -327,6 +327,80 @@ static void test_private_memory_of_another_process(void **state)
     munmap(s.board, sizeof(board));
 }
 
+/* Engines elsewhere: said clearly, and nothing is written. */
+static void test_other_hosts(void **state)
+{
+    (void)state;
+    dray_model_config config = small_config(false, 0);
+    trainer t;
+    trainer_open(&t, f.unix_address, &config, DRAY_F32, 0, 1, 1, DRAY_REGION_SHARED);
+    MUST(dray_publish(t.publisher, 1, NULL, error));
+    dray_layout *layout;
+    dray_region *region;
+    dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
+    MUST(dray_layout_engine(&config, &spec, &layout, error));
+    MUST(dray_regions_for_layout(layout, 1, &region, error));
+    for (int i = 0; i < 2; i++) {
+        dray_options options = DRAY_OPTIONS_INIT;
+        options.address = i ? f.unix_address : f.tcp_address;
+        options.host = i ? "elsewhere" : NULL;
+        dray_context *context;
+        MUST(dray_open(&options, &context, error));
+        dray_subscriber_options subscriber_options = DRAY_SUBSCRIBER_OPTIONS_INIT;
+        dray_subscriber *subscriber;
+        subscriber_options.regions = &region;
+        subscriber_options.group = "far";
+        MUST(dray_subscriber_open(context, MODEL, layout, &subscriber_options, &subscriber, error));
+        for (int32_t mode = DRAY_MODE_AUTO; mode <= DRAY_MODE_DISTRIBUTED; mode++) {
+            dray_update_options update = DRAY_UPDATE_OPTIONS_INIT;
+            update.mode = mode;
+            dray_error said;
+            int rc = dray_update_weights(subscriber, &update, NULL, &said);
+            if (i)
+                assert_int_equal(rc, DRAY_EUNSUPPORTED);
+            else
+                assert_int_equal(rc, DRAY_OK); /* of this process: no descriptor needs to pass */
+        }
+        dray_subscriber_close(subscriber);
+        dray_close(context);
+    }
+    dray_region_free(region);
+    dray_layout_free(layout);
+    trainer_close(&t);
+}
+
+static void run_shared_trainer(void *user)
+{
+    const scene *s = user;
+    trainer t;
+    trainer_open(&t, f.unix_address, &s->config, DRAY_F32, 0, 1, 1, DRAY_REGION_SHARED);
+    MUST(dray_publish(t.publisher, 1, NULL, error));
+    await_flag(s->board, 0);
+    trainer_close(&t);
+}
+
+/* Over TCP no descriptors pass: the memory of another process cannot be reached. */
+static void test_tcp_cannot_pass_memory(void **state)
+{
+    (void)state;
+    scene s = {.config = small_config(false, 0), .board = board_new()};
+    pid_t pid = spawn(run_shared_trainer, &s);
+    engine e;
+    engine_open(&e, f.tcp_address, &s.config, DRAY_F32, DRAY_F32, "engine", 0, 1);
+    dray_error said;
+    assert_int_equal(dray_update_weights(e.subscriber, NULL, NULL, &said), DRAY_EUNSUPPORTED);
+    engine_close(&e);
+    raise_flag(s.board, 0);
+    must_end_well(pid);
+    munmap(s.board, sizeof(board));
+}
+
+static int start_tcp(void **state)
+{
+    f.tcp = true;
+    return start_thread(state);
+}
+
 static void test_wrong_arguments(void **state)
 {
     (void)state;
@@ -372,6 +446,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_one_process_with_private_memory, start_thread, stop),
         cmocka_unit_test_setup_teardown(test_two_groups_on_two_versions, start_thread, stop),
         cmocka_unit_test_setup_teardown(test_private_memory_of_another_process, start, stop),
+        cmocka_unit_test_setup_teardown(test_other_hosts, start_tcp, stop),
+        cmocka_unit_test_setup_teardown(test_tcp_cannot_pass_memory, start_tcp, stop),
         cmocka_unit_test_setup_teardown(test_wrong_arguments, start_thread, stop),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

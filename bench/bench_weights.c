@@ -1,0 +1,309 @@
+/* Updates of weights in shared memory: a 0.5B model, sharded as FSDP over 4 trainer ranks, into two
+ * tensor-parallel engine ranks, each rank a process. The limit is what the same two processes take
+ * to memcpy as many bytes out of the trainers' memory into the same destination, in the same run.
+ */
+#include "bench.h"
+
+#include "base/clock.h"
+#include "run/coordinator.h"
+#include <dray/weights.h>
+
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MODEL "bench"
+
+enum { TRAINERS = 4, ENGINES = 2 };
+enum work { COPY, UPDATE, END };
+
+/* What all processes see. A round: the parent sets the work and counts `round` up; each engine does
+ * it and counts `done` up. */
+typedef struct board {
+    int ready, round, done, work, failed;
+    dray_update_options options;
+    dray_update_report reports[ENGINES];
+    double seconds[ENGINES];
+    char address[160];
+} board;
+
+typedef struct state {
+    bench *b;
+    board *board;
+    dray_model_config config;
+    dray_dtype from, to;
+    dray_layout *sources[TRAINERS];
+    dray_region *regions[TRAINERS];
+    uint64_t bytes;
+} state;
+
+static bench *current;
+
+static void must(int code, const dray_error *error)
+{
+    if (code)
+        bench_die(current, "%s", error->message);
+}
+
+static int get(const int *at)
+{
+    return __atomic_load_n(at, __ATOMIC_SEQ_CST);
+}
+
+static void add(int *at, int by)
+{
+    __atomic_add_fetch(at, by, __ATOMIC_SEQ_CST);
+}
+
+static void await(const int *at, int value)
+{
+    while (get(at) < value)
+        usleep(50);
+}
+
+/* ---- processes --------------------------------------------------------------------------------
+ */
+
+static pid_t spawn(void (*body)(state *s, uint32_t rank), state *s, uint32_t rank)
+{
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid < 0)
+        bench_die(s->b, "fork failed");
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        body(s, rank);
+        _exit(0);
+    }
+    return pid;
+}
+
+static void on_ready(void *user, const char *unix_address, const char *tcp_address)
+{
+    (void)unix_address, (void)tcp_address;
+    add(&((board *)user)->ready, 1);
+}
+
+static void run_coordinator(state *s, uint32_t rank)
+{
+    (void)rank;
+    dray_error error;
+    dray__serve_options options = {
+        .unix_path = s->board->address + 5, .ready = on_ready, .user = s->board};
+    must(dray__serve(&options, &error), &error);
+}
+
+static dray_context *open_context(const state *s, const char *role, uint32_t rank)
+{
+    dray_error error;
+    dray_context *context;
+    dray_options options = DRAY_OPTIONS_INIT;
+    options.address = s->board->address;
+    options.role = role;
+    options.rank = rank;
+    must(dray_open(&options, &context, &error), &error);
+    return context;
+}
+
+/* The trainers' regions were made by the parent, so that engines can copy from them without dray.
+ */
+static void run_trainer(state *s, uint32_t rank)
+{
+    dray_error error;
+    dray_context *context = open_context(s, "trainer", rank);
+    dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
+    dray_publisher *publisher;
+    options.regions = &s->regions[rank];
+    options.rank = rank;
+    options.world = TRAINERS;
+    must(dray_publisher_open(context, MODEL, s->sources[rank], &options, &publisher, &error),
+         &error);
+    must(dray_publish(publisher, 1, NULL, &error), &error);
+    add(&s->board->ready, 1);
+    for (int round = 1; get(&s->board->work) != END; round++)
+        await(&s->board->round, round);
+    dray_publisher_close(publisher);
+    dray_close(context);
+}
+
+/* As many bytes as the update moves, from the trainers' memory into the engine's. */
+static void copy_bytes(const state *s, dray_region *to, uint32_t rank)
+{
+    uint64_t size = dray_region_bytes(to), at = 0;
+    for (uint32_t i = 0; at < size; i = (i + 1) % TRAINERS) {
+        dray_region *from = s->regions[(i + rank * TRAINERS / ENGINES) % TRAINERS];
+        uint64_t part = dray_region_bytes(from);
+        if (part > size - at)
+            part = size - at;
+        memcpy((uint8_t *)dray_region_base(to) + at, dray_region_base(from), part);
+        at += part;
+    }
+}
+
+static void run_engine(state *s, uint32_t rank)
+{
+    dray_error error;
+    dray_context *context = open_context(s, "engine", rank);
+    dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
+    spec.tp = ENGINES;
+    spec.tp_rank = rank;
+    spec.dtype = (int32_t)s->to;
+    dray_layout *layout;
+    dray_region *region;
+    must(dray_layout_engine(&s->config, &spec, &layout, &error), &error);
+    must(dray_regions_for_layout(layout, 1, &region, &error), &error);
+    memset(dray_region_base(region), 0xA5, dray_region_bytes(region));
+    dray_subscriber_options options = DRAY_SUBSCRIBER_OPTIONS_INIT;
+    dray_subscriber *subscriber;
+    options.regions = &region;
+    options.group = "engine";
+    options.rank = rank;
+    options.world = ENGINES;
+    must(dray_subscriber_open(context, MODEL, layout, &options, &subscriber, &error), &error);
+    add(&s->board->ready, 1);
+    for (int round = 1;; round++) {
+        await(&s->board->round, round);
+        if (s->board->work == END)
+            break;
+        double begin = bench_now();
+        if (s->board->work == COPY) {
+            copy_bytes(s, region, rank);
+        } else {
+            dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+            if (dray_update_weights(subscriber, &s->board->options, &report, &error)) {
+                fprintf(stderr, "rank %u: %s\n", rank, error.message);
+                add(&s->board->failed, 1);
+            }
+            s->board->reports[rank] = report;
+        }
+        s->board->seconds[rank] = bench_now() - begin;
+        add(&s->board->done, 1);
+    }
+    dray_subscriber_close(subscriber);
+    dray_close(context);
+}
+
+/* ---- rounds -----------------------------------------------------------------------------------
+ */
+
+static double round_of(void *user)
+{
+    state *s = user;
+    board *b = s->board;
+    __atomic_store_n(&b->done, 0, __ATOMIC_SEQ_CST);
+    double begin = bench_now();
+    add(&b->round, 1);
+    await(&b->done, ENGINES);
+    if (get(&b->failed))
+        bench_die(s->b, "an update failed");
+    return bench_now() - begin;
+}
+
+static double copy_seconds(state *s)
+{
+    s->board->work = COPY;
+    return bench_median_of(s->b, round_of, s);
+}
+
+static double update_seconds(state *s, int strategy, int verify)
+{
+    s->board->work = UPDATE;
+    s->board->options = (dray_update_options)DRAY_UPDATE_OPTIONS_INIT;
+    s->board->options.strategy = strategy;
+    s->board->options.verify = verify;
+    return bench_median_of(s->b, round_of, s);
+}
+
+static void make_sources(state *s)
+{
+    dray_error error;
+    for (uint32_t rank = 0; rank < TRAINERS; rank++) {
+        must(dray_layout_fsdp(&s->config, s->from, rank, TRAINERS, DRAY_REGION_SHARED,
+                              &s->sources[rank], &error),
+             &error);
+        must(dray_regions_for_layout(s->sources[rank], 1, &s->regions[rank], &error), &error);
+        uint64_t *words = dray_region_base(s->regions[rank]), x = rank + 1;
+        for (uint64_t i = 0; i < dray_region_bytes(s->regions[rank]) / 8; i++) {
+            x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+            words[i] = x & 0xbfffbfffbfffbfff; /* no infinities, no NaN */
+        }
+    }
+}
+
+static void measure(state *s, const char *what, double target)
+{
+    char name[96];
+    double limit = copy_seconds(s);
+    static const char *const strategies[] = {"direct", "bucket", "parameter"};
+    for (int strategy = 0; strategy < 3; strategy++) {
+        double seconds = update_seconds(s, strategy, 0);
+        snprintf(name, sizeof name, "update, %s, %s", strategies[strategy], what);
+        bench_row(s->b, name, seconds, "s", limit, strategy == 0 ? target : 0);
+        if (strategy == 0) {
+            double bytes = 0;
+            for (int i = 0; i < ENGINES; i++)
+                bytes += (double)s->board->reports[i].bytes;
+            snprintf(name, sizeof name, "rate, direct, %s", what);
+            bench_row(s->b, name, bytes / seconds, "B/s", bytes / limit, 0);
+        }
+    }
+    double plain = update_seconds(s, DRAY_STRATEGY_DIRECT, -1);
+    snprintf(name, sizeof name, "update, direct, not verified, %s", what);
+    bench_row(s->b, name, plain, "s", limit, target > 0 ? 1.3 : 0);
+}
+
+/* One cluster: processes, measurements, end. */
+static void run(bench *b, const char *model, dray_dtype from, dray_dtype to, const char *what,
+                double target)
+{
+    dray_error error;
+    char folder[] = "/tmp/dray-bench-XXXXXX";
+    state s = {.b = b, .from = from, .to = to};
+    s.board =
+        mmap(NULL, sizeof *s.board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (s.board == MAP_FAILED || !mkdtemp(folder))
+        bench_die(b, "no shared memory or no folder");
+    snprintf(s.board->address, sizeof s.board->address, "unix:%s/socket", folder);
+    must(dray_model_config_load(model, &s.config, &error), &error);
+    make_sources(&s);
+    pid_t pids[1 + TRAINERS + ENGINES];
+    int count = 0;
+    pids[count++] = spawn(run_coordinator, &s, 0);
+    await(&s.board->ready, 1);
+    for (uint32_t i = 0; i < TRAINERS; i++)
+        pids[count++] = spawn(run_trainer, &s, i);
+    for (uint32_t i = 0; i < ENGINES; i++)
+        pids[count++] = spawn(run_engine, &s, i);
+    await(&s.board->ready, 1 + TRAINERS + ENGINES);
+    measure(&s, what, target);
+    s.board->work = END;
+    add(&s.board->round, 1);
+    for (int i = 1; i < count; i++)
+        waitpid(pids[i], NULL, 0);
+    kill(pids[0], SIGTERM);
+    waitpid(pids[0], NULL, 0);
+    rmdir(folder);
+    for (uint32_t i = 0; i < TRAINERS; i++) {
+        dray_region_free(s.regions[i]);
+        dray_layout_free(s.sources[i]);
+    }
+    munmap(s.board, sizeof *s.board);
+}
+
+int main(int argc, char **argv)
+{
+    bench *b = current = bench_open(argc, argv, "weights");
+    const char *model = "qwen2.5-0.5b";
+    run(b, model, DRAY_BF16, DRAY_BF16, "0.5B, bf16, FSDP 4 -> TP 2", 2);
+    if (bench_quick(b))
+        bench_skip(b, "update, direct, 0.5B, f32 -> bf16, FSDP 4 -> TP 2", "--quick");
+    else
+        run(b, model, DRAY_F32, DRAY_BF16, "0.5B, f32 -> bf16, FSDP 4 -> TP 2", 0);
+    return bench_close(b);
+}
