@@ -139,13 +139,13 @@ static void generate(run *r, const int *numbers, uint32_t rows, double temperatu
                      dray__generation *out)
 {
     int64_t from = dray__now();
-    int32_t *prompts = malloc(rows * PROMPT * sizeof *prompts);
+    int32_t *prompts = malloc((size_t)rows * PROMPT * sizeof *prompts);
     uint64_t *offsets = malloc((rows + 1) * sizeof *offsets);
     uint64_t *streams = malloc(rows * sizeof *streams);
     for (uint32_t i = 0; i <= rows; i++)
         offsets[i] = (uint64_t)i * PROMPT;
     for (uint32_t i = 0; i < rows; i++) {
-        write_prompt(numbers[i], prompts + i * PROMPT);
+        write_prompt(numbers[i], prompts + (size_t)i * PROMPT);
         streams[i] = stream + i;
     }
     dray__generate_options options = DRAY__GENERATE_OPTIONS_INIT;
@@ -214,7 +214,7 @@ static uint32_t warm_up(run *r)
     for (uint32_t n = 1;; n++) {
         for (uint64_t i = 0; i < WARM_UP_BATCH; i++) {
             int number = draw_number(r, 1, n * (uint64_t)WARM_UP_BATCH + i);
-            write_prompt(number, prompts + i * PROMPT);
+            write_prompt(number, prompts + (size_t)i * PROMPT);
             write_answer(number, answers + i * ANSWER);
         }
         dray__step_stats stats;
@@ -268,10 +268,10 @@ static double grpo_step(run *r, uint32_t step, dray__step_stats *stats)
     uint64_t prompt_at[ROWS + 1];
     for (uint32_t i = 0; i < ROWS; i++) {
         numbers[i] = draw_number(r, 2, step * (uint64_t)PROMPTS + i / SAMPLES);
-        write_prompt(numbers[i], prompts + i * PROMPT);
+        write_prompt(numbers[i], prompts + (size_t)i * PROMPT);
         prompt_at[i] = (uint64_t)i * PROMPT;
     }
-    prompt_at[ROWS] = ROWS * PROMPT;
+    prompt_at[ROWS] = (uint64_t)ROWS * PROMPT;
     dray__generation g;
     generate(r, numbers, ROWS, 1, step * (uint64_t)ROWS, &g);
     float advantages[ROWS];

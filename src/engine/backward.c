@@ -32,7 +32,7 @@ static int reserve(const dray__model *m, const dray__batch *batch, dray__backwar
                                 &b->dattended, &b->dgate_up, &b->dactivated};
         for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
             total += tokens * widths[i];
-        b->memory = malloc((size_t)total * sizeof(float));
+        b->memory = malloc((size_t)(total + 1) * sizeof(float));
         if (!b->memory)
             return dray__nomem(error);
         float *at = b->memory;
@@ -43,7 +43,7 @@ static int reserve(const dray__model *m, const dray__batch *batch, dray__backwar
     if (2 * longest * longest > b->scores_capacity) {
         free(b->scores);
         b->scores_capacity = 0;
-        b->scores = malloc((size_t)(2 * longest * longest) * sizeof(float));
+        b->scores = malloc((size_t)(2 * longest * longest) * sizeof(float) + 1);
         if (!b->scores)
             return dray__nomem(error);
         b->scores_capacity = 2 * longest * longest;

@@ -10,14 +10,16 @@
 int dray__tokens_check(const dray__tokens *tokens, uint32_t rows, int64_t vocabulary,
                        uint64_t least, const char *what, dray_error *error)
 {
-    if (!tokens->offsets || (!tokens->values && tokens->offsets[rows] > tokens->offsets[0]))
-        return dray__fail(error, DRAY_EINVALID, "%s: no tokens given", what);
+    if (!tokens->offsets)
+        return dray__fail(error, DRAY_EINVALID, "%s: no offsets given", what);
     for (uint32_t row = 0; row < rows; row++) {
         uint64_t from = tokens->offsets[row], to = tokens->offsets[row + 1];
         if (to < from || to - from > INT32_MAX)
             return dray__fail(error, DRAY_EINVALID,
                               "%s of row %" PRIu32 ": offsets %" PRIu64 " to %" PRIu64, what, row,
                               from, to);
+        if (to > from && !tokens->values)
+            return dray__fail(error, DRAY_EINVALID, "%s: no tokens given", what);
         if (to - from < least)
             return dray__fail(error, DRAY_EINVALID, "%s of row %" PRIu32 " is empty", what, row);
         for (uint64_t i = from; i < to; i++)

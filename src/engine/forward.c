@@ -53,7 +53,7 @@ static int64_t carve_layer(const dray__model *m, int64_t tokens, dray__layer_sta
 
 static int reserve(const dray__model *m, dray__state *s, int64_t tokens, dray_error *error)
 {
-    if (tokens <= s->capacity)
+    if (s->memory && tokens <= s->capacity)
         return DRAY_OK;
     dray__state_free(s);
     int64_t d = m->config.hidden_size, kept = s->keep ? m->config.layers : 1;
@@ -66,8 +66,10 @@ static int reserve(const dray__model *m, dray__state *s, int64_t tokens, dray_er
         dray__state_free(s);
         return dray__nomem(error);
     }
-    for (int64_t i = 0; i < m->config.layers; i++)
+    int64_t i = 0; /* a model has a layer at least */
+    do
         carve_layer(m, tokens, &s->layers[i], s->memory + (s->keep ? i * layer : 0));
+    while (++i < m->config.layers);
     float *at = s->memory + kept * layer;
     s->hidden = at;
     s->partial = at + row;
@@ -89,7 +91,7 @@ static int reserve_scores(const dray__batch *batch, dray__state *s, dray_error *
         return DRAY_OK;
     free(s->scores);
     s->scores_capacity = 0;
-    s->scores = malloc((size_t)most * sizeof(float));
+    s->scores = malloc((size_t)(most + 1) * sizeof(float));
     if (!s->scores)
         return dray__nomem(error);
     s->scores_capacity = most;

@@ -165,16 +165,21 @@ static int allocate_tokens(job *j, uint64_t entries, dray_error *error)
 {
     const dray__model *m = &j->g->model;
     size_t rows = j->options->rows, vocabulary = (size_t)m->vocab_rows + 1;
-    size_t cache = entries * (size_t)(m->config.layers * m->kv_width) + 1;
-    size_t batch = entries > rows ? entries : rows;
+    size_t batch = entries > rows ? entries : rows, cache, logits;
+    /* The model's own sizes are those of memory that is there; the request's are not. */
+    if (__builtin_mul_overflow(entries, (uint64_t)(m->config.layers * m->kv_width) * sizeof(float),
+                               &cache) ||
+        __builtin_mul_overflow(rows, vocabulary * sizeof(float), &logits) ||
+        entries > INT64_MAX / 8)
+        return dray__fail(error, DRAY_ENOMEM, "generate: a cache of %" PRIu64 " tokens", entries);
     j->tokens = malloc((entries + 1) * sizeof *j->tokens);
     j->logprobs = malloc((entries + 1) * sizeof *j->logprobs);
-    j->cache.k = malloc(cache * sizeof(float));
-    j->cache.v = malloc(cache * sizeof(float));
+    j->cache.k = malloc(cache + 1);
+    j->cache.v = malloc(cache + 1);
     j->cache.entries = (int64_t)entries;
     j->hidden = malloc((rows * (size_t)m->config.hidden_size + 1) * sizeof(float));
-    j->logits = malloc((rows * vocabulary + 1) * sizeof(float));
-    j->exps = malloc((rows * vocabulary + 1) * sizeof(float));
+    j->logits = malloc(logits + 1);
+    j->exps = malloc(logits + 1);
     j->summaries = malloc((rows + 1) * (m->world + 1) * sizeof *j->summaries);
     j->picks = malloc((rows + 1) * (m->world + 1) * sizeof *j->picks);
     j->ids = malloc((batch + 1) * sizeof *j->ids);

@@ -80,18 +80,18 @@ static int score_chunk(dray__model *m, dray__state *state, const dray__chunk *ch
     if (code != DRAY_OK)
         return code;
     float *hidden = malloc((size_t)(count * (d + 2 * m->vocab_rows)) * sizeof *hidden);
-    dray__summary *own = malloc((size_t)count * (m->world + 1) * sizeof *own), *all = own + count;
+    dray__summary *own = malloc((size_t)count * (m->world + 1) * sizeof *own);
     if (hidden && own) {
         float *logits = hidden + count * d, *exps = logits + count * m->vocab_rows;
         dray__pick_rows(state->hidden, chunk->positions, count, d, hidden);
         dray__head(m, hidden, count, logits);
         dray__summarise(m, logits, count, chunk->targets, 1 / temperature, exps, own);
-        code = dray__summaries_gather(m, own, count, all, error);
+        code = dray__summaries_gather(m, own, count, own + count, error);
     } else {
         code = dray__nomem(error);
     }
     for (int64_t i = 0; code == DRAY_OK && i < count; i++) {
-        dray__summary s = dray__summary_join(all, m->world, count, i);
+        dray__summary s = dray__summary_join(own + count, m->world, count, i);
         double normaliser = (double)s.max + log(s.sum);
         logprobs[i] = (float)((double)s.target - normaliser);
         if (entropy)

@@ -75,9 +75,9 @@ int dray__trainer_logprobs(dray__trainer *t, const dray__sequences *sequences, d
     else
         code = dray__nomem(error);
     code = dray__trainer_agree(t, code, error);
-    if (code == DRAY_OK)
+    if (code == DRAY_OK && own)
         code = gather_tokens(t, sequences, own, logprobs, error);
-    if (code == DRAY_OK && entropy)
+    if (code == DRAY_OK && own && entropy)
         code = gather_tokens(t, sequences, own + count, entropy, error);
     free(own);
     return code;

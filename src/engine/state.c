@@ -215,7 +215,7 @@ static int read_state(dray__trainer *t, const char *directory, bool optimizer, d
     code = dray__trainer_agree(t, code, error);
     float *const to[KINDS] = {t->shard, t->moment, t->moment_square};
     for (int kind = 0; kind < KINDS; kind++) {
-        if (code == DRAY_OK)
+        if (code == DRAY_OK && aside[kind])
             memcpy(to[kind], aside[kind], t->shard_floats * sizeof(float));
         free(aside[kind]);
     }

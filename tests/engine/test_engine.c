@@ -216,6 +216,10 @@ static void bad_requests_are_refused(void **state)
         options.rows = 1;
         assert_int_equal(dray__generate(g, &options, &out, NULL), DRAY_EINVALID);
     }
+    uint64_t returns[3] = {5, 7, 3}; /* ends before it starts: no tokens in all, it seems */
+    options = sampling(NULL, returns);
+    options.rows = 2;
+    assert_int_equal(dray__generate(g, &options, &out, NULL), DRAY_EINVALID);
     tokens[4] = DRAY__BYTE_VOCABULARY;
     options = sampling(tokens, offsets);
     assert_int_equal(dray__generate(g, &options, &out, NULL), DRAY_EINVALID);
@@ -414,7 +418,7 @@ static int work(dray__group *group, void *argument)
     make_rows(tokens, offsets);
     dray__generate_options options = sampling(tokens, offsets);
     dray__generation out = {0};
-    dray__step_stats *stats = (void *)((char *)argument + 4096 * dray__group_rank(group));
+    dray__step_stats *stats = (void *)((char *)argument + (size_t)4096 * dray__group_rank(group));
     int code = dray__generator_open(&config, group, &g, &error);
     if (code == DRAY_OK) {
         fill(g);
@@ -438,16 +442,18 @@ static int work(dray__group *group, void *argument)
     return code != DRAY_OK;
 }
 
+#define PAGES ((size_t)8 * 4096)
+
 static void ranks_agree_and_runs_repeat(void **state)
 {
     (void)state;
-    char *pages = mmap(NULL, 8 * 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    char *pages = mmap(NULL, PAGES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_ptr_not_equal(pages, MAP_FAILED);
     assert_int_equal(run_ranks(2, work, pages), 0);
-    assert_int_equal(run_ranks(2, work, pages + 2 * 4096), 0);
-    for (int i = 1; i < 4; i++)
-        assert_memory_equal(pages, pages + i * 4096, 4096);
-    munmap(pages, 8 * 4096);
+    assert_int_equal(run_ranks(2, work, pages + PAGES / 4), 0);
+    for (size_t i = 1; i < 4; i++)
+        assert_memory_equal(pages, pages + i * (PAGES / 8), 4096);
+    munmap(pages, PAGES);
 }
 
 /* Works on and on; ends well when it hears that the other rank died. */
