@@ -258,19 +258,57 @@ static void measure(state *s, const char *what, double target)
     bench_row(s->b, name, plain, "s", limit, target > 0 ? 1.3 : 0);
 }
 
-/* One cluster: processes, measurements, end. */
+/* What an update costs besides its bytes: a model of some kilobytes. */
+static void measure_control(state *s, const char *what, double target)
+{
+    enum { ROUNDS = 300 };
+    static double seconds[ROUNDS];
+    s->board->work = UPDATE;
+    s->board->options = (dray_update_options)DRAY_UPDATE_OPTIONS_INIT;
+    for (int i = 0; i < ROUNDS; i++) {
+        round_of(s);
+        seconds[i] = 0;
+        for (int rank = 0; rank < ENGINES; rank++)
+            if (s->board->seconds[rank] > seconds[i])
+                seconds[i] = s->board->seconds[rank];
+    }
+    char name[96];
+    double echo = bench_echo(s->b, 200);
+    snprintf(name, sizeof name, "update of next to nothing, %s, median", what);
+    bench_row(s->b, name, bench_percentile(seconds, ROUNDS, 0.5), "s", 4 * echo, 0);
+    snprintf(name, sizeof name, "update of next to nothing, %s, p99", what);
+    bench_row(s->b, name, bench_percentile(seconds, ROUNDS, 0.99), "s", 0, target);
+}
+
+/* One cluster: processes, measurements, end. model NULL: a tiny one. */
 static void run(bench *b, const char *model, dray_dtype from, dray_dtype to, const char *what,
-                double target)
+                double target, void (*measured)(state *s, const char *what, double target))
 {
     dray_error error;
     char folder[] = "/tmp/dray-bench-XXXXXX";
-    state s = {.b = b, .from = from, .to = to};
+    state s = {.b = b,
+               .from = from,
+               .to = to,
+               .config = {.family = "qwen2",
+                          .vocab_size = 64,
+                          .hidden_size = 32,
+                          .intermediate_size = 64,
+                          .layers = 2,
+                          .heads = 4,
+                          .kv_heads = 2,
+                          .head_dim = 8,
+                          .max_positions = 64,
+                          .rms_norm_eps = 1e-6,
+                          .rope_theta = 10000,
+                          .tied = 1,
+                          .dtype = DRAY_BF16}};
     s.board =
         mmap(NULL, sizeof *s.board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (s.board == MAP_FAILED || !mkdtemp(folder))
         bench_die(b, "no shared memory or no folder");
     snprintf(s.board->address, sizeof s.board->address, "unix:%s/socket", folder);
-    must(dray_model_config_load(model, &s.config, &error), &error);
+    if (model)
+        must(dray_model_config_load(model, &s.config, &error), &error);
     make_sources(&s);
     pid_t pids[1 + TRAINERS + ENGINES];
     int count = 0;
@@ -281,7 +319,7 @@ static void run(bench *b, const char *model, dray_dtype from, dray_dtype to, con
     for (uint32_t i = 0; i < ENGINES; i++)
         pids[count++] = spawn(run_engine, &s, i);
     await(&s.board->ready, 1 + TRAINERS + ENGINES);
-    measure(&s, what, target);
+    measured(&s, what, target);
     s.board->work = END;
     add(&s.board->round, 1);
     for (int i = 1; i < count; i++)
@@ -300,10 +338,11 @@ int main(int argc, char **argv)
 {
     bench *b = current = bench_open(argc, argv, "weights");
     const char *model = "qwen2.5-0.5b";
-    run(b, model, DRAY_BF16, DRAY_BF16, "0.5B, bf16, FSDP 4 -> TP 2", 2);
+    run(b, model, DRAY_BF16, DRAY_BF16, "0.5B, bf16, FSDP 4 -> TP 2", 2, measure);
+    run(b, NULL, DRAY_BF16, DRAY_BF16, "FSDP 4 -> TP 2", 1e-3, measure_control);
     if (bench_quick(b))
         bench_skip(b, "update, direct, 0.5B, f32 -> bf16, FSDP 4 -> TP 2", "--quick");
     else
-        run(b, model, DRAY_F32, DRAY_BF16, "0.5B, f32 -> bf16, FSDP 4 -> TP 2", 0);
+        run(b, model, DRAY_F32, DRAY_BF16, "0.5B, f32 -> bf16, FSDP 4 -> TP 2", 0, measure);
     return bench_close(b);
 }

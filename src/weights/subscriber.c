@@ -198,10 +198,11 @@ int dray_subscriber_verify(dray_subscriber *s, dray_error *error)
     const dray_layout *layout = s->destination.layout;
     uint32_t wrong = 0, first = 0;
     uint64_t first_sum = 0;
+    dray_region *scratch = NULL; /* stays NULL: all of it is addressable */
     for (uint32_t b = 0; b < dray_layout_block_count(layout); b++) {
         dray__rect rect = dray__rect_of(layout, b);
         uint64_t sum = 0;
-        int rc = dray__sum_rect(layout, s->destination.regions, b, &rect, NULL, &sum, error);
+        int rc = dray__sum_rect(layout, s->destination.regions, b, &rect, &scratch, &sum, error);
         if (rc)
             return rc;
         if (sum != s->block_sums[b] && wrong++ == 0) {

@@ -281,6 +281,58 @@ static void test_two_groups_on_two_versions(void **state)
     trainer_close(&t);
 }
 
+/* ---- replicas
+ * ------------------------------------------------------------------------------------- */
+
+/* Two trainers that both hold everything: each element is announced once, and read once. Replicas
+ * that differ are found. */
+static void test_replicated_trainers(void **state)
+{
+    (void)state;
+    dray_model_config config = small_config(false, 4);
+    dray_layout *layout;
+    dray_context *context = fixture_open(&f, "trainer", "trainer", 0);
+    dray_region *region[2];
+    dray_publisher *publisher[2];
+    engine e[2];
+    MUST(dray_layout_full(&config, DRAY_F32, DRAY_REGION_SHARED, &layout, error));
+    for (uint32_t i = 0; i < 2; i++) {
+        dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
+        MUST(dray_regions_for_layout(layout, 1, &region[i], error));
+        fill(layout, &region[i], false, 5);
+        options.regions = &region[i];
+        options.rank = i;
+        options.world = 2;
+        MUST(dray_publisher_open(context, MODEL, layout, &options, &publisher[i], error));
+        engine_open(&e[i], f.unix_address, &config, DRAY_F32, DRAY_F32, "engine", i, 2);
+    }
+    for (uint64_t version = 1; version <= 2; version++) {
+        for (uint32_t i = 0; i < 2; i++)
+            MUST(dray_publish(publisher[i], version, NULL, error));
+        for (uint32_t i = 0; i < 2; i++)
+            MUST(dray_update_start(e[i].subscriber, NULL, error));
+        poll_both(e, 2);
+        for (uint32_t i = 0; i < 2; i++) {
+            dray_error said;
+            int rc = dray_update_finish(e[i].subscriber, NULL, &said);
+            assert_int_equal(rc, version == 1 ? DRAY_OK : DRAY_ETORN);
+            if (version == 1)
+                assert_int_equal(engine_wrong(&e[i], 5), 0);
+            else
+                assert_non_null(strstr(said.message, "tensors differ"));
+        }
+        fill(layout, &region[0], false, 6);
+        fill(layout, &region[1], false, 7);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        engine_close(&e[i]);
+        dray_publisher_close(publisher[i]);
+        dray_region_free(region[i]);
+    }
+    dray_layout_free(layout);
+    dray_close(context);
+}
+
 /* ---- what is refused ----------------------------------------------------------------------------
  */
 
@@ -445,6 +497,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_random_clusters, start, stop),
         cmocka_unit_test_setup_teardown(test_one_process_with_private_memory, start_thread, stop),
         cmocka_unit_test_setup_teardown(test_two_groups_on_two_versions, start_thread, stop),
+        cmocka_unit_test_setup_teardown(test_replicated_trainers, start_thread, stop),
         cmocka_unit_test_setup_teardown(test_private_memory_of_another_process, start, stop),
         cmocka_unit_test_setup_teardown(test_other_hosts, start_tcp, stop),
         cmocka_unit_test_setup_teardown(test_tcp_cannot_pass_memory, start_tcp, stop),
