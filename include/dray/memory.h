@@ -12,19 +12,24 @@ extern "C" {
 
 typedef struct dray_region dray_region;
 
-/* Allocates `bytes` of zeroed memory, page-aligned. kind: HOST or SHARED (a memfd, mapped; other
- * processes can import it). name is for people. DRAY_EUNSUPPORTED for kinds that this machine or
- * build lacks. */
+/* Allocates `bytes` of zeroed memory, page-aligned, in huge pages where the kernel gives them.
+ * kind: HOST or SHARED (a memfd of sealed size, mapped; other processes can import it). name is for
+ * people, copied; NULL is "". Zero bytes are a region too. DRAY_EUNSUPPORTED for kinds that this
+ * machine or build lacks, DRAY_ENOMEM, DRAY_ESYS. Owner: the caller frees *out. Threads: any. */
 int dray_region_alloc(dray_region_kind kind, uint64_t bytes, const char *name, dray_region **out,
                       dray_error *error);
-/* Registers host memory of someone else's allocator, which must outlive the region. */
+/* Registers host memory of someone else's allocator, which must outlive the region: `bytes` from
+ * `base`, writable. DRAY_EINVALID: NULL, or past the end of all addresses. */
 int dray_region_wrap(void *base, uint64_t bytes, const char *name, dray_region **out,
                      dray_error *error);
-/* A file as a region. writable: opened for reading and writing (it must exist: the region covers
- * its present size). No mapping is made: dray_region_base gives NULL. */
+/* A regular file as a region, of its present size. writable: opened for reading and writing. It
+ * must exist. No mapping is made: dray_region_base gives NULL. DRAY_ENOENT, DRAY_EINVALID (not a
+ * regular file), DRAY_ESYS. May wait for the file system. */
 int dray_region_open(const char *path, int writable, dray_region **out, dray_error *error);
 /* The live regions of a layout: SHARED and HOST ones allocated, FILE ones opened (writable or not).
- * out has dray_layout_region_count entries, owned by the caller. All or none. */
+ * out: an array of dray_layout_region_count entries, which the caller frees one by one. All or
+ * none. DRAY_EFORMAT: a file is smaller than the layout says; else what the functions above return.
+ */
 int dray_regions_for_layout(const dray_layout *layout, int writable, dray_region **out,
                             dray_error *error);
 /* Ends the region: unmaps, closes. NULL is fine. Peers that imported it keep their mapping. */
@@ -33,8 +38,8 @@ void dray_region_free(dray_region *region);
 void *dray_region_base(const dray_region *region); /* NULL: not addressable (file) */
 uint64_t dray_region_bytes(const dray_region *region);
 dray_region_kind dray_region_get_kind(const dray_region *region);
-const char *dray_region_name(const dray_region *region);
-int dray_region_fd(const dray_region *region); /* -1: none. Borrowed. */
+const char *dray_region_name(const dray_region *region); /* borrowed; FILE: the path */
+int dray_region_fd(const dray_region *region);           /* -1: none. Borrowed. */
 
 /* ---- handles ------------------------------------------------------------------------------------
  * dray's form of PyTorch's rebuild_cuda_tensor arguments, without pickle: says how to reach one
@@ -43,18 +48,18 @@ int dray_region_fd(const dray_region *region); /* -1: none. Borrowed. */
  * (device, inode) the descriptor must be, so that a wrong one is found. */
 typedef struct dray_handle {
     size_t size;
-    int32_t kind;  /* dray_region_kind */
-    int32_t dtype; /* dray_dtype */
-    uint32_t ndim;
-    int64_t shape[DRAY_MAX_DIMS];
-    int64_t stride[DRAY_MAX_DIMS]; /* bytes */
+    int32_t kind;                  /* dray_region_kind; never HOST */
+    int32_t dtype;                 /* dray_dtype; NONE with ndim 0: the whole storage as bytes */
+    uint32_t ndim;                 /* 0..DRAY_MAX_DIMS; unused dimensions are 0 */
+    int64_t shape[DRAY_MAX_DIMS];  /* >= 0 */
+    int64_t stride[DRAY_MAX_DIMS]; /* bytes, >= 0 */
     uint64_t offset;               /* bytes from the storage's start */
     uint64_t storage_bytes;
     uint8_t device[16]; /* GPU UUID, never an index; zero for host kinds */
     uint64_t owner_member, owner_epoch;
-    uint8_t key[64];   /* SHARED: st_dev, st_ino; CUDA: the exported IPC handle */
+    uint8_t key[64];   /* SHARED: st_dev, st_ino; FILE: st_ino; CUDA: the exported IPC handle */
     uint8_t event[64]; /* IPC event to wait for; zero: none */
-    char path[256];    /* FILE */
+    char path[256];    /* FILE: absolute */
 } dray_handle;
 
 #define DRAY_HANDLE_INIT                                                                           \
@@ -66,16 +71,23 @@ typedef struct dray_handle {
     }
 
 /* Fills kind, storage_bytes, key, device, path from the region; shape, strides and the rest are the
- * caller's. DRAY_EUNSUPPORTED: private host memory cannot be reached from another process. */
+ * caller's. DRAY_EUNSUPPORTED: private host memory, or a file whose path is too long, cannot be
+ * reached from another process. On failure the handle is as it was. */
 int dray_handle_describe(const dray_region *region, dray_handle *handle, dray_error *error);
 /* Bytes of the packed form: always the same for one format version. */
 size_t dray_handle_packed_size(void);
+/* out: room for `capacity` bytes. DRAY_EFORMAT names the field that no reader would accept (a
+ * rectangle outside its storage, a field that the kind does not have), DRAY_EFULL: no room. */
 int dray_handle_pack(const dray_handle *handle, void *out, size_t capacity, dray_error *error);
-/* DRAY_EFORMAT (truncated, altered: which field), DRAY_EVERSION (format unknown). */
+/* DRAY_EFORMAT (truncated, altered, forged: which field), DRAY_EVERSION (format unknown). Data from
+ * anywhere may be given. *out is set only on success. */
 int dray_handle_unpack(const void *data, size_t size, dray_handle *out, dray_error *error);
 /* Makes the storage reachable here. fd: the descriptor that came with it (SHARED; duplicated, not
- * consumed), else -1. writable: map for writing. DRAY_EINVALID when the descriptor is not the one
- * that the handle names or is smaller than it says. */
+ * consumed), else -1. writable: map, or open, for writing. DRAY_EINVALID: the descriptor, or the
+ * file at the path, is not the one that the handle names, is smaller than it says, or is shared
+ * memory of a size that its owner could change; DRAY_EFORMAT as above; DRAY_EUNSUPPORTED: a kind
+ * that this build lacks; DRAY_ENOENT, DRAY_ESYS. Whether the owner still lives is the session's to
+ * know. Owner: the caller frees *out. */
 int dray_region_import(const dray_handle *handle, int fd, int writable, dray_region **out,
                        dray_error *error);
 

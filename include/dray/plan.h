@@ -10,7 +10,8 @@
 extern "C" {
 #endif
 
-/* One member as the planner sees it: its layout and where it runs. */
+/* One member as the planner sees it: its layout and where it runs. The layout and the name are
+ * borrowed for as long as the call, or the index, that is given the member. */
 typedef struct dray_plan_member {
     const dray_layout *layout;
     uint64_t member;  /* id, for messages and tie-breaking */
@@ -26,6 +27,8 @@ typedef struct dray_plan_options {
     uint32_t allow_cast;   /* bit set of DRAY_CAST_...; 0: DRAY_CAST_DEFAULT */
 } dray_plan_options;
 
+/* NONE alone: dtypes must be equal. FLOAT: between f64, f32, bf16 and f16, rounding to nearest
+ * even. */
 enum { DRAY_CAST_NONE = 1, DRAY_CAST_FLOAT = 2, DRAY_CAST_DEFAULT = DRAY_CAST_FLOAT };
 
 #define DRAY_PLAN_OPTIONS_INIT                                                                     \
@@ -33,6 +36,7 @@ enum { DRAY_CAST_NONE = 1, DRAY_CAST_FLOAT = 2, DRAY_CAST_DEFAULT = DRAY_CAST_FL
         sizeof(dray_plan_options), 0, 0                                                            \
     }
 
+/* Over what a copy goes, the nearest first. FILE: one of its two regions is a file. */
 typedef enum dray_link {
     DRAY_LINK_PROCESS = 0, /* same process */
     DRAY_LINK_DEVICE,      /* same GPU, another process */
@@ -42,11 +46,13 @@ typedef enum dray_link {
     DRAY_LINK_COUNT
 } dray_link;
 
+/* "process", "device", "host", "network", "file"; "?" for anything else. Static storage. */
 const char *dray_link_name(dray_link link);
 
 /* One rectangle: element (i0..i3) goes from source_region[source_offset + Σ i·source_stride] to
  * destination_region[destination_offset + Σ i·destination_stride], converted from source_dtype to
- * destination_dtype. Dimensions are those of the tensor (ndim = the tensor's, at least 1). */
+ * destination_dtype. Dimensions are those of the tensor (ndim = the tensor's, at least 1); unused
+ * ones have start 0, extent 1, stride 0. */
 typedef struct dray_copy {
     uint32_t source;        /* index into the sources given to dray_plan_new */
     uint32_t source_region; /* index within that layout */
@@ -54,7 +60,7 @@ typedef struct dray_copy {
     uint32_t tensor; /* index within the destination layout */
     uint32_t ndim;
     int32_t source_dtype, destination_dtype;
-    int64_t start[DRAY_MAX_DIMS]; /* global coordinates */
+    int64_t start[DRAY_MAX_DIMS]; /* global coordinates, elements */
     int64_t extent[DRAY_MAX_DIMS];
     uint64_t source_offset, destination_offset;                              /* bytes */
     int64_t source_stride[DRAY_MAX_DIMS], destination_stride[DRAY_MAX_DIMS]; /* bytes */
@@ -64,35 +70,50 @@ typedef struct dray_plan dray_plan;
 
 /* Fills every element of the destination exactly once from the sources, each destination byte read
  * once. Where several sources hold an element: the same process, then the same GPU, then the same
- * host, then the least loaded; equal replicas share large blocks. Source names are resolved through
+ * host, then another host, then a file; within one of these the least loaded by this plan so far,
+ * and equal replicas share blocks larger than stripe_bytes. Among sources with the same load each
+ * destination begins with another one, chosen by its member id. Source names are resolved through
  * aliases on either side (a destination lm_head from a tied embed_tokens). Elements beyond a
- * tensor's global shape (vocabulary padding) are in no block and stay as they are.
- * DRAY_EHOLE, DRAY_EOVERLAP, DRAY_ESHAPE, DRAY_EDTYPE name tensor, element range and members.
- * The plan keeps no pointer into the layouts. Thread-safe. */
+ * tensor's global shape (vocabulary padding) are in no block and stay as they are. Elements that
+ * the destination holds twice, in different memory, are both filled. sources: source_count members,
+ * may be none; options: NULL for the defaults. Returns DRAY_EHOLE (elements that nobody holds),
+ * DRAY_EOVERLAP (two blocks of the destination write the same bytes), DRAY_ESHAPE, DRAY_EDTYPE:
+ * named are tensor, element range and members; DRAY_EINVALID (unknown bits in allow_cast),
+ * DRAY_ENOMEM. Owner: the caller frees *out; it keeps no pointer into the layouts. Threads: any.
+ * Does not block. */
 int dray_plan_new(const dray_plan_member *sources, uint32_t source_count,
                   const dray_plan_member *destination, const dray_plan_options *options,
                   dray_plan **out, dray_error *error);
-void dray_plan_free(dray_plan *plan);
+void dray_plan_free(dray_plan *plan); /* NULL is fine */
 
 /* Who holds what, gathered once for several destinations of the same sources (each of 128 engine
- * ranks): dray_plan_new makes one for its destination alone. Borrows the sources and their layouts
- * until it is freed. Read-only afterwards: any threads may plan from one index at once. */
+ * ranks): dray_plan_new makes one for its destination alone. */
 typedef struct dray_plan_index dray_plan_index;
 
+/* Reads all layouts once. Owner: the caller frees *out, and keeps sources and their layouts as they
+ * are until then. DRAY_ENOMEM. */
 int dray_plan_index_new(const dray_plan_member *sources, uint32_t source_count,
                         dray_plan_index **out, dray_error *error);
-/* The same plan as dray_plan_new's. */
+/* The same plan, and the same errors, as dray_plan_new gives. Threads: any number may plan from one
+ * index at once. */
 int dray_plan_from_index(const dray_plan_index *index, const dray_plan_member *destination,
                          const dray_plan_options *options, dray_plan **out, dray_error *error);
-void dray_plan_index_free(dray_plan_index *index);
+void dray_plan_index_free(dray_plan_index *index); /* NULL is fine */
+
+/* What a plan holds. Read-only: any threads, until it is freed. An index or link that does not
+ * exist has 0 bytes. */
 
 /* Copies are grouped by source, then source region, then ascending source offset. */
 uint64_t dray_plan_count(const dray_plan *plan);
-const dray_copy *dray_plan_copies(const dray_plan *plan);                /* borrowed: the plan's */
-uint64_t dray_plan_source_bytes(const dray_plan *plan, uint32_t source); /* before conversion */
-uint64_t dray_plan_bytes(const dray_plan *plan, dray_link link);         /* destination bytes */
+/* dray_plan_count entries, borrowed from the plan; may be NULL when there are none. */
+const dray_copy *dray_plan_copies(const dray_plan *plan);
+/* Bytes read from a source, before conversion. */
+uint64_t dray_plan_source_bytes(const dray_plan *plan, uint32_t source);
+/* Bytes written, after conversion: over one link, in all, by the largest copy. */
+uint64_t dray_plan_bytes(const dray_plan *plan, dray_link link);
 uint64_t dray_plan_total_bytes(const dray_plan *plan);
-uint64_t dray_plan_largest_copy(const dray_plan *plan); /* destination bytes */
+uint64_t dray_plan_largest_copy(const dray_plan *plan);
+/* Where a source is as seen from the destination; FILE when all of its regions are files. */
 dray_link dray_plan_source_link(const dray_plan *plan, uint32_t source);
 
 #ifdef __cplusplus
