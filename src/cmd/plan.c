@@ -3,6 +3,7 @@
 #include "cmd/cmd.h"
 
 #include <dray/plan.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -309,16 +310,14 @@ static void print_copies(const update *u)
             const dray_copy *c = &copies[i];
             char range[160] = "";
             for (uint32_t k = 0, at = 0; k < c->ndim; k++)
-                at += (uint32_t)snprintf(range + at, sizeof range - at, "%s%lld:%lld",
-                                         k ? ", " : "", (long long)c->start[k],
-                                         (long long)(c->start[k] + c->extent[k]));
+                at += (uint32_t)snprintf(range + at, sizeof range - at, "%s%" PRId64 ":%" PRId64,
+                                         k ? ", " : "", c->start[k], c->start[k] + c->extent[k]);
             cmd_cell(table, "%u", c->source);
             cmd_cell(table, "%u", d);
             cmd_cell(table, "%s", dray_layout_tensor(u->layouts[1][d], c->tensor)->name);
             cmd_cell(table, "[%s]", range);
-            cmd_cell(table, "%llu",
-                     (unsigned long long)(copy_elements(c) *
-                                          dray_dtype_size((dray_dtype)c->destination_dtype)));
+            cmd_cell(table, "%" PRIu64,
+                     copy_elements(c) * dray_dtype_size((dray_dtype)c->destination_dtype));
         }
     }
     cmd_table_print(table, stdout);

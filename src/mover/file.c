@@ -65,7 +65,7 @@ typedef struct packed {
 
 static packed pack(const dray__rect *rect, const int64_t *stride, uint64_t size)
 {
-    uint32_t order[DRAY_MAX_DIMS], n = 0;
+    uint32_t order[DRAY_MAX_DIMS] = {0}, n = 0;
     packed p = {.run = size, .span = size};
     for (uint32_t d = 0; d < rect->ndim; d++) {
         if (rect->extent[d] == 1) /* its stride says nothing */

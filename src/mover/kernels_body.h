@@ -197,7 +197,8 @@ static void f32_f16(const void *source, void *destination, size_t count)
     for (; i + 8 <= count; i += 8)
         _mm_storeu_si128(
             (__m128i_u *)(out + i),
-            _mm256_cvtps_ph(_mm256_loadu_ps((const float *)(in + i)), _MM_FROUND_TO_NEAREST_INT));
+            _mm256_cvtps_ph(_mm256_castsi256_ps(_mm256_loadu_si256((const __m256i_u *)(in + i))),
+                            _MM_FROUND_TO_NEAREST_INT));
 #endif
     f32_f16_each(in + i, out + i, count - i);
 }
@@ -209,8 +210,9 @@ static void f16_f32(const void *source, void *destination, size_t count)
     u32_any *out = destination;
 #if defined(__F16C__)
     for (; i + 8 <= count; i += 8)
-        _mm256_storeu_ps((float *)(out + i),
-                         _mm256_cvtph_ps(_mm_loadu_si128((const __m128i_u *)(in + i))));
+        _mm256_storeu_si256(
+            (__m256i_u *)(out + i),
+            _mm256_castps_si256(_mm256_cvtph_ps(_mm_loadu_si128((const __m128i_u *)(in + i)))));
 #endif
     f16_f32_each(in + i, out + i, count - i);
 }

@@ -1,5 +1,6 @@
 #include "plan/rects.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,9 +39,8 @@ char *dray__box_text(const dray__box *box, uint32_t ndim, char *out)
 {
     size_t at = (size_t)snprintf(out, DRAY__BOX_TEXT, "[");
     for (uint32_t d = 0; d < ndim; d++)
-        at +=
-            (size_t)snprintf(out + at, DRAY__BOX_TEXT - at, "%s%lld:%lld", d ? ", " : "",
-                             (long long)box->start[d], (long long)(box->start[d] + box->extent[d]));
+        at += (size_t)snprintf(out + at, DRAY__BOX_TEXT - at, "%s%" PRId64 ":%" PRId64,
+                               d ? ", " : "", box->start[d], box->start[d] + box->extent[d]);
     snprintf(out + at, DRAY__BOX_TEXT - at, "]");
     return out;
 }
