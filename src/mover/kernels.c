@@ -2,12 +2,26 @@
 #include "mover/kernels.h"
 
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 static const dray__kernels *usable[4]; /* the best last, then NULL */
 static const dray__kernels *chosen;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+#if defined(__x86_64__)
+/* Not every compiler's __builtin_cpu_supports knows its name. */
+static bool has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
 
 static void choose(void)
 {
@@ -15,7 +29,7 @@ static void choose(void)
     usable[count++] = &dray__kernels_portable;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"))
+    if (__builtin_cpu_supports("avx2") && has_f16c())
         usable[count++] = &dray__kernels_avx2;
     if (count == 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
