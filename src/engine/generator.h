@@ -74,8 +74,10 @@ typedef struct dray__generation {
 /* Samples a continuation for every prompt. The random number of a token is drawn from
  * (seed, the row's stream, its position in the sequence counted from the prompt's start): it does
  * not depend on the other rows, on the order of calls or on the world, and continuing a cut
- * sequence as a longer prompt draws what it would have drawn uncut.
- * *out is the caller's: end it with dray__generation_free. */
+ * sequence as a longer prompt draws what it would have drawn uncut. (The logits themselves differ
+ * in their last bits with the shape of the batch, as matrix products do: a token can differ where
+ * its random number lies that near to a boundary.) *out is the caller's: end it with
+ * dray__generation_free. */
 int dray__generate(dray__generator *generator, const dray__generate_options *options,
                    dray__generation *out, dray_error *error);
 void dray__generation_free(dray__generation *generation);
