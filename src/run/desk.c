@@ -34,7 +34,7 @@ static int desk_finish(dray__host *host, dray_error *error)
 {
     (void)error;
     desk *self = host->state;
-    dray__driver_join(self->driver);
+    dray__driver_join(self->driver, false);
     self->driver = NULL;
     return DRAY_OK;
 }
@@ -44,11 +44,10 @@ static void desk_close(dray__host *host)
     desk *self = host->state;
     if (!self)
         return;
-    /* A driver that still runs (the host failed) ends with the process. */
+    dray__driver_join(self->driver, true);
     dray__generator_close(self->reference);
     dray__grader_close(self->grader);
-    if (!self->driver)
-        free(self);
+    free(self);
 }
 
 const dray__role_kind dray__desk_role = {

@@ -11,6 +11,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +24,7 @@ struct dray__driver {
     dray_queue *queue; /* its own: the host's thread waits on the other */
     dray__data *data;
     pthread_t thread;
+    atomic_bool abandoned; /* the host has failed */
 };
 
 /* Between looks at whether somebody asked to stop, or a sample died. */
@@ -181,15 +183,21 @@ static int look_for_dead(const json_t *partition, const char *name, dray_error *
                       (long long)count, reason ? ": " : "", reason ? reason : "");
 }
 
-static int look(dray__driver *self, view *out, dray_error *error)
+static int read_status(dray__driver *self, json_t **out, dray_error *error)
 {
     char *text = NULL;
-    json_t *status = NULL;
-    *out = (view){.step = -1, .eval = -1};
     int rc = dray_queue_status(self->queue, &text, error);
     if (!rc)
-        rc = dray__json_parse(text, strlen(text), "queue status", &status, error);
+        rc = dray__json_parse(text, strlen(text), "queue status", out, error);
     free(text);
+    return rc;
+}
+
+static int look(dray__driver *self, view *out, dray_error *error)
+{
+    json_t *status = NULL;
+    *out = (view){.step = -1, .eval = -1};
+    int rc = read_status(self, &status, error);
     out->ended = json_is_true(json_object_get(status, "ended"));
     json_t *partitions = json_object_get(status, "partitions"), *partition;
     size_t i;
@@ -207,6 +215,12 @@ static int look(dray__driver *self, view *out, dray_error *error)
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
+static int abandoned(dray__driver *self, dray_error *error)
+{
+    return atomic_load(&self->abandoned) ? dray__fail(error, DRAY_ECANCELED, "the host has failed")
+                                         : DRAY_OK;
+}
+
 static int wait_partition(dray__driver *self, const partition_kind *kind, int64_t step,
                           dray_error *error)
 {
@@ -216,7 +230,9 @@ static int wait_partition(dray__driver *self, const partition_kind *kind, int64_
     while ((rc = dray_queue_wait(self->queue, name, kind->last_task, SLICE_MS * DRAY__MILLISECOND,
                                  error)) == DRAY_ETIMEDOUT) {
         view v;
-        rc = look(self, &v, error);
+        rc = abandoned(self, error);
+        if (!rc)
+            rc = look(self, &v, error);
         if (rc)
             return rc;
     }
@@ -261,9 +277,33 @@ static int wait_for_start(dray__driver *self, dray_error *error)
     while (stat(path, &st) < 0) {
         if (errno != ENOENT)
             return dray__fail_errno(error, errno, "%s", path);
+        int rc = abandoned(self, error);
+        if (rc)
+            return rc;
         nanosleep(&(struct timespec){.tv_nsec = 20 * DRAY__MILLISECOND}, NULL);
     }
     return DRAY_OK;
+}
+
+/* What an earlier instance had no time to clear: everything before `step`. */
+static int tidy(dray__driver *self, int64_t step, dray_error *error)
+{
+    json_t *status = NULL;
+    int rc = read_status(self, &status, error);
+    json_t *partitions = json_object_get(status, "partitions"), *partition;
+    size_t i;
+    json_array_foreach(partitions, i, partition)
+    {
+        const char *name = json_string_value(json_object_get(partition, "name"));
+        int64_t of_step_at = name ? dray__partition_step("step", name) : -1,
+                of_eval_at = name ? dray__partition_step("eval", name) : -1;
+        if (!rc && of_step_at >= 0 && of_step_at < step)
+            rc = clear(self, &of_step, of_step_at, error);
+        if (!rc && of_eval_at >= 0 && of_eval_at < step)
+            rc = clear(self, &of_eval, of_eval_at, error);
+    }
+    json_decref(status);
+    return rc;
 }
 
 /* Partitions of an evaluation are cleared before the next step's are made, those of a step after:
@@ -278,10 +318,12 @@ static int drive(dray__driver *self, dray_error *error)
     int64_t step = host->options.first_step;
     bool eval = host->options.eval_first;
     if (!rc && v.ended)
-        return v.step >= 0 ? clear(self, &of_step, v.step, error) : DRAY_OK;
+        return tidy(self, INT64_MAX, error);
     if (!rc && v.step > step) {
         step = v.step;
-        rc = complete(self, &of_step, step, error);
+        rc = tidy(self, step, error);
+        if (!rc)
+            rc = complete(self, &of_step, step, error);
         eval = dray__job_eval_due(host->job, step);
     }
     while (!rc) {
@@ -309,7 +351,7 @@ static void *drive_main(void *user)
 {
     dray__driver *self = user;
     dray_error error;
-    if (drive(self, &error)) {
+    if (drive(self, &error) && !atomic_load(&self->abandoned)) {
         /* The host's thread waits for samples that will not come: the process cannot go on. */
         fprintf(stderr, "error: driver: %s\n", error.message);
         _exit(1);
@@ -339,10 +381,12 @@ int dray__driver_start(dray__host *host, dray__driver **out, dray_error *error)
     return DRAY_OK;
 }
 
-void dray__driver_join(dray__driver *self)
+void dray__driver_join(dray__driver *self, bool now)
 {
     if (!self)
         return;
+    if (now)
+        atomic_store(&self->abandoned, true);
     pthread_join(self->thread, NULL);
     dray_queue_close(self->queue);
     dray__data_close(self->data);

@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/wire.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -159,28 +160,57 @@ static int receive(dray__grader *grader, int64_t deadline, float *reward, dray_e
     }
 }
 
+/* Bytes that are no UTF-8 become U+FFFD: JSON can say nothing else. malloc'ed; NULL: no memory. */
+static char *valid_utf8(const char *text)
+{
+    size_t length = strlen(text), at = 0;
+    char *out = malloc(3 * length + 1);
+    for (size_t i = 0; out && i < length;) {
+        size_t step = 1;
+        while (step <= 4 && i + step <= length && !dray__utf8_valid(text + i, step))
+            step++;
+        if (step <= 4 && i + step <= length) {
+            memcpy(out + at, text + i, step);
+            at += step;
+            i += step;
+        } else {
+            memcpy(out + at, "\xef\xbf\xbd", 3);
+            at += 3;
+            i++;
+        }
+    }
+    if (out)
+        out[at] = 0;
+    return out;
+}
+
+/* The question as a line of JSON. malloc'ed; NULL: no memory. */
+static char *question(const char *prompt, const char *answer, const char *response)
+{
+    char *clean = valid_utf8(response), *line = NULL;
+    json_t *object =
+        clean ? json_pack("{s:s, s:s, s:s}", "prompt", prompt, "answer", answer, "response", clean)
+              : NULL;
+    char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
+    size_t length = text ? strlen(text) : 0;
+    if (text && (line = realloc(text, length + 2)))
+        memcpy(line + length, "\n", 2);
+    else
+        free(text);
+    json_decref(object);
+    free(clean);
+    return line;
+}
+
 static int ask_command(dray__grader *grader, const char *prompt, const char *answer,
                        const char *response, float *reward, dray_error *error)
 {
     int rc = grader->pid ? DRAY_OK : start(grader, error);
     if (rc)
         return rc;
-    json_t *object = json_pack("{s:s, s:s, s:s%}", "prompt", prompt, "answer", answer, "response",
-                               response, strlen(response));
-    if (!object) { /* a response that is no UTF-8 is no answer to anything */
-        *reward = 0;
-        return DRAY_OK;
-    }
-    char *text = json_dumps(object, JSON_COMPACT);
-    json_decref(object);
-    size_t length = text ? strlen(text) : 0;
-    char *line = text ? realloc(text, length + 2) : NULL;
-    if (!line) {
-        free(text);
+    char *line = question(prompt, answer, response);
+    if (!line)
         return dray__nomem(error);
-    }
-    line[length] = '\n';
-    line[length + 1] = 0;
     int64_t deadline =
         dray__deadline((int64_t)(grader->job->reward.timeout_seconds * (double)DRAY__SECOND));
     rc = send_line(grader, line, deadline, error);

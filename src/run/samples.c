@@ -118,7 +118,11 @@ int dray__response_text(const int32_t *tokens, uint64_t count, char **out, dray_
     char *text = malloc(end + 1);
     if (!text)
         return dray__nomem(error);
-    text[dray__bytes_decode(tokens, end, text)] = 0;
+    size_t length = dray__bytes_decode(tokens, end, text);
+    for (size_t i = 0; i < length; i++)
+        if (!text[i])
+            text[i] = '\xff'; /* as a text is ended by zero; no answer has this byte either */
+    text[length] = 0;
     *out = text;
     return DRAY_OK;
 }

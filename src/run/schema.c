@@ -248,7 +248,7 @@ static const range ranges[] = {
     {"eval.every", 0, 1e6, false},
     {"eval.prompts", 1, 1e6, false},
     {"eval.micro_batch", 1, 65536, false},
-    {"weights.bucket_bytes", 4096, 1099511627776.0, false},
+    {"weights.bucket_bytes", 131072, 1099511627776.0, false},
     {"checkpoint.every", 1, 1e6, false},
     {"checkpoint.keep", 1, 1e6, false},
     {"queue.capacity_rows", 1, 1e9, false},

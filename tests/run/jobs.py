@@ -1,0 +1,138 @@
+"""Runs small jobs and looks at what they leave behind. Used by the tests beside it."""
+import filecmp
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+PROGRAM = os.environ.get("DRAY_PROGRAM")
+if not PROGRAM or not os.path.exists(PROGRAM):
+    print("DRAY_PROGRAM is not there")
+    sys.exit(77)
+
+# Under sanitizers everything takes longer; nothing here is about time.
+PATIENCE = 240
+
+TINY = """
+name: tiny
+steps: 6
+model: {hidden_size: 16, intermediate_size: 32, layers: 1, heads: 2, kv_heads: 2,
+        max_positions: 32, embedding_std: 0.3, weight_std: 0.1}
+data: {digits: 2}
+warmup: {max_steps: 0}
+rollout: {prompts: 4, samples: 4, max_new_tokens: 4, micro_batch: 4}
+reward: {micro_batch: 4}
+reference: {micro_batch: 8}
+old_log_prob: {micro_batch: 8}
+advantage: {micro_batch: 4}
+actor: {optimiser_steps: 2, micro_batch: 4, lr: 1e-3, warmup_steps: 2}
+eval: {every: 3, prompts: 12, micro_batch: 4}
+checkpoint: {every: 2, keep: 10}
+limits: {wait_seconds: 60}
+"""
+
+TIMES = {"tokens_per_s", "step_seconds", "seconds", "update_seconds"}
+
+work = pathlib.Path(tempfile.mkdtemp(prefix="dray-run-test-"))
+job_file = work / "tiny.yaml"
+job_file.write_text(TINY)
+failures = []
+
+
+def check(condition, what):
+    if not condition:
+        failures.append(what)
+        print("FAILED:", what, flush=True)
+
+
+def command(folder, *arguments, resume=False, json_lines=False, job=job_file):
+    line = [PROGRAM, "run"]
+    line += ["--resume", str(folder)] if resume else [str(job), "--out", str(folder)]
+    return line + (["--json"] if json_lines else []) + list(arguments)
+
+
+def run(folder, *arguments, fault=None, environment=None, **options):
+    env = dict(os.environ, **(environment or {}))
+    env.pop("DRAY_FAULT", None)
+    if fault:
+        env["DRAY_FAULT"] = fault
+    done = subprocess.run(command(folder, *arguments, **options), env=env, cwd=work,
+                          capture_output=True, text=True, timeout=PATIENCE)
+    check_nothing_left(folder)
+    return done
+
+
+def start(folder, *arguments, fault=None, **options):
+    env = dict(os.environ)
+    if fault:
+        env["DRAY_FAULT"] = fault
+    return subprocess.Popen(command(folder, *arguments, **options), env=env, cwd=work,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def processes_of(folder):
+    """Processes that name the run's folder in their command line."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes().split(b"\0")
+                state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+            except OSError:
+                continue
+            if any(str(folder).encode() in word for word in line) and state != "Z":
+                found.append((int(entry.name), b" ".join(line).decode()))
+    return found
+
+
+def check_nothing_left(folder, sockets=True):
+    left = processes_of(folder)
+    for _ in range(200):  # the kernel ends what a killed supervisor leaves, in its own time
+        if not left:
+            break
+        time.sleep(0.05)
+        left = processes_of(folder)
+    check(not left, f"processes left behind: {left}")
+    if sockets:
+        check(not list(pathlib.Path(folder).glob("*.socket")), f"sockets left in {folder}")
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def lasting(folder):
+    """The rows without what depends on the clock."""
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in rows(folder)]
+
+
+def files(folder):
+    return sorted(p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
+
+
+def same_folder(a, b):
+    return files(a) == files(b) and all(filecmp.cmp(a / f, b / f, shallow=False) for f in files(a))
+
+
+def check_same_run(folder, other, what, steps=6):
+    a, b = (f / "checkpoints" / f"step-{steps}" for f in (folder, other))
+    check(b.is_dir() and same_folder(a, b), f"{what}: the last checkpoint differs")
+    check(lasting(folder) == lasting(other), f"{what}: the metrics differ")
+
+
+def finish():
+    if failures:
+        print(f"{len(failures)} checks failed; folders are in {work}")
+        for log in sorted(work.rglob("logs/*.log")):
+            errors = [l for l in log.read_text(errors="replace").splitlines()
+                      if l.startswith("error") or "ERROR: " in l]
+            if errors:
+                print(log.relative_to(work), *errors[:4], sep="\n  ")
+        sys.exit(1)
+    shutil.rmtree(work)
+    print("ok")

@@ -1,0 +1,301 @@
+/* The parts of a run that compute and decide without other processes: advantages, rewards, prompts,
+ * learning rates, partitions' names, and the layers of a job file. */
+#include "run/advantage.h"
+#include "run/data.h"
+#include "run/job.h"
+#include "run/learn.h"
+#include "run/reward.h"
+#include "run/tasks.h"
+#include "run/tree.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+/* after those that it needs */
+#include <cmocka.h>
+
+static void near(double value, double expected, double within)
+{
+    if (!(value >= expected - within && value <= expected + within))
+        fail_msg("%.9g, expected %.9g", value, expected);
+}
+
+/* A job file of these lines; settings NULL-terminated. */
+static int load(const char *text, const char *const *settings, dray__job **job, char **resolved,
+                dray_error *error)
+{
+    char path[] = "/tmp/dray-job-XXXXXX";
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+    close(fd);
+    uint32_t count = 0;
+    while (settings && settings[count])
+        count++;
+    int rc = dray__job_load(path, settings, count, job, resolved, error);
+    unlink(path);
+    return rc;
+}
+
+static dray__job *loaded(const char *text, const char *const *settings)
+{
+    dray__job *job = NULL;
+    dray_error error = {0};
+    if (load(text, settings, &job, NULL, &error))
+        fail_msg("%s", error.message);
+    return job;
+}
+
+static void advantages(void **state)
+{
+    (void)state;
+    const float rewards[] = {1, 0, 0, 1, 1, 1, 1, 1};
+    float out[8];
+    const dray__advantage *grpo = &dray__advantages[DRAY__ADVANTAGE_GRPO];
+    grpo->compute(rewards, 4, false, out);
+    near((double)out[0], 0.5, 1e-7);
+    near((double)out[1], -0.5, 1e-7);
+    grpo->compute(rewards, 8, false, out);
+    near((double)out[1], -0.75, 1e-7);
+    near((double)out[7], 0.25, 1e-7);
+    /* deviation of six ones and two zeros: sqrt(3)/4 */
+    grpo->compute(rewards, 8, true, out);
+    near((double)out[7], 0.25 / 0.4330127, 1e-4);
+    grpo->compute(rewards + 4, 4, true, out);
+    for (int i = 0; i < 4; i++)
+        near((double)out[i], 0, 0); /* all equal: nothing to learn, and no division by zero */
+    dray__advantages[DRAY__ADVANTAGE_RLOO].compute(rewards, 4, false, out);
+    near((double)out[0], 1 - 1 / 3., 1e-6);
+    near((double)out[1], -2 / 3., 1e-6);
+}
+
+static void exact_match(void **state)
+{
+    (void)state;
+    assert_true(dray__exact_match("4321", "4321") == 1);
+    assert_true(dray__exact_match("4321", "43210") == 0);
+    assert_true(dray__exact_match("4321", "432") == 0);
+    assert_true(dray__exact_match("", "") == 1);
+}
+
+static void reversed_prompts(void **state)
+{
+    (void)state;
+    const char *const settings[] = {"data.digits=3", "seed=7", NULL};
+    dray__job *job = loaded("name: x", settings);
+    dray__data *data;
+    assert_int_equal(dray__data_open(job, &data, NULL), 0);
+    bool held[1000] = {false};
+    for (uint64_t i = 0; i < 2000; i++) {
+        for (int split = DRAY__SPLIT_TRAIN; split <= DRAY__SPLIT_EVAL; split++) {
+            char *prompt, *answer;
+            assert_int_equal(dray__data_get(data, (dray__split)split, i, &prompt, &answer, NULL),
+                             0);
+            assert_true(strlen(prompt) == 4 && prompt[3] == '=' && strlen(answer) == 3);
+            for (int d = 0; d < 3; d++)
+                assert_true(prompt[d] == answer[2 - d]);
+            if (split == DRAY__SPLIT_EVAL)
+                held[atoi(prompt)] = true;
+            free(prompt);
+            free(answer);
+        }
+    }
+    uint64_t count = dray__data_eval_count(data);
+    assert_in_range(count, 80, 180); /* one in eight */
+    for (uint64_t i = 0; i < 2000; i++) {
+        char *prompt, *answer;
+        assert_int_equal(dray__data_get(data, i % 2 ? DRAY__SPLIT_TRAIN : DRAY__SPLIT_WARMUP, i,
+                                        &prompt, &answer, NULL),
+                         0);
+        assert_false(held[atoi(prompt)]);
+        free(prompt);
+        free(answer);
+    }
+    dray__data_close(data);
+    dray__job_free(job);
+}
+
+static void lines_of_a_file(void **state)
+{
+    (void)state;
+    char path[] = "/tmp/dray-data-XXXXXX", set[128], held[128];
+    int fd = mkstemp(path);
+    FILE *file = fdopen(fd, "w");
+    for (int i = 0; i < 37; i++)
+        fprintf(file, "{\"prompt\": \"p%d\", \"answer\": \"a%d\"}\n%s", i, i, i % 5 ? "" : "\n");
+    fclose(file);
+    snprintf(set, sizeof(set), "data.path=%s", path);
+    snprintf(held, sizeof(held), "data.eval_path=%s", path);
+    const char *const settings[] = {"data.source=jsonl", set, held, NULL};
+    dray__job *job = loaded("name: x", settings);
+    dray__data *data;
+    assert_int_equal(dray__data_open(job, &data, NULL), 0);
+    assert_int_equal(dray__data_eval_count(data), 37);
+    for (uint64_t round = 0; round < 3; round++) { /* each round holds every line once */
+        bool seen[37] = {false};
+        for (uint64_t i = 0; i < 37; i++) {
+            char *prompt, *answer;
+            assert_int_equal(
+                dray__data_get(data, DRAY__SPLIT_TRAIN, 37 * round + i, &prompt, &answer, NULL), 0);
+            assert_string_equal(prompt + 1, answer + 1);
+            assert_false(seen[atoi(prompt + 1)]);
+            seen[atoi(prompt + 1)] = true;
+            free(prompt);
+            free(answer);
+        }
+    }
+    dray__data_close(data);
+    file = fopen(path, "a");
+    fprintf(file, "{\"prompt\": \"p\"}\n");
+    fclose(file);
+    dray_error error;
+    assert_int_equal(dray__data_open(job, &data, &error), DRAY_EFORMAT);
+    assert_non_null(strstr(error.message, ":46: expected"));
+    unlink(path);
+    dray__job_free(job);
+}
+
+static void learning_rates(void **state)
+{
+    (void)state;
+    const char *const settings[] = {"steps=100",
+                                    "actor.lr=1e-3",
+                                    "actor.warmup_steps=10",
+                                    "actor.optimiser_steps=4",
+                                    "actor.final_lr=0.1",
+                                    NULL};
+    dray__job *job = loaded("name: x", settings);
+    near(dray__learning_rate(job, 1, 0), 1e-3 * 0.025, 1e-9);
+    near(dray__learning_rate(job, 11, 0), 1e-3 * (1 - 0.9 * 0.1), 1e-9);
+    near(dray__learning_rate(job, 100, 3), 1e-3 * (1 - 0.9 * 0.9975), 1e-9);
+    for (int64_t step = 12; step < 100; step++)
+        assert_true(dray__learning_rate(job, step, 1) < dray__learning_rate(job, step, 0));
+    dray__job_free(job);
+}
+
+static void partitions(void **state)
+{
+    (void)state;
+    char name[DRAY__PARTITION_BYTES];
+    dray__partition_name("step", 12, name);
+    assert_string_equal(name, "step-000012");
+    assert_int_equal(dray__partition_step("step", name), 12);
+    assert_int_equal(dray__partition_step("eval", name), -1);
+    assert_int_equal(dray__partition_step("step", "step-"), -1);
+    assert_int_equal(dray__partition_step("step", "step-1x"), -1);
+    dray__partition_name("eval", 12345678, name);
+    assert_int_equal(dray__partition_step("eval", name), 12345678);
+}
+
+/* What a layered job resolves to is a job that resolves to itself. */
+static void layers(void **state)
+{
+    (void)state;
+    const char text[] = "name: \"a: \\\"b\\\"\\n#c\"\nsteps: 7\nactor: {lr: 0.5}\n";
+    const char *const settings[] = {"actor.clip=0.3", "hosts.engine.ranks=4", "seed=3",
+                                    "reward.command=a 'b' # c", NULL};
+    dray__job *job, *again;
+    char *resolved, *twice;
+    dray_error error;
+    if (load(text, settings, &job, &resolved, &error))
+        fail_msg("%s", error.message);
+    assert_string_equal(job->name, "a: \"b\"\n#c");
+    assert_int_equal(job->steps, 7);
+    near(job->actor.lr, 0.5, 0);
+    near(job->actor.clip, 0.3, 0);
+    near(job->actor.beta1, 0.9, 0);
+    assert_int_equal(job->host_count, 3);
+    assert_int_equal(dray__job_host_of(job, "rollout")->ranks, 4);
+    assert_int_equal(dray__job_host_of(job, "actor")->ranks, 2);
+    if (load(resolved, NULL, &again, &twice, &error))
+        fail_msg("%s", error.message);
+    assert_string_equal(resolved, twice);
+    assert_string_equal(job->name, again->name);
+    free(resolved);
+    free(twice);
+    dray__job_free(job);
+    dray__job_free(again);
+}
+
+typedef struct refusal {
+    const char *text, *setting, *message;
+} refusal;
+
+static void refusals(void **state)
+{
+    (void)state;
+    static const refusal all[] = {
+        {"name: x\nactor:\n  lrr: 1\n", NULL, ":3: actor: unknown key 'lrr'; did you mean 'lr'?"},
+        {"nam: x\n", NULL, ":1: job: unknown key 'nam'; did you mean 'name'?"},
+        {"steps: many\n", NULL, ":1: steps: expected a whole number, found 'many'"},
+        {"steps: 3.5\n", NULL, ":1: steps: expected a whole number, found '3.5'"},
+        {"steps: 010\n", NULL, ":1: steps: expected a whole number, found '010'"},
+        {"steps: 0\n", NULL, ":1: steps: expected from 1 to 1000000, found 0"},
+        {"steps: 99999999999999999999\n", NULL, "expected a whole number"},
+        {"\n\nactor: {lr: nan}\n", NULL, ":3: actor.lr: expected a number, found 'nan'"},
+        {"actor: {lr: 0}\n", NULL, "actor.lr: expected more than 0 and at most 1, found 0"},
+        {"actor: 3\n", NULL, ":1: actor: expected a section, found a value"},
+        {"steps: [1]\n", NULL, ":1: steps: expected a value, found a list"},
+        {"[1, 2]\n", NULL, "expected sections with keys, found a list"},
+        {"name: x\nname: y\n", NULL, ":2: 'name' is there twice"},
+        {"name: [x\n", NULL, ":2: "},
+        {"name: x\n---\nname: y\n", NULL, "one document expected"},
+        {"a: &a [*a]\n", NULL, "too big"},
+        {"model: {tied: maybe}\n", NULL, "expected true or false, found 'maybe'"},
+        {"schedule: asink\n", NULL, "schedule: expected one of sync, found 'asink'; did you mean"},
+        {"schedule: rolling\n", NULL,
+         "schedule: 'rolling' is not in this version, which has: sync"},
+        {"advantage: {method: gae}\n", NULL, "'gae' is not in this version, which has: grpo, rloo"},
+        {"actor: {optimiser_steps: 3}\n", NULL,
+         ":1: actor.optimiser_steps: expected a divisor of the batch (32 prompts x 8 samples = "
+         "256), found 3"},
+        {"actor: {micro_batch: 48}\n", NULL, "expected a divisor of the 64 samples"},
+        {"data: {source: jsonl}\n", NULL, "data.path: expected a file"},
+        {"rollout: {max_new_tokens: 3}\n", NULL, "expected at least 5 (digits and the end token)"},
+        {"reward: {rule: command}\n", NULL, "reward.command: expected a command line"},
+        {"reference: {enabled: false}\nactor: {kl: 0.1}\n", NULL,
+         ":2: actor.kl: expected 0 without a reference, found 0.1"},
+        {"queue: {capacity_rows: 100}\n", NULL, "queue.capacity_rows: expected at least 2560"},
+        {"hosts: []\n", NULL, "hosts: expected 1 to 16 entries, found 0"},
+        {"hosts: [{name: a, tasks: [rolout], ranks: 1}]\n", NULL,
+         ":1: hosts: host a: unknown task 'rolout'; did you mean 'rollout'?"},
+        {"hosts: [{name: a, tasks: [rollout, actor], ranks: 1}]\n", NULL,
+         "rollout and actor cannot share a host in this version"},
+        {"hosts: [{name: a, tasks: [driver], ranks: 2}]\n", NULL, "driver takes 1 rank, found 2"},
+        {"hosts: [{name: a, tasks: [rollout, eval], ranks: 1}]\n", NULL,
+         "task driver: expected in one host, found in 0"},
+        {"hosts: [{name: a/b, tasks: [rollout], ranks: 1}]\n", NULL, "host name 'a/b'"},
+        {"hosts: [{name: a, tasks: [rollout]}]\n", NULL, "hosts: key 'ranks' is missing"},
+        {"name: x\n", "actor.lr", "--set actor.lr: expected KEY=VALUE"},
+        {"name: x\n", "actor..lr=1", "a part of the key is empty"},
+        {"name: x\n", "actr.lr=1", "--set: job: unknown key 'actr'; did you mean 'actor'?"},
+        {"name: x\n", "hosts.enginee.ranks=1", "hosts: expected a list, found a section"},
+        {"name: x\n", "steps=", "--set: steps: expected a whole number, found ''"},
+    };
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        const char *const settings[] = {all[i].setting, NULL};
+        dray__job *job = NULL;
+        char *resolved = NULL;
+        dray_error error = {0};
+        if (!load(all[i].text, settings, &job, &resolved, &error))
+            fail_msg("accepted: %s%s", all[i].text, all[i].setting ? all[i].setting : "");
+        if (!strstr(error.message, all[i].message))
+            fail_msg("%s", error.message);
+        assert_null(resolved);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(advantages),       cmocka_unit_test(exact_match),
+        cmocka_unit_test(reversed_prompts), cmocka_unit_test(lines_of_a_file),
+        cmocka_unit_test(learning_rates),   cmocka_unit_test(partitions),
+        cmocka_unit_test(layers),           cmocka_unit_test(refusals),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,89 @@
+"""The trainer is killed at every point of a step, then the run resumed: it ends bit-identical to an
+undisturbed one. Ctrl-C likewise."""
+from jobs import *
+
+whole = work / "whole"
+check(run(whole).returncode == 0, "the undisturbed run")
+
+faults = ["trainer:0:after_backward:3:kill", "trainer:1:after_step:3:kill",
+          "trainer:0:after_step:5:kill", "trainer:0:after_publish:3:kill",
+          "trainer:1:after_publish:4:kill", "trainer:0:after_commit:4:kill",
+          "trainer:0:in_checkpoint:4:kill", "trainer:1:in_checkpoint:4:kill",
+          "trainer:0:after_checkpoint:4:kill", "trainer:0:after_checkpoint:6:kill",
+          "trainer:0:after_publish:6:kill", "trainer:0:in_checkpoint:0:kill",
+          "trainer:1:after_commit:3:exit"]
+for number, fault in enumerate(faults):
+    folder = work / f"killed-{number}"
+    done = run(folder, fault=fault)
+    check(done.returncode == 1, f"{fault}: exit status {done.returncode}")
+    check("trainer rank" in done.stderr and f"dray run --resume {folder}" in done.stderr,
+          f"{fault}: {done.stderr}")
+    done = run(folder, resume=True)
+    check(done.returncode == 0, f"{fault}, resumed: {done.stderr}")
+    check_same_run(whole, folder, fault)
+
+# Twice in one run, and resuming what is finished changes nothing.
+folder = work / "twice"
+check(run(folder, fault="trainer:0:after_step:3:kill").returncode == 1, "twice: first")
+check(run(folder, resume=True, fault="trainer:0:after_step:5:kill").returncode == 1,
+      "twice: second")
+check(run(folder, resume=True).returncode == 0, "twice: end")
+check_same_run(whole, folder, "killed twice")
+check(run(folder, resume=True).returncode == 0, "resume of a finished run")
+check_same_run(whole, folder, "resumed when finished")
+
+# metrics.jsonl with a torn last line, and rows of steps that are done again.
+folder = work / "torn"
+check(run(folder, fault="trainer:0:after_step:4:kill").returncode == 1, "torn")
+with open(folder / "metrics.jsonl", "a") as file:
+    file.write('{"step": 4, "rew')
+check(run(folder, resume=True).returncode == 0, "torn, resumed")
+check_same_run(whole, folder, "torn line")
+
+
+def wait_for_step(process, step):
+    for line in process.stdout:
+        if f'"event":"step","step":{step}' in line:
+            return
+
+
+# Ctrl-C: ends after the step, with a checkpoint; SIGTERM is the same.
+for number, sent in enumerate((signal.SIGINT, signal.SIGTERM)):
+    folder = work / f"stopped-{number}"
+    process = start(folder, json_lines=True)
+    wait_for_step(process, 1 + number)
+    process.send_signal(sent)
+    out, err = process.communicate(timeout=PATIENCE)
+    check_nothing_left(folder)
+    last = rows(folder)[-1]["step"]
+    check(process.returncode in (130, 0), f"stopped: status {process.returncode}: {err}")
+    check((folder / "checkpoints" / f"step-{last}").is_dir(), f"stopped: no checkpoint {last}")
+    check(run(folder, resume=True).returncode == 0, "stopped, resumed")
+    check_same_run(whole, folder, "stopped and resumed") if last % 2 == 0 else None
+    check(lasting(whole) == lasting(folder), "stopped and resumed: metrics")
+
+# Twice: at once. And a supervisor that is killed takes everything with it.
+folder = work / "interrupted"
+process = start(folder, json_lines=True, fault="trainer:0:after_step:3:stop")
+wait_for_step(process, 2)
+time.sleep(1)  # the trainer stands still in step 3 by then
+process.send_signal(signal.SIGINT)
+time.sleep(0.3)
+process.send_signal(signal.SIGINT)
+out, err = process.communicate(timeout=PATIENCE)
+check(process.returncode == 130 and "at once" in err, f"twice: {process.returncode} {err}")
+check_nothing_left(folder)
+check(run(folder, resume=True).returncode == 0, "interrupted, resumed")
+check_same_run(whole, folder, "interrupted twice")
+
+folder = work / "orphaned"
+process = start(folder, json_lines=True, fault="trainer:0:after_step:3:stop")
+wait_for_step(process, 2)
+busy = subprocess.run(command(folder, resume=True), capture_output=True, text=True)
+check(busy.returncode == 1 and "a run is going on there" in busy.stderr, f"busy: {busy.stderr}")
+process.kill()
+process.communicate(timeout=PATIENCE)
+check_nothing_left(folder, sockets=False)
+check(run(folder, resume=True).returncode == 0, "orphaned, resumed")
+check_same_run(whole, folder, "killed supervisor")
+finish()
