@@ -1,0 +1,95 @@
+/* What one core moves between two regions, against a memcpy of the same bytes: dense, in rows, with
+ * the checksum, converted; and the checksum alone. */
+#include "bench.h"
+
+#include "mover/checksum.h"
+#include "mover/mover.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct job {
+    const bench *b;
+    dray_region *from, *to;
+    dray_layout *layout;
+    dray_copy copy;
+    bool summed;
+} job;
+
+static void move(void *state)
+{
+    const job *j = state;
+    uint64_t sum = 0;
+    dray__move_options options = {.sums = j->summed ? &sum : NULL, .layout = j->layout};
+    dray_error e;
+    if (dray__move_all(j->from, j->to, &j->copy, 1, &options, &e))
+        bench_die(j->b, "%s", e.message);
+}
+
+static void sum_alone(void *state)
+{
+    const job *j = state;
+    dray__sum_of of = {.dtype = j->copy.source_dtype,
+                       .ndim = 2,
+                       .shape = j->copy.extent,
+                       .start = j->copy.start,
+                       .extent = j->copy.extent,
+                       .stride = j->copy.source_stride,
+                       .data = dray_region_base(j->from)};
+    volatile uint64_t sum = dray__sum(&of);
+    (void)sum;
+}
+
+/* Rows of `columns` elements, side by side in the source, `gap` bytes apart in the destination. */
+static void shape(job *j, uint64_t bytes, int64_t columns, int32_t from, int32_t to, int64_t gap)
+{
+    int64_t in = (int64_t)dray_dtype_size((dray_dtype)from);
+    int64_t out = (int64_t)dray_dtype_size((dray_dtype)to);
+    uint64_t row = (uint64_t)(columns * (in > out ? in : out) + gap);
+    j->copy = (dray_copy){.ndim = 2,
+                          .source_dtype = from,
+                          .destination_dtype = to,
+                          .extent = {(int64_t)(bytes / row), columns},
+                          .source_stride = {columns * in, in},
+                          .destination_stride = {columns * out + gap, out}};
+}
+
+static double rate(const bench *b, job *j, void (*run)(void *), bool summed)
+{
+    uint64_t bytes = dray_dtype_size((dray_dtype)j->copy.source_dtype) *
+                     (uint64_t)j->copy.extent[0] * (uint64_t)j->copy.extent[1];
+    j->summed = summed;
+    return (double)bytes / bench_median(b, run, j);
+}
+
+int main(int argc, char **argv)
+{
+    bench *b = bench_open(argc, argv, "mover");
+    uint64_t bytes = bench_quick(b) ? 4u << 20 : 256u << 20;
+    job j = {.b = b};
+    const int64_t most[2] = {INT32_MAX, 8192};
+    dray_error e;
+    if (dray_region_alloc(DRAY_REGION_SHARED, bytes, "from", &j.from, &e) ||
+        dray_region_alloc(DRAY_REGION_SHARED, bytes, "to", &j.to, &e) ||
+        dray_layout_new(&j.layout, &e) ||
+        dray_layout_add_tensor(j.layout, "w", DRAY_BF16, 2, most, NULL, &e))
+        bench_die(b, "%s", e.message);
+    memset(dray_region_base(j.from), 0x3C, bytes);
+    memset(dray_region_base(j.to), 0, bytes);
+    double limit = bench_memcpy_shared(b, bytes);
+    shape(&j, bytes, 4096, DRAY_BF16, DRAY_BF16, 0);
+    bench_row(b, "bf16, dense", rate(b, &j, move, false), "B/s", limit, 0.8);
+    bench_row(b, "bf16, dense, checksum", rate(b, &j, move, true), "B/s", limit, 0.5);
+    bench_row(b, "checksum alone, bf16", rate(b, &j, sum_alone, false), "B/s", limit, 0.9);
+    shape(&j, bytes, 2048, DRAY_BF16, DRAY_BF16, 4096);
+    bench_row(b, "bf16, rows of 4 KiB", rate(b, &j, move, false), "B/s", limit, 0.5);
+    shape(&j, bytes, 96, DRAY_BF16, DRAY_BF16, 192);
+    bench_row(b, "bf16, rows of 192 B", rate(b, &j, move, false), "B/s", limit, 0.3);
+    shape(&j, bytes, 4096, DRAY_F32, DRAY_BF16, 0);
+    bench_row(b, "f32 -> bf16, bytes read", rate(b, &j, move, false), "B/s", limit, 0.8);
+    bench_row(b, "f32 -> bf16, checksum", rate(b, &j, move, true), "B/s", limit, 0.5);
+    dray_region_free(j.from);
+    dray_region_free(j.to);
+    dray_layout_free(j.layout);
+    return bench_close(b);
+}
