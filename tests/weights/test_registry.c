@@ -438,6 +438,7 @@ static void test_begin_deadline_names_who_is_missing(void **state)
     dray__registry_expired(r, &both[0], 0);
     assert_non_null(strstr(both[0].message, "version >= 9"));
     assert_int_equal(both[1].answered, 0);
+    dray__registry_expired(r, &both[1], 1); /* its channel is gone, and so will be the ticket */
 }
 
 /* ---- the publisher's wait ----------------------------------------------------------------------
