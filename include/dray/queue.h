@@ -2,7 +2,25 @@
  * (columns). Producers write columns of the rows that they claimed, consumers claim rows whose
  * columns are there; nobody copies a byte that the consumer does not read.
  *
- * Delivery is at least once; committed output is once per (sample, task). */
+ * Delivery is at least once; committed output is once per (sample, task).
+ *
+ * Words: a partition is the rows of one global batch, found by its name; a row is addressed by
+ * (partition, slot, generation). Rows of one insert that share a prompt are a group. A task is a
+ * consumer; a row is ready for it when all the columns that it needs are committed and the row is
+ * neither taken, committed nor dead for it. A claim takes rows for a task; a commit makes its
+ * outputs and its acknowledgement visible in one step. A row that failed max_attempts times (given
+ * back with a reason, or held by a session that died) is dead, for all tasks that have not
+ * committed it.
+ *
+ * Values lie in shared memory that a producer alone maps writable and that a keeper process holds;
+ * consumers on the same host read them in place. What no task needs any more is freed: a column
+ * when all tasks that need it are done with the rows of its put, everything when its partition is
+ * cleared; never while a batch that was given it is open.
+ *
+ * Threads: a queue, with its batches, is used by one thread at a time; different queues, also of
+ * one context, by any. After fork() the child gets DRAY_ECLOSED. Blocking: each call but those that
+ * say otherwise waits for one answer of the coordinator, up to the queue's timeout. All can return
+ * DRAY_ECLOSED, DRAY_ETIMEDOUT, DRAY_ENOMEM. Since 0.1. */
 #ifndef DRAY_QUEUE_H
 #define DRAY_QUEUE_H
 
@@ -16,11 +34,12 @@ extern "C" {
 typedef struct dray_queue dray_queue;
 typedef struct dray_batch dray_batch;
 
+/* Names (queues, partitions, tasks, columns, tags) are 1 to 255 bytes of UTF-8. */
 typedef struct dray_queue_task {
     const char *name;
     const char *const *needs; /* columns that must be committed before a row is ready */
     uint32_t needs_count;
-    const char *const *writes; /* columns that the task commits; may be none */
+    const char *const *writes; /* columns that the task commits, and nobody else; may be none */
     uint32_t writes_count;
 } dray_queue_task;
 
@@ -40,12 +59,18 @@ typedef struct dray_queue_options {
     }
 
 /* Opens the queue `name`, creating it if it is not there. Tasks may be given by everybody who
- * opens, and must then be equal (DRAY_EEXIST says what differs); task_count 0 attaches to a queue
- * that exists, waiting for it up to the timeout. */
+ * opens, and must then be equal (DRAY_EEXIST says what differs; limits that are 0 are not
+ * compared); task_count 0 attaches to a queue that exists, waiting for it up to the timeout. At
+ * most 64 tasks. DRAY_EINVALID: a column is written by two tasks, or needed and written by one.
+ * Owner: the caller, until dray_queue_close; the context must outlive it. */
 int dray_queue_open(dray_context *context, const char *name, const dray_queue_options *options,
                     dray_queue **out, dray_error *error);
+/* Ends this use of the queue; the queue itself lives as long as the coordinator. Rows that are
+ * still claimed through it are given back. Its batches must be freed first. NULL is fine. */
 void dray_queue_close(dray_queue *queue);
-int dray_queue_fd(const dray_queue *queue); /* readable when a started claim has an answer */
+/* A descriptor that polls readable when a started claim has an answer. The queue's; do not read
+ * from it or close it. Does not block. */
+int dray_queue_fd(const dray_queue *queue);
 
 /* ---- columns ------------------------------------------------------------------------------------
  */
@@ -56,7 +81,8 @@ typedef enum dray_content {
     DRAY_CONTENT_BYTES   /* dtype U8, ragged */
 } dray_content;
 
-/* Values of one column for `count` rows, back to back in row order. */
+/* Values of one column for `count` rows, back to back in row order. A column gets its dtype and
+ * shape from the first put and keeps them: DRAY_EDTYPE, DRAY_ESHAPE. Borrowed for the call. */
 typedef struct dray_column_data {
     const char *name;
     int32_t dtype;
@@ -94,7 +120,8 @@ typedef struct dray_insert_options {
     uint32_t column_count;
     const dray_tag *tags; /* tag_count tags, the same for every row of this insert */
     uint32_t tag_count;
-    uint64_t row_bytes; /* declared worst case of all columns of a row, reserved now; 0: none */
+    uint64_t row_bytes; /* declared worst case of all columns of a row, reserved now until the
+                           partition is cleared; 0: only what is committed counts */
     int64_t timeout_ns; /* how long to wait for capacity; 0: DRAY_EFULL at once */
     uint64_t at_slot;   /* 0: append; n: the rows must start at slot n - 1 */
 } dray_insert_options;
@@ -104,15 +131,25 @@ typedef struct dray_insert_options {
         .size = sizeof(dray_insert_options), .timeout_ns = DRAY_WAIT_DEFAULT                       \
     }
 
-/* Makes rows, all visible or none. first_slot may be NULL. */
+/* Makes rows at the end of the partition (created if it is not there), all visible or none.
+ * first_slot: gets the slot of the first; may be NULL. Waits for capacity, in order of arrival:
+ * DRAY_ETIMEDOUT (timeout_ns 0: DRAY_EFULL) says what is missing; DRAY_EFULL at once for what can
+ * never fit. DRAY_EEXIST: at_slot names a row that is there already, or a partition that was
+ * cleared: the insert was done before. DRAY_EINVALID: sealed, a gap, a column that a task writes.
+ * DRAY_EEND: a new partition after dray_queue_end. After DRAY_ETIMEDOUT or DRAY_ECLOSED without an
+ * answer, at_slot makes it safe to try again. */
 int dray_insert(dray_queue *queue, const dray_insert_options *options, uint32_t *first_slot,
                 dray_error *error);
-/* Fixes the partition's number of rows. DRAY_EINVALID when it holds another number. */
+/* Fixes the partition's number of rows. DRAY_EINVALID when it holds another number; DRAY_ENOENT.
+ * Repeating it succeeds. */
 int dray_seal(dray_queue *queue, const char *partition, uint32_t rows, dray_error *error);
-/* Hides the partition's rows now, frees them after the last pin. Sealed or not. */
+/* Hides the partition's rows now, frees them after the last pin. Sealed or not; claims on it end
+ * (their commits: DRAY_EGONE). DRAY_ENOENT: there never was one. Repeating it succeeds. The name
+ * may be used again, for rows of another generation. */
 int dray_clear(dray_queue *queue, const char *partition, dray_error *error);
 /* Waits until `task` (NULL: all tasks) is done with a sealed partition: every row committed,
- * dropped or dead. */
+ * dropped or dead. Also for a partition that is not there yet. timeout_ns 0 asks without waiting.
+ * DRAY_ETIMEDOUT says how far it is; DRAY_EGONE: it was cleared before. */
 int dray_queue_wait(dray_queue *queue, const char *partition, const char *task, int64_t timeout_ns,
                     dray_error *error);
 /* No more partitions will come: claims that can never be filled end with DRAY_EEND. */
@@ -124,7 +161,9 @@ int dray_queue_end(dray_queue *queue, dray_error *error);
 typedef enum dray_policy {
     DRAY_POLICY_FIFO = 0, /* in the order in which rows became ready */
     DRAY_POLICY_ORDERED,  /* ascending partition and slot, waiting for the next one */
-    DRAY_POLICY_GROUP     /* whole groups only, first complete first */
+    DRAY_POLICY_GROUP     /* whole groups only, first complete first. count is a multiple of the
+                             group's size; members that are dead, or committed before, are left
+                             out but count */
 } dray_policy;
 
 typedef struct dray_claim_options {
@@ -132,7 +171,8 @@ typedef struct dray_claim_options {
     const char *task;
     const char *partition; /* NULL: any, oldest first; a batch never spans partitions */
     uint32_t count;        /* rows wanted */
-    int32_t up_to;         /* 1: any number from 1 to count; 0: exact, short only at the end */
+    int32_t up_to;         /* 1: any number from 1 to count; 0: exact, short only when a sealed
+                              partition has no other rows that are neither taken nor done */
     int32_t policy;        /* dray_policy */
     int64_t timeout_ns;
     int64_t max_hold_ns; /* the claim is taken back after this; 0: it lives as the session */
@@ -143,23 +183,30 @@ typedef struct dray_claim_options {
         .size = sizeof(dray_claim_options), .timeout_ns = DRAY_WAIT_DEFAULT                        \
     }
 
-/* Takes rows for a task. Waits, woken, never polling. DRAY_ETIMEDOUT; DRAY_EEND when the named
- * partition is finished for the task, or (no partition named) the queue has ended and nothing can
- * become ready. The batch is the caller's until dray_batch_free. */
+/* Takes rows for a task. Waits, woken, never polling. Claims that wait are tried in the order of
+ * their arrival; one that cannot be filled does not hold up those behind it.
+ * DRAY_ETIMEDOUT says what there is; DRAY_EEND when the named partition is finished for the task,
+ * or (no partition named) the queue has ended and nothing can become ready; DRAY_EGONE: the named
+ * partition was cleared before it was finished; DRAY_ENOENT: no such task.
+ * Owner: the caller, until dray_batch_free; the queue must outlive it. Blocks up to timeout_ns. */
 int dray_claim(dray_queue *queue, const dray_claim_options *options, dray_batch **out,
                dray_error *error);
-/* The first of several claims that can be filled, tried in the order given. *which is its index. */
+/* The first of several claims that can be filled, tried in the order given. *which is its index;
+ * may be NULL. The first one's timeout counts. DRAY_EEND when all of them have ended. */
 int dray_claim_any(dray_queue *queue, const dray_claim_options *options, uint32_t count,
                    uint32_t *which, dray_batch **out, dray_error *error);
-/* Not blocking: start, then poll (DRAY_EAGAIN until answered) when dray_queue_fd is readable. */
+/* Not blocking: start, then poll (DRAY_EAGAIN until answered) when dray_queue_fd is readable. One
+ * at a time (DRAY_EBUSY); other calls may come between. */
 int dray_claim_start(dray_queue *queue, const dray_claim_options *options, uint32_t count,
                      dray_error *error);
 int dray_claim_poll(dray_queue *queue, uint32_t *which, dray_batch **out, dray_error *error);
 
+/* What a batch holds. Valid until dray_batch_free; do not block. */
 uint32_t dray_batch_rows(const dray_batch *batch);
 const char *dray_batch_partition(const dray_batch *batch);
 const dray_row *dray_batch_row(const dray_batch *batch, uint32_t index); /* NULL: out of range */
-/* DRAY_ENOENT: the row has no such tag. */
+/* Tags as they were committed when the batch was claimed; of one key, the last commit's.
+ * DRAY_ENOENT: the row has no such tag. Does not block. */
 int dray_batch_tag(const dray_batch *batch, uint32_t index, const char *key, double *value,
                    dray_error *error);
 
@@ -173,25 +220,32 @@ typedef struct dray_column {
     const uint64_t *lengths; /* elements of each row's value */
 } dray_column;
 
+/* The column must be one that the task needs (DRAY_ENOENT). cells and lengths are the batch's.
+ * DRAY_EFORMAT: the producer's offsets lead outside its values; DRAY_ECLOSED, DRAY_EUNSUPPORTED:
+ * the keeper is not there, or there is none. Waits for the keeper at the first read of a chunk. */
 int dray_batch_column(dray_batch *batch, const char *name, dray_column *out, dray_error *error);
 /* The same, copied back to back into `out` (capacity bytes; DRAY_EFULL names the size needed). */
 int dray_batch_gather(dray_batch *batch, const char *name, void *out, size_t capacity,
                       size_t *bytes, dray_error *error);
-/* Writes an output column for all rows of the batch, in batch order. Not visible before commit. */
+/* Writes an output column for all rows of the batch, in batch order. Not visible before commit.
+ * Setting it again replaces it. Copies the values; waits only where new memory is needed. */
 int dray_batch_set(dray_batch *batch, const dray_column_data *column, dray_error *error);
 int dray_batch_set_tag(dray_batch *batch, uint32_t index, const char *key, double value,
                        dray_error *error);
-/* Outputs, tags and the acknowledgement in one step: all or none. Repeating it succeeds.
- * DRAY_ESTALE: the claim was superseded; DRAY_EINVALID: a column in `writes` was not set. */
+/* Outputs, tags and the acknowledgement in one step: all or none. Repeating it succeeds, also after
+ * DRAY_ETIMEDOUT. DRAY_ESTALE: the claim was superseded, its outputs are freed; DRAY_EGONE: the
+ * partition was cleared; DRAY_EINVALID: a column in `writes` was not set; DRAY_EPERM: imported. */
 int dray_batch_commit(dray_batch *batch, dray_error *error);
-/* Gives rows back as failed attempts, with the reason. row_count 0: all of them. Rows that reach
- * max_attempts are dead. */
+/* Gives rows back as failed attempts, with the reason (of which 200 bytes are kept). rows: places
+ * in the batch; row_count 0: all of them. Rows that reach max_attempts are dead. A later commit is
+ * of the other rows; columns are still set for all. */
 int dray_batch_fail(dray_batch *batch, const uint32_t *rows, uint32_t row_count, const char *reason,
                     dray_error *error);
 /* Renews a claim with max_hold: it is taken back after this many ns from now; 0: it lives as the
  * session. DRAY_ESTALE: too late. */
 int dray_batch_hold(dray_batch *batch, int64_t max_hold_ns, dray_error *error);
-/* Unpins. A batch neither committed nor failed gives its rows back, not counted as an attempt. */
+/* Unpins: what dray_batch_column pointed to may go. A batch neither committed nor failed gives its
+ * rows back, not counted as an attempt. NULL is fine. Does not wait for an answer. */
 void dray_batch_free(dray_batch *batch);
 /* For the other ranks of a group: describe the batch here, open it read-only there (columns, rows
  * and tags; no commit). *out is malloc'ed. The exporter's batch must outlive the import's reads. */
@@ -199,8 +253,13 @@ int dray_batch_export(const dray_batch *batch, void **out, size_t *size, dray_er
 int dray_batch_import(dray_queue *queue, const void *data, size_t size, dray_batch **out,
                       dray_error *error);
 
-/* State as JSON: partitions (rows, sealed), depth per column, claims, committed and dead per task,
- * waiters, bytes. *out is malloc'ed. */
+/* State as JSON: {"name", "ended", "rows", "capacity_rows", "bytes", "hidden_bytes",
+ * "capacity_bytes", "chunks", "chunk_bytes", "claims", "clients", "waiters": {"claims": {task: n},
+ * "inserts", "waits"}, "partitions": [{"name", "generation", "rows", "groups", "sealed", "dead",
+ * "bytes", "reserved_bytes", "columns": {column: rows committed}, "tasks": {task: {"ready",
+ * "taken", "committed", "dead", "finished"}}, "deaths": [{"slot", "task", "attempts",
+ * "reason"}]}]}; dead of a task counts rows that died in its hands, deaths are the first 64. *out
+ * is malloc'ed. */
 int dray_queue_status(dray_queue *queue, char **out, dray_error *error);
 
 #ifdef __cplusplus

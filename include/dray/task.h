@@ -27,12 +27,18 @@ typedef struct dray_task_options {
         .size = sizeof(dray_task_options), .up_to = 1, .timeout_ns = DRAY_WAIT_DEFAULT             \
     }
 
-/* reads, writes: NULL-terminated lists of columns; checked against the job's table. */
+/* Opens a session, the queue and the task. reads, writes: NULL-terminated lists of columns,
+ * borrowed; checked against the job's table: what is read must be needed there, and what is written
+ * must be what is written there (DRAY_EINVALID says what differs); NULL: not checked. options NULL:
+ * all from the environment. Blocks up to the timeout. Owner: the caller, until dray_task_close. One
+ * thread at a time. Since 0.1. */
 int dray_task_open(const char *const *reads, const char *const *writes,
                    const dray_task_options *options, dray_task **out, dray_error *error);
-/* The next batch; the previous one, if still open, is freed. DRAY_EEND ends the task. */
+/* The next batch, the task's: it is freed by the next call or by dray_task_close, not by
+ * dray_batch_free. DRAY_EEND ends the task. Other errors as of dray_claim. */
 int dray_task_next(dray_task *task, dray_batch **out, dray_error *error);
-dray_context *dray_task_context(dray_task *task);
+dray_context *dray_task_context(dray_task *task); /* the task's; for barriers and reports */
+/* Frees the batch, closes queue and session. NULL is fine. */
 void dray_task_close(dray_task *task);
 
 #ifdef __cplusplus

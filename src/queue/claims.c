@@ -28,14 +28,6 @@ dray__client *dray__client_new(dray__table *table, uint64_t session, const char 
     return client;
 }
 
-dray__client *dray__client_find(const dray__table *table, uint32_t id, uint64_t session)
-{
-    for (dray__client *client = table->clients; client; client = client->next)
-        if (client->id == id && client->session == session)
-            return client;
-    return NULL;
-}
-
 /* ---- giving rows back ------------------------------------------------------------------------ */
 
 static void kill_row(dray__table *table, dray__partition *p, uint32_t task, uint32_t slot,

@@ -106,61 +106,6 @@ static void waiter_answer(waiter *w, dray__writer *out)
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* A string in the arena. NULL: the reader failed or memory ran out. */
-static const char *get_text(dray__reader *r, dray__arena *arena)
-{
-    char *text = dray__get_word(r);
-    const char *copy = text ? dray__arena_text(arena, text) : NULL;
-    if (text && !copy)
-        r->failed = true;
-    free(text);
-    return copy;
-}
-
-static void *get_array(dray__reader *r, dray__arena *arena, size_t wire, size_t size,
-                       uint32_t *count)
-{
-    *count = dray__get_count(r, wire);
-    void *array = dray__arena_get(arena, size * (*count ? *count : 1));
-    if (!array) {
-        r->failed = true;
-        *count = 0;
-    }
-    return array;
-}
-
-static const dray__new_column *get_columns(dray__reader *r, dray__arena *arena, uint32_t *count)
-{
-    dray__new_column *columns =
-        get_array(r, arena, 4 + DRAY__SPEC_WIRE + DRAY__EXTENT_WIRE, sizeof *columns, count);
-    for (uint32_t i = 0; i < *count && !r->failed; i++) {
-        columns[i].name = get_text(r, arena);
-        columns[i].spec = dray__get_spec(r);
-        columns[i].extent = dray__get_extent(r);
-    }
-    return columns;
-}
-
-static const dray__new_tag *get_tags(dray__reader *r, dray__arena *arena, uint32_t *count)
-{
-    uint32_t key_count;
-    const char **keys = get_array(r, arena, 4, sizeof *keys, &key_count);
-    for (uint32_t i = 0; i < key_count && !r->failed; i++)
-        keys[i] = get_text(r, arena);
-    dray__new_tag *tags = get_array(r, arena, 16, sizeof *tags, count);
-    for (uint32_t i = 0; i < *count && !r->failed; i++) {
-        uint32_t key;
-        tags[i].item = dray__get_u32(r);
-        key = dray__get_u32(r);
-        tags[i].value = dray__get_f64(r);
-        if (key >= key_count)
-            r->failed = true;
-        else
-            tags[i].key = keys[key];
-    }
-    return tags;
-}
-
 static const char *message_of(const dray__request *request)
 {
     return dray__message_name(dray__request_type(request));
@@ -250,7 +195,11 @@ static int try_claim(waiter *w, dray__writer *out, dray_error *error)
             }
             dray__answer_dropped(out, table, w->drops_seen);
             dray__answer_claim(out, table, claim, i, w->columns_known, w->keys_known);
-            return DRAY_OK;
+            if (!out->failed && out->size <= DRAY__FRAME_MAX)
+                return DRAY_OK;
+            dray__claim_release(table, w->client, w->ticket);
+            return dray__fail(error, DRAY_EFULL, "claim of %u rows: its description is too large",
+                              one->want.count);
         }
         if (rc == DRAY_EAGAIN)
             continue;
@@ -383,40 +332,6 @@ static void on_timer(evutil_socket_t fd, short what, void *user)
 
 /* ---- OPEN ------------------------------------------------------------------------------------ */
 
-typedef struct opening {
-    const char *name;
-    dray__task_names *tasks;
-    uint32_t task_count, max_attempts;
-    uint64_t rows, bytes;
-} opening;
-
-static void get_names(dray__reader *r, dray__arena *arena, const char *const **out, uint32_t *count)
-{
-    const char **names = get_array(r, arena, 4, sizeof *names, count);
-    for (uint32_t i = 0; i < *count && !r->failed; i++)
-        names[i] = get_text(r, arena);
-    *out = names;
-}
-
-static int get_opening(dray__request *request, dray__arena *arena, opening *out,
-                       int64_t *timeout_ns, dray_error *error)
-{
-    dray__reader *r = dray__request_payload(request);
-    out->name = get_text(r, arena);
-    out->tasks = get_array(r, arena, 12, sizeof *out->tasks, &out->task_count);
-    for (uint32_t i = 0; i < out->task_count && !r->failed; i++) {
-        dray__task_names *task = &out->tasks[i];
-        *task = (dray__task_names){.name = get_text(r, arena)};
-        get_names(r, arena, &task->needs, &task->needs_count);
-        get_names(r, arena, &task->writes, &task->writes_count);
-    }
-    out->rows = dray__get_u64(r);
-    out->bytes = dray__get_u64(r);
-    out->max_attempts = dray__get_u32(r);
-    *timeout_ns = dray__get_i64(r);
-    return finish(request, error);
-}
-
 static queue *find_queue(const controller *self, const char *name)
 {
     for (queue *q = self->queues; q; q = q->next)
@@ -425,7 +340,7 @@ static queue *find_queue(const controller *self, const char *name)
     return NULL;
 }
 
-static int create(controller *self, const opening *o, queue **out, dray_error *error)
+static int create(controller *self, const dray__opening *o, queue **out, dray_error *error)
 {
     queue *q = calloc(1, sizeof *q);
     if (!q)
@@ -494,8 +409,9 @@ static int on_open(controller *self, dray__request *request, dray_error *error)
     if (!w)
         return dray__nomem(error);
     w->request = request;
-    opening o = {0};
-    int rc = get_opening(request, &w->arena, &o, &w->timeout_ns, error);
+    dray__opening o = {0};
+    int rc =
+        dray__get_opening(dray__request_payload(request), &w->arena, &o, &w->timeout_ns, error);
     queue *q = rc ? NULL : find_queue(self, o.name);
     if (!rc && !q && !o.task_count) {
         w->name = o.name;
@@ -524,15 +440,15 @@ static int on_insert(controller *self, dray__request *request, dray_error *error
     if (rc)
         return rc;
     dray__reader *r = dray__request_payload(request);
-    w->rows.partition = get_text(r, &w->arena);
+    w->rows.partition = dray__get_text(r, &w->arena);
     w->rows.rows = dray__get_u32(r);
     w->rows.group_size = dray__get_u32(r);
     w->rows.per_group = dray__get_u8(r) != 0;
     w->rows.at_slot = dray__get_u64(r);
     w->rows.row_bytes = dray__get_u64(r);
     w->timeout_ns = dray__get_i64(r);
-    w->rows.columns = get_columns(r, &w->arena, &w->rows.column_count);
-    w->rows.tags = get_tags(r, &w->arena, &w->rows.tag_count);
+    w->rows.columns = dray__get_columns(r, &w->arena, &w->rows.column_count);
+    w->rows.tags = dray__get_tags(r, &w->arena, &w->rows.tag_count);
     rc = finish(request, error);
     if (rc) {
         waiter_free(w);
@@ -555,11 +471,11 @@ static int on_claim(controller *self, dray__request *request, dray_error *error)
     w->columns_known = dray__get_u32(r);
     w->keys_known = dray__get_u32(r);
     w->timeout_ns = dray__get_i64(r);
-    w->wants = get_array(r, &w->arena, 25, sizeof *w->wants, &w->want_count);
+    w->wants = dray__get_array(r, &w->arena, 25, sizeof *w->wants, &w->want_count);
     for (uint32_t i = 0; i < w->want_count && !r->failed; i++) {
         choice *one = &w->wants[i];
         *one = (choice){.want.task = dray__get_u32(r)};
-        const char *partition = get_text(r, &w->arena);
+        const char *partition = dray__get_text(r, &w->arena);
         one->want.partition = partition && *partition ? partition : NULL;
         one->want.count = dray__get_u32(r);
         one->want.up_to = dray__get_u8(r) != 0;
@@ -584,7 +500,7 @@ static int on_wait(controller *self, dray__request *request, dray_error *error)
     if (rc)
         return rc;
     dray__reader *r = dray__request_payload(request);
-    w->name = get_text(r, &w->arena);
+    w->name = dray__get_text(r, &w->arena);
     w->task = dray__get_u32(r);
     w->timeout_ns = dray__get_i64(r);
     rc = finish(request, error);
@@ -611,7 +527,7 @@ typedef struct step {
 
 static int do_seal(step *s, dray_error *error)
 {
-    const char *partition = get_text(s->r, &s->arena);
+    const char *partition = dray__get_text(s->r, &s->arena);
     uint32_t rows = dray__get_u32(s->r);
     int rc = finish(s->request, error);
     return rc ? rc : dray__table_seal(s->table, partition, rows, error);
@@ -619,7 +535,7 @@ static int do_seal(step *s, dray_error *error)
 
 static int do_clear(step *s, dray_error *error)
 {
-    const char *partition = get_text(s->r, &s->arena);
+    const char *partition = dray__get_text(s->r, &s->arena);
     int rc = finish(s->request, error);
     return rc ? rc : dray__table_clear(s->table, partition, error);
 }
@@ -636,8 +552,8 @@ static int do_commit(step *s, dray_error *error)
 {
     uint32_t ticket = dray__get_u32(s->r), generation = dray__get_u32(s->r);
     uint32_t column_count, tag_count;
-    const dray__new_column *columns = get_columns(s->r, &s->arena, &column_count);
-    const dray__new_tag *tags = get_tags(s->r, &s->arena, &tag_count);
+    const dray__new_column *columns = dray__get_columns(s->r, &s->arena, &column_count);
+    const dray__new_tag *tags = dray__get_tags(s->r, &s->arena, &tag_count);
     int rc = finish(s->request, error);
     if (!rc)
         rc = dray__claim_commit(s->table, s->client, ticket, generation, columns, column_count,
@@ -650,7 +566,7 @@ static int do_commit(step *s, dray_error *error)
 static int do_fail(step *s, dray_error *error)
 {
     uint32_t ticket = dray__get_u32(s->r), count;
-    uint32_t *items = get_array(s->r, &s->arena, 4, sizeof *items, &count);
+    uint32_t *items = dray__get_array(s->r, &s->arena, 4, sizeof *items, &count);
     for (uint32_t i = 0; i < count; i++)
         items[i] = dray__get_u32(s->r);
     char *text = dray__get_string(s->r, 4096);

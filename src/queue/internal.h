@@ -1,8 +1,10 @@
 /* What the controller's files share: controller.c (requests, waiters), answers.c (replies),
+ * decode.c (reading),
  * status.c (JSON), drops.c (telling the keeper). */
 #ifndef DRAY_QUEUE_INTERNAL_H
 #define DRAY_QUEUE_INTERNAL_H
 
+#include "base/arena.h"
 #include "control/channel.h"
 #include "queue/messages.h"
 #include "queue/table.h"
@@ -28,6 +30,23 @@ typedef struct dray__drops {
 void dray__drops_add(void *drops, uint64_t chunk, uint64_t key);
 void dray__drops_flush(dray__drops *drops);
 void dray__drops_free(dray__drops *drops);
+
+const char *dray__get_text(dray__reader *r, dray__arena *arena); /* NULL: it failed */
+/* Room for the counted items that follow, each taking at least `wire` bytes in the message. */
+void *dray__get_array(dray__reader *r, dray__arena *arena, size_t wire, size_t size,
+                      uint32_t *count);
+const dray__new_column *dray__get_columns(dray__reader *r, dray__arena *arena, uint32_t *count);
+const dray__new_tag *dray__get_tags(dray__reader *r, dray__arena *arena, uint32_t *count);
+
+typedef struct dray__opening {
+    const char *name;
+    dray__task_names *tasks;
+    uint32_t task_count, max_attempts;
+    uint64_t rows, bytes;
+} dray__opening;
+
+int dray__get_opening(dray__reader *r, dray__arena *arena, dray__opening *out, int64_t *timeout_ns,
+                      dray_error *error);
 
 /* The beginnings of replies (messages.h). */
 void dray__answer_dropped(dray__writer *w, const dray__table *table, uint64_t seen);

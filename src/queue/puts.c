@@ -9,18 +9,23 @@
 #include <string.h>
 
 #define PUT_COLUMNS_MAX 512u
+#define CHUNKS_MAX 65536u
+#define CHUNK_BYTES_MAX (UINT64_C(1) << 40) /* sums of bytes cannot overflow */
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
 
 int dray__chunk_add(dray__table *table, dray__client *client, uint64_t id, uint64_t key,
                     uint64_t size, dray_error *error)
 {
-    if (!id || !size || size > INT64_MAX)
+    if (!id || !size || size > CHUNK_BYTES_MAX)
         return dray__fail(error, DRAY_EINVALID, "chunk %016llx of %llu bytes: impossible",
                           (unsigned long long)id, (unsigned long long)size);
     if (dray__idmap_get(&table->chunks, id))
         return dray__fail(error, DRAY_EEXIST, "chunk %016llx is registered already",
                           (unsigned long long)id);
+    if (table->chunks.count >= CHUNKS_MAX)
+        return dray__fail(error, DRAY_EFULL, "queue %s: more than %u chunks", table->name,
+                          CHUNKS_MAX);
     dray__chunk *chunk = malloc(sizeof *chunk);
     if (!chunk || !dray__idmap_set(&table->chunks, id, chunk)) {
         free(chunk);
@@ -164,6 +169,22 @@ static int check_column(const dray__table *table, const dray__client *client, in
     return rc;
 }
 
+/* What lives in a chunk cannot be more than the chunk: values do not overlap. */
+static int check_chunk(const dray__table *table, const dray__new_column *columns, uint32_t count,
+                       uint32_t at, uint32_t items, dray_error *error)
+{
+    uint64_t id = columns[at].extent.chunk;
+    const dray__chunk *chunk = dray__idmap_get(&table->chunks, id);
+    uint64_t bytes = chunk->live_bytes;
+    for (uint32_t i = 0; i < count; i++)
+        if (columns[i].extent.chunk == id)
+            bytes += dray__extent_bytes(&columns[i].extent, &columns[i].spec, items);
+    if (bytes <= chunk->size)
+        return DRAY_OK;
+    return dray__fail(error, DRAY_EINVALID, "column %s: %llu bytes in a chunk of %llu",
+                      columns[at].name, (unsigned long long)bytes, (unsigned long long)chunk->size);
+}
+
 int dray__put_check(const dray__table *table, const dray__client *client, int writer,
                     const dray__new_column *columns, uint32_t column_count,
                     const dray__new_tag *tags, uint32_t tag_count, uint32_t items, uint64_t *bytes,
@@ -181,6 +202,11 @@ int dray__put_check(const dray__table *table, const dray__client *client, int wr
             if (strcmp(columns[i].name, columns[j].name) == 0)
                 return dray__fail(error, DRAY_EINVALID, "column %s is given twice",
                                   columns[i].name);
+    }
+    for (uint32_t i = 0; i < column_count; i++) {
+        int rc = check_chunk(table, columns, column_count, i, items, error);
+        if (rc)
+            return rc;
     }
     for (uint32_t i = 0; i < tag_count; i++) {
         int rc = dray__name_check(tags[i].key, "tag", error);
@@ -336,6 +362,7 @@ static void free_column(dray__table *table, dray__put *put, dray__put_column *co
     dray__chunk *chunk = column->chunk;
     column->chunk = NULL;
     chunk->live--;
+    chunk->live_bytes -= bytes;
     dray__chunk_check_free(table, chunk);
 }
 
@@ -383,8 +410,10 @@ void dray__put_apply(dray__table *table, dray__partition *p, int writer, dray__p
     uint64_t bytes = 0;
     for (uint32_t c = 0; c < put->column_count; c++) {
         p->committed[put->columns[c].column] += rows;
+        uint64_t size = column_bytes(table, put, &put->columns[c]);
         put->columns[c].chunk->live++;
-        bytes += column_bytes(table, put, &put->columns[c]);
+        put->columns[c].chunk->live_bytes += size;
+        bytes += size;
     }
     for (uint32_t t = 0; t < table->task_count; t++)
         if (put->unsettled[t])

@@ -227,18 +227,24 @@ int dray__queue_task(const dray_queue *queue, const char *name, uint32_t *task, 
 
 /* ---- writing values -------------------------------------------------------------------------- */
 
-/* The controller may have chunks for us that it could not say yet. */
-static int ask_storage(dray_queue *queue, bool add, uint64_t id, uint64_t key, uint64_t size,
-                       dray_error *error)
+/* Tells the controller of a chunk that we add, and of one that we give up; NULL: of none. It may
+ * have chunks for us that it could not say yet. */
+static int tell_storage(dray_queue *queue, const dray__written *add, const dray__written *give_up,
+                        dray_error *error)
 {
     dray__writer *w = dray__queue_begin(queue);
     dray__put_u32(w, add ? 1 : 0);
     if (add) {
-        dray__put_u64(w, id);
-        dray__put_u64(w, key);
-        dray__put_u64(w, size);
+        dray__put_u64(w, add->id);
+        dray__put_u64(w, add->key);
+        dray__put_u64(w, add->size);
     }
-    dray__storage_put_surplus(&queue->storage, w);
+    if (give_up) {
+        dray__put_u32(w, 1);
+        dray__put_u64(w, give_up->id);
+    } else {
+        dray__storage_put_surplus(&queue->storage, w);
+    }
     dray__reply reply;
     int rc =
         dray__queue_call(queue, DRAY__MSG_QUEUE_CHUNK,
@@ -249,29 +255,44 @@ static int ask_storage(dray_queue *queue, bool add, uint64_t id, uint64_t key, u
     return dray__reader_finish(&reply.payload, "QUEUE_CHUNK", error);
 }
 
+/* The controller learns of a chunk before the keeper gets it: whenever we die, one of them forgets
+ * it for both. */
+static int add_chunk(dray_queue *queue, uint64_t bytes, dray_error *error)
+{
+    dray__written *chunk = NULL;
+    int fd = -1, rc = dray__storage_make(&queue->storage, bytes, &chunk, &fd, error);
+    if (rc)
+        return rc;
+    rc = tell_storage(queue, chunk, NULL, error);
+    if (!rc) {
+        rc = dray__keeper_put(&queue->keeper, chunk->id, chunk->key, chunk->size, fd, error);
+        if (rc)
+            tell_storage(queue, NULL, chunk, NULL);
+    }
+    close(fd);
+    if (rc)
+        dray__storage_unmake(chunk);
+    else
+        dray__storage_add(&queue->storage, chunk);
+    return rc;
+}
+
 static int take_room(dray_queue *queue, uint64_t bytes, dray__span *out, dray_error *error)
 {
     dray__storage *storage = &queue->storage;
     if (dray__storage_take(storage, bytes, out))
         return DRAY_OK;
+    int rc = DRAY_OK;
     if (!dray__storage_reuse(storage, bytes)) {
-        int rc = storage->count ? ask_storage(queue, false, 0, 0, 0, error) : DRAY_OK;
-        if (rc)
-            return rc;
-        uint64_t key;
-        if (!dray__storage_reuse(storage, bytes)) {
-            rc = dray__storage_extend(storage, &queue->keeper, bytes, &key, error);
-            if (!rc)
-                rc = ask_storage(queue, true, storage->current->id, key, storage->current->size,
-                                 error);
-            if (rc)
-                return rc;
-        }
+        if (storage->count)
+            rc = tell_storage(queue, NULL, NULL, error);
+        if (!rc && !dray__storage_reuse(storage, bytes))
+            rc = add_chunk(queue, bytes, error);
     }
-    if (!dray__storage_take(storage, bytes, out))
-        return dray__fail(error, DRAY_EINTERNAL, "no room for %llu bytes in a new chunk",
-                          (unsigned long long)bytes);
-    return DRAY_OK;
+    if (!rc && !dray__storage_take(storage, bytes, out))
+        rc = dray__fail(error, DRAY_EINTERNAL, "no room for %llu bytes in a new chunk",
+                        (unsigned long long)bytes);
+    return rc;
 }
 
 static int check_offsets(const dray_column_data *column, uint64_t items, uint64_t slice,

@@ -75,8 +75,8 @@ static uint64_t chunk_size(const dray__storage *storage, uint64_t bytes)
     return size;
 }
 
-int dray__storage_extend(dray__storage *storage, dray__keeper_link *keeper, uint64_t bytes,
-                         uint64_t *key, dray_error *error)
+int dray__storage_make(const dray__storage *storage, uint64_t bytes, dray__written **out, int *fd,
+                       dray_error *error)
 {
     uint64_t random[2] = {0, 0};
     if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
@@ -85,28 +85,32 @@ int dray__storage_extend(dray__storage *storage, dray__keeper_link *keeper, uint
     if (!chunk)
         return dray__nomem(error);
     chunk->id = random[0] | 1; /* never 0 */
+    chunk->key = random[1];
     chunk->size = chunk_size(storage, bytes);
-    void *base;
-    int fd, rc = dray__segment_new(chunk->size, &base, &fd, error);
+    void *base = NULL;
+    int rc = dray__segment_new(chunk->size, &base, fd, error);
     if (rc) {
-        free(chunk);
-        return rc;
-    }
-    rc = dray__keeper_put(keeper, chunk->id, random[1], chunk->size, fd, error);
-    close(fd);
-    if (rc) {
-        munmap(base, chunk->size);
         free(chunk);
         return rc;
     }
     chunk->base = base;
+    *out = chunk;
+    return DRAY_OK;
+}
+
+void dray__storage_add(dray__storage *storage, dray__written *chunk)
+{
     chunk->next = storage->chunks;
     storage->chunks = chunk;
     storage->count++;
     storage->bytes += chunk->size;
-    *key = random[1];
     set_current(storage, chunk);
-    return DRAY_OK;
+}
+
+void dray__storage_unmake(dray__written *chunk)
+{
+    munmap(chunk->base, chunk->size);
+    free(chunk);
 }
 
 void dray__storage_done(dray__storage *storage, const dray__span *span, bool given_up)

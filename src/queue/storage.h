@@ -19,7 +19,7 @@ typedef enum dray__written_state {
 } dray__written_state;
 
 typedef struct dray__written {
-    uint64_t id, size, used;
+    uint64_t id, key, size, used; /* key: what one must know to have it dropped */
     uint8_t *base;
     uint32_t pending; /* values set and neither committed nor given up */
     dray__written_state state;
@@ -45,10 +45,11 @@ typedef struct dray__span { /* room for values, of a chunk */
 bool dray__storage_take(dray__storage *storage, uint64_t bytes, dray__span *out);
 /* Makes a free chunk of at least `bytes` current. false: there is none that suits. */
 bool dray__storage_reuse(dray__storage *storage, uint64_t bytes);
-/* Makes a new chunk of at least `bytes`, puts it into the keeper, and makes it current. *key is
- * what the controller must know to have it dropped. */
-int dray__storage_extend(dray__storage *storage, dray__keeper_link *keeper, uint64_t bytes,
-                         uint64_t *key, dray_error *error);
+/* Makes a new chunk of at least `bytes`, not yet one of the storage's. *fd is for the keeper. */
+int dray__storage_make(const dray__storage *storage, uint64_t bytes, dray__written **out, int *fd,
+                       dray_error *error);
+void dray__storage_add(dray__storage *storage, dray__written *chunk); /* and makes it current */
+void dray__storage_unmake(dray__written *chunk);
 /* A span's values were committed, or given up (then its room is taken back where it can be). */
 void dray__storage_done(dray__storage *storage, const dray__span *span, bool given_up);
 void dray__storage_recycled(dray__storage *storage, uint64_t id);

@@ -107,7 +107,8 @@ struct dray__partition {
 typedef struct dray__chunk {
     uint64_t id, key, size;
     dray__client *owner; /* NULL: gone, nobody writes it again */
-    uint32_t live;       /* extents that are not freed */
+    uint32_t live;       /* extents that are not freed, */
+    uint64_t live_bytes; /* and their bytes: at most size */
     bool closed;         /* its owner will put nothing more in before it got it back */
     bool parked;         /* in the owner's list of chunks to hand back */
     bool retired;        /* must never be rewritten */
@@ -248,7 +249,6 @@ dray__partition *dray__table_partition(const dray__table *table, const char *nam
 
 dray__client *dray__client_new(dray__table *table, uint64_t session, const char *name,
                                dray_error *error);
-dray__client *dray__client_find(const dray__table *table, uint32_t id, uint64_t session);
 /* died: its open claims count as failed attempts (reason), and what it had pinned is never
  * rewritten; else they are simply given back. */
 void dray__client_end(dray__table *table, dray__client *client, bool died, const char *reason);
@@ -327,13 +327,15 @@ bool dray__claim_release(dray__table *table, dray__client *client, uint32_t tick
 /* Takes back what was held too long. Returns when the next one is due, or INT64_MAX. */
 int64_t dray__table_expire(dray__table *table, int64_t now);
 
-/* ---- between table.c, claims.c, puts.c and policy.c ------------------------------------------ */
+/* ---- between table.c, ready.c, claims.c, puts.c and policy.c
+ * ------------------------------------------ */
 
 bool dray__finished(const dray__partition *p, uint32_t task);
 /* Rows that are neither taken nor settled. */
 uint32_t dray__open_rows(const dray__partition *p, uint32_t task);
 /* Recomputes word w of the task's ready bits; settled: rows of it were settled, too. */
 void dray__refresh(dray__table *table, dray__partition *p, uint32_t task, uint32_t w, bool settled);
+void dray__refresh_group(dray__table *table, dray__partition *p, uint32_t task, uint32_t g);
 void dray__refresh_all_tasks(dray__table *table, dray__partition *p, uint32_t w, bool settled);
 /* Sets *items to `capacity` items of `size` bytes, the new ones zero. DRAY_ENOMEM. */
 int dray__grow(void *items, size_t old_capacity, size_t capacity, size_t size, dray_error *error);

@@ -1,77 +1,11 @@
 /* The queue through its public API: one program for the ways in which rows go from insert to end.
- * Processes that die have a program of their own (test_death.c). */
-#include "queue/client.h"
-#include "queue/fixture.h"
+ * What is refused, and processes that die, have programs of their own. */
+#include "queue/three_tasks.h"
 
+#include <dray/task.h>
 #include <jansson.h>
 #include <poll.h>
 #include <pthread.h>
-
-static queue_fixture f;
-
-static const char *const prompts[] = {"prompts"};
-static const char *const responses[] = {"responses"};
-static const char *const rewards[] = {"rewards"};
-static const char *const both[] = {"responses", "rewards"};
-
-static const dray_queue_task three_tasks[] = {
-    {.name = "rollout", .needs = prompts, .needs_count = 1, .writes = responses, .writes_count = 1},
-    {.name = "reward", .needs = responses, .needs_count = 1, .writes = rewards, .writes_count = 1},
-    {.name = "actor", .needs = both, .needs_count = 2},
-};
-
-static dray_queue *open_queue(dray_context *context, const char *name, uint64_t rows,
-                              uint64_t bytes)
-{
-    dray_error error;
-    dray_queue *queue;
-    dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
-    options.tasks = three_tasks;
-    options.task_count = 3;
-    options.capacity_rows = rows;
-    options.capacity_bytes = bytes;
-    OK(dray_queue_open(context, name, &options, &queue, &error));
-    return queue;
-}
-
-static dray_column_data int_column(const char *name, const int32_t *values)
-{
-    return (dray_column_data){.name = name, .dtype = DRAY_I32, .values = values};
-}
-
-static void insert_ints(dray_queue *queue, const char *partition, uint32_t rows, uint32_t group)
-{
-    dray_error error;
-    int32_t values[64];
-    for (int i = 0; i < 64; i++)
-        values[i] = i * 10;
-    dray_column_data column = int_column("prompts", values);
-    dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
-    o.partition = partition;
-    o.rows = rows;
-    o.group_size = group;
-    o.columns = &column;
-    o.column_count = 1;
-    OK(dray_insert(queue, &o, NULL, &error));
-}
-
-static dray_claim_options want(const char *task, uint32_t count)
-{
-    dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
-    o.task = task;
-    o.count = count;
-    return o;
-}
-
-static void set_ints(dray_batch *batch, const char *name, int32_t base)
-{
-    dray_error error;
-    int32_t values[64];
-    for (uint32_t i = 0; i < dray_batch_rows(batch); i++)
-        values[i] = base + (int32_t)dray_batch_row(batch, i)->slot;
-    dray_column_data column = int_column(name, values);
-    OK(dray_batch_set(batch, &column, &error));
-}
 
 static void test_rows_flow(void **state)
 {
@@ -138,20 +72,6 @@ static void test_rows_flow(void **state)
     OK(dray_clear(queue, "0", &error));
     dray_queue_close(queue);
     dray_close(context);
-}
-
-static void all_rows(dray_queue *queue, const char *task, const char *output, int32_t base,
-                     uint32_t count)
-{
-    dray_error error;
-    dray_batch *batch;
-    dray_claim_options o = want(task, count);
-    OK(dray_claim(queue, &o, &batch, &error));
-    assert_int_equal(dray_batch_rows(batch), count);
-    if (output)
-        set_ints(batch, output, base);
-    OK(dray_batch_commit(batch, &error));
-    dray_batch_free(batch);
 }
 
 /* The text of one line of /proc/self/maps that holds the address. */
@@ -801,269 +721,101 @@ static void test_threads(void **state)
     dray_close(context);
 }
 
-static void use_after_fork(void *argument)
-{
-    dray_queue *queue = argument;
-    dray_error error;
-    char *text;
-    dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
-    int32_t value = 1;
-    dray_column_data column = int_column("prompts", &value);
-    o.partition = "x";
-    o.rows = 1;
-    o.columns = &column;
-    o.column_count = 1;
-    FAILS(DRAY_ECLOSED, dray_queue_status(queue, &text, &error));
-    FAILS(DRAY_ECLOSED, dray_insert(queue, &o, NULL, &error));
-}
-
-static void test_forks_are_refused(void **state)
-{
-    (void)state;
-    dray_context *context = fixture_context(&f, "fork");
-    dray_queue *queue = open_queue(context, "fork", 0, 0);
-    insert_ints(queue, "0", 1, 1);
-    join(child(use_after_fork, queue));
-    insert_ints(queue, "1", 1, 1); /* the parent's is as it was */
-    dray_queue_close(queue);
-    dray_close(context);
-}
-
-/* ---- refusals -------------------------------------------------------------------------------- */
-
-static void test_bad_arguments(void **state)
+/* A program of a job: everything from the environment. */
+static void test_task(void **state)
 {
     (void)state;
     dray_error error;
-    dray_context *context = fixture_context(&f, "bad");
-    dray_queue *queue = open_queue(context, "bad", 0, 0), *no = NULL;
-    dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
-    options.tasks = three_tasks;
-    options.task_count = 2;
-    FAILS(DRAY_EEXIST, dray_queue_open(context, "bad", &options, &no, &error));
-    options.task_count = 0;
-    options.timeout_ns = 1000000;
-    FAILS(DRAY_ETIMEDOUT, dray_queue_open(context, "nowhere", &options, &no, &error));
-    const dray_queue_task twice[] = {
-        {.name = "a", .writes = prompts, .writes_count = 1},
-        {.name = "b", .writes = prompts, .writes_count = 1},
-    };
-    options.tasks = twice;
-    options.task_count = 2;
-    FAILS(DRAY_EINVALID, dray_queue_open(context, "twice", &options, &no, &error));
-    insert_ints(queue, "0", 4, 1);
-    dray_claim_options o = want("rolout", 1);
-    dray_batch *batch = NULL;
-    FAILS(DRAY_ENOENT, dray_claim(queue, &o, &batch, &error));
-    assert_non_null(strstr(error.message, "did you mean 'rollout'"));
-    o = want("rollout", 0);
-    FAILS(DRAY_EINVALID, dray_claim(queue, &o, &batch, &error));
-    o = want("rollout", 1);
-    o.policy = 77;
-    FAILS(DRAY_EINVALID, dray_claim(queue, &o, &batch, &error));
-    int32_t values[4] = {0};
-    dray_column_data column = int_column("responses", values);
-    dray_insert_options in = DRAY_INSERT_OPTIONS_INIT;
-    in.partition = "0";
-    in.rows = 4;
-    in.columns = &column;
-    in.column_count = 1;
-    FAILS(DRAY_EINVALID, dray_insert(queue, &in, NULL, &error)); /* rollout's column */
-    column = int_column("prompts", values);
-    column.dtype = DRAY_F32;
-    FAILS(DRAY_EDTYPE, dray_insert(queue, &in, NULL, &error));
-    column.dtype = 99;
-    FAILS(DRAY_EDTYPE, dray_insert(queue, &in, NULL, &error));
-    column = int_column("prompts", values);
-    column.ndim = 1;
-    column.shape[0] = 1;
-    FAILS(DRAY_ESHAPE, dray_insert(queue, &in, NULL, &error));
-    column.shape[0] = -1;
-    FAILS(DRAY_ESHAPE, dray_insert(queue, &in, NULL, &error));
-    column = int_column("prompts", NULL);
-    FAILS(DRAY_EINVALID, dray_insert(queue, &in, NULL, &error));
-    in.column_count = 0;
-    in.group_size = 3;
-    FAILS(DRAY_EINVALID, dray_insert(queue, &in, NULL, &error));
-    FAILS(DRAY_EINVALID, dray_seal(queue, "0", 5, &error));
-    FAILS(DRAY_ENOENT, dray_seal(queue, "9", 5, &error));
-    FAILS(DRAY_ENOENT, dray_clear(queue, "9", &error));
-    FAILS(DRAY_EINVALID, dray_clear(queue, "", &error));
-    o = want("rollout", 4);
-    OK(dray_claim(queue, &o, &batch, &error));
-    column = int_column("rewards", values);
-    FAILS(DRAY_EINVALID, dray_batch_set(batch, &column, &error));
-    uint64_t offsets[5] = {0, 1, 3, 2, 4};
-    column = int_column("responses", values);
-    column.ndim = 1;
-    column.offsets = offsets;
-    FAILS(DRAY_EINVALID, dray_batch_set(batch, &column, &error));
-    FAILS(DRAY_EINVALID, dray_batch_set_tag(batch, 4, "x", 1, &error));
-    FAILS(DRAY_EINVALID, dray_batch_fail(batch, NULL, 0, "", &error));
-    dray_batch_free(batch);
-    insert_ints(queue, "1", 1, 1); /* all is as it was */
-    dray_queue_close(queue);
-    dray_close(context);
-}
-
-/* Random bytes as payload of every message: errors, and the queue lives on. */
-static void test_bad_messages(void **state)
-{
-    (void)state;
-    dray_error error;
-    dray_context *context = fixture_context(&f, "noise");
-    dray_queue *queue = open_queue(context, "noise", 0, 0);
-    insert_ints(queue, "0", 4, 1);
-    uint64_t seed = (uint64_t)getpid() * 2654435761u, x = seed;
-    for (int round = 0; round < 2000 * test_scale(); round++) {
-        dray__writer w = {0};
-        x = x * UINT64_C(6364136223846793005) + 1442695040888963407;
-        uint16_t type = (uint16_t)(0x0301 + (x >> 33) % 14);
-        if (type == DRAY__MSG_QUEUE_CLOSE || type == DRAY__MSG_QUEUE_END)
-            continue;
-        if (x >> 40 & 1) { /* a right head, so that the rest is looked at */
-            dray__put_u32(&w, queue->id);
-            dray__put_u64(&w, 0);
-            dray__put_u32(&w, 0);
-        }
-        for (uint64_t n = (x >> 50) % 90; n; n--) {
-            x = x * UINT64_C(6364136223846793005) + 1442695040888963407;
-            dray__put_u8(&w, (uint8_t)(x >> 60 ? (x >> 40) & 3 : x >> 50));
-        }
-        dray__reply reply;
-        int rc = dray__call(queue->channel, type, &w, NULL, 0, dray__deadline(20 * DRAY__SECOND),
-                            &reply, &error);
-        if (rc == DRAY_ECLOSED || rc == DRAY_ETIMEDOUT || rc == DRAY_EINTERNAL) {
-            fprintf(stderr, "seed %llu, round %d: %s\n", (unsigned long long)seed, round,
-                    error.message);
-            abort();
-        }
-        dray__writer_free(&w);
+    dray_context *context = fixture_context(&f, "job");
+    dray_queue *queue = open_queue(context, "job", 0, 0);
+    static const char *const reads[] = {"prompts", NULL}, *const made[] = {"responses", NULL};
+    static const char *const wrong[] = {"rewards", NULL}, *const none[] = {NULL};
+    dray_task *task = NULL;
+    dray_batch *batch;
+    setenv("DRAY_ADDRESS", f.address, 1);
+    setenv("DRAY_QUEUE", "job", 1);
+    unsetenv("DRAY_TASK");
+    FAILS(DRAY_EINVALID, dray_task_open(reads, made, NULL, &task, &error));
+    setenv("DRAY_TASK", "rollout", 1);
+    FAILS(DRAY_EINVALID, dray_task_open(wrong, made, NULL, &task, &error));
+    FAILS(DRAY_EINVALID, dray_task_open(reads, wrong, NULL, &task, &error));
+    FAILS(DRAY_EINVALID, dray_task_open(reads, none, NULL, &task, &error));
+    setenv("DRAY_RANK", "one", 1);
+    FAILS(DRAY_EINVALID, dray_task_open(reads, made, NULL, &task, &error));
+    setenv("DRAY_RANK", "1", 1);
+    OK(dray_task_open(reads, made, NULL, &task, &error));
+    insert_ints(queue, "0", 40, 1);
+    OK(dray_seal(queue, "0", 40, &error));
+    OK(dray_queue_end(queue, &error));
+    static const uint32_t expected[] = {32, 8};
+    for (int i = 0; i < 2; i++) {
+        OK(dray_task_next(task, &batch, &error));
+        assert_int_equal(dray_batch_rows(batch), expected[i]);
+        set_ints(batch, "responses", 0);
+        OK(dray_batch_commit(batch, &error));
     }
-    all_rows(queue, "rollout", "responses", 0, 4);
+    FAILS(DRAY_EEND, dray_task_next(task, &batch, &error));
+    dray_task_close(task);
     dray_queue_close(queue);
     dray_close(context);
 }
 
-static void test_broken_producers(void **state)
+/* A tag that two tasks set has the value of the later commit. */
+static void test_tags(void **state)
 {
     (void)state;
     dray_error error;
-    dray_context *context = fixture_context(&f, "broken");
-    dray_queue *queue = open_queue(context, "broken", 0, 0);
+    dray_context *context = fixture_context(&f, "tags");
+    dray_queue *queue = open_queue(context, "tags", 0, 0);
     insert_ints(queue, "0", 3, 1);
     dray_batch *batch;
+    double value;
     dray_claim_options o = want("rollout", 3);
     OK(dray_claim(queue, &o, &batch, &error));
-    int32_t values[6] = {1, 2, 3, 4, 5, 6};
-    uint64_t offsets[4] = {0, 1, 3, 6};
-    dray_column_data column = int_column("responses", values);
-    column.ndim = 1;
-    column.offsets = offsets;
-    OK(dray_batch_set(batch, &column, &error));
-    dray__batch_output *output = &batch->outputs[0];
-    dray__extent right = output->extent;
-    const dray__extent wrong[] = {
-        {right.chunk, UINT64_MAX - 63, right.bytes, right.offsets},
-        {right.chunk, right.values, UINT64_C(1) << 40, right.offsets},
-        {right.chunk, right.values, UINT64_MAX, right.offsets},
-        {right.chunk, right.values + 1, right.bytes, right.offsets},
-        {right.chunk, right.values, right.bytes, (UINT64_C(4) << 20) - 64 + 64},
-        {right.chunk, right.values, right.bytes, UINT64_MAX - 63},
-        {right.chunk + 2, right.values, right.bytes, right.offsets},
-    };
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        output->extent = wrong[i];
-        int rc = dray_batch_commit(batch, &error);
-        assert_true(rc == DRAY_EFORMAT || rc == DRAY_EINVALID);
-    }
-    output->extent = right;
-    uint64_t *written = (uint64_t *)(void *)output->span.at;
+    for (uint32_t i = 3; i-- > 0;)
+        OK(dray_batch_set_tag(batch, i, i == 1 ? "b" : "a", i, &error));
+    OK(dray_batch_set_tag(batch, 2, "a", 20, &error));
+    set_ints(batch, "responses", 0);
     OK(dray_batch_commit(batch, &error));
     dray_batch_free(batch);
-    /* A producer that changes its offsets after the commit, before anyone reads. */
-    static const uint64_t forged[][4] = {{0, 7, 7, 6},
-                                         {0, 3, 1, 6},
-                                         {0, 1, 3, UINT64_MAX},
-                                         {0, 1, 3, UINT64_C(1) << 62},
-                                         {9, 1, 3, 6}};
     o = want("reward", 3);
-    for (size_t i = 0; i < sizeof forged / sizeof *forged; i++) {
-        dray_column read;
-        memcpy(written, forged[i], sizeof forged[i]);
-        OK(dray_claim(queue, &o, &batch, &error));
-        FAILS(DRAY_EFORMAT, dray_batch_column(batch, "responses", &read, &error));
-        dray_batch_free(batch);
-    }
-    memcpy(written, offsets, sizeof offsets);
-    int32_t out[6];
     OK(dray_claim(queue, &o, &batch, &error));
-    OK(dray_batch_gather(batch, "responses", out, sizeof out, NULL, &error));
-    assert_memory_equal(out, values, sizeof out);
+    OK(dray_batch_tag(batch, 0, "a", &value, &error));
+    assert_true(value == 0);
+    FAILS(DRAY_ENOENT, dray_batch_tag(batch, 1, "a", &value, &error));
+    OK(dray_batch_tag(batch, 1, "b", &value, &error));
+    assert_true(value == 1);
+    OK(dray_batch_tag(batch, 2, "a", &value, &error));
+    assert_true(value == 20);
+    OK(dray_batch_set_tag(batch, 2, "a", 30, &error));
+    set_ints(batch, "rewards", 0);
+    OK(dray_batch_commit(batch, &error));
+    dray_batch_free(batch);
+    o = want("actor", 3);
+    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_batch_tag(batch, 2, "a", &value, &error));
+    assert_true(value == 30);
     dray_batch_free(batch);
     dray_queue_close(queue);
     dray_close(context);
-}
-
-static void test_no_descriptors_are_left(void **state)
-{
-    (void)state;
-    dray_error error;
-    int mine = 0, coordinator = 0, keeper = 0, before = kept_chunks(&f); /* of earlier tests */
-    for (int round = 0; round < 6; round++) {
-        dray_context *context = fixture_context(&f, "descriptors");
-        dray_queue *queue = open_queue(context, "descriptors", 0, 0);
-        insert_ints(queue, "0", 4, 1);
-        dray_batch *batch;
-        dray_column column;
-        dray_claim_options o = want("rollout", 4);
-        OK(dray_claim(queue, &o, &batch, &error));
-        OK(dray_batch_column(batch, "prompts", &column, &error));
-        dray_batch_free(batch);
-        OK(dray_clear(queue, "0", &error));
-        dray_queue_close(queue);
-        dray_close(context);
-        wait_for_chunks(&f, before);
-        if (round == 2) { /* what is opened once is open by now */
-            mine = count_fds(getpid(), "");
-            coordinator = count_fds(f.coordinator_pid, "");
-            keeper = count_fds(f.keeper_pid, "");
-        }
-    }
-    for (int i = 0; i < 2000 && count_fds(f.coordinator_pid, "") > coordinator; i++)
-        usleep(5000); /* closing is not waited for */
-    for (int i = 0; i < 2000 && count_fds(f.keeper_pid, "") > keeper; i++)
-        usleep(5000);
-    assert_int_equal(count_fds(getpid(), ""), mine);
-    assert_true(count_fds(f.coordinator_pid, "") <= coordinator);
-    assert_true(count_fds(f.keeper_pid, "") <= keeper);
-}
-
-static int up(void **state)
-{
-    (void)state;
-    fixture_up(&f);
-    return 0;
-}
-
-static int down(void **state)
-{
-    (void)state;
-    fixture_down(&f);
-    return 0;
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows_flow),         cmocka_unit_test(test_reads_in_place),
-        cmocka_unit_test(test_every_dtype),       cmocka_unit_test(test_whole_groups),
-        cmocka_unit_test(test_attempts),          cmocka_unit_test(test_capacity),
-        cmocka_unit_test(test_waiters_are_woken), cmocka_unit_test(test_choices_and_polling),
-        cmocka_unit_test(test_ordered),           cmocka_unit_test(test_export),
-        cmocka_unit_test(test_threads),           cmocka_unit_test(test_forks_are_refused),
-        cmocka_unit_test(test_bad_arguments),     cmocka_unit_test(test_bad_messages),
-        cmocka_unit_test(test_broken_producers),  cmocka_unit_test(test_no_descriptors_are_left),
+        cmocka_unit_test(test_rows_flow),
+        cmocka_unit_test(test_reads_in_place),
+        cmocka_unit_test(test_every_dtype),
+        cmocka_unit_test(test_whole_groups),
+        cmocka_unit_test(test_attempts),
+        cmocka_unit_test(test_capacity),
+        cmocka_unit_test(test_waiters_are_woken),
+        cmocka_unit_test(test_choices_and_polling),
+        cmocka_unit_test(test_ordered),
+        cmocka_unit_test(test_export),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_tags),
+        cmocka_unit_test(test_task),
     };
     return cmocka_run_group_tests(tests, up, down);
 }

@@ -1,0 +1,102 @@
+/* A queue of three tasks, rollout -> reward -> actor, whose columns are one int32 a row. */
+#ifndef DRAY_TESTS_QUEUE_THREE_TASKS_H
+#define DRAY_TESTS_QUEUE_THREE_TASKS_H
+
+#include "queue/fixture.h"
+
+static queue_fixture f;
+
+static const char *const prompts[] = {"prompts"};
+static const char *const responses[] = {"responses"};
+static const char *const rewards[] = {"rewards"};
+static const char *const both[] = {"responses", "rewards"};
+
+static const dray_queue_task three_tasks[] = {
+    {.name = "rollout", .needs = prompts, .needs_count = 1, .writes = responses, .writes_count = 1},
+    {.name = "reward", .needs = responses, .needs_count = 1, .writes = rewards, .writes_count = 1},
+    {.name = "actor", .needs = both, .needs_count = 2},
+};
+
+static inline dray_queue *open_queue(dray_context *context, const char *name, uint64_t rows,
+                                     uint64_t bytes)
+{
+    dray_error error;
+    dray_queue *queue;
+    dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
+    options.tasks = three_tasks;
+    options.task_count = 3;
+    options.capacity_rows = rows;
+    options.capacity_bytes = bytes;
+    OK(dray_queue_open(context, name, &options, &queue, &error));
+    return queue;
+}
+
+static inline dray_column_data int_column(const char *name, const int32_t *values)
+{
+    return (dray_column_data){.name = name, .dtype = DRAY_I32, .values = values};
+}
+
+static inline void insert_ints(dray_queue *queue, const char *partition, uint32_t rows,
+                               uint32_t group)
+{
+    dray_error error;
+    int32_t values[64];
+    for (int i = 0; i < 64; i++)
+        values[i] = i * 10;
+    dray_column_data column = int_column("prompts", values);
+    dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
+    o.partition = partition;
+    o.rows = rows;
+    o.group_size = group;
+    o.columns = &column;
+    o.column_count = 1;
+    OK(dray_insert(queue, &o, NULL, &error));
+}
+
+static inline dray_claim_options want(const char *task, uint32_t count)
+{
+    dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
+    o.task = task;
+    o.count = count;
+    return o;
+}
+
+static inline void set_ints(dray_batch *batch, const char *name, int32_t base)
+{
+    dray_error error;
+    int32_t values[64];
+    for (uint32_t i = 0; i < dray_batch_rows(batch); i++)
+        values[i] = base + (int32_t)dray_batch_row(batch, i)->slot;
+    dray_column_data column = int_column(name, values);
+    OK(dray_batch_set(batch, &column, &error));
+}
+
+static inline void all_rows(dray_queue *queue, const char *task, const char *output, int32_t base,
+                            uint32_t count)
+{
+    dray_error error;
+    dray_batch *batch;
+    dray_claim_options o = want(task, count);
+    OK(dray_claim(queue, &o, &batch, &error));
+    assert_int_equal(dray_batch_rows(batch), count);
+    if (output)
+        set_ints(batch, output, base);
+    OK(dray_batch_commit(batch, &error));
+    dray_batch_free(batch);
+}
+
+static inline int up(void **state)
+{
+    (void)state;
+    fixture_up(&f);
+    return 0;
+}
+
+static inline int down(void **state)
+{
+    (void)state;
+    fixture_down(&f);
+    return 0;
+}
+
+#endif
