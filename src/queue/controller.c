@@ -6,38 +6,12 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "queue/internal.h"
+#include "queue/service.h"
 
 #include <event2/event.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-typedef struct controller controller;
-typedef struct waiter waiter;
-
-typedef struct line { /* waiters in order of arrival */
-    waiter *first, **last;
-} line;
-
-typedef struct queue {
-    struct queue *next;
-    controller *controller;
-    dray__table *table;
-    line claims, inserts, waits;
-    int64_t hold_due; /* when the next claim is held too long */
-} queue;
-
-struct controller {
-    struct event_base *base;
-    struct event *timer;
-    queue *queues;
-    dray__idmap clients; /* id -> dray__client, whose owner is the queue */
-    uint32_t client_ids;
-    line opens; /* attaching to queues that are not there yet */
-    dray__drops drops;
-    dray__writer out;
-};
 
 typedef struct choice {
     dray__want want; /* hold_until is set at each try */
@@ -45,12 +19,12 @@ typedef struct choice {
 } choice;
 
 /* A decoded request; everything in it lies in its arena or in the request's payload. */
-struct waiter {
-    waiter *next, **link;
-    line *line; /* where it waits; NULL: nowhere */
+struct dray__waiter {
+    dray__waiter *next, **link;
+    dray__line *line; /* where it waits; NULL: nowhere */
     dray__request *request;
     dray__arena arena;
-    queue *queue;
+    dray__served *queue;
     dray__client *client;
     uint64_t drops_seen;
     int64_t timeout_ns;
@@ -62,7 +36,7 @@ struct waiter {
     dray_error why; /* it could not be answered at the last try */
 };
 
-static void line_add(line *at, waiter *w)
+static void line_add(dray__line *at, dray__waiter *w)
 {
     w->line = at;
     w->next = NULL;
@@ -71,7 +45,7 @@ static void line_add(line *at, waiter *w)
     at->last = &w->next;
 }
 
-static void line_remove(waiter *w)
+static void line_remove(dray__waiter *w)
 {
     if (!w->line)
         return;
@@ -83,21 +57,21 @@ static void line_remove(waiter *w)
     w->line = NULL;
 }
 
-static void waiter_free(waiter *w)
+static void waiter_free(dray__waiter *w)
 {
     line_remove(w);
     dray__arena_free(&w->arena);
     free(w);
 }
 
-static void waiter_fail(waiter *w, const dray_error *error)
+static void waiter_fail(dray__waiter *w, const dray_error *error)
 {
     dray__request *request = w->request;
     waiter_free(w);
     dray__request_fail(request, error);
 }
 
-static void waiter_answer(waiter *w, dray__writer *out)
+static void waiter_answer(dray__waiter *w, dray__writer *out)
 {
     dray__request *request = w->request;
     waiter_free(w);
@@ -112,7 +86,7 @@ static const char *message_of(const dray__request *request)
 }
 
 /* The head of every request but OPEN: finds client and queue, closes chunks. */
-static int get_head(controller *self, dray__request *request, dray__client **client,
+int dray__read_head(dray__controller *self, dray__request *request, dray__client **client,
                     uint64_t *drops_seen, dray_error *error)
 {
     dray__reader *r = dray__request_payload(request);
@@ -128,7 +102,7 @@ static int get_head(controller *self, dray__request *request, dray__client **cli
     if (!found || found->session != member)
         return dray__fail(error, DRAY_ENOENT, "%s: this session has no open queue number %u",
                           message_of(request), id);
-    queue *q = found->owner;
+    dray__served *q = found->owner;
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < count; i++) {
         uint64_t chunk = dray__get_u64(r);
@@ -140,13 +114,14 @@ static int get_head(controller *self, dray__request *request, dray__client **cli
     return rc;
 }
 
-static int waiter_new(controller *self, dray__request *request, waiter **out, dray_error *error)
+static int waiter_new(dray__controller *self, dray__request *request, dray__waiter **out,
+                      dray_error *error)
 {
-    waiter *w = calloc(1, sizeof *w);
+    dray__waiter *w = calloc(1, sizeof *w);
     if (!w)
         return dray__nomem(error);
     w->request = request;
-    int rc = get_head(self, request, &w->client, &w->drops_seen, error);
+    int rc = dray__read_head(self, request, &w->client, &w->drops_seen, error);
     if (rc) {
         free(w);
         return rc;
@@ -156,7 +131,7 @@ static int waiter_new(controller *self, dray__request *request, waiter **out, dr
     return DRAY_OK;
 }
 
-static int finish(const dray__request *request, dray_error *error)
+int dray__finish_reading(const dray__request *request, dray_error *error)
 {
     dray__request *r = (dray__request *)request;
     return dray__reader_finish(dray__request_payload(r), message_of(request), error);
@@ -164,9 +139,7 @@ static int finish(const dray__request *request, dray_error *error)
 
 /* ---- trying, and waiting --------------------------------------------------------------------- */
 
-static void arm(controller *self);
-
-static int try_insert(waiter *w, dray__writer *out, dray_error *error)
+static int try_insert(dray__waiter *w, dray__writer *out, dray_error *error)
 {
     uint32_t first, generation;
     int rc = dray__table_insert(w->queue->table, w->client, &w->rows, &first, &generation, error);
@@ -178,7 +151,7 @@ static int try_insert(waiter *w, dray__writer *out, dray_error *error)
     return DRAY_OK;
 }
 
-static int try_claim(waiter *w, dray__writer *out, dray_error *error)
+static int try_claim(dray__waiter *w, dray__writer *out, dray_error *error)
 {
     dray__table *table = w->queue->table;
     uint32_t ends = 0;
@@ -191,7 +164,7 @@ static int try_claim(waiter *w, dray__writer *out, dray_error *error)
         if (rc == DRAY_OK) {
             if (claim->hold_until < w->queue->hold_due) {
                 w->queue->hold_due = claim->hold_until;
-                arm(w->queue->controller);
+                dray__arm_timer(w->queue->controller);
             }
             dray__answer_dropped(out, table, w->drops_seen);
             dray__answer_claim(out, table, claim, i, w->columns_known, w->keys_known);
@@ -212,16 +185,16 @@ static int try_claim(waiter *w, dray__writer *out, dray_error *error)
     return DRAY_EAGAIN;
 }
 
-static int try_wait(waiter *w, dray__writer *out, dray_error *error)
+static int try_wait(dray__waiter *w, dray__writer *out, dray_error *error)
 {
     (void)out;
     return dray__table_wait(w->queue->table, w->name, w->task, error);
 }
 
-typedef int (*try_fn)(waiter *w, dray__writer *out, dray_error *error);
+typedef int (*try_fn)(dray__waiter *w, dray__writer *out, dray_error *error);
 
 /* Answers the waiter if it can be now. false: it must wait on. */
-static bool settle(waiter *w, try_fn attempt)
+static bool settle(dray__waiter *w, try_fn attempt)
 {
     dray__writer *out = &w->queue->controller->out;
     dray__writer_reset(out);
@@ -236,7 +209,7 @@ static bool settle(waiter *w, try_fn attempt)
     return true;
 }
 
-static void timed_out(waiter *w, dray_error *error)
+static void timed_out(dray__waiter *w, dray_error *error)
 {
     const char *name = message_of(w->request);
     if (w->wants) {
@@ -254,7 +227,7 @@ static void timed_out(waiter *w, dray_error *error)
     }
 }
 
-static int keep(waiter *w, line *at)
+static int keep(dray__waiter *w, dray__line *at)
 {
     dray_error error;
     if (w->timeout_ns > 0 &&
@@ -268,7 +241,7 @@ static int keep(waiter *w, line *at)
     return DRAY_OK;
 }
 
-static bool touches(const waiter *w, uint64_t dirty)
+static bool touches(const dray__waiter *w, uint64_t dirty)
 {
     for (uint32_t i = 0; i < w->want_count; i++)
         if (w->wants[i].want.task >= 64 || (dirty >> w->wants[i].want.task & 1))
@@ -277,7 +250,7 @@ static bool touches(const waiter *w, uint64_t dirty)
 }
 
 /* Wakes whoever can go on, until nothing changes any more. */
-static void pump(queue *q)
+static void pump(dray__served *q)
 {
     dray__table *table = q->table;
     while (table->dirty || table->finished || table->freed) {
@@ -285,13 +258,13 @@ static void pump(queue *q)
         bool finished = table->finished, freed = table->freed;
         table->dirty = 0;
         table->finished = table->freed = false;
-        waiter *next;
-        for (waiter *w = q->claims.first; dirty && w; w = next) {
+        dray__waiter *next;
+        for (dray__waiter *w = q->claims.first; dirty && w; w = next) {
             next = w->next;
             if (touches(w, dirty))
                 settle(w, try_claim);
         }
-        for (waiter *w = q->waits.first; finished && w; w = next) {
+        for (dray__waiter *w = q->waits.first; finished && w; w = next) {
             next = w->next;
             settle(w, try_wait);
         }
@@ -300,17 +273,17 @@ static void pump(queue *q)
     }
 }
 
-static void pump_all(controller *self)
+static void pump_all(dray__controller *self)
 {
-    for (queue *q = self->queues; q; q = q->next)
+    for (dray__served *q = self->queues; q; q = q->next)
         pump(q);
     dray__drops_flush(&self->drops);
 }
 
-static void arm(controller *self)
+void dray__arm_timer(dray__controller *self)
 {
     int64_t due = INT64_MAX, now = dray__now();
-    for (queue *q = self->queues; q; q = q->next)
+    for (dray__served *q = self->queues; q; q = q->next)
         due = q->hold_due < due ? q->hold_due : due;
     if (due == INT64_MAX)
         return;
@@ -323,26 +296,27 @@ static void on_timer(evutil_socket_t fd, short what, void *user)
 {
     (void)fd;
     (void)what;
-    controller *self = user;
-    for (queue *q = self->queues; q; q = q->next)
+    dray__controller *self = user;
+    for (dray__served *q = self->queues; q; q = q->next)
         q->hold_due = dray__table_expire(q->table, dray__now());
     pump_all(self);
-    arm(self);
+    dray__arm_timer(self);
 }
 
 /* ---- OPEN ------------------------------------------------------------------------------------ */
 
-static queue *find_queue(const controller *self, const char *name)
+static dray__served *find_queue(const dray__controller *self, const char *name)
 {
-    for (queue *q = self->queues; q; q = q->next)
+    for (dray__served *q = self->queues; q; q = q->next)
         if (strcmp(q->table->name, name) == 0)
             return q;
     return NULL;
 }
 
-static int create(controller *self, const dray__opening *o, queue **out, dray_error *error)
+static int create(dray__controller *self, const dray__opening *o, dray__served **out,
+                  dray_error *error)
 {
-    queue *q = calloc(1, sizeof *q);
+    dray__served *q = calloc(1, sizeof *q);
     if (!q)
         return dray__nomem(error);
     int rc = dray__table_new(o->name, o->tasks, o->task_count, o->rows, o->bytes, o->max_attempts,
@@ -365,9 +339,9 @@ static int create(controller *self, const dray__opening *o, queue **out, dray_er
 }
 
 /* The answer to OPEN: a client of the queue. */
-static int welcome(queue *q, dray__request *request, dray_error *error)
+static int welcome(dray__served *q, dray__request *request, dray_error *error)
 {
-    controller *self = q->controller;
+    dray__controller *self = q->controller;
     dray__session *session = dray__request_session(request);
     uint64_t member = session ? dray__session_member(session) : 0;
     q->table->client_ids = self->client_ids;
@@ -388,10 +362,10 @@ static int welcome(queue *q, dray__request *request, dray_error *error)
     return DRAY_OK;
 }
 
-static void welcome_waiting(queue *q)
+static void welcome_waiting(dray__served *q)
 {
-    waiter *next;
-    for (waiter *w = q->controller->opens.first; w; w = next) {
+    dray__waiter *next;
+    for (dray__waiter *w = q->controller->opens.first; w; w = next) {
         next = w->next;
         if (strcmp(w->name, q->table->name) != 0)
             continue;
@@ -403,16 +377,16 @@ static void welcome_waiting(queue *q)
     }
 }
 
-static int on_open(controller *self, dray__request *request, dray_error *error)
+static int on_open(dray__controller *self, dray__request *request, dray_error *error)
 {
-    waiter *w = calloc(1, sizeof *w);
+    dray__waiter *w = calloc(1, sizeof *w);
     if (!w)
         return dray__nomem(error);
     w->request = request;
     dray__opening o = {0};
     int rc =
         dray__get_opening(dray__request_payload(request), &w->arena, &o, &w->timeout_ns, error);
-    queue *q = rc ? NULL : find_queue(self, o.name);
+    dray__served *q = rc ? NULL : find_queue(self, o.name);
     if (!rc && !q && !o.task_count) {
         w->name = o.name;
         return keep(w, &self->opens);
@@ -433,9 +407,9 @@ static int on_open(controller *self, dray__request *request, dray_error *error)
 
 /* ---- the other requests ---------------------------------------------------------------------- */
 
-static int on_insert(controller *self, dray__request *request, dray_error *error)
+static int on_insert(dray__controller *self, dray__request *request, dray_error *error)
 {
-    waiter *w = NULL;
+    dray__waiter *w = NULL;
     int rc = waiter_new(self, request, &w, error);
     if (rc)
         return rc;
@@ -449,7 +423,7 @@ static int on_insert(controller *self, dray__request *request, dray_error *error
     w->timeout_ns = dray__get_i64(r);
     w->rows.columns = dray__get_columns(r, &w->arena, &w->rows.column_count);
     w->rows.tags = dray__get_tags(r, &w->arena, &w->rows.tag_count);
-    rc = finish(request, error);
+    rc = dray__finish_reading(request, error);
     if (rc) {
         waiter_free(w);
         return rc;
@@ -460,9 +434,9 @@ static int on_insert(controller *self, dray__request *request, dray_error *error
     return DRAY_OK;
 }
 
-static int on_claim(controller *self, dray__request *request, dray_error *error)
+static int on_claim(dray__controller *self, dray__request *request, dray_error *error)
 {
-    waiter *w = NULL;
+    dray__waiter *w = NULL;
     int rc = waiter_new(self, request, &w, error);
     if (rc)
         return rc;
@@ -482,7 +456,7 @@ static int on_claim(controller *self, dray__request *request, dray_error *error)
         one->want.policy = (int32_t)dray__get_u32(r);
         one->hold_ns = dray__get_i64(r);
     }
-    rc = finish(request, error);
+    rc = dray__finish_reading(request, error);
     if (!rc && (!w->want_count || w->want_count > DRAY__TASKS_MAX))
         rc = dray__fail(error, DRAY_EINVALID, "claim: 1 to %u choices, found %u", DRAY__TASKS_MAX,
                         w->want_count);
@@ -493,9 +467,9 @@ static int on_claim(controller *self, dray__request *request, dray_error *error)
     return settle(w, try_claim) ? DRAY_OK : keep(w, &w->queue->claims);
 }
 
-static int on_wait(controller *self, dray__request *request, dray_error *error)
+static int on_wait(dray__controller *self, dray__request *request, dray_error *error)
 {
-    waiter *w = NULL;
+    dray__waiter *w = NULL;
     int rc = waiter_new(self, request, &w, error);
     if (rc)
         return rc;
@@ -503,7 +477,7 @@ static int on_wait(controller *self, dray__request *request, dray_error *error)
     w->name = dray__get_text(r, &w->arena);
     w->task = dray__get_u32(r);
     w->timeout_ns = dray__get_i64(r);
-    rc = finish(request, error);
+    rc = dray__finish_reading(request, error);
     if (!rc && w->task != DRAY__NONE && w->task >= w->queue->table->task_count)
         rc = dray__fail(error, DRAY_EINVALID, "wait: there is no task number %u", w->task);
     if (rc) {
@@ -513,79 +487,14 @@ static int on_wait(controller *self, dray__request *request, dray_error *error)
     return settle(w, try_wait) ? DRAY_OK : keep(w, &w->queue->waits);
 }
 
-/* The requests that are answered at once: decode, do, answer. */
-typedef struct step {
-    dray__request *request;
-    dray__reader *r;
-    dray__arena arena;
-    dray__client *client;
-    dray__table *table;
-    queue *queue;
-    uint64_t drops_seen;
-    dray__writer *out;
-} step;
-
-static int do_seal(step *s, dray_error *error)
-{
-    const char *partition = dray__get_text(s->r, &s->arena);
-    uint32_t rows = dray__get_u32(s->r);
-    int rc = finish(s->request, error);
-    return rc ? rc : dray__table_seal(s->table, partition, rows, error);
-}
-
-static int do_clear(step *s, dray_error *error)
-{
-    const char *partition = dray__get_text(s->r, &s->arena);
-    int rc = finish(s->request, error);
-    return rc ? rc : dray__table_clear(s->table, partition, error);
-}
-
-static int do_end(step *s, dray_error *error)
-{
-    int rc = finish(s->request, error);
-    if (!rc)
-        dray__table_end(s->table);
-    return rc;
-}
-
-static int do_commit(step *s, dray_error *error)
-{
-    uint32_t ticket = dray__get_u32(s->r), generation = dray__get_u32(s->r);
-    uint32_t column_count, tag_count;
-    const dray__new_column *columns = dray__get_columns(s->r, &s->arena, &column_count);
-    const dray__new_tag *tags = dray__get_tags(s->r, &s->arena, &tag_count);
-    int rc = finish(s->request, error);
-    if (!rc)
-        rc = dray__claim_commit(s->table, s->client, ticket, generation, columns, column_count,
-                                tags, tag_count, error);
-    if (!rc)
-        dray__answer_storage(s->out, s->table, s->client, s->drops_seen);
-    return rc;
-}
-
-static int do_fail(step *s, dray_error *error)
-{
-    uint32_t ticket = dray__get_u32(s->r), count;
-    uint32_t *items = dray__get_array(s->r, &s->arena, 4, sizeof *items, &count);
-    for (uint32_t i = 0; i < count; i++)
-        items[i] = dray__get_u32(s->r);
-    char *text = dray__get_string(s->r, 4096);
-    const char *reason = text ? dray__arena_text(&s->arena, text) : NULL;
-    free(text);
-    int rc = finish(s->request, error);
-    if (!rc && !reason)
-        rc = dray__nomem(error);
-    return rc ? rc : dray__claim_fail(s->table, s->client, ticket, items, count, reason, error);
-}
-
-static void cancel_waiting(queue *q, const dray__client *client, uint32_t ticket)
+void dray__cancel_waiting(dray__served *q, const dray__client *client, uint32_t ticket)
 {
     dray_error error;
-    line *lines[] = {&q->claims, &q->inserts, &q->waits};
+    dray__line *lines[] = {&q->claims, &q->inserts, &q->waits};
     dray__fail(&error, DRAY_ECANCELED, "the client gave up");
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
-        waiter *next;
-        for (waiter *w = lines[i]->first; w; w = next) {
+        dray__waiter *next;
+        for (dray__waiter *w = lines[i]->first; w; w = next) {
             next = w->next;
             if (w->client == client && (ticket == DRAY__NONE || (w->wants && w->ticket == ticket)))
                 waiter_fail(w, &error);
@@ -593,139 +502,40 @@ static void cancel_waiting(queue *q, const dray__client *client, uint32_t ticket
     }
 }
 
-static int do_release(step *s, dray_error *error)
-{
-    uint32_t ticket = dray__get_u32(s->r);
-    int rc = finish(s->request, error);
-    if (!rc && !dray__claim_release(s->table, s->client, ticket))
-        cancel_waiting(s->queue, s->client, ticket);
-    return rc;
-}
-
-static int do_hold(step *s, dray_error *error)
-{
-    uint32_t ticket = dray__get_u32(s->r);
-    int64_t hold = dray__get_i64(s->r);
-    int rc = finish(s->request, error);
-    if (!rc)
-        rc = dray__claim_hold(s->table, s->client, ticket,
-                              hold > 0 ? dray__deadline(hold) : INT64_MAX, error);
-    s->queue->hold_due = dray__table_expire(s->table, dray__now());
-    arm(s->queue->controller);
-    return rc;
-}
-
-static int do_chunk(step *s, dray_error *error)
-{
-    int rc = DRAY_OK;
-    uint32_t count = dray__get_count(s->r, 24);
-    for (uint32_t i = 0; i < count && !rc; i++) {
-        uint64_t id = dray__get_u64(s->r), key = dray__get_u64(s->r), size = dray__get_u64(s->r);
-        rc = dray__chunk_add(s->table, s->client, id, key, size, error);
-    }
-    count = rc ? 0 : dray__get_count(s->r, 8);
-    for (uint32_t i = 0; i < count && !rc; i++)
-        rc = dray__chunk_discard(s->table, s->client, dray__get_u64(s->r), error);
-    if (!rc)
-        rc = finish(s->request, error);
-    if (!rc)
-        dray__answer_storage(s->out, s->table, s->client, s->drops_seen);
-    return rc;
-}
-
-static dray__waiting count_waiting(const queue *q)
+dray__waiting dray__count_waiting(const dray__served *q)
 {
     dray__waiting waiting = {0};
-    for (const waiter *w = q->claims.first; w; w = w->next)
+    for (const dray__waiter *w = q->claims.first; w; w = w->next)
         if (w->wants[0].want.task < DRAY__TASKS_MAX)
             waiting.claims[w->wants[0].want.task]++;
-    for (const waiter *w = q->inserts.first; w; w = w->next)
+    for (const dray__waiter *w = q->inserts.first; w; w = w->next)
         waiting.inserts++;
-    for (const waiter *w = q->waits.first; w; w = w->next)
+    for (const dray__waiter *w = q->waits.first; w; w = w->next)
         waiting.waits++;
     return waiting;
 }
 
-static int do_status(step *s, dray_error *error)
+void dray__end_client(dray__controller *self, dray__client *client, bool died, const char *reason)
 {
-    int rc = finish(s->request, error);
-    if (rc)
-        return rc;
-    dray__waiting waiting = count_waiting(s->queue);
-    json_t *json = dray__table_json(s->table, &waiting);
-    char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
-    json_decref(json);
-    if (!text)
-        return dray__nomem(error);
-    dray__put_string(s->out, text);
-    free(text);
-    return DRAY_OK;
-}
-
-static void end_client(controller *self, dray__client *client, bool died, const char *reason)
-{
-    queue *q = client->owner;
-    cancel_waiting(q, client, DRAY__NONE);
+    dray__served *q = client->owner;
+    dray__cancel_waiting(q, client, DRAY__NONE);
     dray__idmap_remove(&self->clients, client->id);
     dray__client_end(q->table, client, died, reason);
 }
 
-static int do_close(step *s, dray_error *error)
-{
-    int rc = finish(s->request, error);
-    if (!rc)
-        end_client(s->queue->controller, s->client, false, "");
-    return rc;
-}
-
-static int take_step(controller *self, dray__request *request, int (*action)(step *, dray_error *),
-                     dray_error *error)
-{
-    step s = {.request = request, .r = dray__request_payload(request), .out = &self->out};
-    int rc = get_head(self, request, &s.client, &s.drops_seen, error);
-    if (rc)
-        return rc;
-    s.queue = s.client->owner;
-    s.table = s.queue->table;
-    dray__writer_reset(s.out);
-    rc = action(&s, error);
-    dray__arena_free(&s.arena);
-    if (rc)
-        return rc;
-    dray__request_reply(request, s.out, NULL, 0);
-    return DRAY_OK;
-}
-
-static const struct handler {
-    uint16_t type;
-    int (*whole)(controller *, dray__request *, dray_error *);
-    int (*action)(step *, dray_error *);
-} handlers[] = {
-    {DRAY__MSG_QUEUE_OPEN, on_open, NULL},     {DRAY__MSG_QUEUE_INSERT, on_insert, NULL},
-    {DRAY__MSG_QUEUE_CLAIM, on_claim, NULL},   {DRAY__MSG_QUEUE_WAIT, on_wait, NULL},
-    {DRAY__MSG_QUEUE_SEAL, NULL, do_seal},     {DRAY__MSG_QUEUE_CLEAR, NULL, do_clear},
-    {DRAY__MSG_QUEUE_END, NULL, do_end},       {DRAY__MSG_QUEUE_COMMIT, NULL, do_commit},
-    {DRAY__MSG_QUEUE_FAIL, NULL, do_fail},     {DRAY__MSG_QUEUE_RELEASE, NULL, do_release},
-    {DRAY__MSG_QUEUE_STATUS, NULL, do_status}, {DRAY__MSG_QUEUE_CHUNK, NULL, do_chunk},
-    {DRAY__MSG_QUEUE_CLOSE, NULL, do_close},   {DRAY__MSG_QUEUE_HOLD, NULL, do_hold},
-};
-
 static void handle(void *user, dray__request *request)
 {
-    controller *self = user;
+    dray__controller *self = user;
     dray_error error;
-    uint16_t type = dray__request_type(request);
-    int rc = DRAY_EUNSUPPORTED;
-    const struct handler *found = NULL;
-    for (size_t i = 0; i < sizeof handlers / sizeof *handlers && !found; i++)
-        if (handlers[i].type == type)
-            found = &handlers[i];
-    if (!found)
-        dray__fail(&error, rc, "message %04x is none of the queue's", type);
-    else if (found->whole)
-        rc = found->whole(self, request, &error);
-    else
-        rc = take_step(self, request, found->action, &error);
+    int (*const kept[])(dray__controller *, dray__request *, dray_error *) = {
+        [DRAY__MSG_QUEUE_OPEN - 0x0300] = on_open,
+        [DRAY__MSG_QUEUE_INSERT - 0x0300] = on_insert,
+        [DRAY__MSG_QUEUE_CLAIM - 0x0300] = on_claim,
+        [DRAY__MSG_QUEUE_WAIT - 0x0300] = on_wait,
+    };
+    uint16_t number = (uint16_t)(dray__request_type(request) - 0x0300);
+    bool may_wait = number < sizeof kept / sizeof *kept && kept[number];
+    int rc = may_wait ? kept[number](self, request, &error) : dray__step(self, request, &error);
     if (rc)
         dray__request_fail(request, &error);
     pump_all(self);
@@ -735,7 +545,7 @@ static void expired(void *user, dray__request *request, int channel_gone)
 {
     (void)user;
     dray_error error;
-    waiter *w = dray__request_data(request);
+    dray__waiter *w = dray__request_data(request);
     if (channel_gone)
         dray__fail(&error, DRAY_ECLOSED, "the client is gone");
     else
@@ -745,17 +555,17 @@ static void expired(void *user, dray__request *request, int channel_gone)
 
 static void session_ended(void *user, dray__session *session)
 {
-    controller *self = user;
+    dray__controller *self = user;
     uint64_t member = dray__session_member(session);
     char reason[DRAY__REASON_MAX];
     snprintf(reason, sizeof reason, "session of %s (pid %lld) ended", dray__session_name(session),
              (long long)dray__session_pid(session));
-    for (queue *q = self->queues; q; q = q->next) {
+    for (dray__served *q = self->queues; q; q = q->next) {
         dray__client *next;
         for (dray__client *client = q->table->clients; client; client = next) {
             next = client->next;
             if (client->session == member)
-                end_client(self, client, true, reason);
+                dray__end_client(self, client, true, reason);
         }
     }
     pump_all(self);
@@ -763,10 +573,10 @@ static void session_ended(void *user, dray__session *session)
 
 static void status(void *user, json_t *object)
 {
-    controller *self = user;
+    dray__controller *self = user;
     json_t *queues = json_array();
-    for (const queue *q = self->queues; q; q = q->next) {
-        dray__waiting waiting = count_waiting(q);
+    for (const dray__served *q = self->queues; q; q = q->next) {
+        dray__waiting waiting = dray__count_waiting(q);
         json_array_append_new(queues, dray__table_json(q->table, &waiting));
     }
     json_object_set_new(object, "queues", queues);
@@ -774,9 +584,9 @@ static void status(void *user, json_t *object)
 
 static void controller_free(void *user)
 {
-    controller *self = user;
+    dray__controller *self = user;
     while (self->queues) {
-        queue *q = self->queues;
+        dray__served *q = self->queues;
         self->queues = q->next;
         q->table->drop = NULL; /* the keeper has its own life */
         dray__table_free(q->table);
@@ -801,7 +611,7 @@ int dray__queue_add(dray__coordinator *coordinator, struct event_base *base,
                                           .session_ended = session_ended,
                                           .status = status,
                                           .free = controller_free};
-    controller *self = calloc(1, sizeof *self);
+    dray__controller *self = calloc(1, sizeof *self);
     if (!self)
         return dray__nomem(error);
     self->base = self->drops.base = base;

@@ -1,0 +1,173 @@
+/* The requests that are answered at once: decode, do, answer. */
+#include "queue/service.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+
+#include <stdlib.h>
+
+typedef struct step {
+    dray__request *request;
+    dray__reader *r;
+    dray__arena arena;
+    dray__client *client;
+    dray__table *table;
+    dray__served *queue;
+    uint64_t drops_seen;
+    dray__writer *out;
+} step;
+
+static int do_seal(step *s, dray_error *error)
+{
+    const char *partition = dray__get_text(s->r, &s->arena);
+    uint32_t rows = dray__get_u32(s->r);
+    int rc = dray__finish_reading(s->request, error);
+    return rc ? rc : dray__table_seal(s->table, partition, rows, error);
+}
+
+static int do_clear(step *s, dray_error *error)
+{
+    const char *partition = dray__get_text(s->r, &s->arena);
+    int rc = dray__finish_reading(s->request, error);
+    return rc ? rc : dray__table_clear(s->table, partition, error);
+}
+
+static int do_end(step *s, dray_error *error)
+{
+    int rc = dray__finish_reading(s->request, error);
+    if (!rc)
+        dray__table_end(s->table);
+    return rc;
+}
+
+static int do_commit(step *s, dray_error *error)
+{
+    uint32_t ticket = dray__get_u32(s->r), generation = dray__get_u32(s->r);
+    uint32_t column_count, tag_count;
+    const dray__new_column *columns = dray__get_columns(s->r, &s->arena, &column_count);
+    const dray__new_tag *tags = dray__get_tags(s->r, &s->arena, &tag_count);
+    int rc = dray__finish_reading(s->request, error);
+    if (!rc)
+        rc = dray__claim_commit(s->table, s->client, ticket, generation, columns, column_count,
+                                tags, tag_count, error);
+    if (!rc)
+        dray__answer_storage(s->out, s->table, s->client, s->drops_seen);
+    return rc;
+}
+
+static int do_fail(step *s, dray_error *error)
+{
+    uint32_t ticket = dray__get_u32(s->r), count;
+    uint32_t *items = dray__get_array(s->r, &s->arena, 4, sizeof *items, &count);
+    for (uint32_t i = 0; i < count; i++)
+        items[i] = dray__get_u32(s->r);
+    char *text = dray__get_string(s->r, 4096);
+    const char *reason = text ? dray__arena_text(&s->arena, text) : NULL;
+    free(text);
+    int rc = dray__finish_reading(s->request, error);
+    if (!rc && !reason)
+        rc = dray__nomem(error);
+    return rc ? rc : dray__claim_fail(s->table, s->client, ticket, items, count, reason, error);
+}
+
+static int do_release(step *s, dray_error *error)
+{
+    uint32_t ticket = dray__get_u32(s->r);
+    int rc = dray__finish_reading(s->request, error);
+    if (!rc && !dray__claim_release(s->table, s->client, ticket))
+        dray__cancel_waiting(s->queue, s->client, ticket);
+    return rc;
+}
+
+static int do_hold(step *s, dray_error *error)
+{
+    uint32_t ticket = dray__get_u32(s->r);
+    int64_t hold = dray__get_i64(s->r);
+    int rc = dray__finish_reading(s->request, error);
+    if (!rc)
+        rc = dray__claim_hold(s->table, s->client, ticket,
+                              hold > 0 ? dray__deadline(hold) : INT64_MAX, error);
+    s->queue->hold_due = dray__table_expire(s->table, dray__now());
+    dray__arm_timer(s->queue->controller);
+    return rc;
+}
+
+static int do_chunk(step *s, dray_error *error)
+{
+    int rc = DRAY_OK;
+    uint32_t count = dray__get_count(s->r, 24);
+    for (uint32_t i = 0; i < count && !rc; i++) {
+        uint64_t id = dray__get_u64(s->r), key = dray__get_u64(s->r), size = dray__get_u64(s->r);
+        rc = dray__chunk_add(s->table, s->client, id, key, size, error);
+    }
+    count = rc ? 0 : dray__get_count(s->r, 8);
+    for (uint32_t i = 0; i < count && !rc; i++)
+        rc = dray__chunk_discard(s->table, s->client, dray__get_u64(s->r), error);
+    if (!rc)
+        rc = dray__finish_reading(s->request, error);
+    if (!rc)
+        dray__answer_storage(s->out, s->table, s->client, s->drops_seen);
+    return rc;
+}
+
+static int do_status(step *s, dray_error *error)
+{
+    int rc = dray__finish_reading(s->request, error);
+    if (rc)
+        return rc;
+    dray__waiting waiting = dray__count_waiting(s->queue);
+    json_t *json = dray__table_json(s->table, &waiting);
+    char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
+    json_decref(json);
+    if (!text)
+        return dray__nomem(error);
+    dray__put_string(s->out, text);
+    free(text);
+    return DRAY_OK;
+}
+
+static int do_close(step *s, dray_error *error)
+{
+    int rc = dray__finish_reading(s->request, error);
+    if (!rc)
+        dray__end_client(s->queue->controller, s->client, false, "");
+    return rc;
+}
+
+static int take_step(dray__controller *self, dray__request *request,
+                     int (*action)(step *, dray_error *), dray_error *error)
+{
+    step s = {.request = request, .r = dray__request_payload(request), .out = &self->out};
+    int rc = dray__read_head(self, request, &s.client, &s.drops_seen, error);
+    if (rc)
+        return rc;
+    s.queue = s.client->owner;
+    s.table = s.queue->table;
+    dray__writer_reset(s.out);
+    rc = action(&s, error);
+    dray__arena_free(&s.arena);
+    if (rc)
+        return rc;
+    dray__request_reply(request, s.out, NULL, 0);
+    return DRAY_OK;
+}
+
+static const struct handler {
+    uint16_t type;
+    int (*action)(step *, dray_error *);
+} handlers[] = {
+    {DRAY__MSG_QUEUE_SEAL, do_seal},     {DRAY__MSG_QUEUE_CLEAR, do_clear},
+    {DRAY__MSG_QUEUE_END, do_end},       {DRAY__MSG_QUEUE_COMMIT, do_commit},
+    {DRAY__MSG_QUEUE_FAIL, do_fail},     {DRAY__MSG_QUEUE_RELEASE, do_release},
+    {DRAY__MSG_QUEUE_STATUS, do_status}, {DRAY__MSG_QUEUE_CHUNK, do_chunk},
+    {DRAY__MSG_QUEUE_CLOSE, do_close},   {DRAY__MSG_QUEUE_HOLD, do_hold},
+};
+
+int dray__step(dray__controller *self, dray__request *request, dray_error *error)
+{
+    uint16_t type = dray__request_type(request);
+    for (size_t i = 0; i < sizeof handlers / sizeof *handlers; i++)
+        if (handlers[i].type == type)
+            return take_step(self, request, handlers[i].action, error);
+    return dray__fail(error, DRAY_EUNSUPPORTED, "message %04x is none of the queue's", type);
+}
