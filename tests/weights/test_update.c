@@ -243,6 +243,45 @@ static void test_one_process_with_private_memory(void **state)
 /* ---- two engines that are cut differently, on different versions
  * --------------------------------- */
 
+static const char *text_of(const json_t *row, const char *key)
+{
+    return json_string_value(json_object_get(row, key));
+}
+
+static int64_t number_of(const json_t *row, const char *key)
+{
+    return json_integer_value(json_object_get(row, key));
+}
+
+/* What `dray status` says of the two groups. */
+static void check_status(dray_context *context)
+{
+    char *text;
+    size_t index;
+    json_t *row;
+    MUST(dray_context_status(context, &text, error));
+    json_t *status = json_loads(text, 0, NULL);
+    free(text);
+    const json_t *groups = json_object_get(status, "groups");
+    assert_int_equal(json_array_size(groups), 2);
+    json_array_foreach(groups, index, row)
+    {
+        bool a = strcmp(text_of(row, "name"), "a") == 0;
+        assert_string_equal(text_of(row, "state"), "whole");
+        assert_int_equal(number_of(row, "version"), a ? 1 : 2);
+        assert_int_equal(number_of(row, "ranks"), a ? 2 : 4);
+        assert_string_equal(text_of(row, "mode"), a ? "distributed" : "tensor");
+        assert_true(number_of(row, "update_bytes") > 0);
+        assert_true(json_is_real(json_object_get(row, "update_seconds")));
+    }
+    assert_int_equal(json_array_size(json_object_get(status, "subscribers")), 6);
+    assert_int_equal(json_array_size(json_object_get(status, "publishers")), 1);
+    row = json_array_get(json_object_get(status, "versions"), 0);
+    assert_int_equal(number_of(row, "version"), 2);
+    assert_true(json_is_true(json_object_get(row, "ready")));
+    json_decref(status);
+}
+
 static void test_two_groups_on_two_versions(void **state)
 {
     (void)state;
@@ -276,6 +315,7 @@ static void test_two_groups_on_two_versions(void **state)
         assert_int_equal(group, DRAY_GROUP_WHOLE);
         assert_int_equal(engine_wrong(e, version), 0);
     }
+    check_status(t.context);
     for (uint32_t i = 0; i < 6; i++)
         engine_close(i < 2 ? &a[i] : &b[i - 2]);
     trainer_close(&t);
