@@ -67,8 +67,7 @@ static void await(const int *at, int value)
         usleep(50);
 }
 
-/* ---- processes --------------------------------------------------------------------------------
- */
+/* ---- processes ------------------------------------------------------------------------------ */
 
 static pid_t spawn(void (*body)(state *s, uint32_t rank), state *s, uint32_t rank)
 {
@@ -189,8 +188,7 @@ static void run_engine(state *s, uint32_t rank)
     dray_close(context);
 }
 
-/* ---- rounds -----------------------------------------------------------------------------------
- */
+/* ---- rounds --------------------------------------------------------------------------------- */
 
 static double round_of(void *user)
 {

@@ -42,8 +42,7 @@ static error_t parse(int key, char *text, struct argp_state *state)
     return 0;
 }
 
-/* ---- reading ----------------------------------------------------------------------------------
- */
+/* ---- reading -------------------------------------------------------------------------------- */
 
 static int read_checkpoint(const char *path, side *out, dray_error *error)
 {
@@ -107,8 +106,7 @@ static void close_side(side *s)
     dray_layout_free(s->layout);
 }
 
-/* ---- comparing --------------------------------------------------------------------------------
- */
+/* ---- comparing ------------------------------------------------------------------------------ */
 
 static int by_name(const void *a, const void *b)
 {
@@ -208,8 +206,7 @@ static json_t *compare(const side *left, const side *right, uint64_t *common)
     return list;
 }
 
-/* ---- printing ---------------------------------------------------------------------------------
- */
+/* ---- printing ------------------------------------------------------------------------------- */
 
 static void print_text(const arguments *a, const json_t *list, uint64_t common)
 {

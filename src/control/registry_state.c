@@ -185,8 +185,7 @@ static int entry_of(dray__registry *r, const dray__party *party, uint64_t key, e
     return DRAY_OK;
 }
 
-/* ---- requests: each answers or keeps the ticket, or returns an error for it -------------------
- */
+/* ---- requests: each answers or keeps the ticket, or returns an error for it ----------------- */
 
 typedef struct call {
     dray__registry *r;

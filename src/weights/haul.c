@@ -223,8 +223,7 @@ static dray_region *source_region(const dray__haul *h, const dray_copy *copy)
                                  : h->sources->sources[copy->source].regions[copy->source_region];
 }
 
-/* ---- checksums of what was moved --------------------------------------------------------------
- */
+/* ---- checksums of what was moved ------------------------------------------------------------ */
 
 static dray__sum_of sum_of(const dray__haul *h, const dray_copy *copy, int32_t dtype,
                            const void *base, uint64_t offset, const int64_t *stride)

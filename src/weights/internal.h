@@ -12,14 +12,12 @@
 #define DRAY__SLICE_BYTES ((uint64_t)256 << 10)
 #define DRAY__FILE_SLICE_BYTES ((uint64_t)1 << 20)
 
-/* ---- hook.c: a callback at each step of an update, for fault tests ----------------------------
- */
+/* ---- hook.c: a callback at each step of an update, for fault tests -------------------------- */
 typedef void (*dray__weights_hook_fn)(void *user, const char *step);
 void dray__weights_hook(dray__weights_hook_fn fn, void *user); /* before threads start */
 void dray__weights_step(const char *step);
 
-/* ---- local.c: publishers of this process, whose private memory can be read directly -----------
- */
+/* ---- local.c: publishers of this process, whose private memory can be read directly --------- */
 typedef struct dray__local dray__local;
 int dray__local_add(uint64_t token, dray_region *const *regions, uint32_t count, dray_error *error);
 /* Waits until nobody holds it. */
@@ -158,8 +156,7 @@ int dray__member_fetch(dray__channel *channel, uint64_t key, uint64_t set, uint3
                        int64_t deadline_ns, dray__source *out, dray_error *error);
 void dray__source_clear(dray__source *source);
 
-/* ---- haul.c: carries out the copies and sums what it moved -------------------------------------
- */
+/* ---- haul.c: carries out the copies and sums what it moved ---------------------------------- */
 typedef struct dray__haul dray__haul;
 
 typedef struct dray__haul_options {

@@ -85,8 +85,7 @@ int dray__member_fetch(dray__channel *channel, uint64_t key, uint64_t set, uint3
     return DRAY_OK;
 }
 
-/* ---- names: what a tensor is called on the other side -----------------------------------------
- */
+/* ---- names: what a tensor is called on the other side --------------------------------------- */
 
 /* The name of the tensor that has memory behind `name` in some source; NULL: none has it. */
 static const char *source_name(const dray__sources *s, const char *name)
@@ -123,8 +122,7 @@ static const char **names_for(const dray__sources *s, const dray_layout *layout)
     return names;
 }
 
-/* ---- the plan, cut along blocks and ownership -------------------------------------------------
- */
+/* ---- the plan, cut along blocks and ownership ----------------------------------------------- */
 
 static int plan(dray__sources *s, const dray__destination *destination, dray_error *error)
 {
@@ -369,8 +367,7 @@ bool dray__sources_disk_same(const dray__sources *s, const char *path)
     return same;
 }
 
-/* ---- reaching the regions ---------------------------------------------------------------------
- */
+/* ---- reaching the regions ------------------------------------------------------------------- */
 
 static int import_shared(dray__sources *s, uint32_t index, uint32_t region, dray__channel *channel,
                          uint64_t key, int64_t deadline_ns, dray_error *error)

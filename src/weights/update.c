@@ -74,8 +74,7 @@ static int vote(dray_subscriber *s, const dray_error *verdict)
     return DRAY_OK;
 }
 
-/* ---- phases: DRAY_OK goes on, DRAY_EAGAIN waits; what fails turns into a vote or the end -------
- */
+/* ---- phases: DRAY_OK goes on, DRAY_EAGAIN waits; what fails turns into a vote or the end ---- */
 
 /* Takes the reply to the request that was started. false: wait, or the update is over (*rc). */
 static bool answered(dray_subscriber *s, dray__reply *reply, int *rc)
@@ -264,8 +263,7 @@ static int (*const phases[])(dray_subscriber *s) = {
     [PHASE_MOVE] = on_move,   [PHASE_VOTE] = on_vote,
 };
 
-/* ---- the public calls -------------------------------------------------------------------------
- */
+/* ---- the public calls ----------------------------------------------------------------------- */
 
 static int check(const dray_subscriber *s, const dray_update_options *options, dray_error *error)
 {

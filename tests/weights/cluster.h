@@ -13,8 +13,7 @@
 
 #define MODEL "test-model"
 
-/* ---- failing in any process -------------------------------------------------------------------
- */
+/* ---- failing in any process ----------------------------------------------------------------- */
 
 #define MUST(call)                                                                                 \
     do {                                                                                           \
@@ -36,8 +35,7 @@
         }                                                                                          \
     } while (0)
 
-/* ---- values -----------------------------------------------------------------------------------
- */
+/* ---- values --------------------------------------------------------------------------------- */
 
 static inline uint64_t mix(uint64_t x)
 {
@@ -164,8 +162,7 @@ static inline uint64_t wrong_elements(const dray_layout *layout, dray_region *co
     return c.wrong;
 }
 
-/* ---- processes --------------------------------------------------------------------------------
- */
+/* ---- processes ------------------------------------------------------------------------------ */
 
 /* Memory that all processes of a test see: what parent and children tell each other. */
 typedef struct board {
@@ -225,8 +222,7 @@ static inline void must_end_well(pid_t pid)
     }
 }
 
-/* ---- ranks ------------------------------------------------------------------------------------
- */
+/* ---- ranks ---------------------------------------------------------------------------------- */
 
 typedef struct trainer {
     dray_context *context;

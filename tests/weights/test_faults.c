@@ -44,8 +44,7 @@ static int stop(void **state)
     return 0;
 }
 
-/* ---- hooks -------------------------------------------------------------------------------------
- */
+/* ---- hooks ---------------------------------------------------------------------------------- */
 
 static void kill_self(void *user, const char *step)
 {
@@ -75,8 +74,7 @@ static void kill_trainer(void *user, const char *step)
     await_flag(s.board, TRAINER_DEAD);
 }
 
-/* ---- one engine rank: an update that may fail, and one that must work --------------------------
- */
+/* ---- one engine rank: an update that may fail, and one that must work ----------------------- */
 
 static int first_update(engine *e)
 {
@@ -127,8 +125,7 @@ static void open_engine(engine *e, uint32_t rank)
     engine_open(e, f.unix_address, &s.config, DRAY_F32, DRAY_BF16, "engine", rank, 2);
 }
 
-/* ---- an engine rank dies ------------------------------------------------------------------------
- */
+/* ---- an engine rank dies -------------------------------------------------------------------- */
 
 static void steady_trainer(void *user)
 {
@@ -207,8 +204,7 @@ static void test_engine_rank_dies(void **state)
     }
 }
 
-/* ---- a trainer rank dies ------------------------------------------------------------------------
- */
+/* ---- a trainer rank dies -------------------------------------------------------------------- */
 
 /* Rank 0 outlives rank 1: its incarnation is over, it must open again. */
 static void surviving_trainer(void *user)
@@ -319,8 +315,7 @@ static void test_trainer_rank_dies_at_its_own_steps(void **state)
         trainer_dies_at(steps[i], false);
 }
 
-/* ---- a reader that hangs ------------------------------------------------------------------------
- */
+/* ---- a reader that hangs -------------------------------------------------------------------- */
 
 static void impatient_trainer(void *user)
 {
@@ -375,8 +370,67 @@ static void test_stopped_reader_is_dropped(void **state)
     }
 }
 
-/* ---- bytes that change
- * --------------------------------------------------------------------------- */
+/* ---- the coordinator dies ------------------------------------------------------------------- */
+
+static void kill_coordinator(void *user, const char *step)
+{
+    (void)user;
+    if (strcmp(step, s.step) == 0)
+        kill(f.process, SIGKILL);
+}
+
+static void engine_without_coordinator(void *user)
+{
+    (void)user;
+    trainer t;
+    engine e;
+    trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 1, s.seed, DRAY_REGION_SHARED);
+    engine_open(&e, f.unix_address, &s.config, DRAY_F32, DRAY_F32, "engine", 0, 1);
+    MUST(dray_publish(t.publisher, 1, NULL, error));
+    dray__weights_hook(kill_coordinator, NULL);
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    options.timeout_ns = LONG / 3;
+    int rc = dray_update_weights(e.subscriber, &options, NULL, NULL);
+    bool committed = strcmp(s.step, "committed") == 0;
+    if (strcmp(s.step, "voted") != 0) /* there the answer may have been on its way */
+        CHECK(rc == (committed ? DRAY_OK : DRAY_ECLOSED));
+    if (rc == DRAY_OK)
+        CHECK(engine_wrong(&e, s.seed) == 0);
+    CHECK(dray_subscriber_version(e.subscriber, NULL, NULL, NULL, NULL) == DRAY_ECLOSED);
+    CHECK(dray_update_weights(e.subscriber, &options, NULL, NULL) == DRAY_ECLOSED);
+    CHECK(dray_publish(t.publisher, 2, NULL, NULL) == DRAY_ECLOSED);
+    CHECK(dray_publisher_wait(t.publisher, 1, LONG / 3, NULL, NULL) == DRAY_ECLOSED);
+    engine_close(&e);
+    trainer_close(&t);
+}
+
+static int start_nothing(void **state)
+{
+    (void)state;
+    s = (scene){.config = small_config(false, 3), .board = board_new(), .seed = 5};
+    return 0;
+}
+
+static int stop_nothing(void **state)
+{
+    (void)state;
+    return munmap(s.board, sizeof(board));
+}
+
+static void test_coordinator_dies(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof engine_steps / sizeof *engine_steps; i++) {
+        s.step = engine_steps[i];
+        fixture_fork(&f, dray__registry_add);
+        must_end_well(spawn(engine_without_coordinator, NULL));
+        end_of(f.process);
+        unlink(f.path);
+        assert_int_equal(rmdir(f.folder), 0);
+    }
+}
+
+/* ---- bytes that change ----------------------------------------------------------------------- */
 
 /* A trainer and an engine in this process; the coordinator in a thread. */
 typedef struct pair {
@@ -479,6 +533,7 @@ int main(void)
         T(test_trainer_rank_dies_while_engines_read),
         T(test_trainer_rank_dies_at_its_own_steps),
         T(test_stopped_reader_is_dropped),
+        cmocka_unit_test_setup_teardown(test_coordinator_dies, start_nothing, stop_nothing),
         T(test_flipped_bits_are_found_and_named),
         T(test_source_that_changed_is_found),
     };

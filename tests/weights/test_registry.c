@@ -14,8 +14,7 @@
 
 #include <cmocka.h>
 
-/* ---- a client of the state machine ------------------------------------------------------------
- */
+/* ---- a client of the state machine ---------------------------------------------------------- */
 
 typedef struct ticket {
     int answered, code;
@@ -234,8 +233,7 @@ static begun both_begin(ticket t[2])
     return begun_of(&t[0]);
 }
 
-/* ---- versions ---------------------------------------------------------------------------------
- */
+/* ---- versions ------------------------------------------------------------------------------- */
 
 static void test_version_needs_every_rank(void **state)
 {
@@ -321,8 +319,7 @@ static void test_gang_breaks(void **state)
     assert_int_equal(begun_of(&t[0]).version, 1);
 }
 
-/* ---- group commit -----------------------------------------------------------------------------
- */
+/* ---- group commit --------------------------------------------------------------------------- */
 
 static void test_commit(void **state)
 {
@@ -441,8 +438,7 @@ static void test_begin_deadline_names_who_is_missing(void **state)
     dray__registry_expired(r, &both[1], 1); /* its channel is gone, and so will be the ticket */
 }
 
-/* ---- the publisher's wait ----------------------------------------------------------------------
- */
+/* ---- the publisher's wait ------------------------------------------------------------------- */
 
 static void test_wait_without_readers_withdraws(void **state)
 {
@@ -504,8 +500,7 @@ static void test_wait_of_zero_drops_at_once(void **state)
     assert_int_equal(writing(2, sub[0], b.attempt), DRAY_ESTALE);
 }
 
-/* ---- bad requests ------------------------------------------------------------------------------
- */
+/* ---- bad requests --------------------------------------------------------------------------- */
 
 static void test_garbage_is_refused(void **state)
 {

@@ -24,8 +24,7 @@ static int stop(void **state)
     return 0;
 }
 
-/* ---- random clusters ---------------------------------------------------------------------------
- */
+/* ---- random clusters ------------------------------------------------------------------------ */
 
 typedef struct scene {
     dray_model_config config;
@@ -163,8 +162,7 @@ static void test_random_clusters(void **state)
     }
 }
 
-/* ---- one process: private memory, polled without waiting ---------------------------------------
- */
+/* ---- one process: private memory, polled without waiting ------------------------------------ */
 
 static int start_thread(void **state)
 {
@@ -240,8 +238,7 @@ static void test_one_process_with_private_memory(void **state)
         trainer_close(&t[i]);
 }
 
-/* ---- two engines that are cut differently, on different versions
- * --------------------------------- */
+/* ---- two engines that are cut differently, on different versions ----------------------------- */
 
 static const char *text_of(const json_t *row, const char *key)
 {
@@ -321,8 +318,7 @@ static void test_two_groups_on_two_versions(void **state)
     trainer_close(&t);
 }
 
-/* ---- replicas
- * ------------------------------------------------------------------------------------- */
+/* ---- replicas -------------------------------------------------------------------------------- */
 
 /* Two trainers that both hold everything: each element is announced once, and read once. Replicas
  * that differ are found. */
@@ -373,8 +369,7 @@ static void test_replicated_trainers(void **state)
     dray_close(context);
 }
 
-/* ---- what is refused ----------------------------------------------------------------------------
- */
+/* ---- what is refused ------------------------------------------------------------------------ */
 
 static void run_private_trainer(void *user)
 {
