@@ -113,8 +113,8 @@ typedef struct dray_insert_options {
     size_t size;
     const char *partition;
     uint32_t rows;
-    uint32_t
-        group_size; /* rows of one prompt (GRPO's n), consecutive; 0: 1. rows % group_size = 0 */
+    uint32_t group_size; /* rows of one prompt (GRPO's n), consecutive; 0: 1. rows % group_size = 0;
+                            the same for every insert into a partition */
     int32_t once_per_group; /* columns and tags have one entry a group, not a row */
     const dray_column_data *columns;
     uint32_t column_count;

@@ -179,10 +179,10 @@ static bool fills(const dray__partition *p, const dray__want *want, const dray__
 static int pick_rows(const dray__table *table, dray__partition *p, const dray__want *want,
                      const dray__policy_fn *policy, dray__pick *pick, dray_error *error)
 {
-    if (policy->by_group && want->count % p->max_group)
+    if (policy->by_group && want->count % p->group_size)
         return dray__fail(error, DRAY_EINVALID,
                           "claim of %u rows by group: partition %s has groups of %u", want->count,
-                          p->name, p->max_group);
+                          p->name, p->group_size);
     pick->count = pick->weight = 0;
     policy->pick(p, &p->tracks[want->task], want->count, pick);
     (void)table;

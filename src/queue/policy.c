@@ -34,7 +34,7 @@ static void ordered(const dray__partition *p, const dray__track *track, uint32_t
 static void group(const dray__partition *p, const dray__track *track, uint32_t want,
                   dray__pick *out)
 {
-    if (p->max_group == 1) { /* every row is a group */
+    if (p->group_size == 1) { /* every row is a group */
         fifo(p, track, want, out);
         return;
     }

@@ -67,7 +67,7 @@ static void group_remove(dray__track *track, uint32_t g)
     dray__bit_clear(track->whole, g);
 }
 
-void dray__refresh_group(dray__table *table, dray__partition *p, uint32_t task, uint32_t g)
+static void refresh_group(dray__table *table, dray__partition *p, uint32_t task, uint32_t g)
 {
     dray__track *track = &p->tracks[task];
     dray__group_range range = p->groups[g];
@@ -113,12 +113,12 @@ void dray__refresh(dray__table *table, dray__partition *p, uint32_t task, uint32
         table->dirty |= UINT64_C(1) << task;
         table->finished = true;
     }
-    if (p->max_group == 1)
+    if (p->group_size == 1)
         return;
     uint64_t left = settled ? dray__bit_mask(w, 0, p->rows) : changed;
     while (left) {
         uint32_t g = p->group_of[w * 64 + (uint32_t)__builtin_ctzll(left)];
-        dray__refresh_group(table, p, task, g);
+        refresh_group(table, p, task, g);
         left &= ~dray__bit_mask(w, p->groups[g].first, p->groups[g].count);
     }
 }

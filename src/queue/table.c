@@ -269,7 +269,8 @@ static void partition_free(const dray__table *table, dray__partition *p)
     free(p);
 }
 
-static dray__partition *partition_new(const dray__table *table, const char *name)
+static dray__partition *partition_new(const dray__table *table, const char *name,
+                                      uint32_t group_size)
 {
     dray__partition *p = calloc(1, sizeof *p);
     if (!p)
@@ -277,7 +278,7 @@ static dray__partition *partition_new(const dray__table *table, const char *name
     p->name = strdup(name);
     p->hash = dray__hash(name, strlen(name));
     p->generation = table->generations + 1;
-    p->max_group = 1;
+    p->group_size = group_size;
     p->tracks = calloc(table->task_count, sizeof *p->tracks);
     p->places = calloc(table->task_count + 1, sizeof(dray__place *));
     if (!p->name || !p->tracks || !p->places) {
@@ -436,7 +437,7 @@ static int check_rows(const dray__table *table, const dray__new_rows *rows, uint
 }
 
 static int check_place(const dray__table *table, const dray__partition *p,
-                       const dray__new_rows *rows, dray_error *error)
+                       const dray__new_rows *rows, uint32_t group, dray_error *error)
 {
     uint32_t held = p ? p->rows : 0;
     if (rows->at_slot && rows->at_slot - 1 < held)
@@ -457,6 +458,9 @@ static int check_place(const dray__table *table, const dray__partition *p,
     if (!p && table->ended)
         return dray__fail(error, DRAY_EEND, "insert into %s: queue %s has ended", rows->partition,
                           table->name);
+    if (p && p->group_size != group)
+        return dray__fail(error, DRAY_EINVALID, "insert into %s: groups of %u expected, found %u",
+                          rows->partition, p->group_size, group);
     if (rows->rows > DRAY__ROWS_MAX - held)
         return dray__fail(error, DRAY_EINVALID, "insert into %s: more than %u rows",
                           rows->partition, DRAY__ROWS_MAX);
@@ -506,22 +510,13 @@ static int link_partition(dray__table *table, dray__partition *p, dray_error *er
     return DRAY_OK;
 }
 
-/* When a partition gets its first real group, groups of one are in nobody's list yet. */
-static void set_groups(dray__table *table, dray__partition *p, uint32_t first, uint32_t rows,
-                       uint32_t size)
+static void set_groups(dray__partition *p, uint32_t first, uint32_t rows)
 {
     for (uint32_t i = 0; i < rows; i++) {
-        if (i % size == 0)
-            p->groups[p->group_count++] = (dray__group_range){first + i, size};
+        if (i % p->group_size == 0)
+            p->groups[p->group_count++] = (dray__group_range){first + i, p->group_size};
         p->group_of[first + i] = p->group_count - 1;
     }
-    if (size <= p->max_group)
-        return;
-    bool none_before = p->max_group == 1;
-    p->max_group = size;
-    for (uint32_t t = 0; none_before && t < table->task_count; t++)
-        for (uint32_t g = 0; p->groups[g].first < first; g++)
-            dray__refresh_group(table, p, t, g);
 }
 
 static void add_rows(dray__table *table, dray__partition *p, const dray__new_rows *rows,
@@ -530,7 +525,7 @@ static void add_rows(dray__table *table, dray__partition *p, const dray__new_row
     uint32_t first = p->rows;
     p->rows += rows->rows;
     table->rows += rows->rows;
-    set_groups(table, p, first, rows->rows, group);
+    set_groups(p, first, rows->rows);
     if (put)
         dray__put_apply(table, p, -1, put, NULL, first, rows->rows, rows->per_group ? group : 1);
     for (uint32_t w = first / 64; w <= (p->rows - 1) / 64; w++)
@@ -549,7 +544,7 @@ int dray__table_insert(dray__table *table, dray__client *client, const dray__new
     if (rc)
         return rc;
     dray__partition *p = dray__table_partition(table, rows->partition);
-    rc = check_place(table, p, rows, error);
+    rc = check_place(table, p, rows, group, error);
     if (!rc)
         rc = dray__put_check(table, client, -1, rows->columns, rows->column_count, rows->tags,
                              rows->tag_count, items, &bytes, error);
@@ -559,7 +554,7 @@ int dray__table_insert(dray__table *table, dray__client *client, const dray__new
         return rc;
     dray__partition *fresh = NULL;
     if (!p) {
-        p = fresh = partition_new(table, rows->partition);
+        p = fresh = partition_new(table, rows->partition, group);
         if (!p)
             return dray__nomem(error);
     }

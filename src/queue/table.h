@@ -94,7 +94,8 @@ struct dray__partition {
     dray__place **places; /* [1 + task], [0] = insert; NULL: nothing put yet */
     uint32_t *group_of;
     dray__group_range *groups;
-    uint32_t group_count, group_capacity, max_group;
+    uint32_t group_size; /* of every group of the partition */
+    uint32_t group_count, group_capacity;
     dray__put **puts; /* entries may be NULL */
     uint32_t put_count, put_capacity;
     uint64_t reserved, live; /* bytes: declared by inserts; committed and not freed */
@@ -335,7 +336,6 @@ bool dray__finished(const dray__partition *p, uint32_t task);
 uint32_t dray__open_rows(const dray__partition *p, uint32_t task);
 /* Recomputes word w of the task's ready bits; settled: rows of it were settled, too. */
 void dray__refresh(dray__table *table, dray__partition *p, uint32_t task, uint32_t w, bool settled);
-void dray__refresh_group(dray__table *table, dray__partition *p, uint32_t task, uint32_t g);
 void dray__refresh_all_tasks(dray__table *table, dray__partition *p, uint32_t w, bool settled);
 /* Sets *items to `capacity` items of `size` bytes, the new ones zero. DRAY_ENOMEM. */
 int dray__grow(void *items, size_t old_capacity, size_t capacity, size_t size, dray_error *error);

@@ -27,6 +27,7 @@
 typedef struct queue_fixture {
     char folder[64], socket[96], keeper[96], address[112];
     pid_t coordinator_pid, keeper_pid;
+    bool without_keeper;
 } queue_fixture;
 
 static inline void die(const char *what, const dray_error *error)
@@ -50,10 +51,11 @@ static inline void fixture_serve(const queue_fixture *f, bool keeper, int ready)
     event_add(term, NULL);
     dray__keeper *k = NULL;
     dray__coordinator *c = NULL;
-    dray__coordinator_options options = {.unix_path = f->socket, .keeper_path = f->keeper};
+    const char *path = f->without_keeper ? NULL : f->keeper;
+    dray__coordinator_options options = {.unix_path = f->socket, .keeper_path = path};
     if (keeper ? dray__keeper_new(base, f->keeper, 0, &k, &error)
                : dray__coordinator_new(base, &options, &c, &error) ||
-                     dray__queue_add(c, base, f->keeper, &error))
+                     dray__queue_add(c, base, path, &error))
         die("server", &error);
     if (write(ready, "x", 1) != 1)
         _exit(1);
@@ -93,7 +95,7 @@ static inline void fixture_up(queue_fixture *f)
     snprintf(f->socket, sizeof f->socket, "%s/socket", f->folder);
     snprintf(f->keeper, sizeof f->keeper, "%s/keeper", f->folder);
     snprintf(f->address, sizeof f->address, "unix:%s", f->socket);
-    f->keeper_pid = fixture_spawn(f, true);
+    f->keeper_pid = f->without_keeper ? 0 : fixture_spawn(f, true);
     f->coordinator_pid = fixture_spawn(f, false);
 }
 

@@ -87,6 +87,8 @@ static void test_bad_arguments(void **state)
     in.column_count = 0;
     in.group_size = 3;
     FAILS(DRAY_EINVALID, dray_insert(queue, &in, NULL, &error));
+    in.group_size = 2; /* the partition's are 1 */
+    FAILS(DRAY_EINVALID, dray_insert(queue, &in, NULL, &error));
     FAILS(DRAY_EINVALID, dray_seal(queue, "0", 5, &error));
     FAILS(DRAY_ENOENT, dray_seal(queue, "9", 5, &error));
     FAILS(DRAY_ENOENT, dray_clear(queue, "9", &error));
@@ -241,14 +243,39 @@ static void test_no_descriptors_are_left(void **state)
     assert_true(count_fds(f.keeper_pid, "") <= keeper);
 }
 
+static void test_no_keeper(void **state)
+{
+    (void)state;
+    dray_error error;
+    queue_fixture own = {.without_keeper = true};
+    fixture_up(&own);
+    dray_context *context = fixture_context(&own, "alone");
+    dray_queue *queue = open_queue(context, "alone", 0, 0);
+    int32_t value = 1;
+    dray_column_data column = int_column("prompts", &value);
+    dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
+    o.partition = "0";
+    o.rows = 1;
+    OK(dray_insert(queue, &o, NULL, &error));
+    o.columns = &column;
+    o.column_count = 1;
+    FAILS(DRAY_EUNSUPPORTED, dray_insert(queue, &o, NULL, &error));
+    assert_non_null(strstr(error.message, "no keeper"));
+    char *text;
+    OK(dray_queue_status(queue, &text, &error));
+    assert_non_null(strstr(text, "\"chunks\":0")); /* it was given up again */
+    free(text);
+    dray_queue_close(queue);
+    dray_close(context);
+    fixture_down(&own);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forks_are_refused),
-        cmocka_unit_test(test_bad_arguments),
-        cmocka_unit_test(test_bad_messages),
-        cmocka_unit_test(test_broken_producers),
-        cmocka_unit_test(test_no_descriptors_are_left),
+        cmocka_unit_test(test_forks_are_refused), cmocka_unit_test(test_bad_arguments),
+        cmocka_unit_test(test_bad_messages),      cmocka_unit_test(test_no_keeper),
+        cmocka_unit_test(test_broken_producers),  cmocka_unit_test(test_no_descriptors_are_left),
     };
     return cmocka_run_group_tests(tests, up, down);
 }
