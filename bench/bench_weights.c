@@ -8,6 +8,8 @@
 #include "run/coordinator.h"
 #include <dray/weights.h>
 
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -332,6 +334,91 @@ static void run(bench *b, const char *model, dray_dtype from, dray_dtype to, con
     munmap(s.board, sizeof *s.board);
 }
 
+/* ---- disk ------------------------------------------------------------------------------------ */
+
+typedef struct disk {
+    char folder[64], checkpoint[96], file[128];
+    dray_layout *layout;
+    dray_region *region;
+} disk;
+
+static void write_checkpoint(void *user)
+{
+    disk *d = user;
+    dray_error error;
+    must(dray_checkpoint_write(d->checkpoint, d->layout, &d->region, NULL, &error), &error);
+}
+
+static void read_checkpoint(void *user)
+{
+    disk *d = user;
+    dray_error error;
+    must(dray_checkpoint_read(d->checkpoint, d->layout, &d->region, &error), &error);
+}
+
+/* The limits: the same bytes as one file, by plain write and read of 1 MiB. */
+static void plain(disk *d, int flags, ssize_t (*transfer)(int fd, void *at, size_t size))
+{
+    int fd = open(d->file, flags | O_CLOEXEC, 0600);
+    uint8_t *base = dray_region_base(d->region);
+    uint64_t size = dray_region_bytes(d->region);
+    for (uint64_t at = 0; fd >= 0 && at < size;) {
+        size_t part = size - at < 1 << 20 ? size - at : 1 << 20;
+        ssize_t n = transfer(fd, base + at, part);
+        if (n <= 0)
+            bench_die(current, "plain file: %s", strerror(errno));
+        at += (uint64_t)n;
+    }
+    if (fd < 0 || ((flags & O_WRONLY) && fsync(fd)) || close(fd))
+        bench_die(current, "plain file: %s", strerror(errno));
+}
+
+static ssize_t write_part(int fd, void *at, size_t size)
+{
+    return write(fd, at, size);
+}
+
+static void write_plain(void *user)
+{
+    plain(user, O_WRONLY | O_CREAT | O_TRUNC, write_part);
+}
+
+static void read_plain(void *user)
+{
+    plain(user, O_RDONLY, read);
+}
+
+static void measure_disk(bench *b)
+{
+    disk d = {.folder = "/tmp/dray-bench-XXXXXX"};
+    dray_model_config config;
+    dray_error error;
+    must(dray_model_config_load("qwen2.5-0.5b", &config, &error), &error);
+    if (bench_quick(b)) {
+        config.layers = 2;
+        config.vocab_size = 1024;
+    }
+    if (!mkdtemp(d.folder))
+        bench_die(b, "no folder");
+    snprintf(d.checkpoint, sizeof d.checkpoint, "%s/checkpoint", d.folder);
+    snprintf(d.file, sizeof d.file, "%s/file", d.folder);
+    must(dray_layout_full(&config, DRAY_BF16, DRAY_REGION_HOST, &d.layout, &error), &error);
+    must(dray_regions_for_layout(d.layout, 1, &d.region, &error), &error);
+    memset(dray_region_base(d.region), 1, dray_region_bytes(d.region));
+    double bytes = (double)dray_layout_bytes(d.layout);
+    double written = bench_median(b, write_plain, &d), read_back = bench_median(b, read_plain, &d);
+    bench_row(b, "checkpoint, write and fsync", bytes / bench_median(b, write_checkpoint, &d),
+              "B/s", bytes / written, 0.9);
+    bench_row(b, "checkpoint, read out of the page cache",
+              bytes / bench_median(b, read_checkpoint, &d), "B/s", bytes / read_back, 0.9);
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf %s", d.folder);
+    if (system(command) != 0)
+        bench_die(b, "cannot remove %s", d.folder);
+    dray_region_free(d.region);
+    dray_layout_free(d.layout);
+}
+
 int main(int argc, char **argv)
 {
     bench *b = current = bench_open(argc, argv, "weights");
@@ -342,5 +429,6 @@ int main(int argc, char **argv)
         bench_skip(b, "update, direct, 0.5B, f32 -> bf16, FSDP 4 -> TP 2", "--quick");
     else
         run(b, model, DRAY_F32, DRAY_BF16, "0.5B, f32 -> bf16, FSDP 4 -> TP 2", 0, measure);
+    measure_disk(b);
     return bench_close(b);
 }

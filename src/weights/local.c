@@ -31,11 +31,29 @@ uint64_t dray__local_token(void)
     return token;
 }
 
+/* A child that is forked while another thread holds the lock must not find it locked for ever. */
+static void before_fork(void)
+{
+    pthread_mutex_lock(&list_lock);
+}
+
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&list_lock);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(before_fork, after_fork, after_fork);
+}
+
 int dray__local_add(uint64_t token, dray_region *const *regions, uint32_t count, dray_error *error)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     dray__local *local = calloc(1, sizeof *local);
     if (!local)
         return dray__nomem(error);
+    pthread_once(&once, watch_forks);
     local->token = token;
     local->pid = getpid();
     local->regions = regions;
