@@ -87,11 +87,15 @@ static void forget(dray__child *child)
 int dray__child_ended(dray__child *child, int *status)
 {
     pid_t got;
+    if (child->pid <= 0)
+        return 0;
     do {
         got = waitpid(child->pid, status, WNOHANG);
     } while (got < 0 && errno == EINTR);
     if (got == 0)
         return 0;
+    if (got < 0)
+        *status = SIGKILL;      /* nobody else reaps: it cannot be known how it ended */
     kill(-child->pid, SIGKILL); /* what it had started */
     forget(child);
     return 1;

@@ -141,14 +141,11 @@ static int start_reporter(supervisor *s, dray_error *error)
                                       &s->reporter, error);
         if (!rc || dray__now() > deadline)
             return rc;
-        int status;
-        if (dray__child_ended(&s->coordinator.child, &status)) {
-            char why[256];
-            dray__log_error(s->coordinator.log, why, sizeof(why));
-            return dray__fail(error, DRAY_EDEAD, "the coordinator ended at its start%s%s",
-                              why[0] ? ": " : "", why);
-        }
         event_base_loop(s->base, EVLOOP_NONBLOCK);
+        if (s->code) {
+            *error = s->failure;
+            return s->code;
+        }
         nanosleep(&(struct timespec){.tv_nsec = 5 * DRAY__MILLISECOND}, NULL);
     }
 }
@@ -276,7 +273,8 @@ static void on_end(evutil_socket_t fd, short what, void *user)
 static void ask_driver(supervisor *s)
 {
     for (uint32_t i = 0; i < s->job->host_count; i++)
-        if (dray__host_has(s->instances[i].spec, "driver"))
+        if (dray__host_has(s->instances[i].spec, "driver") &&
+            s->instances[i].ranks[0].child.pid > 0)
             kill(s->instances[i].ranks[0].child.pid, SIGTERM);
 }
 
@@ -434,6 +432,11 @@ static void end_all(supervisor *s)
     end_hosts(s);
     if (s->reporter && dray__reporter_stop(s->reporter, &s->failure) && !s->code)
         s->code = s->failure.code;
+    for (int i = 0; i < 3; i++)
+        if (s->signals[i])
+            event_free(s->signals[i]);
+    if (s->tick)
+        event_free(s->tick);
     merge_traces(s);
     if (s->reporter && (!s->code || dray__reporter_ready(s->reporter)))
         dray__reporter_summary(s->reporter, &s->folder,
@@ -442,11 +445,6 @@ static void end_all(supervisor *s)
                                                : "done");
     dray__reporter_free(s->reporter);
     end_coordinator(s);
-    for (int i = 0; i < 3; i++)
-        if (s->signals[i])
-            event_free(s->signals[i]);
-    if (s->tick)
-        event_free(s->tick);
     dray__keeper_free(s->keeper);
     if (s->base)
         event_base_free(s->base);

@@ -112,9 +112,9 @@ static int trainer_open(dray__host *host, dray_error *error)
     options.timeout_ns = host->wait_ns;
     rc = dray_publisher_open(host->context, DRAY__MODEL_NAME, dray__trainer_layout(self->trainer),
                              &options, &self->publisher, error);
-    if (!rc)
-        rc = publish(host, host->options.first_step, error);
-    return rc ? rc : tell_ready(host, error);
+    if (!rc) /* before anybody can evaluate the version: row 0 begins with it */
+        rc = tell_ready(host, error);
+    return rc ? rc : publish(host, host->options.first_step, error);
 }
 
 /* A run that ends, or is asked to, ends with a checkpoint. */
