@@ -311,7 +311,7 @@ static void bench_claims(setup *s)
 int main(int argc, char **argv)
 {
     setup s = {.b = bench_open(argc, argv, "queue")};
-    servers both;
+    servers both = {0};
     dray_error error;
     start_servers(s.b, &both);
     dray_options options = DRAY_OPTIONS_INIT;

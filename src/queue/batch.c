@@ -128,7 +128,7 @@ static int read_column(dray_batch *batch, dray__batch_column *column, dray_error
     for (uint32_t row = 0; row < batch->row_count; row++) {
         dray__batch_place place = batch->places[column->place][row];
         int rc = DRAY_OK;
-        if (place.put != last)
+        if (!extent || place.put != last)
             rc = find_extent(batch, column, &batch->puts[place.put], &extent, error);
         if (rc)
             return rc;

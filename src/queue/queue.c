@@ -24,7 +24,7 @@ dray__writer *dray__queue_begin(dray_queue *queue)
 int dray__queue_call(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray__reply *reply,
                      dray_error *error)
 {
-    dray__reply ignored;
+    dray__reply ignored = {0};
     reply = reply ? reply : &ignored;
     int rc = dray__call(queue->channel, type, &queue->out, NULL, 0,
                         dray__answer_deadline(deadline_ns), reply, error);

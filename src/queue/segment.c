@@ -145,7 +145,7 @@ static dray__idmap mappings;
 
 static void unmap(dray__mapping *mapping)
 {
-    munmap((void *)(uintptr_t)mapping->base, mapping->size);
+    munmap(mapping->base, mapping->size);
     free(mapping);
 }
 

@@ -30,7 +30,7 @@ int dray__keeper_put(dray__keeper_link *link, uint64_t id, uint64_t key, uint64_
 /* A chunk as this process reads it: mapped once, shared by all queues and threads. */
 typedef struct dray__mapping {
     uint64_t id;
-    const uint8_t *base;
+    uint8_t *base; /* read-only */
     uint64_t size;
     uint32_t users; /* of batches */
     int dropped;    /* unmapped with its last user */

@@ -64,17 +64,18 @@ static json_t *waiter_counts(const dray__table *table, const dray__waiting *wait
 json_t *dray__table_json(const dray__table *table, const dray__waiting *waiting)
 {
     json_t *partitions = json_array();
+    uint64_t bytes = table->charged + table->hidden;
     uint32_t clients = 0;
     for (uint32_t i = 0; i < table->partition_count; i++)
         json_array_append_new(partitions, partition_json(table, table->partitions[i]));
     for (const dray__client *client = table->clients; client; client = client->next)
         clients++;
-    return json_pack(
-        "{s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "name", table->name,
-        "ended", table->ended ? 1 : 0, "rows", (json_int_t)table->rows, "capacity_rows",
-        (json_int_t)table->capacity_rows, "bytes", (json_int_t)(table->charged + table->hidden),
-        "hidden_bytes", (json_int_t)table->hidden, "capacity_bytes",
-        (json_int_t)table->capacity_bytes, "chunks", (json_int_t)table->chunks.count, "chunk_bytes",
-        (json_int_t)table->chunk_bytes, "claims", (json_int_t)table->claim_count, "clients",
-        (json_int_t)clients, "waiters", waiter_counts(table, waiting), "partitions", partitions);
+    return json_pack("{s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "name",
+                     table->name, "ended", table->ended ? 1 : 0, "rows", (json_int_t)table->rows,
+                     "capacity_rows", (json_int_t)table->capacity_rows, "bytes", (json_int_t)bytes,
+                     "hidden_bytes", (json_int_t)table->hidden, "capacity_bytes",
+                     (json_int_t)table->capacity_bytes, "chunks", (json_int_t)table->chunks.count,
+                     "chunk_bytes", (json_int_t)table->chunk_bytes, "claims",
+                     (json_int_t)table->claim_count, "clients", (json_int_t)clients, "waiters",
+                     waiter_counts(table, waiting), "partitions", partitions);
 }

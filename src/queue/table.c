@@ -22,6 +22,7 @@ int dray__grow(void *items, size_t old_capacity, size_t capacity, size_t size, d
         return dray__nomem(error);
     memset(grown + old_capacity * size, 0, (capacity - old_capacity) * size);
     memcpy(items, &grown, sizeof grown);
+    // cppcheck-suppress memleak
     return DRAY_OK;
 }
 
@@ -120,6 +121,8 @@ static int add_task(dray__table *table, const dray__task_names *names, dray_erro
         return dray__fail_prefix(error, rc, "task %s: ", names->name);
     task->needs_count = names->needs_count;
     task->writes_count = names->writes_count;
+    if (!table->columns) /* no task has named one yet */
+        return DRAY_OK;
     for (uint32_t i = 0; i < task->needs_count; i++)
         table->columns[task->needs[i]].readers |= UINT64_C(1) << t;
     for (uint32_t i = 0; i < task->writes_count; i++) {
