@@ -5,12 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#ifdef __clang_analyzer__
-#undef dray__fail
-#undef dray__fail_errno
-#undef dray__nomem
-#endif
-
 #define STRING_(x) #x
 #define STRING(x) STRING_(x)
 

@@ -16,10 +16,4 @@ int dray__nomem(dray_error *error);
 int dray__fail_prefix(dray_error *error, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-#ifdef __clang_analyzer__ /* sees one file at a time: tell it that a failure's code is never 0 */
-#define dray__fail(error, code, ...) (dray__fail(error, code, __VA_ARGS__), (code))
-#define dray__fail_errno(error, ...) (dray__fail_errno(error, __VA_ARGS__), DRAY_ESYS)
-#define dray__nomem(error) (dray__nomem(error), DRAY_ENOMEM)
-#endif
-
 #endif

@@ -40,6 +40,12 @@ one, = lines("plan", "--model", "qwen2.5-32b", "--from", "fsdp:4", "--to", "engi
 assert one["bytes"] == received[2] == one["links"]["network"]["bytes"], one
 assert abs(one["predicted_seconds"] - one["bytes"] / 10e9) < 1e-9, one
 
+# 32,763,876,352 parameters of two bytes, says the model's card; all go once but for the norms (two of
+# 5,120 elements in each of 64 layers, and a last one), which each of the four ranks has whole.
+plan, = lines("plan", "--model", "qwen2.5-32b", "--from", "fsdp:4", "--to", "engine:tp=4", "--json")
+assert plan["bytes"] == 2 * 32_763_876_352 + 3 * 2 * 5120 * (2 * 64 + 1), plan
+assert sum(pair["bytes"] for pair in plan["pairs"]) == plan["bytes"], plan
+
 for program in sorted(os.listdir(os.path.join(os.environ["DRAY_BUILD_DIR"], "bench"))
                       if os.path.isdir(os.path.join(os.environ["DRAY_BUILD_DIR"], "bench")) else []):
     if program != "bench_limits":

@@ -98,4 +98,6 @@ nm -D --defined-only "$(find "$work/usr" -name 'libdray.so')" | awk '$2 != "A" {
 [ -s "$work/exported" ] || fail 'nothing is exported'
 comm -13 "$work/declared" "$work/exported" >"$work/undeclared"
 [ ! -s "$work/undeclared" ] || fail "exported, but in no header: $(tr '\n' ' ' <"$work/undeclared")"
+comm -23 "$work/declared" "$work/exported" >"$work/undefined"
+[ ! -s "$work/undefined" ] || fail "declared, but not exported: $(tr '\n' ' ' <"$work/undefined")"
 echo "installed copy works; $(wc -l <"$work/exported") functions"

@@ -39,5 +39,9 @@ for command in $commands; do
     done
     rm -f "${TMPDIR:-/tmp}/options.$$"
 done
+for page in dray-*.1; do
+    command=${page#dray-}
+    echo "$commands" | grep -qx "${command%.1}" || complain "$page: dray has no such command"
+done
 [ $bad = 0 ] && echo "$(ls ./*.1 | wc -l) pages are right"
 exit $bad
