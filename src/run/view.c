@@ -163,17 +163,36 @@ static void add_phases(canvas *c, const dray__rows *rows)
     add_line(c, "  seconds a step    %s", line);
 }
 
+/* Committed cells of each column, over the partitions that are alive. */
+static json_t *depths(const json_t *status)
+{
+    json_t *sums = json_object(), *partition, *count;
+    size_t i;
+    const char *name;
+    json_array_foreach(json_object_get(status, "partitions"), i, partition)
+    {
+        json_object_foreach(json_object_get(partition, "columns"), name, count)
+        {
+            json_int_t before = json_integer_value(json_object_get(sums, name));
+            json_object_set_new(sums, name, json_integer(before + json_integer_value(count)));
+        }
+    }
+    return sums;
+}
+
 static void add_depths(canvas *c, const json_t *status)
 {
     char line[384] = "";
     const char *name;
-    json_t *column;
-    json_object_foreach((json_t *)(uintptr_t)json_object_get(status, "depth"), name, column)
+    json_t *sums = depths(status), *count;
+    json_object_foreach(sums, name, count)
     {
         size_t used = strlen(line);
-        snprintf(line + used, sizeof(line) - used, "%s%s %lld", used ? ", " : "", name,
-                 (long long)json_integer_value(column));
+        if (json_integer_value(count))
+            snprintf(line + used, sizeof(line) - used, "%s%s %lld", used ? ", " : "", name,
+                     (long long)json_integer_value(count));
     }
+    json_decref(sums);
     add_line(c, "  queue             %s", line[0] ? line : "empty");
 }
 
