@@ -19,6 +19,18 @@ void dray__reg_group_free(struct group *group)
     free(group);
 }
 
+static void group_drop_if_empty(struct group *group)
+{
+    if (group->set.present)
+        return;
+    for (struct group **at = &group->model->groups; *at; at = &(*at)->next)
+        if (*at == group) {
+            *at = group->next;
+            break;
+        }
+    dray__reg_group_free(group);
+}
+
 int dray__reg_group_join(dray__registry *r, struct entry *entry, const char *name, uint32_t world,
                          dray_error *error)
 {
@@ -40,8 +52,10 @@ int dray__reg_group_join(dray__registry *r, struct entry *entry, const char *nam
         entry->model->groups = group;
     }
     int rc = dray__reg_set_join(&group->set, entry, world, name, error);
-    if (rc)
+    if (rc) {
+        group_drop_if_empty(group);
         return rc;
+    }
     group->set.id = r->next_id++;
     entry->group = group;
     return DRAY_OK;
@@ -137,14 +151,7 @@ void dray__reg_group_leave(dray__registry *r, struct entry *entry, const char *w
     group->epoch++;
     if (group->state == DRAY_GROUP_WHOLE)
         group->state = DRAY_GROUP_TORN; /* the rank that left took its part with it */
-    if (group->set.present)
-        return;
-    for (struct group **at = &group->model->groups; *at; at = &(*at)->next)
-        if (*at == group) {
-            *at = group->next;
-            break;
-        }
-    dray__reg_group_free(group);
+    group_drop_if_empty(group);
 }
 
 int dray__reg_begin(dray__registry *r, struct entry *entry, const struct begin *begin,

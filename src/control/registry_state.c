@@ -134,6 +134,19 @@ static void entry_add(dray__registry *r, struct entry *entry)
     r->entries = entry;
 }
 
+static void model_drop_if_unused(dray__registry *r, struct model *model)
+{
+    if (model->gangs || model->groups)
+        return;
+    for (struct model **at = &r->models; *at; at = &(*at)->next)
+        if (*at == model) {
+            *at = model->next;
+            free(model->name);
+            free(model);
+            return;
+        }
+}
+
 static void entry_end(dray__registry *r, struct entry *entry, const char *why)
 {
     for (struct entry **at = &r->entries; *at; at = &(*at)->next)
@@ -147,18 +160,7 @@ static void entry_end(dray__registry *r, struct entry *entry, const char *why)
         dray__reg_group_leave(r, entry, why);
     struct model *model = entry->model;
     entry_free(entry);
-    if (model->gangs || model->groups)
-        return;
-    for (struct entry *other = r->entries; other; other = other->next)
-        if (other->model == model)
-            return;
-    for (struct model **at = &r->models; *at; at = &(*at)->next)
-        if (*at == model) {
-            *at = model->next;
-            break;
-        }
-    free(model->name);
-    free(model);
+    model_drop_if_unused(r, model);
 }
 
 static void settle(dray__registry *r)
@@ -226,19 +228,6 @@ static int regions_new(struct entry *entry, uint32_t count, dray_error *error)
         entry->regions[i].fd = -1;
     entry->region_count = count;
     return DRAY_OK;
-}
-
-static void model_drop_if_unused(dray__registry *r, struct model *model)
-{
-    if (model->gangs || model->groups)
-        return;
-    for (struct model **at = &r->models; *at; at = &(*at)->next)
-        if (*at == model) {
-            *at = model->next;
-            free(model->name);
-            free(model);
-            return;
-        }
 }
 
 static int open_entry(call *c, const char *model_name, const char *group, uint32_t rank,

@@ -96,17 +96,23 @@ static uint64_t publisher(uint64_t member, uint32_t rank, uint32_t world)
     return key;
 }
 
-static uint64_t subscriber(uint64_t member, const char *group, uint32_t rank, uint32_t world)
+static void open_subscriber(uint64_t member, const char *group, uint32_t rank, uint32_t world,
+                            ticket *t)
 {
     dray__writer w = {0};
-    ticket t;
     dray__put_string(&w, "m");
     dray__put_string(&w, group);
     dray__put_u32(&w, rank);
     dray__put_u32(&w, world);
     dray__put_u64(&w, 1);
     dray__put_blob(&w, "layout", 6);
-    send(member, DRAY__MSG_SUBSCRIBER_OPEN, &w, &t);
+    send(member, DRAY__MSG_SUBSCRIBER_OPEN, &w, t);
+}
+
+static uint64_t subscriber(uint64_t member, const char *group, uint32_t rank, uint32_t world)
+{
+    ticket t;
+    open_subscriber(member, group, rank, world, &t);
     return first_u64(&t);
 }
 
@@ -280,6 +286,23 @@ static void test_rank_taken(void **state)
     assert_int_equal(try_publisher(8, 0, 2, &key), DRAY_EEXIST);
     assert_int_equal(try_publisher(8, 1, 3, &key), DRAY_EINVALID);
     assert_int_equal(try_publisher(8, 2, 2, &key), DRAY_EINVALID);
+}
+
+/* What is refused leaves nothing behind: no group without ranks, which nothing would end. */
+static void test_refused_group_leaves_nothing(void **state)
+{
+    (void)state;
+    static const uint32_t wrong[][2] = {{0, 0}, {1, 1}, {0, UINT32_MAX}, {7, 2}};
+    ticket t;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        open_subscriber(9, "new", wrong[i][0], wrong[i][1], &t);
+        assert_int_equal(t.code, DRAY_EINVALID);
+    }
+    json_t *object = json_object();
+    dray__registry_status(r, object);
+    assert_int_equal(json_array_size(json_object_get(object, "groups")), 1);
+    json_decref(object);
+    subscriber(9, "new", 0, 1);
 }
 
 static void test_same_number_of_a_new_incarnation(void **state)
@@ -588,6 +611,7 @@ int main(void)
         T(test_version_needs_every_rank),
         T(test_versions_grow),
         T(test_rank_taken),
+        T(test_refused_group_leaves_nothing),
         T(test_same_number_of_a_new_incarnation),
         T(test_gang_breaks),
         T(test_commit),
