@@ -5,7 +5,9 @@
  *    for the error and are set only on success.
  *  - dray_error is the caller's; NULL is fine. Whoever detects an error fills it once: what was
  *    expected, what was found, and where.
- *  - Options structs start with their size (the _INIT macros set it); zero means "default".
+ *  - Options structs start with their size (the _INIT macros set it); zero means "default". They
+ *    only grow, at the end: a size smaller than the first version's is DRAY_EINVALID, and
+ *    DRAY_EVERSION says that something is set which this library is too old to know.
  *  - Arguments are borrowed for the call unless the function says otherwise.
  *  - Different objects may be used from any threads; one object from one thread at a time, unless
  *    the function says otherwise.

@@ -79,8 +79,8 @@ size_t dray_handle_packed_size(void);
 /* out: room for `capacity` bytes. DRAY_EFORMAT names the field that no reader would accept (a
  * rectangle outside its storage, a field that the kind does not have), DRAY_EFULL: no room. */
 int dray_handle_pack(const dray_handle *handle, void *out, size_t capacity, dray_error *error);
-/* DRAY_EFORMAT (truncated, altered, forged: which field), DRAY_EVERSION (format unknown). Data from
- * anywhere may be given. *out is set only on success. */
+/* out: initialised by the caller. DRAY_EFORMAT (truncated, altered, forged: which field),
+ * DRAY_EVERSION (format unknown). Data from anywhere may be given. *out is set only on success. */
 int dray_handle_unpack(const void *data, size_t size, dray_handle *out, dray_error *error);
 /* Makes the storage reachable here. fd: the descriptor that came with it (SHARED; duplicated, not
  * consumed), else -1. writable: map, or open, for writing. DRAY_EINVALID: the descriptor, or the

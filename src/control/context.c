@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/options.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -65,9 +66,6 @@ static int say_hello(dray_context *context, const dray_options *options, int64_t
 
 static int check_options(const dray_options *options, dray_error *error)
 {
-    if (options->size != sizeof *options)
-        return dray__fail(error, DRAY_EINVALID, "dray_options: size %zu expected, found %zu",
-                          sizeof *options, options->size);
     if (options->timeout_ns < 0)
         return dray__fail(error, DRAY_EINVALID, "dray_options: timeout of %lld ns",
                           (long long)options->timeout_ns);
@@ -82,12 +80,14 @@ static int check_options(const dray_options *options, dray_error *error)
     return DRAY_OK;
 }
 
-int dray_open(const dray_options *options, dray_context **out, dray_error *error)
+int dray_open(const dray_options *given, dray_context **out, dray_error *error)
 {
-    dray_options defaults = DRAY_OPTIONS_INIT;
-    if (!options)
-        options = &defaults;
-    int status = check_options(options, error);
+    dray_options own = DRAY_OPTIONS_INIT, *options = &own;
+    int status =
+        dray__options_read(options, sizeof *options, dray__end_of(dray_options, timeout_ns), given,
+                           "dray_options", error);
+    if (!status)
+        status = check_options(options, error);
     if (status)
         return status;
     const char *address = options->address ? options->address : getenv("DRAY_ADDRESS");

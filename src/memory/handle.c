@@ -9,6 +9,7 @@
  * reductions.py), which travel pickled. */
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/options.h"
 #include "base/wire.h"
 #include "memory/region.h"
 
@@ -16,6 +17,7 @@
 
 #define MAGIC 0x48595244u /* "DRYH" */
 #define VERSION 1u
+#define FIRST dray__end_of(dray_handle, path)
 
 /* For messages about truncation: where each field ends. */
 static const struct {
@@ -45,21 +47,29 @@ static bool all_zero(const void *data, size_t size)
     return true;
 }
 
+int dray__handle_read(const dray_handle *given, dray_handle *out, dray_error *error)
+{
+    return dray__options_read(out, sizeof *out, FIRST, given, "dray_handle", error);
+}
+
 int dray_handle_describe(const dray_region *region, dray_handle *handle, dray_error *error)
 {
     if (!region->ops->describe)
         return dray__fail(error, DRAY_EUNSUPPORTED,
                           "region %s: %s memory cannot be reached from another process",
                           region->name, dray_region_kind_name(region->ops->kind));
-    dray_handle filled = *handle;
+    dray_handle filled = DRAY_HANDLE_INIT;
+    int rc = dray__handle_read(handle, &filled, error);
+    if (rc)
+        return rc;
     filled.kind = (int32_t)region->ops->kind;
     filled.storage_bytes = region->bytes;
     memset(filled.key, 0, sizeof filled.key);
     memset(filled.device, 0, sizeof filled.device);
     memset(filled.path, 0, sizeof filled.path);
-    int rc = region->ops->describe(region, &filled, error);
+    rc = region->ops->describe(region, &filled, error);
     if (!rc)
-        *handle = filled;
+        dray__options_fill(handle, &filled, sizeof filled);
     return rc;
 }
 
@@ -154,9 +164,12 @@ int dray__handle_check(const dray_handle *handle, dray_error *error)
     return rc ? rc : check_rectangle(handle, error);
 }
 
-int dray_handle_pack(const dray_handle *handle, void *out, size_t capacity, dray_error *error)
+int dray_handle_pack(const dray_handle *given, void *out, size_t capacity, dray_error *error)
 {
-    int rc = dray__handle_check(handle, error);
+    dray_handle own = DRAY_HANDLE_INIT, *handle = &own;
+    int rc = dray__handle_read(given, handle, error);
+    if (!rc)
+        rc = dray__handle_check(handle, error);
     if (rc)
         return rc;
     size_t size = dray_handle_packed_size();
@@ -223,7 +236,9 @@ static void get_fixed(dray__reader *r, void *out, size_t size)
 
 int dray_handle_unpack(const void *data, size_t size, dray_handle *out, dray_error *error)
 {
-    int rc = check_envelope(data, size, error);
+    int rc = dray__options_check(out, FIRST, "dray_handle", error);
+    if (!rc)
+        rc = check_envelope(data, size, error);
     if (rc)
         return rc;
     dray__reader r = dray__reader_of(data, size);
@@ -258,6 +273,6 @@ int dray_handle_unpack(const void *data, size_t size, dray_handle *out, dray_err
         rc =
             bad(error, "checksum", "differs from that of the other fields: the handle was altered");
     if (!rc)
-        *out = h;
+        dray__options_fill(out, &h, sizeof h);
     return rc;
 }

@@ -137,10 +137,13 @@ int dray_region_open(const char *path, int writable, dray_region **out, dray_err
     return finish(region->ops->open(region, error), region, out);
 }
 
-int dray_region_import(const dray_handle *handle, int fd, int writable, dray_region **out,
+int dray_region_import(const dray_handle *given, int fd, int writable, dray_region **out,
                        dray_error *error)
 {
-    int rc = dray__handle_check(handle, error);
+    dray_handle own = DRAY_HANDLE_INIT, *handle = &own;
+    int rc = dray__handle_read(given, handle, error);
+    if (!rc)
+        rc = dray__handle_check(handle, error);
     if (rc)
         return rc;
     const dray__region_ops *ops = dray__region_ops_of(handle->kind);

@@ -42,6 +42,8 @@ const dray__region_ops *dray__region_ops_of(int32_t kind);
 int dray__region_map(dray_region *region, int fd, dray_error *error);
 void dray__region_unmap(dray_region *region);
 
+/* A copy of the caller's handle, of any version. */
+int dray__handle_read(const dray_handle *given, dray_handle *out, dray_error *error);
 /* DRAY_EFORMAT naming the field of the handle that cannot be: unknown kind or dtype, shape, strides
  * or offset outside the storage, fields that the kind does not use but that are set. */
 int dray__handle_check(const dray_handle *handle, dray_error *error);

@@ -6,6 +6,7 @@
 #include "model/layout.h"
 
 #include "base/error.h"
+#include "base/options.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -173,11 +174,10 @@ static int place_rows(engine *e, dray_error *error)
 static int check_spec(const dray_engine_spec *given, dray_engine_spec *spec, dray_error *error)
 {
     *spec = (dray_engine_spec)DRAY_ENGINE_SPEC_INIT;
-    if (given && given->size < offsetof(dray_engine_spec, dtype))
-        return dray__fail(error, DRAY_EINVALID, "dray_engine_spec: size %zu is too small",
-                          given->size);
-    if (given)
-        memcpy(spec, given, given->size < sizeof *spec ? given->size : sizeof *spec);
+    int status = dray__options_read(spec, sizeof *spec, dray__end_of(dray_engine_spec, kind), given,
+                                    "dray_engine_spec", error);
+    if (status)
+        return status;
     if (spec->tp == 0)
         spec->tp = 1;
     if (spec->vocab_multiple == 0)

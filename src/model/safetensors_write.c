@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/options.h"
 #include "base/wire.h"
 
 #include <dirent.h>
@@ -83,16 +84,16 @@ static int partial_path(const writing *w, uint32_t file, char *out, dray_error *
 static int read_options(const dray_safetensors_options *given, writing *w, dray_error *error)
 {
     dray_safetensors_options options = DRAY_SAFETENSORS_OPTIONS_INIT;
-    if (given && given->size < sizeof given->size)
-        return dray__fail(error, DRAY_EINVALID, "dray_safetensors_options: size %zu is too small",
-                          given->size);
-    if (given)
-        memcpy(&options, given, given->size < sizeof options ? given->size : sizeof options);
+    int status = dray__options_read(&options, sizeof options,
+                                    dray__end_of(dray_safetensors_options, metadata_json), given,
+                                    "dray_safetensors_options", error);
+    if (status)
+        return status;
     w->max_file_bytes = options.max_file_bytes ? options.max_file_bytes : DEFAULT_FILE_BYTES;
     const char *text = options.metadata_json ? options.metadata_json : "{\"format\":\"pt\"}";
     const char *key;
     json_t *value;
-    int status = dray__json_parse(text, strlen(text), "metadata_json", &w->metadata, error);
+    status = dray__json_parse(text, strlen(text), "metadata_json", &w->metadata, error);
     if (status)
         return status;
     if (!json_is_object(w->metadata))

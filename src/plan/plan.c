@@ -2,6 +2,7 @@
  * and takes them from the nearest holders, the least loaded first. */
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/options.h"
 #include "model/layout.h"
 #include "plan/planner.h"
 
@@ -517,16 +518,20 @@ static bool allocate(planner *p)
 int dray_plan_from_index(const dray_plan_index *index, const dray_plan_member *destination,
                          const dray_plan_options *options, dray_plan **out, dray_error *error)
 {
-    uint32_t casts = options && options->allow_cast ? options->allow_cast : DRAY_CAST_DEFAULT;
+    dray_plan_options own = DRAY_PLAN_OPTIONS_INIT;
+    int rc = dray__options_read(&own, sizeof own, dray__end_of(dray_plan_options, allow_cast),
+                                options, "dray_plan_options", error);
+    if (rc)
+        return rc;
+    uint32_t casts = own.allow_cast ? own.allow_cast : DRAY_CAST_DEFAULT;
     if (casts & ~(uint32_t)(DRAY_CAST_NONE | DRAY_CAST_FLOAT))
         return dray__fail(error, DRAY_EINVALID, "plan options: allow_cast has unknown bits 0x%x",
                           casts);
     planner p = {.index = index,
                  .destination = destination,
-                 .stripe_bytes =
-                     options && options->stripe_bytes ? options->stripe_bytes : DEFAULT_STRIPE,
+                 .stripe_bytes = own.stripe_bytes ? own.stripe_bytes : DEFAULT_STRIPE,
                  .cast_floats = casts & DRAY_CAST_FLOAT};
-    int rc = allocate(&p) ? fill_plan(&p, error) : dray__nomem(error);
+    rc = allocate(&p) ? fill_plan(&p, error) : dray__nomem(error);
     free(p.load);
     free(p.last_block);
     free(p.hits);

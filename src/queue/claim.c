@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/options.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -251,6 +252,19 @@ static int put_choice(dray_queue *queue, dray__writer *w, const dray_claim_optio
     return DRAY_OK;
 }
 
+/* Choice i of the list; `stride` is the size of each, as the caller was compiled. */
+static int read_options(const dray_claim_options *list, size_t stride, uint32_t i,
+                        dray_claim_options *out, dray_error *error)
+{
+    const uint8_t *at = (const uint8_t *)list + i * stride;
+    if (i && memcmp(at, &stride, sizeof stride) != 0)
+        return dray__fail(error, DRAY_EINVALID, "claim: choice %u has another size than the first",
+                          i);
+    *out = (dray_claim_options)DRAY_CLAIM_OPTIONS_INIT;
+    return dray__options_read(out, sizeof *out, dray__end_of(dray_claim_options, max_hold_ns), at,
+                              "dray_claim_options", error);
+}
+
 /* Writes the request into queue->out. The first choice's timeout counts. */
 static int put_claim(dray_queue *queue, const dray_claim_options *options, uint32_t count,
                      int64_t *deadline, dray_error *error)
@@ -259,7 +273,7 @@ static int put_claim(dray_queue *queue, const dray_claim_options *options, uint3
         return dray__fail(error, DRAY_EINVALID, "claim: 1 to %u choices expected, found %u",
                           DRAY__TASKS_MAX, options ? count : 0);
     dray_claim_options o;
-    int rc = dray__options_copy(&o, sizeof o, options, "dray_claim", error);
+    int rc = read_options(options, options->size, 0, &o, error);
     if (rc)
         return rc;
     *deadline = dray__context_deadline(queue->context, o.timeout_ns);
@@ -272,10 +286,9 @@ static int put_claim(dray_queue *queue, const dray_claim_options *options, uint3
     dray__put_u32(w, queue->names.key_count);
     dray__put_i64(w, o.timeout_ns ? *deadline - dray__now() : 0);
     dray__put_u32(w, count);
-    size_t stride = options->size; /* as the caller was compiled */
+    size_t stride = options->size;
     for (uint32_t i = 0; !rc && i < count; i++) {
-        rc = dray__options_copy(&o, sizeof o, (const uint8_t *)options + i * stride, "dray_claim",
-                                error);
+        rc = read_options(options, stride, i, &o, error);
         if (!rc)
             rc = put_choice(queue, w, &o, error);
     }

@@ -128,8 +128,5 @@ int dray__names_read(dray__names *names, dray__reader *r, dray_error *error);
 void dray__names_free(dray__names *names);
 int dray__batch_read(dray_queue *queue, const dray__names *names, uint32_t ticket, dray__reader *r,
                      dray_batch **out, dray_error *error);
-/* The options as this version knows them: what the caller's lack is zero. */
-int dray__options_copy(void *out, size_t size, const void *options, const char *what,
-                       dray_error *error);
 
 #endif

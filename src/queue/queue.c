@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/options.h"
 #include "base/words.h"
 
 #include <stdlib.h>
@@ -63,19 +64,6 @@ static int command(dray_queue *queue, uint16_t type, dray_error *error)
 {
     return dray__queue_call(queue, type, dray__context_deadline(queue->context, queue->timeout_ns),
                             NULL, error);
-}
-
-int dray__options_copy(void *out, size_t size, const void *options, const char *what,
-                       dray_error *error)
-{
-    size_t given = 0;
-    if (options)
-        memcpy(&given, options, sizeof given);
-    if (given < sizeof given || given > 4096)
-        return dray__fail(error, DRAY_EINVALID, "%s: options with their size set expected", what);
-    memset(out, 0, size);
-    memcpy(out, options, given < size ? given : size);
-    return DRAY_OK;
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -163,8 +151,9 @@ static void queue_free(dray_queue *queue)
 int dray_queue_open(dray_context *context, const char *name, const dray_queue_options *options,
                     dray_queue **out, dray_error *error)
 {
-    dray_queue_options o;
-    int rc = dray__options_copy(&o, sizeof o, options, "dray_queue_open", error);
+    dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
+    int rc = dray__options_read(&o, sizeof o, dray__end_of(dray_queue_options, timeout_ns), options,
+                                "dray_queue_options", error);
     if (!rc)
         rc = dray__name_check(name, "queue", error);
     if (!rc && o.task_count && !o.tasks)
@@ -428,8 +417,9 @@ static int send_insert(dray_queue *queue, const dray_insert_options *o, const in
 int dray_insert(dray_queue *queue, const dray_insert_options *options, uint32_t *first_slot,
                 dray_error *error)
 {
-    dray_insert_options o;
-    int rc = dray__options_copy(&o, sizeof o, options, "dray_insert", error);
+    dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
+    int rc = dray__options_read(&o, sizeof o, dray__end_of(dray_insert_options, at_slot), options,
+                                "dray_insert_options", error);
     if (!rc)
         rc = check_insert(&o, error);
     if (rc)

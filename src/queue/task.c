@@ -2,6 +2,7 @@
 #include <dray/task.h>
 
 #include "base/error.h"
+#include "base/options.h"
 #include "queue/client.h"
 
 #include <errno.h>
@@ -98,9 +99,9 @@ static int open_task(dray_task *task, const char *const *reads, const char *cons
 int dray_task_open(const char *const *reads, const char *const *writes,
                    const dray_task_options *options, dray_task **out, dray_error *error)
 {
-    dray_task_options defaults = DRAY_TASK_OPTIONS_INIT, o;
-    int rc =
-        dray__options_copy(&o, sizeof o, options ? options : &defaults, "dray_task_open", error);
+    dray_task_options o = DRAY_TASK_OPTIONS_INIT;
+    int rc = dray__options_read(&o, sizeof o, dray__end_of(dray_task_options, timeout_ns), options,
+                                "dray_task_options", error);
     if (rc)
         return rc;
     dray_task *task = calloc(1, sizeof *task);

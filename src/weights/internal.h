@@ -2,6 +2,7 @@
 #ifndef DRAY_WEIGHTS_INTERNAL_H
 #define DRAY_WEIGHTS_INTERNAL_H
 
+#include "base/options.h"
 #include "control/channel.h"
 #include "control/sums.h"
 
@@ -180,6 +181,7 @@ int dray__haul_check(const dray__haul *haul, dray_error *error);
 int dray__haul_sums(const dray__haul *haul, dray__sums *out, dray_error *error);
 /* One sum a destination block; the caller's from here. NULL without verification. */
 uint64_t *dray__haul_take_blocks(dray__haul *haul);
+#define DRAY__REPORT_FIRST dray__end_of(dray_update_report, planned)
 void dray__haul_report(const dray__haul *haul, dray_update_report *report);
 void dray__haul_close(dray__haul *haul);
 

@@ -84,15 +84,19 @@ static int register_rank(dray_publisher *p, const char *model, dray__writer *pac
     return rc;
 }
 
+static int read_options(const dray_publisher_options *given, dray_publisher_options *out,
+                        dray_error *error)
+{
+    return dray__options_read(out, sizeof *out, dray__end_of(dray_publisher_options, timeout_ns),
+                              given, "dray_publisher_options", error);
+}
+
 static int check(dray_context *context, const char *model, const dray_layout *layout,
                  const dray_publisher_options *options, dray_publisher **out, dray_error *error)
 {
     if (!context || !model || !layout || !options || !out)
         return dray__fail(error, DRAY_EINVALID,
                           "context, model, layout, options and out must be given");
-    if (options->size != sizeof *options)
-        return dray__fail(error, DRAY_EVERSION, "dray_publisher_options of %zu bytes, %zu expected",
-                          options->size, sizeof *options);
     if (options->timeout_ns < 0)
         return dray__fail(error, DRAY_EINVALID, "timeout_ns %" PRId64, options->timeout_ns);
     int rc = dray__regions_check(layout, options->regions, error);
@@ -106,10 +110,13 @@ static int check(dray_context *context, const char *model, const dray_layout *la
 }
 
 int dray_publisher_open(dray_context *context, const char *model, const dray_layout *layout,
-                        const dray_publisher_options *options, dray_publisher **out,
+                        const dray_publisher_options *given, dray_publisher **out,
                         dray_error *error)
 {
-    int rc = check(context, model, layout, options, out, error);
+    dray_publisher_options own = DRAY_PUBLISHER_OPTIONS_INIT, *options = &own;
+    int rc = given ? read_options(given, options, error) : DRAY_OK;
+    if (rc == DRAY_OK)
+        rc = check(context, model, layout, given ? options : NULL, out, error);
     if (rc)
         return rc;
     dray_publisher *p = calloc(1, sizeof *p);
@@ -217,14 +224,16 @@ int dray_publish(dray_publisher *p, uint64_t version, const dray_fence *ready, d
 {
     if (!p)
         return dray__fail(error, DRAY_EINVALID, "publisher must be given");
-    if (ready && ready->size != sizeof *ready)
-        return dray__fail(error, DRAY_EVERSION, "dray_fence of %zu bytes, %zu expected",
-                          ready->size, sizeof *ready);
-    if (ready && ready->kind != DRAY_FENCE_NONE)
+    dray_fence fence = DRAY_FENCE_INIT;
+    int rc = dray__options_read(&fence, sizeof fence, dray__end_of(dray_fence, event), ready,
+                                "dray_fence", error);
+    if (rc)
+        return rc;
+    if (fence.kind != DRAY_FENCE_NONE)
         return dray__fail(error, DRAY_EUNSUPPORTED, "fence kind %d: host memory needs none",
-                          ready->kind);
+                          fence.kind);
     dray__sums sums = {0};
-    int rc = publish(p, version, &sums, error);
+    rc = publish(p, version, &sums, error);
     dray__sums_free(&sums);
     return rc;
 }

@@ -26,13 +26,18 @@ static json_t *links(const dray_update_report *report)
     return object;
 }
 
-int dray_update_report_json(const dray_update_report *report, char *out, size_t capacity,
+int dray_update_report_json(const dray_update_report *given, char *out, size_t capacity,
                             dray_error *error)
 {
     static const char *const modes[] = {"auto", "tensor", "distributed", "disk"};
     static const char *const strategies[] = {"direct", "bucket", "parameter"};
-    if (!report || !out || report->size != sizeof *report)
-        return dray__fail(error, DRAY_EINVALID, "report (initialised) and out must be given");
+    if (!given || !out)
+        return dray__fail(error, DRAY_EINVALID, "report and out must be given");
+    dray_update_report own = DRAY_UPDATE_REPORT_INIT, *report = &own;
+    int rc = dray__options_read(report, sizeof *report, DRAY__REPORT_FIRST, given,
+                                "dray_update_report", error);
+    if (rc)
+        return rc;
     json_t *object = json_pack(
         "{s:I, s:I, s:s, s:s, s:I, s:I, s:o, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, "
         "s:I, s:b}",
@@ -51,7 +56,6 @@ int dray_update_report_json(const dray_update_report *report, char *out, size_t 
     if (!text)
         return dray__nomem(error);
     size_t size = strlen(text) + 1;
-    int rc = DRAY_OK;
     if (size <= capacity)
         memcpy(out, text, size);
     else

@@ -13,16 +13,19 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
+static int read_options(const dray_subscriber_options *given, dray_subscriber_options *out,
+                        dray_error *error)
+{
+    return dray__options_read(out, sizeof *out, dray__end_of(dray_subscriber_options, timeout_ns),
+                              given, "dray_subscriber_options", error);
+}
+
 static int check(dray_context *context, const char *model, const dray_layout *layout,
                  const dray_subscriber_options *options, dray_subscriber **out, dray_error *error)
 {
     if (!context || !model || !layout || !options || !out)
         return dray__fail(error, DRAY_EINVALID,
                           "context, model, layout, options and out must be given");
-    if (options->size != sizeof *options)
-        return dray__fail(error, DRAY_EVERSION,
-                          "dray_subscriber_options of %zu bytes, %zu expected", options->size,
-                          sizeof *options);
     if (options->timeout_ns < 0 || !options->group || !options->group[0])
         return dray__fail(error, DRAY_EINVALID,
                           "a subscriber needs a group's name and a timeout that is not negative");
@@ -71,10 +74,13 @@ static int register_rank(dray_subscriber *s, dray__writer *packed, dray_error *e
 }
 
 int dray_subscriber_open(dray_context *context, const char *model, const dray_layout *layout,
-                         const dray_subscriber_options *options, dray_subscriber **out,
+                         const dray_subscriber_options *given, dray_subscriber **out,
                          dray_error *error)
 {
-    int rc = check(context, model, layout, options, out, error);
+    dray_subscriber_options own = DRAY_SUBSCRIBER_OPTIONS_INIT, *options = &own;
+    int rc = given ? read_options(given, options, error) : DRAY_OK;
+    if (rc == DRAY_OK)
+        rc = check(context, model, layout, given ? options : NULL, out, error);
     if (rc)
         return rc;
     dray_subscriber *s = calloc(1, sizeof *s);

@@ -265,13 +265,23 @@ static int (*const phases[])(dray_subscriber *s) = {
 
 /* ---- the public calls ----------------------------------------------------------------------- */
 
+static int read_options(const dray_update_options *given, dray_update_options *out,
+                        dray_error *error)
+{
+    return dray__options_read(out, sizeof *out, dray__end_of(dray_update_options, timeout_ns),
+                              given, "dray_update_options", error);
+}
+
+static int check_report(const dray_update_report *report, dray_error *error)
+{
+    return report ? dray__options_check(report, DRAY__REPORT_FIRST, "dray_update_report", error)
+                  : DRAY_OK;
+}
+
 static int check(const dray_subscriber *s, const dray_update_options *options, dray_error *error)
 {
     if (!s)
         return dray__fail(error, DRAY_EINVALID, "subscriber must be given");
-    if (options->size != sizeof *options)
-        return dray__fail(error, DRAY_EVERSION, "dray_update_options of %zu bytes, %zu expected",
-                          options->size, sizeof *options);
     if (options->mode < DRAY_MODE_AUTO || options->mode > DRAY_MODE_DISK)
         return dray__fail(error, DRAY_EINVALID, "mode %d", options->mode);
     if (options->strategy < DRAY_STRATEGY_DIRECT || options->strategy > DRAY_STRATEGY_PARAMETER)
@@ -303,12 +313,12 @@ static int send_begin(dray_subscriber *s, dray_error *error)
     return rc;
 }
 
-int dray_update_start(dray_subscriber *s, const dray_update_options *options, dray_error *error)
+int dray_update_start(dray_subscriber *s, const dray_update_options *given, dray_error *error)
 {
-    static const dray_update_options defaults = DRAY_UPDATE_OPTIONS_INIT;
-    if (!options)
-        options = &defaults;
-    int rc = check(s, options, error);
+    dray_update_options own = DRAY_UPDATE_OPTIONS_INIT, *options = &own;
+    int rc = read_options(given, options, error);
+    if (rc == DRAY_OK)
+        rc = check(s, options, error);
     if (rc)
         return rc;
     if (s->channel_stuck)
@@ -356,9 +366,9 @@ int dray_update_finish(dray_subscriber *s, dray_update_report *report, dray_erro
         return dray__fail(error, DRAY_EINVALID, "no update was started");
     if (s->phase != PHASE_DONE)
         return dray__fail(error, DRAY_EAGAIN, "the update of group %s goes on", s->group);
-    if (report && report->size != sizeof *report)
-        return dray__fail(error, DRAY_EVERSION, "dray_update_report of %zu bytes, %zu expected",
-                          report->size, sizeof *report);
+    int rc = check_report(report, error);
+    if (rc)
+        return rc;
     s->phase = PHASE_IDLE;
     set_timer(s, 0);
     dray__subscriber_signal(s, false);
@@ -369,17 +379,16 @@ int dray_update_finish(dray_subscriber *s, dray_update_report *report, dray_erro
         return s->outcome.code;
     }
     if (report)
-        *report = s->report;
+        dray__options_fill(report, &s->report, sizeof s->report);
     return DRAY_OK;
 }
 
 int dray_update_weights(dray_subscriber *s, const dray_update_options *options,
                         dray_update_report *report, dray_error *error)
 {
-    if (report && report->size != sizeof *report)
-        return dray__fail(error, DRAY_EVERSION, "dray_update_report of %zu bytes, %zu expected",
-                          report->size, sizeof *report);
-    int rc = dray_update_start(s, options, error);
+    int rc = check_report(report, error);
+    if (rc == DRAY_OK)
+        rc = dray_update_start(s, options, error);
     if (rc)
         return rc;
     while (dray_update_poll(s, error) == DRAY_EAGAIN) {
@@ -393,11 +402,9 @@ static int update_as(dray_subscriber *s, dray_update_mode mode, const dray_updat
                      dray_update_report *report, dray_error *error)
 {
     dray_update_options own = DRAY_UPDATE_OPTIONS_INIT;
-    if (options && options->size != sizeof *options)
-        return dray__fail(error, DRAY_EVERSION, "dray_update_options of %zu bytes, %zu expected",
-                          options->size, sizeof *options);
-    if (options)
-        own = *options;
+    int rc = read_options(options, &own, error);
+    if (rc)
+        return rc;
     own.mode = mode;
     return dray_update_weights(s, &own, report, error);
 }

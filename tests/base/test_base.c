@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/options.h"
 #include "base/random.h"
 #include "base/wire.h"
 #include "base/words.h"
@@ -160,6 +161,71 @@ static void deadlines_saturate(void **state)
     assert_true(dray__left_ms(dray__deadline(DRAY__SECOND)) > 900);
 }
 
+/* A struct as a library of now knows it, and as callers of other versions do. */
+typedef struct options_now {
+    size_t size;
+    uint64_t a;
+    int32_t b;
+    uint64_t c; /* came later */
+} options_now;
+
+typedef struct options_first {
+    size_t size;
+    uint64_t a;
+    int32_t b;
+} options_first;
+
+typedef struct options_later {
+    options_now now;
+    uint64_t d;
+} options_later;
+
+#define OPTIONS_FIRST dray__end_of(options_first, b)
+
+static void options_of_other_versions(void **state)
+{
+    (void)state;
+    const options_now defaults = {sizeof defaults, 1, 2, 3};
+    options_now out = defaults;
+    dray_error e;
+    assert_int_equal(dray__options_read(&out, sizeof out, OPTIONS_FIRST, NULL, "o", &e), DRAY_OK);
+    assert_memory_equal(&out, &defaults, sizeof out);
+    options_first old = {sizeof old, 10, 20};
+    assert_int_equal(dray__options_read(&out, sizeof out, OPTIONS_FIRST, &old, "o", &e), DRAY_OK);
+    assert_true(out.size == sizeof out && out.a == 10 && out.b == 20 && out.c == 3);
+    options_later new = {{sizeof new, 30, 40, 50}, 0};
+    assert_int_equal(dray__options_read(&out, sizeof out, OPTIONS_FIRST, &new, "o", &e), DRAY_OK);
+    assert_true(out.size == sizeof out && out.a == 30 && out.b == 40 && out.c == 50);
+    out = defaults;
+    new.d = UINT64_C(1) << 56;
+    assert_int_equal(dray__options_read(&out, sizeof out, OPTIONS_FIRST, &new, "o", &e),
+                     DRAY_EVERSION);
+    static const size_t wrong[] = {0, 7, OPTIONS_FIRST - 1, 4097, SIZE_MAX};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        new.now.size = wrong[i];
+        assert_int_equal(dray__options_read(&out, sizeof out, OPTIONS_FIRST, &new, "o", &e),
+                         DRAY_EINVALID);
+        assert_int_equal(dray__options_check(&new, OPTIONS_FIRST, "o", &e), DRAY_EINVALID);
+    }
+    assert_memory_equal(&out, &defaults, sizeof out); /* what was refused changed nothing */
+}
+
+static void results_for_callers_of_other_versions(void **state)
+{
+    (void)state;
+    const options_now filled = {sizeof filled, 1, 2, 3};
+    struct {
+        options_first first;
+        uint64_t guard;
+    } old = {{sizeof old.first, 0, 0}, 77};
+    dray__options_fill(&old.first, &filled, sizeof filled);
+    assert_true(old.first.size == sizeof old.first && old.first.a == 1 && old.first.b == 2);
+    assert_true(old.guard == 77);
+    options_later new = {{sizeof new, 9, 9, 9}, 9};
+    dray__options_fill(&new, &filled, sizeof filled);
+    assert_true(new.now.size == sizeof new &&new.now.a == 1 && new.now.c == 3 && new.d == 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -171,6 +237,8 @@ int main(void)
         cmocka_unit_test(nearest_word),
         cmocka_unit_test(philox_gives_the_published_answers),
         cmocka_unit_test(deadlines_saturate),
+        cmocka_unit_test(options_of_other_versions),
+        cmocka_unit_test(results_for_callers_of_other_versions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -512,7 +512,7 @@ static void test_wrong_arguments(void **state)
     assert_int_equal(dray_update_weights(e.subscriber, &options, NULL, NULL), DRAY_EINVALID);
     options.mode = 0;
     options.size = 3;
-    assert_int_equal(dray_update_weights(e.subscriber, &options, NULL, NULL), DRAY_EVERSION);
+    assert_int_equal(dray_update_weights(e.subscriber, &options, NULL, NULL), DRAY_EINVALID);
     options.size = sizeof options;
     options.min_version = 2;
     options.timeout_ns = DRAY__MILLISECOND;

@@ -1,0 +1,26 @@
+/* Public structs that begin with `size_t size`: the size that the caller was compiled with. Structs
+ * only grow, at their end and never into their padding, so a caller and a library of different
+ * versions meet: what an older caller lacks has its default, what a newer one says beyond what this
+ * library knows must be zero. */
+#ifndef DRAY_BASE_OPTIONS_H
+#define DRAY_BASE_OPTIONS_H
+
+#include <dray/dray.h>
+#include <stddef.h>
+
+/* Where the struct ended in its first version: past this member, which every caller has. */
+#define dray__end_of(type, member) (offsetof(type, member) + sizeof(((type *)0)->member))
+
+/* Overwrites *out (`size` bytes, initialised with the defaults) with what was given; out's own size
+ * stays. given NULL: the defaults. first: dray__end_of. name: the struct's, for messages.
+ * DRAY_EINVALID: a size smaller than `first`, or absurd; DRAY_EVERSION: something is set that this
+ * library does not know. */
+int dray__options_read(void *out, size_t size, size_t first, const void *given, const char *name,
+                       dray_error *error);
+/* The size alone, of a struct that is to be filled. */
+int dray__options_check(const void *given, size_t first, const char *name, dray_error *error);
+/* Fills the caller's struct, as far as it goes, with `filled` of `size` bytes, and what lies beyond
+ * with zeros; the caller's size stays. It was checked before. */
+void dray__options_fill(void *given, const void *filled, size_t size);
+
+#endif
