@@ -113,12 +113,12 @@ static int claim(loop *l, uint32_t *task, dray_batch **out, dray_error *error)
         uint32_t rows = l->tasks[i]->count(l->host);
         if (!rows)
             continue;
-        of_option[count] = i;
-        options[count++] = (dray_claim_options){.size = sizeof(dray_claim_options),
-                                                .task = l->tasks[i]->name,
-                                                .count = rows,
-                                                .policy = l->tasks[i]->policy,
-                                                .timeout_ns = l->host->wait_ns};
+        options[count] = (dray_claim_options){.size = sizeof(dray_claim_options),
+                                              .task = l->tasks[i]->name,
+                                              .count = rows,
+                                              .policy = l->tasks[i]->policy,
+                                              .timeout_ns = l->host->wait_ns};
+        of_option[count++] = i;
     }
     int64_t begin = dray_trace_now();
     int rc = dray_claim_any(l->host->queue, options, count, &which, out, error);

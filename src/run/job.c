@@ -136,7 +136,7 @@ static int host_tasks(const dray__job_host *host, dray__node *root, dray_error *
                                      host->name, first->name, kind->name);
         first = kind;
     }
-    if (first->role == DRAY__ROLE_DESK && host->ranks != 1)
+    if (first && first->role == DRAY__ROLE_DESK && host->ranks != 1)
         return dray__schema_fail(root, "hosts", error, "host %s: %s takes 1 rank, found %lld",
                                  host->name, first->name, (long long)host->ranks);
     return DRAY_OK;
