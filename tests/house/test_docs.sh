@@ -1,0 +1,84 @@
+# What README and docs/ tell people to type works. Blocks of three kinds are looked at:
+#   ```sh         each line is run at the top of the repository (in a copy of links), and must succeed
+#   ```sh long    not run: make's targets, the presets and dray's commands in it must exist
+#   ```c          must compile as the body of a file
+# Relative links must lead somewhere.
+set -u
+cd "$DRAY_SOURCE_DIR"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+bad=0
+complain()
+{
+    echo "$*"
+    bad=1
+}
+
+# The repository, but for its build: that is the one under test; runs and other files land in a copy.
+top=$work/top
+mkdir -p "$top/build" "$top/runs"
+for entry in *; do
+    case $entry in
+    build | runs) ;;
+    *) ln -s "$PWD/$entry" "$top/$entry" ;;
+    esac
+done
+ln -s "$DRAY_BUILD_DIR" "$top/build/release"
+commands=$("$DRAY_PROGRAM" --help | sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p')
+
+run_block()
+{
+    while IFS= read -r line; do
+        [ -n "$line" ] || continue
+        (cd "$top" && timeout 120 bash -c "$line") >"$work/out" 2>&1 </dev/null || {
+            complain "$1: '$line' ended with $?"
+            tail -n 5 "$work/out" | sed 's/^/    /'
+        }
+        ran=$((ran + 1))
+    done <"$2"
+}
+
+look_at_block()
+{
+    while IFS= read -r line; do
+        for target in $(echo "$line" | grep -oE '\bmake( [A-Z]+=[^ ]+)* [a-z]+' | sed 's/.* //'); do
+            grep -q "^$target:" Makefile || complain "$1: no target '$target' in the Makefile"
+        done
+        for preset in $(echo "$line" | grep -oE -e '--preset [a-z]+' | sed 's/.* //'); do
+            grep -q "\"name\": \"$preset\"" CMakePresets.json || complain "$1: no preset '$preset'"
+        done
+        for command in $(echo "$line" | grep -oE '\bdray [a-z]+' | sed 's/.* //'); do
+            echo "$commands" | grep -qx "$command" || complain "$1: no command 'dray $command'"
+        done
+        looked=$((looked + 1))
+    done <"$2"
+}
+
+ran=0
+looked=0
+compiled=0
+for page in README.md CONTRIBUTING.md docs/*.md; do
+    [ -e "$page" ] || continue
+    awk -v to="$work/block" -v list="$work/list" '
+        BEGIN { printf "" >list }
+        /^```/ && !inside { inside = 1; kind = substr($0, 4); n++; file = to "." n
+            printf "" >file; print file "\t" kind >list; next }
+        /^```/ { inside = 0; close(file); next }
+        inside { print >file }' "$page"
+    while IFS='	' read -r file kind; do
+        case $kind in
+        sh) run_block "$page" "$file" ;;
+        'sh long') look_at_block "$page" "$file" ;;
+        c)
+            cc -std=c17 -D_GNU_SOURCE -Wall -Wextra -Werror -Iinclude -fsyntax-only -x c "$file" ||
+                complain "$page: a block of C does not compile"
+            compiled=$((compiled + 1))
+            ;;
+        esac
+    done <"$work/list"
+    for link in $(grep -oE '\]\([^)#]+' "$page" | sed 's/^](//' | grep -v '://'); do
+        [ -e "$(dirname "$page")/$link" ] || complain "$page: '$link' leads nowhere"
+    done
+done
+echo "$ran commands run, $looked looked at, $compiled pieces of C compiled"
+[ $bad = 0 ] && [ $looked -gt 0 ]
