@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/words.h"
 #include "run/advantage.h"
+#include "run/host.h"
 #include "run/schema.h"
 #include "run/tasks.h"
 #include "run/tree.h"
@@ -195,10 +196,34 @@ static int rule_tasks(const dray__job *job, dray__node *root, dray_error *error)
     return DRAY_OK;
 }
 
+/* What the engine would refuse minutes later is refused here, with the line. */
+static int rule_model(const dray__job *job, dray__node *root, dray_error *error)
+{
+    dray_error inner = {0};
+    dray_model_config config;
+    dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
+    dray_layout *layout = NULL;
+    const dray__job_host *engine = dray__job_host_of(job, "rollout");
+    if (dray__job_model_config(job, &config, &inner))
+        return dray__schema_fail(root, job->model.checkpoint[0] ? "model.checkpoint" : "model",
+                                 error, "%s", inner.message);
+    spec.tp = (uint32_t)engine->ranks;
+    int rc = dray_layout_engine(&config, &spec, &layout, &inner);
+    dray_layout_free(layout);
+    if (rc)
+        return dray__schema_fail(root, "hosts", error, "host %s: %s", engine->name, inner.message);
+    int64_t longest = job->data.digits + 2 + job->rollout.max_new_tokens;
+    if (job->data.source == DRAY__SOURCE_REVERSE && config.max_positions < longest)
+        return dray__schema_fail(root, "model.max_positions", error,
+                                 "expected at least %lld (prompt and response), found %lld",
+                                 (long long)longest, (long long)config.max_positions);
+    return DRAY_OK;
+}
+
 static int check_rules(const dray__job *job, dray__node *root, dray_error *error)
 {
-    static const rule_fn all[] = {rule_batch,    rule_data,  rule_reward,
-                                  rule_capacity, rule_hosts, rule_tasks};
+    static const rule_fn all[] = {rule_batch, rule_data,  rule_reward, rule_capacity,
+                                  rule_hosts, rule_tasks, rule_model};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         int rc = all[i](job, root, error);
         if (rc)

@@ -20,7 +20,7 @@ int dray__job_model_config(const dray__job *job, dray_model_config *out, dray_er
     }
     if (m->hidden_size % m->heads)
         return dray__fail(error, DRAY_EINVALID,
-                          "model.hidden_size: expected a multiple of %lld heads, found %lld",
+                          "hidden_size: expected a multiple of %lld heads, found %lld",
                           (long long)m->heads, (long long)m->hidden_size);
     dray_model_config config = {.vocab_size = DRAY__BYTE_VOCABULARY,
                                 .hidden_size = m->hidden_size,
@@ -39,7 +39,7 @@ int dray__job_model_config(const dray__job *job, dray_model_config *out, dray_er
     snprintf(config.family, sizeof(config.family), "%s", m->family);
     int rc = dray__engine_config_check(&config, error);
     if (rc)
-        return dray__fail_prefix(error, rc, "model: ");
+        return rc;
     *out = config;
     return DRAY_OK;
 }

@@ -8,7 +8,7 @@ scale = int(os.environ.get("DRAY_TEST_SCALE", "1"))
 seed = int(os.environ.get("DRAY_TEST_SEED", str(random.SystemRandom().randrange(1 << 32))))
 print(f"seed {seed} (DRAY_TEST_SEED)", flush=True)
 random.seed(seed)
-STEPS = 60
+STEPS = 150
 settings = []
 for setting in (f"steps={STEPS}", "eval.every=10", "checkpoint.every=10",
                 "limits.restarts=1000", "queue.max_attempts=1000"):
