@@ -80,7 +80,7 @@ int dray_subscriber_open(dray_context *context, const char *model, const dray_la
  * version along. NULL is fine. */
 void dray_subscriber_close(dray_subscriber *subscriber);
 
-/* Which source. All ranks of a group must ask for the same one. */
+/* Which source. All ranks of a group must ask for the same one, with verification or without. */
 typedef enum dray_update_mode {
     DRAY_MODE_AUTO = 0, /* TENSOR from publishers on this host; else DISK where a path is given */
     DRAY_MODE_TENSOR,   /* publishers' memory on this host */
@@ -124,6 +124,10 @@ typedef struct dray_update_report {
     uint64_t peak_extra_bytes; /* staging held at most */
     uint32_t retries;
     int32_t planned; /* 1: the plan was made anew; 0: cached */
+    /* Of the group: compared end to end, what its ranks read with what was announced (or with what
+     * the checkpoint says of itself). A tensor that it holds in part cannot be; 0: verification was
+     * off on either side. Bytes as they were published. */
+    uint64_t verified_tensors, verified_bytes;
 } dray_update_report;
 
 #define DRAY_UPDATE_REPORT_INIT                                                                    \

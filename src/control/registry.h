@@ -17,14 +17,15 @@
  *  PUBLISHER_WAIT   u64 key, u64 version, i64 timeout -> u32 dropped, string their names
  *  SUBSCRIBER_OPEN  string model, string group, u32 rank, u32 world, u64 token, blob layout
  *                   -> u64 key
- *  UPDATE_BEGIN     u64 key, u8 mode, u64 min version, string path, u64 path version, i64 timeout;
- *                   kept until all ranks began and a version is there
+ *  UPDATE_BEGIN     u64 key, u8 mode, u64 min version, string path, u64 path version, u8 verify,
+ *                   i64 timeout; kept until all ranks began and a version is there
  *                   -> u64 attempt, u8 mode, u64 incarnation, u64 version, u8 checksums are there,
  *                      u64 source set, u32 sources, u64 group set, u32 ranks
  *  UPDATE_WRITING   u64 key, u64 attempt -> (empty): bytes are about to be overwritten
- *  UPDATE_VOTE      u64 key, u64 attempt, u32 code (0: ok), string message, i64 timeout, sums; kept
- *                   until all voted -> (empty): committed. Errors: aborted (the group keeps what it
- *                   had) or DRAY_ETORN.
+ *  UPDATE_VOTE      u64 key, u64 attempt, u32 code (0: ok), string message, i64 timeout, sums read,
+ *                   sums expected (rank 0 of a disk update: what the checkpoint says of itself);
+ *                   kept until all voted -> u64 tensors compared, u64 bytes of them: committed.
+ *                   Errors: aborted (the group keeps what it had) or DRAY_ETORN.
  *  GROUP_STATE      u64 key -> u64 version, u64 incarnation, u8 state, u64 epoch
  *  UPDATE_REPORT    u64 key, string json (a notice)
  *  CHECKSUMS_GET    string model, string group ("": the publishers)

@@ -240,8 +240,10 @@ int dray__reg_publish(dray__registry *r, struct entry *entry, uint64_t number, b
         version->withdrawn = gang->versions && gang->versions->number > number;
         *at = version;
     }
-    if (!dray__sums_add_all(&version->sums, sums))
+    if (!dray__sums_add_all(&version->sums, sums)) {
+        version->withdrawn = true; /* summed in part: it can never be complete */
         return dray__nomem(error);
+    }
     version->unchecked |= !checked;
     version->published++;
     entry->published = number;

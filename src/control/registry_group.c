@@ -12,7 +12,9 @@
 void dray__reg_group_free(struct group *group)
 {
     dray__sums_free(&group->sums);
+    dray__sums_free(&group->expected);
     dray__sums_free(&group->committed);
+    dray__coverage_free(&group->coverage);
     free(group->set.entries);
     free(group->report);
     free(group->name);
@@ -83,6 +85,7 @@ static void update_over(struct group *group)
     group->reading = NULL;
     group->gang = NULL;
     dray__sums_free(&group->sums);
+    dray__sums_free(&group->expected);
     for (uint32_t i = 0; i < group->set.world; i++)
         if (group->set.entries[i]) {
             group->set.entries[i]->writing = false;
@@ -132,8 +135,12 @@ static void commit(dray__registry *r, struct group *group)
         struct entry *entry = group->set.entries[i];
         void *ticket = entry->vote_ticket;
         entry->vote_ticket = NULL;
+        dray__writer w = {0};
+        dray__put_u64(&w, group->compared.tensors);
+        dray__put_u64(&w, group->compared.bytes);
         if (ticket)
-            dray__reg_reply(r, ticket, NULL, -1);
+            dray__reg_reply(r, ticket, &w, -1);
+        dray__writer_free(&w);
     }
 }
 
@@ -191,6 +198,12 @@ static int agree(const struct group *group, uint64_t *min, dray_error *error)
                               "%" PRIu64 "), rank 0 for mode %d, path \"%s\" (version %" PRIu64 ")",
                               group->name, i, other->mode, other->path, other->path_version,
                               first->mode, first->path, first->path_version);
+        if (other->verify != first->verify)
+            return dray__fail(error, DRAY_EINVALID,
+                              "group %s: rank %" PRIu32 " asked for an update %s verification, "
+                              "rank 0 %s",
+                              group->name, i, other->verify ? "with" : "without",
+                              first->verify ? "with" : "without");
     }
     return DRAY_OK;
 }
@@ -207,6 +220,34 @@ static bool same_host(const struct gang *gang, const struct group *group)
     return true;
 }
 
+static dray__packed_layout *layouts_of(const struct set *set)
+{
+    dray__packed_layout *list = calloc((size_t)set->world + 1, sizeof *list);
+    for (uint32_t i = 0; list && i < set->world; i++)
+        list[i] = (dray__packed_layout){set->entries[i]->layout, set->entries[i]->layout_size};
+    return list;
+}
+
+/* What the group holds of what the gang publishes; counted once for the same ranks. */
+static int cover(struct group *group, const struct gang *gang, dray_error *error)
+{
+    if (group->coverage_source == gang->set.id && group->coverage_group == group->set.id)
+        return DRAY_OK;
+    dray__coverage_free(&group->coverage);
+    group->coverage_source = 0;
+    dray__packed_layout *sources = layouts_of(&gang->set), *ranks = layouts_of(&group->set);
+    int rc = sources && ranks ? dray__coverage_of_layouts(sources, gang->set.world, ranks,
+                                                          group->set.world, &group->coverage, error)
+                              : dray__nomem(error);
+    free(sources);
+    free(ranks);
+    if (rc)
+        return rc;
+    group->coverage_source = gang->set.id;
+    group->coverage_group = group->set.id;
+    return DRAY_OK;
+}
+
 /* Resolves AUTO and looks for the version. DRAY_EAGAIN: not there yet. */
 static int choose(struct group *group, dray_error *error)
 {
@@ -218,6 +259,7 @@ static int choose(struct group *group, dray_error *error)
     struct gang *gang = NULL;
     struct version *version = NULL;
     group->mode = first->mode;
+    group->verify = first->verify;
     if (group->mode != DRAY_MODE_DISK)
         version = dray__reg_newest(group->model, min, &gang);
     bool near = version && same_host(gang, group);
@@ -234,6 +276,8 @@ static int choose(struct group *group, dray_error *error)
                           "group %s: publishers of %s on another host cannot be read yet; only "
                           "modes tensor (same host) and disk are there",
                           group->name, group->model->name);
+    if (group->verify && !version->unchecked && (rc = cover(group, gang, error)))
+        return rc;
     if (group->mode == DRAY_MODE_AUTO)
         group->mode = DRAY_MODE_TENSOR;
     group->gang = gang;
@@ -316,23 +360,47 @@ int dray__reg_writing(dray__registry *r, struct entry *entry, uint64_t attempt, 
     return rc;
 }
 
+/* With what the publishers announced, or what the checkpoint says of itself. */
+static int compare(struct group *group, dray_error *error)
+{
+    group->compared = (dray__compared){0};
+    if (!group->verify)
+        return DRAY_OK;
+    if (group->reading)
+        return group->reading->unchecked
+                   ? DRAY_OK
+                   : dray__coverage_compare(&group->coverage, &group->reading->sums, &group->sums,
+                                            &group->compared, error);
+    if (!group->expected.count)
+        return DRAY_OK;
+    dray__coverage coverage = {0};
+    dray__packed_layout *ranks = layouts_of(&group->set);
+    int rc =
+        ranks ? dray__coverage_of_sums(&group->expected, ranks, group->set.world, &coverage, error)
+              : dray__nomem(error);
+    free(ranks);
+    if (rc == DRAY_OK)
+        rc = dray__coverage_compare(&coverage, &group->expected, &group->sums, &group->compared,
+                                    error);
+    dray__coverage_free(&coverage);
+    return rc;
+}
+
 static void decide(dray__registry *r, struct group *group)
 {
     for (uint32_t i = 0; i < group->set.world; i++)
         if (!group->set.entries[i]->voted)
             return;
     dray_error error;
-    if (group->reading && !group->reading->unchecked &&
-        dray__sums_compare(&group->reading->sums, &group->sums, &error)) {
+    if (compare(group, &error))
         dray__reg_abort(r, group, &error);
-        return;
-    }
-    commit(r, group);
+    else
+        commit(r, group);
 }
 
 int dray__reg_vote(dray__registry *r, struct entry *entry, uint64_t attempt,
-                   const dray_error *verdict, const dray__sums *sums, void *ticket,
-                   dray_error *error)
+                   const dray_error *verdict, const dray__sums *sums, const dray__sums *expected,
+                   void *ticket, dray_error *error)
 {
     struct group *group = entry->group;
     int rc = current(entry, attempt, error);
@@ -341,8 +409,13 @@ int dray__reg_vote(dray__registry *r, struct entry *entry, uint64_t attempt,
     if (entry->voted)
         return dray__fail(error, DRAY_EPROTO, "rank %" PRIu32 " of group %s votes twice",
                           entry->rank, group->name);
-    if (!verdict->code && !dray__sums_add_all(&group->sums, sums))
-        return dray__nomem(error);
+    if (!verdict->code && (!dray__sums_add_all(&group->sums, sums) ||
+                           (entry->rank == 0 && !dray__sums_add_all(&group->expected, expected)))) {
+        dray_error reason;
+        dray__nomem(&reason);
+        dray__reg_abort(r, group, &reason); /* summed in part: nothing can be decided any more */
+        return current(entry, attempt, error);
+    }
     entry->voted = true;
     entry->vote_ticket = ticket;
     if (verdict->code) {

@@ -236,6 +236,11 @@ static int open_entry(call *c, const char *model_name, const char *group, uint32
 {
     if (!model_name[0])
         return dray__fail(error, DRAY_EINVALID, "a model needs a name");
+    dray_layout *checked;
+    int bad = dray_layout_unpack(layout, size, &checked, error);
+    if (bad)
+        return bad;
+    dray_layout_free(checked);
     struct model *model = dray__reg_model(c->r, model_name, true);
     if (!model)
         return dray__nomem(error);
@@ -442,6 +447,7 @@ static int update_begin(call *c, dray_error *error)
     begin.min_version = dray__get_u64(c->in);
     begin.path = dray__get_string(c->in, PATH_BYTES_MAX);
     begin.path_version = dray__get_u64(c->in);
+    begin.verify = dray__get_u8(c->in) != 0;
     int64_t timeout = dray__get_i64(c->in);
     struct entry *entry = NULL;
     int rc = finish_reading(c, "UPDATE_BEGIN", error);
@@ -480,9 +486,9 @@ static int update_vote(call *c, dray_error *error)
     int32_t code = (int32_t)dray__get_u32(c->in);
     char *message = dray__get_string(c->in, DRAY_ERROR_MESSAGE_MAX);
     int64_t timeout = dray__get_i64(c->in);
-    dray__sums sums = {0};
+    dray__sums sums = {0}, expected = {0};
     struct entry *entry = NULL;
-    bool stored = dray__sums_get(c->in, &sums);
+    bool stored = dray__sums_get(c->in, &sums) && dray__sums_get(c->in, &expected);
     int rc = stored ? finish_reading(c, "UPDATE_VOTE", error) : dray__nomem(error);
     if (rc == DRAY_OK)
         rc = entry_of(c->r, c->party, key, SUBSCRIBER, &entry, error);
@@ -490,12 +496,13 @@ static int update_vote(call *c, dray_error *error)
         dray_error verdict = {0};
         if (code)
             dray__fail(&verdict, code, "%s", message);
-        rc = dray__reg_vote(c->r, entry, attempt, &verdict, &sums, c->ticket, error);
+        rc = dray__reg_vote(c->r, entry, attempt, &verdict, &sums, &expected, c->ticket, error);
         if (rc == DRAY_OK && entry->vote_ticket == c->ticket)
             c->r->ops.expire_at(c->r->ops.user, c->ticket, dray__deadline(timeout));
     }
     free(message);
     dray__sums_free(&sums);
+    dray__sums_free(&expected);
     return rc;
 }
 
@@ -548,9 +555,11 @@ static int checksums_get(call *c, dray_error *error)
         const struct group *group = model->groups;
         while (group && strcmp(group->name, group_name) != 0)
             group = group->next;
-        if (!group || group->state != DRAY_GROUP_WHOLE) {
+        if (!group || group->state != DRAY_GROUP_WHOLE || !group->committed.count) {
             rc = dray__fail(error, DRAY_ENOENT, "model %s: group '%s' %s", name, group_name,
-                            group ? "holds no whole version" : "does not exist");
+                            !group                             ? "does not exist"
+                            : group->state != DRAY_GROUP_WHOLE ? "holds no whole version"
+                                                               : "updated without verification");
         } else {
             sums = &group->committed;
             version = group->version;

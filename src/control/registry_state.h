@@ -2,6 +2,7 @@
 #ifndef DRAY_CONTROL_REGISTRY_STATE_H
 #define DRAY_CONTROL_REGISTRY_STATE_H
 
+#include "control/coverage.h"
 #include "control/registry.h"
 #include "control/sums.h"
 
@@ -25,6 +26,7 @@ struct stored_region {
 struct begin {
     void *ticket; /* NULL: none */
     uint8_t mode;
+    bool verify;
     uint64_t min_version, path_version;
     char *path;
 };
@@ -99,7 +101,13 @@ struct group {
     struct gang *gang;       /* NULL: disk */
     struct version *reading; /* its lease */
     uint64_t goal;           /* version number */
+    bool verify;
     dray__sums sums;         /* of the ranks that voted */
+    dray__sums expected;     /* what the checkpoint says of itself, by rank 0 */
+    dray__compared compared; /* in the end */
+    /* What the group holds of its publishers' tensors, for these two sets. */
+    dray__coverage coverage;
+    uint64_t coverage_source, coverage_group;
     /* the last one that was aborted */
     uint64_t aborted;
     dray_error abort_error;
@@ -167,8 +175,8 @@ int dray__reg_begin(dray__registry *r, struct entry *entry, const struct begin *
                     dray_error *error);
 int dray__reg_writing(dray__registry *r, struct entry *entry, uint64_t attempt, dray_error *error);
 int dray__reg_vote(dray__registry *r, struct entry *entry, uint64_t attempt,
-                   const dray_error *verdict, const dray__sums *sums, void *ticket,
-                   dray_error *error);
+                   const dray_error *verdict, const dray__sums *sums, const dray__sums *expected,
+                   void *ticket, dray_error *error);
 /* true: the ticket was a begin or a vote of the entry; answered. */
 bool dray__reg_group_expired(dray__registry *r, struct entry *entry, void *ticket, bool gone);
 /* Ends the update in progress: torn when a rank was writing. */

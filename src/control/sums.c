@@ -1,9 +1,5 @@
 #include "control/sums.h"
 
-#include "base/error.h"
-
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -95,33 +91,4 @@ bool dray__sums_get(dray__reader *r, dray__sums *sums)
             return false;
     }
     return true;
-}
-
-int dray__sums_compare(const dray__sums *announced, const dray__sums *found, dray_error *error)
-{
-    const dray__named_sum *first = NULL, *first_found = NULL;
-    uint32_t wrong = 0;
-    char names[240] = "";
-    for (uint32_t i = 0; i < found->count; i++) {
-        const dray__named_sum *got = &found->items[i],
-                              *want = dray__sums_find(announced, got->name);
-        if (!want || want->mixed || got->mixed || got->elements < want->elements)
-            continue;
-        if (want->sum == got->sum && want->dtype == got->dtype && want->elements == got->elements)
-            continue;
-        if (!first) {
-            first = want;
-            first_found = got;
-        }
-        size_t used = strlen(names);
-        if (wrong++ < 4)
-            snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", got->name);
-    }
-    if (!first)
-        return DRAY_OK;
-    return dray__fail(error, DRAY_ECHECKSUM,
-                      "%" PRIu32 " tensors differ from what was published (%s%s); %s: announced "
-                      "%016" PRIx64 " over %" PRIu64 " elements, read %016" PRIx64 " over %" PRIu64,
-                      wrong, names, wrong > 4 ? ", ..." : "", first->name, first->sum,
-                      first->elements, first_found->sum, first_found->elements);
 }

@@ -32,8 +32,4 @@ const dray__named_sum *dray__sums_find(const dray__sums *sums, const char *name)
 void dray__sums_put(dray__writer *w, const dray__sums *sums);
 /* Reads what dray__sums_put wrote, adding to `sums`; malformed input sticks to the reader. */
 bool dray__sums_get(dray__reader *r, dray__sums *sums);
-/* Compares what was read with what was announced. Tensors that `found` covers in part are skipped.
- * DRAY_ECHECKSUM names those that differ. */
-int dray__sums_compare(const dray__sums *announced, const dray__sums *found, dray_error *error);
-
 #endif

@@ -114,7 +114,8 @@ typedef struct dray__source {
 } dray__source;
 
 typedef struct dray__sources {
-    uint64_t source_set, group_set; /* 0: a checkpoint on disk */
+    uint64_t source_set; /* 0: a checkpoint on disk */
+    uint64_t group_set;
     char *path;
     void *disk; /* its packed layout: to see a changed one */
     size_t disk_size;
@@ -141,8 +142,9 @@ int dray__sources_fetch(dray__channel *channel, uint64_t key, uint64_t source_se
                         const dray__destination *destination, int64_t deadline_ns,
                         dray__sources **out, dray_error *error);
 /* A checkpoint as the source. */
-int dray__sources_disk(const char *path, const dray__destination *destination, dray__sources **out,
-                       dray_error *error);
+int dray__sources_disk(const char *path, dray__channel *channel, uint64_t key, uint64_t group_set,
+                       const dray__destination *destination, int64_t deadline_ns,
+                       dray__sources **out, dray_error *error);
 /* Is the checkpoint still the one that was planned for? */
 bool dray__sources_disk_same(const dray__sources *sources, const char *path);
 /* Makes the regions that the plan reads reachable. */

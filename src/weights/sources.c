@@ -3,6 +3,8 @@
  * the files, change. */
 #include "base/clock.h"
 #include "base/error.h"
+#include "control/coverage.h"
+#include "control/registry.h"
 #include "weights/internal.h"
 
 #include <inttypes.h>
@@ -53,7 +55,7 @@ int dray__member_fetch(dray__channel *channel, uint64_t key, uint64_t set, uint3
 {
     dray__writer w = {0};
     dray__put_u64(&w, key);
-    dray__put_u8(&w, 1); /* DRAY__SOURCES_MEMBER */
+    dray__put_u8(&w, DRAY__SOURCES_MEMBER);
     dray__put_i64(&w, 0);
     dray__put_u64(&w, set);
     dray__put_u32(&w, index);
@@ -88,8 +90,9 @@ int dray__member_fetch(dray__channel *channel, uint64_t key, uint64_t set, uint3
 /* ---- names: what a tensor is called on the other side --------------------------------------- */
 
 /* The name of the tensor that has memory behind `name` in some source; NULL: none has it. */
-static const char *source_name(const dray__sources *s, const char *name)
+static const char *source_name(const void *user, const char *name)
 {
+    const dray__sources *s = user;
     for (uint32_t i = 0; i < s->count; i++) {
         uint32_t index;
         if (dray_layout_find(s->sources[i].layout, name, &index, NULL))
@@ -102,23 +105,12 @@ static const char *source_name(const dray__sources *s, const char *name)
     return NULL;
 }
 
-/* For each tensor of a destination layout; a tied one may be known by any of its names. */
+/* For each tensor of a destination layout. */
 static const char **names_for(const dray__sources *s, const dray_layout *layout)
 {
-    uint32_t count = dray_layout_tensor_count(layout);
-    const char **names = calloc((size_t)count + 1, sizeof *names);
-    if (!names)
-        return NULL;
-    for (uint32_t t = 0; t < count; t++)
-        names[t] = source_name(s, dray_layout_tensor(layout, t)->name);
-    for (uint32_t t = 0; t < count; t++) {
-        int32_t target = dray_layout_tensor(layout, t)->alias_of;
-        if (target >= 0 && names[t] && !names[target])
-            names[target] = names[t];
-    }
-    for (uint32_t t = 0; t < count; t++)
-        if (!names[t])
-            names[t] = dray_layout_tensor(layout, t)->name;
+    const char **names = calloc((size_t)dray_layout_tensor_count(layout) + 1, sizeof *names);
+    if (names)
+        dray__names_resolve(layout, source_name, s, names);
     return names;
 }
 
@@ -255,7 +247,7 @@ static int make_ops(dray__sources *s, const dray_layout *layout, const dray__pie
     return rc;
 }
 
-/* Plans, with what the group's ranks own among them. group: their layouts; NULL: this one alone. */
+/* Plans, with what the group's ranks own among them. group: their layouts. */
 static int prepare(dray__sources *s, const dray__destination *destination,
                    const dray__source *group, uint32_t group_count, dray_error *error)
 {
@@ -285,33 +277,44 @@ static int prepare(dray__sources *s, const dray__destination *destination,
     return rc;
 }
 
+/* As prepare, with the layouts of the group's other ranks. */
+static int prepare_in_group(dray__sources *s, dray__channel *channel, uint64_t key,
+                            uint64_t group_set, const dray__destination *destination,
+                            int64_t deadline_ns, dray_error *error)
+{
+    uint32_t world = destination->world;
+    dray__source *group = calloc((size_t)world + 1, sizeof *group);
+    int rc = group ? DRAY_OK : dray__nomem(error);
+    for (uint32_t i = 0; i < world && rc == DRAY_OK; i++)
+        if (i != destination->rank)
+            rc = dray__member_fetch(channel, key, group_set, i, deadline_ns, &group[i], error);
+    if (rc == DRAY_OK)
+        rc = prepare(s, destination, group, world, error);
+    for (uint32_t i = 0; group && i < world; i++)
+        if (group[i].layout)
+            dray__source_clear(&group[i]);
+    free(group);
+    s->group_set = group_set;
+    return rc;
+}
+
 int dray__sources_fetch(dray__channel *channel, uint64_t key, uint64_t source_set,
                         uint32_t source_count, uint64_t group_set,
                         const dray__destination *destination, int64_t deadline_ns,
                         dray__sources **out, dray_error *error)
 {
     dray__sources *s = calloc(1, sizeof *s);
-    uint32_t world = destination->world;
-    dray__source *group = calloc((size_t)world + 1, sizeof *group);
     if (s)
         s->sources = calloc((size_t)source_count + 1, sizeof *s->sources);
-    int rc = s && group && s->sources ? DRAY_OK : dray__nomem(error);
+    int rc = s && s->sources ? DRAY_OK : dray__nomem(error);
     for (uint32_t i = 0; i < source_count && rc == DRAY_OK; i++) {
         rc = dray__member_fetch(channel, key, source_set, i, deadline_ns, &s->sources[i], error);
         s->count += rc == DRAY_OK;
     }
-    for (uint32_t i = 0; i < world && rc == DRAY_OK; i++)
-        if (i != destination->rank)
-            rc = dray__member_fetch(channel, key, group_set, i, deadline_ns, &group[i], error);
     if (rc == DRAY_OK) {
         s->source_set = source_set;
-        s->group_set = group_set;
-        rc = prepare(s, destination, group, world, error);
+        rc = prepare_in_group(s, channel, key, group_set, destination, deadline_ns, error);
     }
-    for (uint32_t i = 0; group && i < world; i++)
-        if (group[i].layout)
-            dray__source_clear(&group[i]);
-    free(group);
     if (rc) {
         dray__sources_free(s);
         return rc;
@@ -320,8 +323,9 @@ int dray__sources_fetch(dray__channel *channel, uint64_t key, uint64_t source_se
     return DRAY_OK;
 }
 
-int dray__sources_disk(const char *path, const dray__destination *destination, dray__sources **out,
-                       dray_error *error)
+int dray__sources_disk(const char *path, dray__channel *channel, uint64_t key, uint64_t group_set,
+                       const dray__destination *destination, int64_t deadline_ns,
+                       dray__sources **out, dray_error *error)
 {
     dray__sources *s = calloc(1, sizeof *s);
     if (s) {
@@ -339,10 +343,8 @@ int dray__sources_disk(const char *path, const dray__destination *destination, d
                  ? dray_layout_pack(s->sources[0].layout, &s->disk, &s->disk_size, error)
                  : dray__nomem(error);
     }
-    dray__destination alone = *destination;
-    alone.rank = 0;
     if (rc == DRAY_OK)
-        rc = prepare(s, &alone, NULL, 1, error);
+        rc = prepare_in_group(s, channel, key, group_set, destination, deadline_ns, error);
     if (rc) {
         dray__sources_free(s);
         return rc;

@@ -47,7 +47,7 @@ static int end(dray_subscriber *s, const dray_error *outcome)
 
 static int vote(dray_subscriber *s, const dray_error *verdict)
 {
-    dray__sums sums = {0};
+    dray__sums sums = {0}, expected = {0};
     dray_error error;
     dray_error own = {0};
     if (verdict)
@@ -62,6 +62,7 @@ static int vote(dray_subscriber *s, const dray_error *verdict)
     int64_t left = s->deadline_ns - dray__now();
     dray__put_i64(&w, left > 0 ? left : 0);
     dray__sums_put(&w, &sums);
+    dray__sums_put(&w, &expected);
     s->failed = own.code != 0;
     s->mark_ns = dray__now();
     int rc = dray__call_start(s->channel, DRAY__MSG_UPDATE_VOTE, &w, NULL, 0, &error);
@@ -123,7 +124,8 @@ static int find_sources(dray_subscriber *s, dray_error *error)
     bool disk = s->report.mode == DRAY_MODE_DISK;
     dray__sources **kept = disk ? &s->disk : &s->live;
     s->sources = *kept;
-    if (s->sources && disk && dray__sources_disk_same(s->sources, s->path)) {
+    if (s->sources && disk && s->sources->group_set == s->group_set &&
+        dray__sources_disk_same(s->sources, s->path)) {
         dray__sources_close(s->sources); /* the same tensors, maybe in new files */
         return DRAY_OK;
     }
@@ -133,7 +135,8 @@ static int find_sources(dray_subscriber *s, dray_error *error)
     dray__sources_free(*kept);
     *kept = NULL;
     s->report.planned = 1;
-    int rc = disk ? dray__sources_disk(s->path, &s->destination, kept, error)
+    int rc = disk ? dray__sources_disk(s->path, s->channel, s->key, s->group_set, &s->destination,
+                                       s->deadline_ns, kept, error)
                   : dray__sources_fetch(s->channel, s->key, s->source_set, s->source_count,
                                         s->group_set, &s->destination, s->deadline_ns, kept, error);
     s->sources = *kept;
@@ -248,6 +251,10 @@ static int on_vote(dray_subscriber *s)
         dray__fail(&error, DRAY_EPROTO, "a vote against the update was committed");
         return end(s, &error);
     }
+    s->report.verified_tensors = dray__get_u64(&reply.payload);
+    s->report.verified_bytes = dray__get_u64(&reply.payload);
+    if (dray__reader_finish(&reply.payload, "UPDATE_VOTE", &error))
+        return end(s, &error);
     s->report.commit_ns = dray__now() - s->mark_ns;
     free(s->block_sums);
     s->block_sums = dray__haul_take_blocks(s->haul);
@@ -307,6 +314,7 @@ static int send_begin(dray_subscriber *s, dray_error *error)
     dray__put_u64(&w, s->options.min_version);
     dray__put_string(&w, s->path);
     dray__put_u64(&w, s->options.path_version);
+    dray__put_u8(&w, s->options.verify >= 0);
     dray__put_i64(&w, s->deadline_ns - dray__now());
     int rc = dray__call_start(s->channel, DRAY__MSG_UPDATE_BEGIN, &w, NULL, 0, error);
     dray__writer_free(&w);

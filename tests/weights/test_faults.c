@@ -520,6 +520,8 @@ static void test_source_that_changed_is_found(void **state)
         dray_update_report report = DRAY_UPDATE_REPORT_INIT;
         MUST(dray_update_weights(p.e.subscriber, &options, &report, error));
         assert_int_equal(report.verify_ns, 0);
+        assert_int_equal(report.verified_tensors, 0);
+        assert_int_equal(report.verified_bytes, 0);
         assert_int_equal(dray_subscriber_verify(p.e.subscriber, NULL), DRAY_ENOENT);
         pair_close(&p);
     }

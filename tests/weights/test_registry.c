@@ -71,6 +71,34 @@ static uint64_t first_u64(const ticket *t)
     return dray__get_u64(&in);
 }
 
+/* Elements [from, to) of "w", which has 20; as a packed layout. */
+static void put_layout(dray__writer *w, int64_t from, int64_t to)
+{
+    dray_layout *layout;
+    const int64_t shape[1] = {20};
+    dray_region_info region = {.kind = DRAY_REGION_HOST, .bytes = 80};
+    uint32_t at, tensor;
+    void *data;
+    size_t size;
+    assert_int_equal(dray_layout_new(&layout, NULL), 0);
+    assert_int_equal(dray_layout_add_region(layout, &region, &at, NULL), 0);
+    assert_int_equal(dray_layout_add_tensor(layout, "w", DRAY_F32, 1, shape, &tensor, NULL), 0);
+    dray_block block = {
+        .tensor = tensor, .region = at, .start = {from}, .extent = {to - from}, .stride = {4}};
+    if (to > from)
+        assert_int_equal(dray_layout_add_block(layout, &block, NULL), 0);
+    assert_int_equal(dray_layout_pack(layout, &data, &size, NULL), 0);
+    dray__put_blob(w, data, size);
+    free(data);
+    dray_layout_free(layout);
+}
+
+/* Rank's even part of the 20 elements. */
+static void put_part(dray__writer *w, uint32_t rank, uint32_t world)
+{
+    put_layout(w, 20 * (int64_t)(rank % world) / world, 20 * ((int64_t)(rank % world) + 1) / world);
+}
+
 static int try_publisher(uint64_t member, uint32_t rank, uint32_t world, uint64_t *key)
 {
     dray__writer w = {0};
@@ -81,7 +109,7 @@ static int try_publisher(uint64_t member, uint32_t rank, uint32_t world, uint64_
     dray__put_u64(&w, 1);
     dray__put_u32(&w, 0);
     dray__put_u32(&w, 0);
-    dray__put_blob(&w, "layout", 6);
+    put_part(&w, rank, world);
     send(member, DRAY__MSG_PUBLISHER_OPEN, &w, &t);
     assert_int_equal(t.answered, 1);
     if (t.code == 0)
@@ -97,7 +125,7 @@ static uint64_t publisher(uint64_t member, uint32_t rank, uint32_t world)
 }
 
 static void open_subscriber(uint64_t member, const char *group, uint32_t rank, uint32_t world,
-                            ticket *t)
+                            int64_t from, int64_t to, ticket *t)
 {
     dray__writer w = {0};
     dray__put_string(&w, "m");
@@ -105,23 +133,31 @@ static void open_subscriber(uint64_t member, const char *group, uint32_t rank, u
     dray__put_u32(&w, rank);
     dray__put_u32(&w, world);
     dray__put_u64(&w, 1);
-    dray__put_blob(&w, "layout", 6);
+    put_layout(&w, from, to);
     send(member, DRAY__MSG_SUBSCRIBER_OPEN, &w, t);
+}
+
+static uint64_t subscriber_of(uint64_t member, const char *group, uint32_t rank, uint32_t world,
+                              int64_t from, int64_t to)
+{
+    ticket t;
+    open_subscriber(member, group, rank, world, from, to, &t);
+    return first_u64(&t);
 }
 
 static uint64_t subscriber(uint64_t member, const char *group, uint32_t rank, uint32_t world)
 {
-    ticket t;
-    open_subscriber(member, group, rank, world, &t);
-    return first_u64(&t);
+    return subscriber_of(member, group, rank, world, 20 * (int64_t)rank / world,
+                         20 * ((int64_t)rank + 1) / world);
 }
 
-static int publish(uint64_t member, uint64_t key, uint64_t version, uint64_t sum)
+static int publish_part(uint64_t member, uint64_t key, uint64_t version, uint64_t sum,
+                        uint64_t elements)
 {
     dray__writer w = {0};
     dray__sums sums = {0};
     ticket t;
-    dray__sums_add(&sums, "w", DRAY_F32, 10, sum);
+    dray__sums_add(&sums, "w", DRAY_F32, elements, sum);
     dray__put_u64(&w, key);
     dray__put_u64(&w, version);
     dray__put_u8(&w, 1);
@@ -132,7 +168,12 @@ static int publish(uint64_t member, uint64_t key, uint64_t version, uint64_t sum
     return t.code;
 }
 
-static void begin(uint64_t member, uint64_t key, uint64_t min, ticket *t)
+static int publish(uint64_t member, uint64_t key, uint64_t version, uint64_t sum)
+{
+    return publish_part(member, key, version, sum, 20);
+}
+
+static void begin_verified(uint64_t member, uint64_t key, uint64_t min, bool verify, ticket *t)
 {
     dray__writer w = {0};
     dray__put_u64(&w, key);
@@ -140,8 +181,14 @@ static void begin(uint64_t member, uint64_t key, uint64_t min, ticket *t)
     dray__put_u64(&w, min);
     dray__put_string(&w, "");
     dray__put_u64(&w, 0);
+    dray__put_u8(&w, verify);
     dray__put_i64(&w, 1000000);
     send(member, DRAY__MSG_UPDATE_BEGIN, &w, t);
+}
+
+static void begin(uint64_t member, uint64_t key, uint64_t min, ticket *t)
+{
+    begin_verified(member, key, min, true, t);
 }
 
 typedef struct begun {
@@ -172,19 +219,35 @@ static int writing(uint64_t member, uint64_t key, uint64_t attempt)
     return t.code;
 }
 
-static void vote(uint64_t member, uint64_t key, uint64_t attempt, int code, uint64_t sum, ticket *t)
+static void vote_for(uint64_t member, uint64_t key, uint64_t attempt, int code, const char *tensor,
+                     uint64_t elements, uint64_t sum, ticket *t)
 {
     dray__writer w = {0};
-    dray__sums sums = {0};
-    dray__sums_add(&sums, "w", DRAY_F32, 10, sum);
+    dray__sums sums = {0}, none = {0};
+    if (elements)
+        dray__sums_add(&sums, tensor, DRAY_F32, elements, sum);
     dray__put_u64(&w, key);
     dray__put_u64(&w, attempt);
     dray__put_u32(&w, (uint32_t)code);
     dray__put_string(&w, code ? "it broke" : "");
     dray__put_i64(&w, 1000000);
     dray__sums_put(&w, &sums);
+    dray__sums_put(&w, &none);
     dray__sums_free(&sums);
     send(member, DRAY__MSG_UPDATE_VOTE, &w, t);
+}
+
+/* Of a rank of two. */
+static void vote(uint64_t member, uint64_t key, uint64_t attempt, int code, uint64_t sum, ticket *t)
+{
+    vote_for(member, key, attempt, code, "w", 10, sum, t);
+}
+
+/* Of the only rank. */
+static void vote_alone(uint64_t member, uint64_t key, uint64_t attempt, int code, uint64_t sum,
+                       ticket *t)
+{
+    vote_for(member, key, attempt, code, "w", 20, sum, t);
 }
 
 static void wait_for(uint64_t member, uint64_t key, uint64_t version, int64_t timeout, ticket *t)
@@ -247,19 +310,17 @@ static void test_version_needs_every_rank(void **state)
     dray__registry_member_ended(r, 1);
     uint64_t a = publisher(10, 0, 2), b = publisher(11, 1, 2);
     ticket t[2];
-    assert_int_equal(publish(10, a, 1, 3), 0);
+    assert_int_equal(publish_part(10, a, 1, 3, 10), 0);
     begin(2, sub[0], 0, &t[0]);
     begin(3, sub[1], 0, &t[1]);
     assert_int_equal(t[0].answered + t[1].answered, 0);
-    assert_int_equal(publish(11, b, 1, 4), 0);
+    assert_int_equal(publish_part(11, b, 1, 4, 10), 0);
     begun got = begun_of(&t[0]);
     assert_int_equal(got.version, 1);
     assert_int_equal(got.incarnation, 2);
     assert_int_equal(begun_of(&t[1]).attempt, got.attempt);
     /* partial sums of the ranks add up, on both sides: 3 + 4 = 6 + 1 */
     ticket v[2];
-    dray__sums sums = {0};
-    (void)sums;
     vote(2, sub[0], got.attempt, 0, 6, &v[0]);
     vote(3, sub[1], got.attempt, 0, 1, &v[1]);
     assert_int_equal(v[0].code, 0);
@@ -295,7 +356,7 @@ static void test_refused_group_leaves_nothing(void **state)
     static const uint32_t wrong[][2] = {{0, 0}, {1, 1}, {0, UINT32_MAX}, {7, 2}};
     ticket t;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        open_subscriber(9, "new", wrong[i][0], wrong[i][1], &t);
+        open_subscriber(9, "new", wrong[i][0], wrong[i][1], 0, 20, &t);
         assert_int_equal(t.code, DRAY_EINVALID);
     }
     json_t *object = json_object();
@@ -328,17 +389,17 @@ static void test_gang_breaks(void **state)
     (void)state;
     dray__registry_member_ended(r, 1);
     uint64_t a = publisher(10, 0, 2), b = publisher(11, 1, 2);
-    assert_int_equal(publish(10, a, 1, 3), 0);
-    assert_int_equal(publish(11, b, 1, 4), 0);
+    assert_int_equal(publish_part(10, a, 1, 3, 10), 0);
+    assert_int_equal(publish_part(11, b, 1, 4, 10), 0);
     dray__registry_member_ended(r, 11);
-    assert_int_equal(publish(10, a, 2, 3), DRAY_ESTALE);
+    assert_int_equal(publish_part(10, a, 2, 3, 10), DRAY_ESTALE);
     ticket t[2];
     begin(2, sub[0], 0, &t[0]);
     begin(3, sub[1], 0, &t[1]);
     assert_int_equal(t[0].answered, 0);
     uint64_t c = publisher(13, 0, 2), d = publisher(14, 1, 2);
-    assert_int_equal(publish(13, c, 1, 3), 0);
-    assert_int_equal(publish(14, d, 1, 4), 0);
+    assert_int_equal(publish_part(13, c, 1, 3, 10), 0);
+    assert_int_equal(publish_part(14, d, 1, 4, 10), 0);
     assert_int_equal(begun_of(&t[0]).version, 1);
 }
 
@@ -353,7 +414,6 @@ static void test_commit(void **state)
     begun b = both_begin(t);
     assert_int_equal(writing(2, sub[0], b.attempt), 0);
     assert_int_equal(writing(3, sub[1], b.attempt), 0);
-    /* each holds 10 elements of "w" here: only the sum of both is compared, and covers too much */
     vote(2, sub[0], b.attempt, 0, 7, &v[0]);
     assert_int_equal(v[0].answered, 0);
     vote(3, sub[1], b.attempt, DRAY_ESYS, 0, &v[1]);
@@ -369,17 +429,122 @@ static void test_checksum_decides(void **state)
     ticket t, v;
     begin(20, one, 0, &t);
     begun b = begun_of(&t);
-    vote(20, one, b.attempt, 0, 8, &v); /* 7 was announced */
+    vote_alone(20, one, b.attempt, 0, 8, &v); /* 7 was announced */
     assert_int_equal(v.code, DRAY_ECHECKSUM);
     assert_non_null(strstr(v.message, "w"));
     assert_int_equal(state_of(20, one, &version), DRAY_GROUP_EMPTY);
     begin(20, one, 0, &t);
     b = begun_of(&t);
     assert_int_equal(writing(20, one, b.attempt), 0);
-    vote(20, one, b.attempt, 0, 7, &v);
+    vote_alone(20, one, b.attempt, 0, 7, &v);
     assert_int_equal(v.code, 0);
     assert_int_equal(state_of(20, one, &version), DRAY_GROUP_WHOLE);
     assert_int_equal(version, 5);
+}
+
+static void compared_of(const ticket *t, uint64_t *tensors, uint64_t *bytes)
+{
+    assert_int_equal(t->answered, 1);
+    assert_int_equal(t->code, 0);
+    dray__reader in = dray__reader_of(t->data, t->size);
+    *tensors = dray__get_u64(&in);
+    *bytes = dray__get_u64(&in);
+}
+
+/* What a group holds follows from its layouts: ranks that count fewer elements, none, too many, or
+ * those of another tensor do not get out of the comparison. */
+static void test_coverage_is_not_what_ranks_say(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *tensor;
+        uint64_t elements;
+    } wrong[] = {{"w", 19}, {"w", 0}, {"w", 21}, {"v", 20}};
+    uint64_t one = subscriber(20, "single", 0, 1), tensors, bytes, version;
+    ticket t, v;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        begin(20, one, 0, &t);
+        begun b = begun_of(&t);
+        assert_int_equal(writing(20, one, b.attempt), 0);
+        vote_for(20, one, b.attempt, 0, wrong[i].tensor, wrong[i].elements, 7, &v);
+        assert_int_equal(v.code, DRAY_ETORN);
+        assert_non_null(strstr(v.message, wrong[i].tensor));
+        assert_int_equal(state_of(20, one, &version), DRAY_GROUP_TORN);
+    }
+    begin(20, one, 0, &t);
+    vote_alone(20, one, begun_of(&t).attempt, 0, 7, &v);
+    compared_of(&v, &tensors, &bytes);
+    assert_int_equal(tensors, 1);
+    assert_int_equal(bytes, 80);
+    /* publishers that forget elements do not, either */
+    assert_int_equal(publish_part(1, pub, 6, 7, 19), 0);
+    begin(20, one, 0, &t);
+    vote_alone(20, one, begun_of(&t).attempt, 0, 7, &v);
+    assert_int_equal(v.code, DRAY_ECHECKSUM);
+    assert_non_null(strstr(v.message, "19"));
+}
+
+/* Ranks whose parts overlap, and a group that holds a tensor in part. */
+static void test_coverage_of_parts(void **state)
+{
+    (void)state;
+    uint64_t a = subscriber_of(20, "overlap", 0, 2, 0, 15), b, tensors, bytes;
+    b = subscriber_of(21, "overlap", 1, 2, 5, 20);
+    ticket t[2], v[2];
+    begin(20, a, 0, &t[0]);
+    begin(21, b, 0, &t[1]);
+    vote_for(20, a, begun_of(&t[0]).attempt, 0, "w", 15, 3, &v[0]);
+    vote_for(21, b, begun_of(&t[1]).attempt, 0, "w", 5, 4, &v[1]);
+    compared_of(&v[1], &tensors, &bytes);
+    assert_int_equal(tensors, 1);
+    uint64_t part = subscriber_of(22, "part", 0, 1, 4, 9);
+    begin(22, part, 0, &t[0]);
+    vote_for(22, part, begun_of(&t[0]).attempt, 0, "w", 5, 99, &v[0]);
+    compared_of(&v[0], &tensors, &bytes);
+    assert_int_equal(tensors, 0);
+    assert_int_equal(bytes, 0);
+    begin(22, part, 0, &t[0]);
+    vote_for(22, part, begun_of(&t[0]).attempt, 0, "w", 4, 99, &v[0]);
+    assert_int_equal(v[0].code, DRAY_ECHECKSUM);
+}
+
+static void test_without_verification(void **state)
+{
+    (void)state;
+    uint64_t tensors, bytes;
+    ticket t[2], v[2];
+    begin_verified(2, sub[0], 0, true, &t[0]);
+    begin_verified(3, sub[1], 0, false, &t[1]);
+    assert_int_equal(t[0].code, DRAY_EINVALID); /* one rank cannot do without */
+    assert_int_equal(t[1].code, DRAY_EINVALID);
+    begin_verified(2, sub[0], 0, false, &t[0]);
+    begin_verified(3, sub[1], 0, false, &t[1]);
+    vote_for(2, sub[0], begun_of(&t[0]).attempt, 0, "w", 0, 0, &v[0]);
+    vote_for(3, sub[1], begun_of(&t[1]).attempt, 0, "w", 0, 0, &v[1]);
+    compared_of(&v[0], &tensors, &bytes);
+    assert_int_equal(tensors, 0);
+    /* nobody can say what the group read */
+    dray__writer w = {0};
+    dray__put_string(&w, "m");
+    dray__put_string(&w, "g");
+    send(2, DRAY__MSG_CHECKSUMS_GET, &w, &t[0]);
+    assert_int_equal(t[0].code, DRAY_ENOENT);
+}
+
+static void test_layouts_are_checked_when_they_come(void **state)
+{
+    (void)state;
+    dray__writer w = {0};
+    ticket t;
+    dray__put_string(&w, "m");
+    dray__put_string(&w, "bad");
+    dray__put_u32(&w, 0);
+    dray__put_u32(&w, 1);
+    dray__put_u64(&w, 1);
+    dray__put_blob(&w, "layout", 6);
+    send(20, DRAY__MSG_SUBSCRIBER_OPEN, &w, &t);
+    assert_int_equal(t.answered, 1);
+    assert_int_equal(t.code, DRAY_EFORMAT);
 }
 
 static void test_abort_before_writing_keeps_the_old(void **state)
@@ -388,10 +553,10 @@ static void test_abort_before_writing_keeps_the_old(void **state)
     uint64_t one = subscriber(20, "single", 0, 1), version;
     ticket t, v;
     begin(20, one, 0, &t);
-    vote(20, one, begun_of(&t).attempt, 0, 7, &v);
+    vote_alone(20, one, begun_of(&t).attempt, 0, 7, &v);
     assert_int_equal(publish(1, pub, 6, 7), 0);
     begin(20, one, 6, &t);
-    vote(20, one, begun_of(&t).attempt, DRAY_ENOMEM, 0, &v);
+    vote_alone(20, one, begun_of(&t).attempt, DRAY_ENOMEM, 0, &v);
     assert_int_equal(v.code, DRAY_ENOMEM);
     assert_int_equal(state_of(20, one, &version), DRAY_GROUP_WHOLE);
     assert_int_equal(version, 5);
@@ -484,7 +649,7 @@ static void test_wait_for_readers(void **state)
     begin(20, one, 0, &t);
     wait_for(1, pub, 5, 1000000, &w);
     assert_int_equal(w.answered, 0);
-    vote(20, one, begun_of(&t).attempt, 0, 7, &v);
+    vote_alone(20, one, begun_of(&t).attempt, 0, 7, &v);
     assert_int_equal(v.code, 0);
     assert_int_equal(w.answered, 1);
     dray__reader in = dray__reader_of(w.data, w.size);
@@ -572,7 +737,7 @@ static void test_regions_pass_on_descriptors(void **state)
     dray__put_u64(&w, 1);
     dray__put_u32(&w, 2);
     dray__put_u32(&w, 1);
-    dray__put_blob(&w, "layout", 6);
+    put_layout(&w, 0, 20);
     send(1, DRAY__MSG_PUBLISHER_OPEN, &w, &t);
     uint64_t key = first_u64(&t);
     dray__put_u64(&w, key);
@@ -616,6 +781,10 @@ int main(void)
         T(test_gang_breaks),
         T(test_commit),
         T(test_checksum_decides),
+        T(test_coverage_is_not_what_ranks_say),
+        T(test_coverage_of_parts),
+        T(test_without_verification),
+        T(test_layouts_are_checked_when_they_come),
         T(test_abort_before_writing_keeps_the_old),
         T(test_death_of_a_rank),
         T(test_death_of_the_publisher),

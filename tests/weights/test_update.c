@@ -55,12 +55,27 @@ static void run_trainer(void *user)
     trainer_close(&t);
 }
 
+/* The group holds the whole model: all of it is compared with what was published. */
+static void check_compared(const scene *s, const dray_update_report *report)
+{
+    dray_layout *full;
+    uint64_t tensors = 0;
+    MUST(dray_layout_full(&s->config, s->from, DRAY_REGION_HOST, &full, error));
+    for (uint32_t t = 0; t < dray_layout_tensor_count(full); t++)
+        tensors += dray_layout_tensor(full, t)->alias_of < 0;
+    CHECK(report->verified_tensors == tensors);
+    CHECK(report->verified_bytes == dray_layout_bytes(full));
+    dray_layout_free(full);
+}
+
 static void update_and_check(const scene *s, engine *e, const dray_update_options *options,
                              uint64_t version, uint64_t seed)
 {
     dray_update_report report = DRAY_UPDATE_REPORT_INIT;
     poison(e->layout, e->region);
     MUST(dray_update_weights(e->subscriber, options, &report, error));
+    if (report.mode == DRAY_MODE_TENSOR)
+        check_compared(s, &report);
     CHECK(report.version == version);
     CHECK(report.bytes == dray_layout_bytes(e->layout));
     uint64_t ceiling = options->bucket_bytes ? options->bucket_bytes : (64u << 20);
