@@ -36,8 +36,11 @@ if ! echo "$sources" | xargs -P"$jobs" -n4 "$tidy" --quiet -p build/release >bui
 fi
 
 echo 'cppcheck'
+# Wrong in version 2.10: it takes `.count` of an initializer for a variable of that name, and a
+# pointer that the same condition tests for one that may be null (in job.c).
 cppcheck --quiet --std=c11 --language=c --enable=warning,portability --inline-suppr \
-    --suppress=missingIncludeSystem --error-exitcode=1 --template=gcc -j"$jobs" \
-    -D_GNU_SOURCE -Iinclude -Isrc -Ibench src bench
+    --suppress=missingIncludeSystem --suppress=unknownEvaluationOrder \
+    --suppress=nullPointer:src/run/job.c --error-exitcode=1 --template=gcc -j"$jobs" \
+    -D_GNU_SOURCE -Iinclude -Isrc -Ibench --include=scripts/cppcheck.h src bench
 
 echo "$count files are clean"
