@@ -141,6 +141,9 @@ typedef struct dray_options {
 /* Opens a session with the coordinator: one per process is enough. Its end (close, or the death of
  * the process, seen by the kernel closing the socket) ends everything that was opened through it.
  * options: NULL for all defaults. *out: the caller's, to be ended with dray_close.
+ * Over TCP the coordinator wants to see its token, which lies in a file that its user alone can
+ * read: $DRAY_TOKEN_FILE, or where it is by default; DRAY_ENOENT, DRAY_EPERM (a wrong one, one that
+ * others can read, or a Unix socket at which another user listens).
  * Waits up to the timeout for a coordinator that is not there yet, so that processes may start in
  * any order. Returns DRAY_EINVALID (an address that is none; or none given and no $DRAY_ADDRESS),
  * DRAY_EUNSUPPORTED (TCP beyond this machine), DRAY_ECLOSED (nobody listens there), DRAY_EVERSION

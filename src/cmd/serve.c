@@ -69,8 +69,10 @@ int cmd_serve(int argc, char **argv)
         .parser = parse,
         .doc = "Runs a coordinator in the foreground, until Ctrl-C: trainers, engines and tasks "
                "meet there (through $DRAY_ADDRESS)."
-               "\vThe Unix socket is open to this user and root only. Loopback TCP is open to "
-               "every user of this machine, and nothing beyond loopback is served."};
+               "\vThe Unix socket is open to this user and root only. So is loopback TCP: its "
+               "clients show a token from a file of mode 0600 ($DRAY_TOKEN_FILE, else "
+               "dray-tcp-PORT.token in $XDG_RUNTIME_DIR, or /tmp/dray-UID-tcp-PORT.token). Nothing "
+               "beyond loopback is served."};
     arguments a = {0};
     char path[256], keeper[300];
     cmd_parse(&argp, argc, argv, &a);

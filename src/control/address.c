@@ -50,7 +50,8 @@ static int parse_tcp(const char *text, dray__address *out, dray_error *error)
     unsigned long port = colon ? strtoul(colon + 1, &end, 10) : 0;
     if (!length || length >= sizeof host || colon[1] < '0' || colon[1] > '9' || *end ||
         port > UINT16_MAX)
-        return dray__fail(error, DRAY_EINVALID, "address tcp:%s: HOST:PORT expected", text);
+        return dray__fail(error, DRAY_EINVALID,
+                          "address tcp:%s: HOST:PORT expected, the port at most 65535", text);
     memcpy(host, text, length);
     host[length] = 0;
     struct sockaddr_in *v4 = (struct sockaddr_in *)&out->socket;
@@ -144,8 +145,7 @@ static int lock_folder(const char *path, const char *text, int *out, dray_error 
     return DRAY_OK;
 }
 
-static int bind_and_listen(int fd, const dray__address *address, const char *text,
-                           dray_error *error)
+static int bind_socket(int fd, const dray__address *address, const char *text, dray_error *error)
 {
     int on = 1;
     /* bind() makes the file with the socket's own mode, so there is no moment at which others may
@@ -159,13 +159,11 @@ static int bind_and_listen(int fd, const dray__address *address, const char *tex
             return dray__fail(error, DRAY_EBUSY, "%s: address in use", text);
         return dray__fail_errno(error, errno, "binding %s", text);
     }
-    if (listen(fd, BACKLOG) < 0)
-        return dray__fail_errno(error, errno, "listening at %s", text);
     return DRAY_OK;
 }
 
-int dray__address_listen(const dray__address *address, const char *text, int *out,
-                         dray_error *error)
+int dray__address_listen(const dray__address *address, const char *text, dray__bound_fn bound,
+                         void *user, int *out, dray_error *error)
 {
     int fd = -1, lock = -1;
     int status = make_socket(address, text, &fd, error);
@@ -178,7 +176,11 @@ int dray__address_listen(const dray__address *address, const char *text, int *ou
             status = remove_stale(address, text, error);
     }
     if (!status)
-        status = bind_and_listen(fd, address, text, error);
+        status = bind_socket(fd, address, text, error);
+    if (!status && bound)
+        status = bound(user, fd, error);
+    if (!status && listen(fd, BACKLOG) < 0)
+        status = dray__fail_errno(error, errno, "listening at %s", text);
     if (lock >= 0)
         close(lock);
     if (status)
@@ -196,6 +198,15 @@ static int met_itself(int fd)
     return getsockname(fd, (struct sockaddr *)&mine, &mine_size) == 0 &&
            getpeername(fd, (struct sockaddr *)&theirs, &theirs_size) == 0 &&
            mine_size == theirs_size && memcmp(&mine, &theirs, mine_size) == 0;
+}
+
+/* In a folder that others may write to (/tmp), another user's server may have taken the name. */
+static bool foreign(int fd)
+{
+    struct ucred peer;
+    socklen_t size = sizeof peer;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0 ||
+           (peer.uid != geteuid() && peer.uid != 0 && geteuid() != 0);
 }
 
 static int finish_connect(int fd, int64_t deadline_ns)
@@ -226,11 +237,14 @@ int dray__address_connect(const dray__address *address, const char *text, int64_
         code = errno == EINTR ? EINPROGRESS : errno;
     if (code == EINPROGRESS)
         code = finish_connect(fd, deadline_ns);
-    if (!code) {
+    bool other = !code && address->local && foreign(fd);
+    if (!code && !other) {
         *out = fd;
         return DRAY_OK;
     }
     close(fd);
+    if (other)
+        return dray__fail(error, DRAY_EPERM, "%s: another user listens there", text);
     if (code == ENOENT || code == ECONNREFUSED || code == ECONNRESET)
         return dray__fail(error, DRAY_ECLOSED, "%s: nobody listens there", text);
     if (code == ETIMEDOUT || code == EAGAIN) /* EAGAIN: a Unix socket's backlog is full */

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/options.h"
+#include "control/secret.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -30,6 +31,21 @@ static uint64_t this_host(void)
     return dray__hash(identity, strlen(identity));
 }
 
+/* The token that a coordinator behind TCP wants to see; none for a Unix socket. */
+static int put_secret(const char *address, dray__writer *w, dray_error *error)
+{
+    dray__address at;
+    dray__secret secret;
+    char path[4096];
+    int status = dray__address_parse(address, &at, error);
+    if (status || at.local)
+        return status;
+    status = dray__secret_read(dray__secret_path(&at, path, sizeof path), &secret, error);
+    if (!status)
+        dray__put_blob(w, secret.bytes, sizeof secret.bytes);
+    return status ? dray__fail_prefix(error, status, "%s: ", address) : DRAY_OK;
+}
+
 static int say_hello(dray_context *context, const dray_options *options, int64_t deadline_ns,
                      dray_error *error)
 {
@@ -42,8 +58,10 @@ static int say_hello(dray_context *context, const dray_options *options, int64_t
     dray__put_u32(&w, options->rank);
     dray__put_u64(&w, context->host);
     dray__put_i64(&w, getpid());
-    int status =
-        dray__call(context->main, DRAY__MSG_HELLO, &w, NULL, 0, deadline_ns, &reply, error);
+    int status = put_secret(context->address, &w, error);
+    if (!status)
+        status =
+            dray__call(context->main, DRAY__MSG_HELLO, &w, NULL, 0, deadline_ns, &reply, error);
     dray__writer_free(&w);
     if (status)
         return status;

@@ -25,6 +25,7 @@
 enum {
     KEPT_REQUESTS = 4096,      /* unanswered requests of one connection */
     KEPT_BYTES = 256 << 20,    /* and their payloads */
+    STRANGER_BYTES = 4 << 10,  /* of a message over TCP before it said who it is */
     UNREAD_BYTES = 128 << 20,  /* default of options.unread_bytes */
     ACCEPT_PAUSE_NS = 50000000 /* when there are no descriptors left */
 };
@@ -319,7 +320,9 @@ static int admit(const dray__connection *connection, const dray__frame *frame,
     if (!registered)
         return dray__fail(error, DRAY_EUNSUPPORTED, "message %04x (%s): not served here",
                           frame->type, dray__message_name(frame->type));
-    if (!connection->session && frame->type > 0xFF && !connection->coordinator->sessionless)
+    bool greets = frame->type == DRAY__MSG_HELLO || frame->type == DRAY__MSG_ATTACH ||
+                  frame->type == DRAY__MSG_PING;
+    if (!connection->session && !greets && !connection->coordinator->sessionless)
         return dray__fail(error, DRAY_EPROTO, "message %s: HELLO or ATTACH expected first",
                           dray__message_name(frame->type));
     if (connection->request_count >= KEPT_REQUESTS ||
@@ -507,8 +510,10 @@ static int check_peer(int fd, int64_t *pid)
     return 0;
 }
 
-static void add_connection(dray__coordinator *coordinator, int fd, bool local)
+static void add_connection(const dray__listener *listener, int fd)
 {
+    dray__coordinator *coordinator = listener->coordinator;
+    bool local = listener->local;
     int64_t pid = 0;
     int on = 1;
     dray__connection *connection = NULL;
@@ -521,6 +526,8 @@ static void add_connection(dray__coordinator *coordinator, int fd, bool local)
     connection->coordinator = coordinator;
     connection->fd = fd;
     connection->local = local;
+    connection->listener = listener;
+    connection->inbox.most = local ? 0 : STRANGER_BYTES;
     connection->pid = pid;
     connection->since_ns = dray__now();
     connection->out_last = &connection->out;
@@ -551,7 +558,7 @@ static void on_accept(evutil_socket_t fd, short what, void *user)
     for (;;) {
         int peer = accept4(fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (peer >= 0) {
-            add_connection(listener->coordinator, peer, listener->local);
+            add_connection(listener, peer);
             continue;
         }
         if (errno == EINTR || errno == ECONNABORTED)
@@ -573,25 +580,40 @@ static void resume_accept(evutil_socket_t fd, short what, void *user)
     event_add(listener->event, NULL);
 }
 
-/* The text with the port that was bound. */
-static void name_listener(dray__listener *listener, const char *text)
+/* Names the listener, with the port that was bound, and makes a TCP listener's token. */
+static int on_bound(void *user, int fd, dray_error *error)
 {
-    struct sockaddr_storage bound = {0};
-    socklen_t size = sizeof bound;
+    dray__listener *listener = user;
+    dray__address bound = {.size = sizeof bound.socket};
     struct stat st;
-    snprintf(listener->text, sizeof listener->text, "%s", text);
     if (listener->local) {
-        if (stat(text + strlen("unix:"), &st) == 0) {
-            listener->device = st.st_dev;
-            listener->inode = st.st_ino;
-        }
-    } else if (getsockname(listener->fd, (struct sockaddr *)&bound, &size) == 0) {
-        const struct sockaddr_in *v4 = (const struct sockaddr_in *)&bound;
-        const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)&bound;
-        int port = ntohs(bound.ss_family == AF_INET ? v4->sin_port : v6->sin6_port);
-        const char *colon = strrchr(text, ':');
-        snprintf(listener->text, sizeof listener->text, "%.*s:%d", (int)(colon - text), text, port);
+        snprintf(listener->path, sizeof listener->path, "%s", listener->text + strlen("unix:"));
+        if (stat(listener->path, &st) < 0)
+            return dray__fail_errno(error, errno, "%s", listener->text);
+    } else {
+        if (getsockname(fd, (struct sockaddr *)&bound.socket, &bound.size) < 0)
+            return dray__fail_errno(error, errno, "%s: getsockname", listener->text);
+        const struct sockaddr_in *v4 = (const struct sockaddr_in *)&bound.socket;
+        const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)&bound.socket;
+        int port = ntohs(bound.socket.ss_family == AF_INET ? v4->sin_port : v6->sin6_port);
+        char *colon = strrchr(listener->text, ':');
+        snprintf(colon, sizeof listener->text - (size_t)(colon - listener->text), ":%d", port);
+        dray__secret_path(&bound, listener->path, sizeof listener->path);
+        int status = dray__secret_make(listener->path, &listener->secret, &st, error);
+        if (status)
+            return status;
     }
+    listener->device = st.st_dev;
+    listener->inode = st.st_ino;
+    return DRAY_OK;
+}
+
+static void remove_file(const dray__listener *listener)
+{
+    struct stat st;
+    if (listener->inode && lstat(listener->path, &st) == 0 && st.st_dev == listener->device &&
+        st.st_ino == listener->inode)
+        unlink(listener->path); /* ours still, not a later server's */
 }
 
 static int add_listener(dray__coordinator *coordinator, const char *text, dray_error *error)
@@ -601,13 +623,15 @@ static int add_listener(dray__coordinator *coordinator, const char *text, dray_e
     if (status)
         return status;
     dray__listener *listener = &coordinator->listeners[coordinator->listener_count];
-    status = dray__address_listen(&address, text, &listener->fd, error);
-    if (status)
-        return status;
-    coordinator->listener_count++; /* from here on free closes it */
     listener->coordinator = coordinator;
     listener->local = address.local;
-    name_listener(listener, text);
+    snprintf(listener->text, sizeof listener->text, "%s", text);
+    status = dray__address_listen(&address, text, on_bound, listener, &listener->fd, error);
+    if (status) {
+        remove_file(listener);
+        return status;
+    }
+    coordinator->listener_count++; /* from here on free closes it */
     listener->event =
         event_new(coordinator->base, listener->fd, EV_READ | EV_PERSIST, on_accept, listener);
     listener->resume = evtimer_new(coordinator->base, resume_accept, listener);
@@ -622,11 +646,7 @@ static void free_listener(dray__listener *listener)
         event_free(listener->event);
     if (listener->resume)
         event_free(listener->resume);
-    struct stat st;
-    const char *path = listener->text + strlen("unix:");
-    if (listener->local && stat(path, &st) == 0 && st.st_dev == listener->device &&
-        st.st_ino == listener->inode)
-        unlink(path); /* ours still, not a later server's */
+    remove_file(listener);
     close(listener->fd);
 }
 

@@ -256,9 +256,10 @@ static int check_header(const dray__inbox *inbox, const uint8_t *at, dray__frame
     frame->id = load64(at + AT_ID);
     frame->size = load32(at + AT_SIZE);
     frame->flags = load32(at + AT_FLAGS);
-    if (frame->size > DRAY__FRAME_MAX)
+    uint32_t most = inbox->most ? inbox->most : DRAY__FRAME_MAX;
+    if (frame->size > most)
         return dray__fail(error, DRAY_EPROTO, "frame of %u bytes, at most %u expected", frame->size,
-                          DRAY__FRAME_MAX);
+                          most);
     /* Descriptors come with the frame's first byte, so by now all are here. */
     if (frame->fd_count > inbox->fd_count)
         return dray__fail(error, DRAY_EPROTO, "frame says %u descriptors, %u came", frame->fd_count,

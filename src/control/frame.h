@@ -38,6 +38,7 @@ typedef struct dray__inbox {
     size_t begin, end, capacity;
     int fds[DRAY__FRAME_FDS];
     uint32_t fd_count;
+    uint32_t most; /* payload bytes of a frame; 0: DRAY__FRAME_MAX */
 } dray__inbox;
 
 void dray__inbox_free(dray__inbox *inbox); /* closes the descriptors that nobody took */

@@ -5,12 +5,14 @@
 #include "base/hash.h"
 #include "control/coordinator.h"
 #include "control/frame.h"
+#include "control/secret.h"
 
 #include <stdbool.h>
 
 enum { DRAY__TOKEN = 16, DRAY__NAME_MAX = 256, DRAY__ROLE_MAX = 64 };
 
 typedef struct dray__connection dray__connection;
+typedef struct dray__listener dray__listener;
 
 struct dray__session {
     dray__coordinator *coordinator;
@@ -36,7 +38,8 @@ typedef struct dray__outgoing {
 struct dray__connection {
     dray__coordinator *coordinator;
     dray__connection *next;
-    dray__session *session; /* NULL before HELLO or ATTACH */
+    dray__session *session;         /* NULL before HELLO or ATTACH */
+    const dray__listener *listener; /* where it came */
     int fd;
     bool local, doomed;
     int64_t pid, since_ns;
@@ -74,14 +77,16 @@ typedef struct dray__registered {
 
 enum { DRAY__SERVICES = 16, DRAY__LISTENERS = 2 };
 
-typedef struct dray__listener {
+struct dray__listener {
     dray__coordinator *coordinator;
     int fd;
     bool local;
     struct event *event, *resume;
-    char text[128]; /* as clients write it */
+    char text[128];  /* as clients write it */
+    char path[4096]; /* the socket's, or of TCP the token's: removed at the end while it is ours */
     uint64_t device, inode;
-} dray__listener;
+    dray__secret secret; /* TCP: what a HELLO must show */
+};
 
 struct dray__coordinator {
     struct event_base *base;

@@ -45,10 +45,26 @@ static int read_hello(dray__reader *r, dray__session *session, dray_error *error
     session->rank = dray__get_u32(r);
     session->host = dray__get_u64(r);
     session->told_pid = dray__get_i64(r);
+    size_t size = 0;
+    const void *secret = r->at < r->size ? dray__get_blob(r, &size) : NULL;
+    const dray__connection *connection = session->first;
+    if (!r->failed && !connection->local &&
+        (size != sizeof(dray__secret) ||
+         !dray__same_bytes(secret, connection->listener->secret.bytes, size)))
+        return dray__fail(error, DRAY_EPERM,
+                          "HELLO: over TCP the coordinator's token expected, which is in its file "
+                          "%s ($DRAY_TOKEN_FILE names another)",
+                          connection->listener->path);
     /* A newer client may say more than this version knows. */
     if (newest > DRAY__PROTOCOL_VERSION && !r->failed)
         return DRAY_OK;
     return dray__reader_finish(r, "HELLO", error);
+}
+
+static void admit(dray__connection *connection, dray__session *session)
+{
+    connection->session = session;
+    connection->inbox.most = 0;
 }
 
 static int begin_session(dray__coordinator *coordinator, dray__request *request,
@@ -56,6 +72,7 @@ static int begin_session(dray__coordinator *coordinator, dray__request *request,
 {
     if (request->connection->session)
         return dray__fail(error, DRAY_EPROTO, "HELLO: this connection has a session");
+    session->first = request->connection;
     int status = read_hello(&request->reader, session, error);
     if (status)
         return status;
@@ -67,10 +84,9 @@ static int begin_session(dray__coordinator *coordinator, dray__request *request,
     session->member = ++coordinator->members;
     session->since_ns = dray__now();
     session->pid = request->connection->pid;
-    session->first = request->connection;
     session->next = coordinator->sessions;
     coordinator->sessions = session;
-    request->connection->session = session;
+    admit(request->connection, session);
     dray__log(DRAY_LOG_INFO, "control: member %llu (%s %s, rank %u) came",
               (unsigned long long)session->member, session->role, session->name, session->rank);
     return DRAY_OK;
@@ -109,15 +125,6 @@ static dray__session *find_session(const dray__coordinator *coordinator, uint64_
     return NULL;
 }
 
-/* Takes the same time for every wrong token. */
-static bool same_token(const uint8_t *a, const uint8_t *b)
-{
-    unsigned differ = 0;
-    for (size_t i = 0; i < DRAY__TOKEN; i++)
-        differ |= (unsigned)(a[i] ^ b[i]);
-    return differ == 0;
-}
-
 static void attach(sessions *self, dray__request *request)
 {
     dray_error error;
@@ -132,14 +139,14 @@ static void attach(sessions *self, dray__request *request)
     else if (!status && (!session || session->first->doomed))
         status = dray__fail(&error, DRAY_ECLOSED, "ATTACH: the session of member %llu has ended",
                             (unsigned long long)member);
-    else if (!status && (size != DRAY__TOKEN || !same_token(token, session->token)))
+    else if (!status && (size != DRAY__TOKEN || !dray__same_bytes(token, session->token, size)))
         status = dray__fail(&error, DRAY_EPERM, "ATTACH: wrong token for member %llu",
                             (unsigned long long)member);
     if (status) {
         dray__request_fail(request, &error);
         return;
     }
-    request->connection->session = session;
+    admit(request->connection, session);
     dray__request_reply(request, NULL, NULL, 0);
 }
 

@@ -54,8 +54,12 @@ tcp=$(sed -n 's/.*"tcp": *"\([^"]*\)".*/\1/p' "$work/three.out")
 "$DRAY_PROGRAM" status --connect "$tcp" --json >"$work/status.out" || fail 'status over TCP'
 grep -q '"sessions"' "$work/status.out" || fail 'status as JSON'
 DRAY_ADDRESS=$tcp "$DRAY_PROGRAM" status >/dev/null || fail 'DRAY_ADDRESS'
+status=0
+DRAY_TOKEN_FILE=/dev/null "$DRAY_PROGRAM" status --connect "$tcp" 2>"$work/token.err" || status=$?
+[ $status = 1 ] && grep -q 'token' "$work/token.err" || fail 'a wrong token'
 kill -TERM $pid
 wait $pid || fail 'SIGTERM is no failure'
+[ -z "$(find "$work" -name '*.token')" ] || fail 'the token was left behind'
 grep -q '"stopped"' "$work/three.out" || fail 'no last line'
 [ -z "$(find "$work" -type s)" ] || fail 'sockets were left behind'
 status=0

@@ -5,6 +5,7 @@
 #include "control/channel.h"
 #include "control/reports.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -599,6 +600,79 @@ static void socket_files(void **state)
     event_base_free(base);
 }
 
+static void write_token(const char *path, const char *text, mode_t mode)
+{
+    unlink(path);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL, mode);
+    assert_true(fd >= 0 && fchmod(fd, mode) == 0);
+    assert_int_equal(write(fd, text, strlen(text)), strlen(text));
+    close(fd);
+}
+
+static int open_with_token(const char *address, const char *path)
+{
+    dray_options options = DRAY_OPTIONS_INIT;
+    dray_context *context = NULL;
+    options.address = address;
+    if (path)
+        setenv("DRAY_TOKEN_FILE", path, 1);
+    int code = dray_open(&options, &context, NULL);
+    unsetenv("DRAY_TOKEN_FILE");
+    dray_close(context);
+    return code;
+}
+
+/* Only who can read the server's file gets in over TCP. */
+static void tcp_needs_the_token(void **state)
+{
+    (void)state;
+    char path[200], wrong[160], digits[70];
+    const char *folder = getenv("XDG_RUNTIME_DIR"), *port = strrchr(f.tcp_address, ':') + 1;
+    if (folder && folder[0] == '/')
+        snprintf(path, sizeof path, "%s/dray-tcp-%s.token", folder, port);
+    else
+        snprintf(path, sizeof path, "/tmp/dray-%u-tcp-%s.token", (unsigned)geteuid(), port);
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    assert_int_equal(open_with_token(f.tcp_address, NULL), DRAY_OK);
+    assert_int_equal(open_with_token(f.tcp_address, path), DRAY_OK);
+    assert_int_equal(open_with_token(f.tcp_address, "/nowhere"), DRAY_ENOENT);
+    snprintf(wrong, sizeof wrong, "%s/token", f.folder);
+    memset(digits, 'a', 64);
+    digits[64] = 0;
+    write_token(wrong, digits, 0600);
+    assert_int_equal(open_with_token(f.tcp_address, wrong), DRAY_EPERM);
+    assert_int_equal(open_with_token(f.unix_address, wrong), DRAY_OK);
+    write_token(wrong, digits, 0640);
+    assert_int_equal(open_with_token(f.tcp_address, wrong), DRAY_EPERM);
+    write_token(wrong, "too short", 0600);
+    assert_int_equal(open_with_token(f.tcp_address, wrong), DRAY_EFORMAT);
+    assert_int_equal(unlink(wrong), 0);
+}
+
+/* Before HELLO there is nothing to learn, to stop, or to fill memory with. */
+static void strangers_are_told_nothing(void **state)
+{
+    (void)state;
+    const char *addresses[] = {f.unix_address, f.tcp_address};
+    static const uint16_t types[] = {DRAY__MSG_STATUS, DRAY__MSG_SHUTDOWN, DRAY__MSG_BARRIER};
+    for (int a = 0; a < 2; a++) {
+        dray__channel *channel;
+        int64_t deadline = dray__deadline(10 * DRAY__SECOND);
+        dray__writer w = {0};
+        assert_int_equal(dray__channel_connect(addresses[a], deadline, &channel, NULL), DRAY_OK);
+        for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+            assert_int_equal(dray__call(channel, types[i], NULL, NULL, 0, deadline, NULL, NULL),
+                             DRAY_EPROTO);
+        memset(dray__put_space(&w, 5000), 0, 5000);
+        assert_int_equal(dray__call(channel, DRAY__MSG_PING, &w, NULL, 0, deadline, NULL, NULL),
+                         a ? DRAY_EPROTO : DRAY_OK);
+        dray__channel_close(channel);
+        dray__writer_free(&w);
+    }
+}
+
 static void shutdown_needs_the_unix_socket(void **state)
 {
     (void)state;
@@ -634,6 +708,8 @@ int main(void)
         cmocka_unit_test(bad_options_are_refused),
         cmocka_unit_test(start_order_does_not_matter),
         cmocka_unit_test(socket_files),
+        cmocka_unit_test(tcp_needs_the_token),
+        cmocka_unit_test(strangers_are_told_nothing),
         cmocka_unit_test(shutdown_needs_the_unix_socket),
     };
     return cmocka_run_group_tests(tests, start, stop);
