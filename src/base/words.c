@@ -1,6 +1,7 @@
 #include "base/words.h"
 
 #include <ctype.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -42,12 +43,15 @@ size_t dray__word_distance(const char *a, const char *b)
 long dray__word_nearest(const char *word, const char *const *words, size_t count)
 {
     long best = -1;
+    bool best_begun = false;
     size_t least = 1 + strlen(word) / 3; /* "near enough": a third of the letters */
     for (size_t i = 0; i < count; i++) {
         size_t distance = dray__word_distance(word, words[i]);
-        if (distance < least || (distance == least && best < 0)) {
+        bool begun = strncmp(word, words[i], strlen(word)) == 0; /* typed, but for its end */
+        if (distance < least || (distance == least && (best < 0 || (begun && !best_begun)))) {
             least = distance;
             best = (long)i;
+            best_begun = begun;
         }
     }
     return best;
@@ -61,5 +65,15 @@ char *dray__word_hint(const char *word, const char *const *words, size_t count, 
         out[0] = 0;
     if (i >= 0)
         snprintf(out, capacity, "; did you mean '%s'?", words[i]);
+    return out;
+}
+
+char *dray__word_hint_or_all(const char *word, const char *const *words, size_t count, char *out,
+                             size_t capacity)
+{
+    dray__word_hint(word, words, count, out, capacity);
+    for (size_t i = 0, at = 0; (i > 0 || !out[0]) && i < count && at < capacity; i++)
+        at += (size_t)snprintf(out + at, capacity - at, "%s%s%s", i ? ", " : " (one of: ", words[i],
+                               i + 1 == count ? ")" : "");
     return out;
 }

@@ -11,5 +11,8 @@ long dray__word_nearest(const char *word, const char *const *words, size_t count
 /* "; did you mean 'x'?" or "", in `out`, which it returns. */
 char *dray__word_hint(const char *word, const char *const *words, size_t count, char *out,
                       size_t capacity);
+/* The same; where no word is near: " (one of: a, b, c)". For short lists. */
+char *dray__word_hint_or_all(const char *word, const char *const *words, size_t count, char *out,
+                             size_t capacity);
 
 #endif

@@ -38,7 +38,8 @@ enum { CMD_OK = 0, CMD_FAILED = 1, CMD_USAGE = 2 };
  * back from --help (exit 0) and usage errors (exit 2, on stderr). argv[0] is "dray <name>". Inside
  * the parser report bad arguments with argp_error or cmd_bad_word. */
 void cmd_parse(const struct argp *argp, int argc, char **argv, void *input);
-/* A usage error in argp's form: "dray NAME: unknown WHAT 'word'; did you mean 'x'?" */
+/* A usage error in argp's form: "dray NAME: unknown WHAT 'word'; did you mean 'x'?", or a list of
+ * the words. */
 void cmd_bad_word(const struct argp_state *state, const char *what, const char *word,
                   const char *const *words, size_t count);
 /* A whole decimal number from min to max. A usage error that names `what` otherwise. */

@@ -119,9 +119,9 @@ void cmd_parse(const struct argp *argp, int argc, char **argv, void *input)
 void cmd_bad_word(const struct argp_state *state, const char *what, const char *word,
                   const char *const *words, size_t count)
 {
-    char hint[128];
+    char hint[256];
     argp_error(state, "unknown %s '%s'%s", what, word,
-               dray__word_hint(word, words, count, hint, sizeof(hint)));
+               dray__word_hint_or_all(word, words, count, hint, sizeof(hint)));
 }
 
 int64_t cmd_number(const struct argp_state *state, const char *what, const char *text, int64_t min,

@@ -140,7 +140,7 @@ static bool set_log(void)
         if (level > DRAY_LOG_DEBUG) {
             char hint[128];
             fprintf(stderr, "dray: DRAY_LOG: unknown level '%s'%s\n", word,
-                    dray__word_hint(word, levels, 4, hint, sizeof(hint)));
+                    dray__word_hint_or_all(word, levels, 4, hint, sizeof(hint)));
             return false;
         }
     }

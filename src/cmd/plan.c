@@ -75,6 +75,11 @@ static void parse_place(arguments *a, const char *text, const struct argp_state 
     cmd_bad_word(state, "place", text, places, PLACES);
 }
 
+static bool is_checkpoint(const char *spec)
+{
+    return strncmp(spec, "safetensors:", strlen("safetensors:")) == 0;
+}
+
 static error_t parse(int key, char *text, struct argp_state *state)
 {
     arguments *a = state->input;
@@ -109,6 +114,9 @@ static error_t parse(int key, char *text, struct argp_state *state)
     case ARGP_KEY_END:
         if (!a->from || !a->to)
             argp_error(state, "expected --from SPEC and --to SPEC");
+        else if (!a->model && !(is_checkpoint(a->from) && is_checkpoint(a->to)))
+            argp_error(state, "expected --model NAME or config.json: only safetensors:DIR says its "
+                              "own shapes");
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;

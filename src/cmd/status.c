@@ -216,7 +216,14 @@ int cmd_status(int argc, char **argv)
     }
     json_t *object = NULL;
     dray_error error;
-    if (ask(a.address, &object, &error))
+    int status = ask(a.address, &object, &error);
+    if (status == DRAY_ECLOSED)
+        return cmd_failf(
+            "status",
+            "%s ('dray serve' and 'dray run' start a coordinator; --connect ADDRESS or "
+            "$DRAY_ADDRESS says where it is)",
+            error.message);
+    if (status)
         return cmd_fail("status", &error);
     if (!object)
         return cmd_failf("status", "%s: its answer is no JSON", a.address);

@@ -95,8 +95,14 @@ static int read_session(const char *text, side *out, dray_error *error)
 
 static int read_side(const char *what, side *out, dray_error *error)
 {
-    bool session = (strncmp(what, "unix:", 5) == 0 || strncmp(what, "tcp:", 4) == 0) &&
-                   strchr(what, '#') != NULL;
+    bool session = strncmp(what, "unix:", 5) == 0 || strncmp(what, "tcp:", 4) == 0;
+    const char *model = strchr(what, '#');
+    if (session && !(model && model[1])) {
+        *error = (dray_error){.code = DRAY_EINVALID};
+        snprintf(error->message, sizeof error->message,
+                 "%.300s: which model? expected ADDRESS#MODEL or ADDRESS#MODEL@GROUP", what);
+        return DRAY_EINVALID;
+    }
     return session ? read_session(what, out, error) : read_checkpoint(what, out, error);
 }
 

@@ -80,7 +80,7 @@ static const word words[] = {
     {.name = "safetensors", .form = "safetensors:PATH", .is_path = true, .make = make_safetensors},
 };
 
-enum { WORDS = sizeof words / sizeof *words, MOST_RANKS = 65536, MOST_VOCAB = 1 << 30 };
+enum { WORDS = sizeof words / sizeof *words, MOST_RANKS = 4096, MOST_VOCAB = 1 << 30 };
 
 static int bad(const settings *s, const char *problem, const char *text, const char *hint,
                dray_error *error)
@@ -124,7 +124,7 @@ static int set_key(settings *s, int key, const char *value, dray_error *error)
         return set_dtype(s, value, error);
     if (!read_number(value, key == RANKS ? MOST_RANKS : MOST_VOCAB, &number))
         return bad(s,
-                   key == RANKS ? "expected a number of ranks from 1 to 65536, found"
+                   key == RANKS ? "expected a number of ranks from 1 to 4096, found"
                                 : "expected a multiple from 1 to 2^30, found",
                    value, "", error);
     if (key == RANKS)

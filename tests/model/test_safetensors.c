@@ -357,7 +357,7 @@ static void specs(void **state)
         {"fsdp", "number of ranks is missing; form: 'fsdp:N"},
         {"fsdp:", "expected a number of ranks"},
         {"fsdp:0", "expected a number of ranks"},
-        {"fsdp:65537", "expected a number of ranks"},
+        {"fsdp:4097", "expected a number of ranks"},
         {"fsdp:+4", "expected a number of ranks"},
         {"fsdp:4x", "expected a number of ranks"},
         {"fsdp:4,5", "expected key=value, found '5'"},
