@@ -262,16 +262,18 @@ typedef struct dray_safetensors_options {
  * aliases left out; blocks not looked at) under `directory`, which is made if need be (its parent
  * must be there). Files are created with their headers written and their full size, as
  * "<name>.partial"; the layout's FILE regions name them. Fill them through a plan and a mover, then
- * call dray_safetensors_finish. Until then a reader sees the old checkpoint or none. One writer a
+ * call dray_safetensors_finish. Until then a reader sees the old checkpoint, or none. One writer a
  * folder. *out is the caller's. */
 int dray_safetensors_begin(const char *directory, const dray_layout *like,
                            const dray_safetensors_options *options, dray_layout **out,
                            dray_error *error);
 /* Makes what begin laid out the folder's checkpoint: checks that the files are those begun, fsyncs,
  * renames, writes the index last (several files), fsyncs the folder, then removes the files of an
- * earlier checkpoint. A writer that dies at any step leaves the old checkpoint or the new one,
- * except where files of both have the same names (as many shards): then perhaps none. Blocks for
- * the disk. DRAY_EINVALID, DRAY_EFORMAT or DRAY_ENOENT: not a layout begun here; DRAY_ESYS. */
+ * earlier checkpoint. A writer that dies at any step leaves the old checkpoint or the new one.
+ * Where the old one has as many shards, the new ones are called "model-b-..." (and "model-..." the
+ * next time): the index says which. Blocks for the disk. DRAY_EINVALID, DRAY_EFORMAT or
+ * DRAY_ENOENT: not a layout begun here; DRAY_EEXIST: an index that names shards of both kinds;
+ * DRAY_ESYS. */
 int dray_safetensors_finish(const char *directory, const dray_layout *layout, dray_error *error);
 
 /* ---- SPEC strings ("fsdp:4", "engine:tp=4", "full", "safetensors:DIR") --------------------------

@@ -8,6 +8,7 @@
 
 #define DRAY__SAFETENSORS_SINGLE "model.safetensors"
 #define DRAY__SAFETENSORS_INDEX "model.safetensors.index.json"
+#define DRAY__SAFETENSORS_INDEX_MAX (256 << 20) /* bytes of an index that are read */
 /* The reference implementation's limit on headers (MAX_HEADER_SIZE). */
 #define DRAY__SAFETENSORS_HEADER_MAX 100000000
 

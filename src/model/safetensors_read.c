@@ -19,8 +19,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { INDEX_MAX = 256 << 20 };
-
 static int read_at(int fd, void *data, size_t size, off_t at)
 {
     for (size_t done = 0; done < size;) {
@@ -333,7 +331,7 @@ static int add_index(dray_layout *layout, const char *folder, const char *name, 
     json_t *json = NULL;
     const char **files = NULL;
     size_t count = 0;
-    int status = dray__json_load(path, INDEX_MAX, &json, error);
+    int status = dray__json_load(path, DRAY__SAFETENSORS_INDEX_MAX, &json, error);
     const json_t *weight_map = json_object_get(json, "weight_map");
     if (!status)
         status = index_files(path, weight_map, &files, &count, error);

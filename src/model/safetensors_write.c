@@ -1,6 +1,6 @@
 /* Writes safetensors checkpoints in two steps: begin lays out the files and creates them with their
  * headers, somebody fills them, finish makes them the folder's checkpoint. At every moment a reader
- * finds the old checkpoint, or none, or the new one: never files of both. */
+ * that opens the folder finds the old checkpoint or the new one: never files of both. */
 #include "model/layout.h"
 #include "model/safetensors.h"
 
@@ -57,12 +57,17 @@ typedef struct writing {
     dray_layout *layout;
 } writing;
 
-static void file_name(uint32_t file, uint32_t files, char *out, size_t capacity)
+/* What the names of shards begin with: the one that the folder's present index does not use, so
+ * that old and new shards lie beside each other until the index is replaced. */
+static const char *const stems[] = {"model", "model-b"};
+enum { STEMS = sizeof stems / sizeof *stems };
+
+static void file_name(const char *stem, uint32_t file, uint32_t files, char *out, size_t capacity)
 {
     if (files == 1)
         snprintf(out, capacity, DRAY__SAFETENSORS_SINGLE);
     else
-        snprintf(out, capacity, "model-%05u-of-%05u.safetensors", file + 1, files);
+        snprintf(out, capacity, "%s-%05u-of-%05u.safetensors", stem, file + 1, files);
 }
 
 static int join(const char *folder, const char *name, const char *tail, char *out,
@@ -77,7 +82,7 @@ static int join(const char *folder, const char *name, const char *tail, char *ou
 static int partial_path(const writing *w, uint32_t file, char *out, dray_error *error)
 {
     char name[64];
-    file_name(file, w->files, name, sizeof name);
+    file_name(stems[0], file, w->files, name, sizeof name);
     return join(w->folder, name, PARTIAL, out, error);
 }
 
@@ -366,6 +371,7 @@ typedef struct finishing {
     int fd; /* of the folder */
     const dray_layout *layout;
     uint32_t files;
+    const char *stem;
     json_t *weight_map;
     uint64_t total_size;
 } finishing;
@@ -380,7 +386,7 @@ static int sync_fd(int fd, const char *path, dray_error *error)
 static int finish_partial(finishing *f, uint32_t file, dray_error *error)
 {
     char name[64], path[PATH_MAX];
-    file_name(file, f->files, name, sizeof name);
+    file_name(stems[0], file, f->files, name, sizeof name);
     int status = join(f->folder, name, PARTIAL, path, error);
     if (status)
         return status;
@@ -390,6 +396,7 @@ static int finish_partial(finishing *f, uint32_t file, dray_error *error)
                           "%.200s: region %u is '%.160s': not a layout begun in this folder", path,
                           file, region->name);
     dray__stored_file stored;
+    file_name(f->stem, file, f->files, name, sizeof name);
     status = dray__safetensors_read(path, &stored, error);
     if (status)
         return status;
@@ -454,16 +461,48 @@ static int remove_index(const finishing *f, dray_error *error)
     return sync_fd(f->fd, f->folder, error);
 }
 
-/* Would a shard take the name of one that the old index speaks of? */
-static bool shards_collide(const finishing *f)
+/* The stem and numbers of a shard's name, "model-00001-of-00002.safetensors"; NULL: not one of
+ * ours.
+ */
+static const char *stem_of(const char *name, unsigned *number, unsigned *count)
 {
-    char name[64];
-    for (uint32_t i = 0; i < f->files && f->files > 1; i++) {
-        file_name(i, f->files, name, sizeof name);
-        if (faccessat(f->fd, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
-            return true;
+    size_t tail = strlen("-00001-of-00002.safetensors"), length = strlen(name);
+    if (length <= tail || !dray__safetensors_is_shard(name, number, count))
+        return NULL;
+    for (size_t i = 0; i < STEMS; i++)
+        if (strlen(stems[i]) == length - tail && strncmp(stems[i], name, length - tail) == 0)
+            return stems[i];
+    return NULL;
+}
+
+/* Takes the first stem of which the present index names no file, or NULL where it names files of
+ * all. An index that cannot be read is no checkpoint: nothing is lost with its files. */
+static int choose_stem(finishing *f, dray_error *error)
+{
+    char path[PATH_MAX];
+    const char *tensor;
+    json_t *index = NULL, *value;
+    bool used[STEMS] = {false};
+    int status = join(f->folder, DRAY__SAFETENSORS_INDEX, "", path, error);
+    if (status)
+        return status;
+    if (f->files > 1)
+        status = dray__json_load(path, DRAY__SAFETENSORS_INDEX_MAX, &index, error);
+    if (status == DRAY_ENOMEM || status == DRAY_ESYS)
+        return status;
+    json_object_foreach(json_object_get(index, "weight_map"), tensor, value)
+    {
+        unsigned number, count;
+        const char *name = json_string_value(value);
+        const char *stem = name ? stem_of(name, &number, &count) : NULL;
+        for (size_t i = 0; i < STEMS; i++)
+            used[i] |= stem == stems[i] && count == f->files;
     }
-    return false;
+    json_decref(index);
+    for (size_t i = STEMS; i-- > 0;)
+        if (!used[i])
+            f->stem = stems[i];
+    return DRAY_OK;
 }
 
 /* Files of an earlier checkpoint of ours, which the new one does not speak of. */
@@ -485,13 +524,14 @@ static int remove_stale(const finishing *f, dray_error *error)
         bool partial = length > tail && strcmp(name + length - tail, PARTIAL) == 0;
         if (partial)
             name[length - tail] = 0;
-        bool shard = strncmp(name, "model-", 6) == 0 && strlen(name) == 32 &&
-                     dray__safetensors_is_shard(name, &number, &count);
+        const char *stem = stem_of(name, &number, &count);
         bool single = strcmp(name, DRAY__SAFETENSORS_SINGLE) == 0;
-        if (!shard && !single)
+        if (partial && strcmp(name, DRAY__SAFETENSORS_INDEX) == 0)
+            unlinkat(f->fd, entry->d_name, 0); /* of a writer that died */
+        if (!stem && !single)
             continue;
-        file_name(shard ? number - 1 : 0, f->files, ours, sizeof ours);
-        bool keep = !partial && (f->files == 1 ? single : shard && count == f->files);
+        file_name(f->stem, stem ? number - 1 : 0, f->files, ours, sizeof ours);
+        bool keep = !partial && (f->files == 1 ? single : stem && count == f->files);
         if (!keep || strcmp(name, ours) != 0)
             unlinkat(f->fd, entry->d_name, 0); /* what cannot go does no harm: nobody reads it */
     }
@@ -500,15 +540,16 @@ static int remove_stale(const finishing *f, dray_error *error)
 }
 
 /* The order makes the change: one file replaces model.safetensors atomically and only then an older
- * index goes; shards are put in place under an older model.safetensors or index, and become visible
- * with their index. Where shards take names that the old index uses, that index goes first. */
+ * index goes; shards are put in place beside an older model.safetensors or the older index and its
+ * shards, and become visible with their index. */
 static int put_in_place(const finishing *f, dray_error *error)
 {
-    int status = shards_collide(f) ? remove_index(f, error) : DRAY_OK;
+    int status = DRAY_OK;
     for (uint32_t i = 0; i < f->files && !status; i++) {
-        char name[64], partial[80];
-        file_name(i, f->files, name, sizeof name);
-        snprintf(partial, sizeof partial, "%s" PARTIAL, name);
+        char name[64], begun[64], partial[80];
+        file_name(f->stem, i, f->files, name, sizeof name);
+        file_name(stems[0], i, f->files, begun, sizeof begun);
+        snprintf(partial, sizeof partial, "%s" PARTIAL, begun);
         status = rename_in(f, partial, name, error);
     }
     if (!status)
@@ -520,7 +561,11 @@ static int put_in_place(const finishing *f, dray_error *error)
 
 static int finish_all(finishing *f, dray_error *error)
 {
-    int status = DRAY_OK;
+    int status = choose_stem(f, error);
+    if (!status && !f->stem)
+        status = dray__fail(error, DRAY_EEXIST,
+                            "%.200s: its index names files of both %s-* and %s-*; remove it first",
+                            f->folder, stems[0], stems[1]);
     for (uint32_t i = 0; i < f->files && !status; i++)
         status = finish_partial(f, i, error);
     if (!status && json_object_size(f->weight_map) != dray_layout_tensor_count(f->layout))
