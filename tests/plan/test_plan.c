@@ -520,6 +520,55 @@ static void nothing_wanted_is_an_empty_plan(void **state)
     dray_plan_free(plan);
 }
 
+/* Columns of one matrix, cut into random pieces, lie between each other in memory; one of them may
+ * be moved onto others. Oracle: a map of bytes. */
+static void columns_between_each_other(void **state)
+{
+    (void)state;
+    enum { ROWS = 24, COLUMNS = 600, SLACK = 2 * COLUMNS };
+    const int64_t shape[] = {ROWS, COLUMNS}, zero[] = {0, 0};
+    dray_region_info info = {.kind = DRAY_REGION_SHARED, .bytes = ROWS * COLUMNS + SLACK};
+    int shares = 0;
+    for (int round = 0; round < 400 * world_scale(); round++) {
+        static dray_block blocks[ROWS * COLUMNS];
+        static uint8_t owner[ROWS * COLUMNS + SLACK];
+        uint32_t count = 0;
+        for (int64_t c = 0, w; c < COLUMNS; c += w) {
+            w = 1 + (int64_t)draw(4);
+            w = c + w > COLUMNS ? COLUMNS - c : w;
+            int64_t cut = draw(4) ? ROWS : 1 + (int64_t)draw(ROWS - 1);
+            for (int64_t r = 0; r < ROWS; r += cut, cut = ROWS - cut)
+                blocks[count++] = (dray_block){.start = {r, c},
+                                               .extent = {cut, w},
+                                               .offset = (uint64_t)(r * COLUMNS + c),
+                                               .stride = {COLUMNS, 1}};
+        }
+        if (draw(2))
+            blocks[draw(count)].offset += draw(2) ? draw(4) : draw(SLACK);
+        bool shared = false;
+        memset(owner, 0, sizeof owner);
+        dray_layout *from = layout_with("m", DRAY_U8, 2, shape, zero, shape), *to;
+        assert_int_equal(dray_layout_new(&to, NULL), DRAY_OK);
+        assert_int_equal(dray_layout_add_region(to, &info, NULL, NULL), DRAY_OK);
+        assert_int_equal(dray_layout_add_tensor(to, "m", DRAY_U8, 2, shape, NULL, NULL), DRAY_OK);
+        for (uint32_t i = 0; i < count; i++) {
+            const dray_block *b = &blocks[i];
+            assert_int_equal(dray_layout_add_block(to, b, NULL), DRAY_OK);
+            for (int64_t k = 0; k < b->extent[0] * b->extent[1]; k++) {
+                uint8_t *at =
+                    &owner[(int64_t)b->offset + k / b->extent[1] * COLUMNS + k % b->extent[1]];
+                shared |= *at;
+                *at = 1;
+            }
+        }
+        dray_plan *plan = NULL;
+        assert_int_equal(plan_one(from, to, NULL, &plan, NULL), shared ? DRAY_EOVERLAP : DRAY_OK);
+        shares += shared;
+        dray_plan_free(plan);
+    }
+    assert_true(shares > 0);
+}
+
 static void links_have_names(void **state)
 {
     (void)state;
@@ -542,6 +591,7 @@ int main(void)
         cmocka_unit_test(small_tensors_are_spread),
         cmocka_unit_test(neighbours_become_one_copy),
         cmocka_unit_test(nothing_wanted_is_an_empty_plan),
+        cmocka_unit_test(columns_between_each_other),
         cmocka_unit_test(links_have_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
