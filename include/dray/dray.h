@@ -101,7 +101,8 @@ typedef enum dray_log_level {
 typedef void (*dray_log_fn)(void *user, dray_log_level level, const char *line);
 
 /* Sends the library's log lines of `level` and above (more severe) to fn, from any thread. NULL
- * turns logging off, which is the default: the library never prints. Process-wide. */
+ * turns logging off, which is the default: the library never prints. fn is called under a lock: it
+ * must not call this library. Process-wide. */
 void dray_set_log(dray_log_fn fn, void *user, dray_log_level level);
 
 #define DRAY_WAIT_DEFAULT ((int64_t)-1)

@@ -39,7 +39,8 @@ static int read_all(int fd, char *data, size_t size)
 
 int dray__json_load(const char *path, size_t max_bytes, json_t **out, dray_error *error)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    /* O_NONBLOCK: a FIFO of that name must not hold us. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 && errno == ENOENT)
         return dray__fail(error, DRAY_ENOENT, "%s: no such file", path);
     if (fd < 0)

@@ -66,6 +66,7 @@ static void write_metadata(merge *m, size_t process, uint32_t thread, const char
 
 static void write_us(FILE *out, const char *key, int64_t ns)
 {
+    ns = ns < 0 ? 0 : ns; /* a span that came after the first one was looked for */
     write_text(out, ",\"%s\":%" PRId64 ".%03d", key, ns / 1000, (int)(ns % 1000));
 }
 
