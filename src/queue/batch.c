@@ -8,6 +8,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 uint32_t dray_batch_rows(const dray_batch *batch)
 {
@@ -65,7 +66,9 @@ static int map_chunk(dray_batch *batch, uint64_t chunk, dray__mapping **out, dra
         batch->mappings = grown;
         batch->mapping_capacity = capacity;
     }
-    int rc = dray__mapping_get(&batch->queue->keeper, chunk, out, error);
+    int rc = dray__queue_check_fork(batch->queue, error);
+    if (!rc)
+        rc = dray__mapping_get(&batch->queue->keeper, chunk, out, error);
     if (!rc)
         batch->mappings[batch->mapping_count++] = *out;
     return rc;
@@ -165,7 +168,7 @@ static int find_column(dray_batch *batch, const char *name, dray__batch_column *
 
 int dray_batch_column(dray_batch *batch, const char *name, dray_column *out, dray_error *error)
 {
-    dray__batch_column *column;
+    dray__batch_column *column = NULL;
     int rc = find_column(batch, name, &column, error);
     if (rc)
         return rc;
@@ -183,7 +186,7 @@ int dray_batch_column(dray_batch *batch, const char *name, dray_column *out, dra
 int dray_batch_gather(dray_batch *batch, const char *name, void *out, size_t capacity,
                       size_t *bytes, dray_error *error)
 {
-    dray__batch_column *column;
+    dray__batch_column *column = NULL;
     int rc = find_column(batch, name, &column, error);
     if (rc)
         return rc;
@@ -249,7 +252,7 @@ int dray_batch_set(dray_batch *batch, const dray_column_data *column, dray_error
     if (rc)
         return rc;
     if (output->name)
-        dray__storage_done(&batch->queue->storage, &output->span, true);
+        dray__storage_done(&batch->queue->storage, &output->span, !output->sent);
     fresh.spec = spec;
     fresh.name = batch->task->writes.items[output - batch->outputs];
     *output = fresh;
@@ -339,7 +342,7 @@ static void outputs_done(dray_batch *batch, bool given_up)
     for (uint32_t i = 0; batch->task && batch->outputs && i < batch->task->writes.count; i++) {
         dray__batch_output *output = &batch->outputs[i];
         if (output->name)
-            dray__storage_done(&batch->queue->storage, &output->span, given_up);
+            dray__storage_done(&batch->queue->storage, &output->span, given_up && !output->sent);
         output->name = NULL;
     }
 }
@@ -370,6 +373,9 @@ int dray_batch_commit(dray_batch *batch, dray_error *error)
     put_tags(batch, w);
     dray__reply reply;
     rc = send(batch, DRAY__MSG_QUEUE_COMMIT, &reply, error);
+    /* Without an answer the commit may have happened: what it holds must stay as it is. */
+    for (uint32_t i = 0; i < batch->task->writes.count; i++)
+        batch->outputs[i].sent |= rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED;
     /* Superseded: nobody refers to the outputs. Other errors leave the batch as it was. */
     if (rc == DRAY_ESTALE || rc == DRAY_EGONE)
         outputs_done(batch, true);
@@ -421,13 +427,11 @@ void dray_batch_free(dray_batch *batch)
     if (!batch)
         return;
     outputs_done(batch, true);
-    for (uint32_t i = 0; i < batch->mapping_count; i++)
-        dray__mapping_put(batch->mappings[i]);
-    if (batch->ticket) {
-        dray__writer *w = dray__queue_begin(batch->queue);
-        dray__put_u32(w, batch->ticket);
-        dray__notify(batch->queue->channel, DRAY__MSG_QUEUE_RELEASE, w, NULL);
-    }
+    if (batch->queue->storage.pid == getpid()) /* a fork shares no mappings to count */
+        for (uint32_t i = 0; i < batch->mapping_count; i++)
+            dray__mapping_put(batch->mappings[i]);
+    if (batch->ticket)
+        dray__queue_release(batch->queue, batch->ticket);
     dray__arena_free(&batch->arena);
     free(batch->partition);
     free(batch->set_tags);

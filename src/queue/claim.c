@@ -221,14 +221,6 @@ int dray__batch_read(dray_queue *queue, const dray__names *names, uint32_t ticke
 
 /* ---- claims ---------------------------------------------------------------------------------- */
 
-/* Gives up a claim whose answer did not come, or could not be read. */
-static void forget(dray_queue *queue, uint32_t ticket)
-{
-    dray__writer *w = dray__queue_begin(queue);
-    dray__put_u32(w, ticket);
-    dray__notify(queue->channel, DRAY__MSG_QUEUE_RELEASE, w, NULL);
-}
-
 static int put_choice(dray_queue *queue, dray__writer *w, const dray_claim_options *o,
                       dray_error *error)
 {
@@ -292,6 +284,8 @@ static int put_claim(dray_queue *queue, const dray_claim_options *options, uint3
         if (!rc)
             rc = put_choice(queue, w, &o, error);
     }
+    if (rc)
+        dray__storage_untell(&queue->storage, false);
     return rc;
 }
 
@@ -310,7 +304,7 @@ static int read_claim(dray_queue *queue, uint32_t ticket, uint32_t count, dray__
         return dray__fail(error, DRAY_EPROTO, "claim: choice %u of %u", index, count);
     }
     if (rc)
-        forget(queue, ticket);
+        dray__queue_release(queue, ticket);
     else if (which)
         *which = index;
     return rc;
@@ -328,7 +322,7 @@ int dray_claim_any(dray_queue *queue, const dray_claim_options *options, uint32_
     dray_batch *batch;
     rc = dray__queue_call(queue, DRAY__MSG_QUEUE_CLAIM, deadline, &reply, error);
     if (rc == DRAY_ETIMEDOUT)
-        forget(queue, ticket); /* the answer may be on its way */
+        dray__queue_release(queue, ticket); /* the answer may be on its way */
     if (!rc)
         rc = read_claim(queue, ticket, count, &reply, which, &batch, error);
     if (!rc)
@@ -349,10 +343,13 @@ int dray_claim_start(dray_queue *queue, const dray_claim_options *options, uint3
         return dray__fail(error, DRAY_EBUSY, "a claim of queue %s is started already", queue->name);
     int64_t deadline;
     int rc = put_claim(queue, options, count, &deadline, error);
-    if (!rc)
-        rc = dray__call_start(queue->channel, DRAY__MSG_QUEUE_CLAIM, &queue->out, NULL, 0, error);
     if (rc)
         return rc;
+    rc = dray__call_start(queue->channel, DRAY__MSG_QUEUE_CLAIM, &queue->out, NULL, 0, error);
+    if (rc) {
+        dray__storage_untell(&queue->storage, false);
+        return rc;
+    }
     queue->started = queue->tickets;
     queue->started_count = count;
     return DRAY_OK;

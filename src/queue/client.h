@@ -77,6 +77,7 @@ typedef struct dray__batch_output {
     dray__column_spec spec;
     dray__extent extent;
     dray__span span;
+    bool sent; /* with a commit that got no answer: it may have been committed */
 } dray__batch_output;
 
 typedef struct dray__batch_set_tag {
@@ -116,8 +117,11 @@ dray__writer *dray__queue_begin(dray_queue *queue);
 /* Sends it and takes the reply. timeout_ns: how long the controller may wait. */
 int dray__queue_call(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray__reply *reply,
                      dray_error *error);
+/* Tells the controller to forget a claim, or a request for one; waits for no answer. */
+void dray__queue_release(dray_queue *queue, uint32_t ticket);
 void dray__queue_read_dropped(dray_queue *queue, dray__reader *r);
 void dray__queue_read_storage(dray_queue *queue, dray__reader *r);
+int dray__queue_check_fork(const dray_queue *queue, dray_error *error); /* DRAY_ECLOSED */
 int dray__queue_task(const dray_queue *queue, const char *name, uint32_t *task, dray_error *error);
 /* Copies a column's values for `items` items into a chunk. The span is then the caller's. */
 int dray__queue_write(dray_queue *queue, const dray_column_data *column,

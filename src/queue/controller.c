@@ -54,6 +54,8 @@ static void line_remove(dray__waiter *w)
         w->next->link = w->link;
     else
         w->line->last = w->link;
+    if (w->queue && w->line == &w->queue->inserts)
+        w->queue->table->freed = true; /* whoever waited behind it comes next */
     w->line = NULL;
 }
 
@@ -85,6 +87,25 @@ static const char *message_of(const dray__request *request)
     return dray__message_name(dray__request_type(request));
 }
 
+/* A client has one blocking request at a time: a new request says that it gave up the last one,
+ * whose answer it will not look at. The chunks that a forgotten insert names may be written again.
+ */
+static void cancel_forgotten(dray__served *q, const dray__client *client)
+{
+    dray_error error;
+    dray__line *lines[] = {&q->inserts, &q->waits};
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        dray__waiter *next;
+        for (dray__waiter *w = lines[i]->first; w; w = next) {
+            next = w->next;
+            if (w->client != client)
+                continue;
+            dray__fail(&error, DRAY_ECANCELED, "the client went on to another request");
+            waiter_fail(w, &error);
+        }
+    }
+}
+
 /* The head of every request but OPEN: finds client and queue, closes chunks. */
 int dray__read_head(dray__controller *self, dray__request *request, dray__client **client,
                     uint64_t *drops_seen, dray_error *error)
@@ -103,6 +124,7 @@ int dray__read_head(dray__controller *self, dray__request *request, dray__client
         return dray__fail(error, DRAY_ENOENT, "%s: this session has no open queue number %u",
                           message_of(request), id);
     dray__served *q = found->owner;
+    cancel_forgotten(q, found);
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < count; i++) {
         uint64_t chunk = dray__get_u64(r);
@@ -543,7 +565,7 @@ static void handle(void *user, dray__request *request)
 
 static void expired(void *user, dray__request *request, int channel_gone)
 {
-    (void)user;
+    const dray__controller *self = user;
     dray_error error;
     dray__waiter *w = dray__request_data(request);
     if (channel_gone)
@@ -551,6 +573,7 @@ static void expired(void *user, dray__request *request, int channel_gone)
     else
         timed_out(w, &error);
     waiter_fail(w, &error);
+    event_active(self->timer, EV_TIMEOUT, 0); /* others may go on, but not in this callback */
 }
 
 static void session_ended(void *user, dray__session *session)

@@ -18,12 +18,30 @@ typedef struct kept {
     int fd;
 } kept;
 
+/* Chunks that were dropped before they came: the controller and a producer that dies, or gives up,
+ * talk to the keeper on connections of their own. */
+typedef struct tomb {
+    uint64_t id, key;
+} tomb;
+
+enum { TOMBS = 1024 };
+
 struct dray__keeper {
     dray__coordinator *server;
     dray__idmap chunks;
     uint64_t bytes, max_bytes;
+    tomb tombs[TOMBS]; /* a ring */
+    size_t tomb_count;
     dray__writer out;
 };
+
+static bool dropped_before(const dray__keeper *self, uint64_t id, uint64_t key)
+{
+    for (size_t i = 0; i < TOMBS; i++)
+        if (self->tombs[i].id == id && self->tombs[i].key == key)
+            return true;
+    return false;
+}
 
 static int put(dray__keeper *self, dray__request *request, dray_error *error)
 {
@@ -39,6 +57,9 @@ static int put(dray__keeper *self, dray__request *request, dray_error *error)
                           dray__request_fd_count(request), (unsigned long long)id);
     if (dray__idmap_get(&self->chunks, id))
         return dray__fail(error, DRAY_EEXIST, "KEEPER_PUT: chunk %016llx is kept already",
+                          (unsigned long long)id);
+    if (dropped_before(self, id, key))
+        return dray__fail(error, DRAY_EGONE, "KEEPER_PUT: chunk %016llx was dropped already",
                           (unsigned long long)id);
     if (self->max_bytes && (bytes > self->max_bytes || self->bytes > self->max_bytes - bytes))
         return dray__fail(error, DRAY_EFULL, "KEEPER_PUT: %llu bytes + %llu > %llu",
@@ -92,10 +113,12 @@ static int drop(dray__keeper *self, dray__request *request, dray_error *error)
     for (uint32_t i = 0; i < count; i++) {
         uint64_t id = dray__get_u64(r), key = dray__get_u64(r);
         kept *chunk = dray__idmap_get(&self->chunks, id);
-        if (chunk && chunk->key == key)
+        if (!chunk)
+            self->tombs[self->tomb_count++ % TOMBS] = (tomb){id, key};
+        else if (chunk->key == key)
             forget(self, dray__idmap_remove(&self->chunks, id));
         else
-            refused += chunk != NULL;
+            refused++;
     }
     int rc = dray__reader_finish(r, "KEEPER_DROP", error);
     if (!rc && refused)

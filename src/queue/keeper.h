@@ -3,9 +3,10 @@
  * (the supervisor of `dray run`, or `dray serve`), attached to that process's event loop.
  *
  * KEEPER_PUT {u64 id, u64 key, u64 bytes} + descriptor: keeps a memfd that is sealed against
- *   shrinking, growing and further writable mappings. DRAY_EEXIST: the id is taken.
- * KEEPER_GET {u64 id} -> {u64 bytes} + descriptor, through which nobody can map writable.
- * KEEPER_DROP {u64 id, u64 key}: forgets it. Only who knows the key may (producer, controller). */
+ *   shrinking, growing and further writable mappings. DRAY_EEXIST: the id is taken; DRAY_EGONE: it
+ * was dropped before it came (the last 1,024 such ids are known). KEEPER_GET {u64 id} -> {u64
+ * bytes} + descriptor, through which nobody can map writable. KEEPER_DROP {u64 id, u64 key}:
+ * forgets it. Only who knows the key may (producer, controller). */
 #ifndef DRAY_QUEUE_KEEPER_H
 #define DRAY_QUEUE_KEEPER_H
 

@@ -73,7 +73,9 @@ static int own_chunk(const dray__table *table, const dray__client *client, uint6
 
 int dray__chunk_close(dray__table *table, dray__client *client, uint64_t id, dray_error *error)
 {
-    dray__chunk *chunk = NULL;
+    dray__chunk *chunk = dray__idmap_get(&table->chunks, id);
+    if (!chunk) /* told again, and dropped since the first time */
+        return DRAY_OK;
     int rc = own_chunk(table, client, id, &chunk, error);
     if (rc)
         return rc;
@@ -117,7 +119,6 @@ void dray__chunks_orphan(dray__table *table, dray__client *client)
         next = chunk->next;
         drop(table, chunk);
     }
-    /* Dropping moves entries of the map: collect first what it holds. */
     for (size_t i = 0; i < table->chunks.capacity; i++) {
         dray__chunk *chunk = table->chunks.entries[i].key ? table->chunks.entries[i].value : NULL;
         if (!chunk || chunk->owner != client)
@@ -126,7 +127,7 @@ void dray__chunks_orphan(dray__table *table, dray__client *client)
         if (chunk->live)
             continue;
         drop(table, chunk);
-        i = SIZE_MAX; /* from the start again */
+        i--; /* what probed past the entry has moved, and may lie here now */
     }
 }
 

@@ -31,7 +31,28 @@ int dray__queue_call(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray
                         dray__answer_deadline(deadline_ns), reply, error);
     for (uint32_t i = 0; !rc && i < reply->fd_count; i++)
         close(reply->fds[i]); /* none is ever expected */
+    if (rc) { /* what was not sent was not told; a lost answer may have had chunks for us */
+        bool gives_back = type == DRAY__MSG_QUEUE_INSERT || type == DRAY__MSG_QUEUE_COMMIT ||
+                          type == DRAY__MSG_QUEUE_CHUNK;
+        dray__storage_untell(&queue->storage, gives_back && rc == DRAY_ETIMEDOUT);
+    }
     return rc;
+}
+
+void dray__queue_release(dray_queue *queue, uint32_t ticket)
+{
+    dray__writer *w = dray__queue_begin(queue);
+    dray__put_u32(w, ticket);
+    if (dray__notify(queue->channel, DRAY__MSG_QUEUE_RELEASE, w, NULL))
+        dray__storage_untell(&queue->storage, false);
+}
+
+int dray__queue_check_fork(const dray_queue *queue, dray_error *error)
+{
+    if (queue->storage.pid == getpid())
+        return DRAY_OK;
+    return dray__fail(error, DRAY_ECLOSED, "queue %s belongs to process %d, this is its fork",
+                      queue->name, (int)queue->storage.pid);
 }
 
 void dray__queue_read_dropped(dray_queue *queue, dray__reader *r)
@@ -135,6 +156,8 @@ static void queue_free(dray_queue *queue)
 {
     dray__channel_close(queue->channel);
     dray__keeper_link_free(&queue->keeper);
+    if (queue->storage.pid == getpid())
+        dray__mapping_drop_unused(); /* no queue may be left to hear which chunks are gone */
     dray__storage_free(&queue->storage);
     dray__names_free(&queue->names);
     for (uint32_t t = 0; t < queue->task_count; t++) {
@@ -306,10 +329,9 @@ int dray__queue_write(dray_queue *queue, const dray_column_data *column,
                       dray__span *span, dray_error *error)
 {
     uint64_t unit = dray__spec_bytes(spec), bytes = 0, room = 0, head = 0;
-    if (queue->storage.pid != getpid())
-        return dray__fail(error, DRAY_ECLOSED, "queue %s belongs to process %d, this is its fork",
-                          queue->name, (int)queue->storage.pid);
-    int rc = DRAY_OK;
+    int rc = dray__queue_check_fork(queue, error);
+    if (rc)
+        return rc;
     if (spec->ragged) {
         rc = check_offsets(column, items, unit, &bytes, error);
         head = ((items + 1) * 8 + DRAY__ALIGN - 1) / DRAY__ALIGN * DRAY__ALIGN;

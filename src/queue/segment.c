@@ -230,7 +230,7 @@ void dray__mapping_drop_unused(void)
         if (!mapping || mapping->users)
             continue;
         unmap(dray__idmap_remove(&mappings, mapping->id));
-        i = SIZE_MAX; /* removing moves entries: from the start again */
+        i--; /* what probed past the entry has moved, and may lie here now */
     }
     pthread_mutex_unlock(&lock);
 }

@@ -96,13 +96,18 @@ static int do_chunk(step *s, dray_error *error)
 {
     int rc = DRAY_OK;
     uint32_t count = dray__get_count(s->r, 24);
-    for (uint32_t i = 0; i < count && !rc; i++) {
+    for (uint32_t i = 0; i < count; i++) {
         uint64_t id = dray__get_u64(s->r), key = dray__get_u64(s->r), size = dray__get_u64(s->r);
-        rc = dray__chunk_add(s->table, s->client, id, key, size, error);
+        if (!rc)
+            rc = dray__chunk_add(s->table, s->client, id, key, size, error);
     }
-    count = rc ? 0 : dray__get_count(s->r, 8);
-    for (uint32_t i = 0; i < count && !rc; i++)
-        rc = dray__chunk_discard(s->table, s->client, dray__get_u64(s->r), error);
+    /* What the client gives up it has given up, also when there is no place for a new one. */
+    count = dray__get_count(s->r, 8);
+    for (uint32_t i = 0; i < count; i++) {
+        int discarded =
+            dray__chunk_discard(s->table, s->client, dray__get_u64(s->r), rc ? NULL : error);
+        rc = rc ? rc : discarded;
+    }
     if (!rc)
         rc = dray__finish_reading(s->request, error);
     if (!rc)

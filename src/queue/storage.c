@@ -17,7 +17,7 @@ static void close_if_done(dray__storage *storage, dray__written *chunk)
     if (chunk == storage->current || chunk->pending)
         return;
     chunk->state = DRAY__WRITTEN_CLOSED;
-    chunk->told = false;
+    chunk->told = 0;
 }
 
 static void set_current(dray__storage *storage, dray__written *chunk)
@@ -162,6 +162,7 @@ void dray__storage_dropped(dray__storage *storage, uint64_t id)
 void dray__storage_put_closed(dray__storage *storage, dray__writer *w)
 {
     uint32_t count = 0;
+    storage->messages++;
     for (const dray__written *chunk = storage->chunks; chunk; chunk = chunk->next)
         count += chunk->state == DRAY__WRITTEN_CLOSED && !chunk->told;
     dray__put_u32(w, count);
@@ -169,8 +170,15 @@ void dray__storage_put_closed(dray__storage *storage, dray__writer *w)
         if (chunk->state != DRAY__WRITTEN_CLOSED || chunk->told)
             continue;
         dray__put_u64(w, chunk->id);
-        chunk->told = true;
+        chunk->told = storage->messages;
     }
+}
+
+void dray__storage_untell(dray__storage *storage, bool all)
+{
+    for (dray__written *chunk = storage->chunks; chunk; chunk = chunk->next)
+        if (all || chunk->told == storage->messages)
+            chunk->told = 0;
 }
 
 void dray__storage_put_surplus(dray__storage *storage, dray__writer *w)

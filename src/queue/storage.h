@@ -23,8 +23,8 @@ typedef struct dray__written {
     uint8_t *base;
     uint32_t pending; /* values set and neither committed nor given up */
     dray__written_state state;
-    bool kept; /* something in it was committed, or may have been */
-    bool told; /* CLOSED, and the controller knows */
+    bool kept;     /* something in it was committed, or may have been */
+    uint64_t told; /* CLOSED: by which message (storage.messages) it was told; 0: by none */
     uint64_t freed_at;
     struct dray__written *next;
 } dray__written;
@@ -33,6 +33,7 @@ typedef struct dray__storage {
     pid_t pid;
     dray__written *chunks, *current;
     uint64_t count, bytes, clock; /* clock: chunks taken so far */
+    uint64_t messages;            /* that said which chunks are closed */
 } dray__storage;
 
 typedef struct dray__span { /* room for values, of a chunk */
@@ -56,7 +57,10 @@ void dray__storage_recycled(dray__storage *storage, uint64_t id);
 void dray__storage_dropped(dray__storage *storage, uint64_t id);
 /* "u32 n, n * u64": chunks that were closed since the last time. */
 void dray__storage_put_closed(dray__storage *storage, dray__writer *w);
-/* The same: free chunks that were not used for long; they are unmapped. */
+/* The last message was not sent: what it said is said again. all: so is what earlier ones said, for
+ * a chunk may have been given back by an answer that never came. */
+void dray__storage_untell(dray__storage *storage, bool all);
+/* As put_closed: free chunks that were not used for long; they are unmapped. */
 void dray__storage_put_surplus(dray__storage *storage, dray__writer *w);
 void dray__storage_free(dray__storage *storage);
 

@@ -595,7 +595,7 @@ int dray__table_seal(dray__table *table, const char *partition, uint32_t rows, d
                           rows, p->rows, p->sealed ? " and is sealed" : "");
     p->sealed = true;
     table->dirty = ~UINT64_C(0);
-    table->finished = true;
+    table->finished = table->freed = true; /* inserts into it must not wait on */
     return DRAY_OK;
 }
 
@@ -641,7 +641,7 @@ void dray__table_end(dray__table *table)
 {
     table->ended = true;
     table->dirty = ~UINT64_C(0);
-    table->finished = true;
+    table->finished = table->freed = true;
 }
 
 int dray__table_wait(const dray__table *table, const char *partition, uint32_t task,

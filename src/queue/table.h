@@ -227,7 +227,7 @@ struct dray__table {
     /* What changed since these were last cleared, for the controller's waiters. */
     uint64_t dirty; /* tasks that may have something new to claim, or an end to see */
     bool finished;  /* some partition finished for a task, or was cleared */
-    bool freed;     /* there is more capacity */
+    bool freed;     /* there is more capacity, or less to wait for */
 };
 
 typedef struct dray__task_names {
@@ -258,7 +258,8 @@ void dray__client_end(dray__table *table, dray__client *client, bool died, const
 
 int dray__chunk_add(dray__table *table, dray__client *client, uint64_t id, uint64_t key,
                     uint64_t size, dray_error *error);
-/* The owner will put nothing more in. Unknown and foreign ids: DRAY_EINVALID. */
+/* The owner will put nothing more in. Saying so again gives the chunk back again, should the first
+ * answer have been lost. Ids of chunks that are gone are ignored, others': DRAY_EINVALID. */
 int dray__chunk_close(dray__table *table, dray__client *client, uint64_t id, dray_error *error);
 /* The owner does not want it back (it must be free). */
 int dray__chunk_discard(dray__table *table, dray__client *client, uint64_t id, dray_error *error);

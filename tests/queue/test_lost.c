@@ -1,0 +1,310 @@
+/* Answers that never come, requests that are given up, messages that are not sent: nothing is
+ * written over that may be committed, nobody waits for who is gone, no memory is left behind. */
+#include "control/channel.h"
+#include "queue/client.h"
+#include "queue/three_tasks.h"
+
+#include <sys/mman.h>
+
+/* A queue whose calls give up soon. */
+static dray_queue *open_hasty(dray_context *context, const char *name)
+{
+    dray_error error;
+    dray_queue *queue;
+    dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
+    options.tasks = three_tasks;
+    options.task_count = 3;
+    options.timeout_ns = 10 * DRAY__MILLISECOND;
+    OK(dray_queue_open(context, name, &options, &queue, &error));
+    return queue;
+}
+
+static dray_batch *claim_of(dray_queue *queue, const char *task, const char *partition,
+                            uint32_t rows)
+{
+    dray_error error;
+    dray_batch *batch;
+    dray_claim_options o = want(task, rows);
+    o.partition = partition;
+    o.timeout_ns = 20 * DRAY__SECOND;
+    OK(dray_claim(queue, &o, &batch, &error));
+    return batch;
+}
+
+static void check_ints(dray_queue *queue, const char *partition, int32_t base)
+{
+    dray_error error;
+    int32_t values[4];
+    dray_batch *batch = claim_of(queue, "reward", partition, 4);
+    OK(dray_batch_gather(batch, "responses", values, sizeof values, NULL, &error));
+    for (uint32_t i = 0; i < 4; i++)
+        assert_int_equal(values[i], base + (int32_t)dray_batch_row(batch, i)->slot);
+    dray_batch_free(batch);
+}
+
+/* The coordinator stands still while a commit is sent: the client cannot know that it happened. */
+static void commit_without_answer(dray_batch *batch)
+{
+    dray_error error;
+    kill(f.coordinator_pid, SIGSTOP);
+    FAILS(DRAY_ETIMEDOUT, dray_batch_commit(batch, &error));
+}
+
+static void test_commit_without_answer(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "commit");
+    dray_queue *queue = open_queue(context, "commit", 0, 0),
+               *worker = open_hasty(context, "commit");
+    insert_ints(queue, "0", 4, 1);
+    insert_ints(queue, "1", 4, 1);
+    insert_ints(queue, "2", 4, 1);
+    dray_batch *batch = claim_of(worker, "rollout", "0", 4);
+    set_ints(batch, "responses", 100);
+    commit_without_answer(batch);
+    dray_batch_free(batch); /* its outputs may be committed all the same */
+    kill(f.coordinator_pid, SIGCONT);
+    batch = claim_of(worker, "rollout", "1", 4);
+    set_ints(batch, "responses", 200);
+    commit_without_answer(batch);
+    set_ints(batch, "responses", 300); /* beside the others, not over them */
+    kill(f.coordinator_pid, SIGCONT);
+    OK(dray_batch_commit(batch, &error));
+    dray_batch_free(batch);
+    batch = claim_of(worker, "rollout", "2", 4);
+    set_ints(batch, "responses", 400);
+    OK(dray_batch_commit(batch, &error));
+    dray_batch_free(batch);
+    check_ints(queue, "0", 100);
+    check_ints(queue, "1", 200); /* the first commit counted */
+    check_ints(queue, "2", 400);
+    dray_queue_close(worker);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+/* An insert that its client gave up must not happen later, when its memory may be in use again. */
+static void test_insert_without_answer(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "insert");
+    dray_queue *queue = open_queue(context, "insert", 4, 0);
+    insert_ints(queue, "0", 4, 1);
+    dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
+    int32_t values[4] = {0};
+    dray_column_data column = int_column("prompts", values);
+    o.partition = "1";
+    o.rows = 4;
+    o.columns = &column;
+    o.column_count = 1;
+    o.timeout_ns = 500 * DRAY__MILLISECOND; /* the coordinator counts from when it reads it */
+    kill(f.coordinator_pid, SIGSTOP);
+    FAILS(DRAY_ETIMEDOUT, dray_insert(queue, &o, NULL, &error));
+    kill(f.coordinator_pid, SIGCONT);
+    OK(dray_clear(queue, "0", &error)); /* there is room for it now */
+    FAILS(DRAY_ENOENT, dray_seal(queue, "1", 4, &error));
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+/* ---- who waits behind an insert that ends ---------------------------------------------------- */
+
+typedef struct waiting {
+    const char *queue;
+    int64_t timeout_ns;
+} waiting;
+
+static void insert_and_wait(void *argument)
+{
+    const waiting *w = argument;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "large");
+    dray_queue *queue = open_queue(context, w->queue, 8, 0);
+    dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
+    o.partition = "large";
+    o.rows = 8;
+    o.timeout_ns = w->timeout_ns;
+    FAILS(DRAY_ETIMEDOUT, dray_insert(queue, &o, NULL, &error));
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void wait_for_waiter(dray_queue *queue)
+{
+    dray_error error;
+    for (int i = 0; i < 4000; i++) {
+        char *text;
+        OK(dray_queue_status(queue, &text, &error));
+        bool there = strstr(text, "\"inserts\":1") != NULL;
+        free(text);
+        if (there)
+            return;
+        usleep(5000);
+    }
+    die("nobody waits", NULL);
+}
+
+static void test_insert_behind_another(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "behind");
+    dray_queue *queue = open_queue(context, "behind", 8, 0);
+    insert_ints(queue, "0", 4, 1);
+    dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
+    o.rows = 2;
+    o.timeout_ns = 20 * DRAY__SECOND;
+    waiting w = {"behind", DRAY__SECOND};
+    pid_t pid = child(insert_and_wait, &w);
+    wait_for_waiter(queue);
+    o.partition = "1";
+    OK(dray_insert(queue, &o, NULL, &error)); /* goes on when the other times out, */
+    join(pid);
+    w.timeout_ns = 60 * DRAY__SECOND;
+    pid = child(insert_and_wait, &w);
+    wait_for_waiter(queue);
+    o.partition = "2";
+    pid_t killer = fork();
+    if (killer == 0) {
+        usleep(300000);
+        kill(pid, SIGKILL);
+        _exit(0);
+    }
+    OK(dray_insert(queue, &o, NULL, &error)); /* or dies */
+    int status;
+    waitpid(killer, &status, 0);
+    waitpid(pid, &status, 0);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+/* ---- chunks ---------------------------------------------------------------------------------- */
+
+static void set_large(dray_batch *batch)
+{
+    static int32_t values[3 << 18];
+    dray_error error;
+    uint64_t offsets[5] = {0, 1, 2, 3, 3 << 18};
+    dray_column_data column = int_column("responses", values);
+    column.ndim = 1;
+    column.offsets = offsets;
+    OK(dray_batch_set(batch, &column, &error));
+}
+
+/* That a chunk is closed stands in a message that is not sent: the next one says it. */
+static void test_closed_chunk_is_told(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "closed");
+    dray_queue *queue = open_queue(context, "closed", 0, 0);
+    dray_queue *worker = open_queue(context, "closed", 0, 0);
+    insert_ints(queue, "0", 8, 1);
+    dray_batch *first = claim_of(worker, "rollout", "0", 4), *none;
+    set_large(first);
+    OK(dray_batch_commit(first, &error));
+    dray_batch_free(first);
+    first = claim_of(worker, "rollout", "0", 4);
+    set_large(first); /* in another chunk */
+    dray_claim_options o = want("rolout", 1);
+    FAILS(DRAY_ENOENT, dray_claim(worker, &o, &none, &error));
+    FAILS(DRAY_ENOENT, dray_claim_start(worker, &o, 1, &error));
+    OK(dray_batch_commit(first, &error));
+    dray_batch_free(first);
+    OK(dray_clear(worker, "0", &error));
+    insert_ints(worker, "1", 1, 1); /* the answer gives back what is free */
+    for (const dray__written *chunk = worker->storage.chunks; chunk; chunk = chunk->next)
+        assert_int_not_equal(chunk->state, DRAY__WRITTEN_CLOSED);
+    dray_queue_close(worker);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+/* The controller has a chunk dropped that the keeper reads of only later. */
+static void test_drop_comes_first(void **state)
+{
+    (void)state;
+    dray_error error;
+    int fd;
+    queue_fixture own = {0};
+    fixture_up(&own);
+    dray__keeper_link link;
+    OK(dray__keeper_link_init(&link, own.keeper, 20 * DRAY__SECOND, &error));
+    void *base;
+    OK(dray__segment_new(4096, &base, &fd, &error));
+    OK(dray__keeper_put(&link, 1, 5, 4096, fd, &error)); /* connects */
+    dray__writer w = {0};
+    dray__reply reply;
+    const uint64_t pairs[][2] = {{1, 5}, {3, 5}, {7, 5}};
+    dray__put_u32(&w, 3);
+    for (int i = 0; i < 3; i++) {
+        dray__put_u64(&w, pairs[i][0]);
+        dray__put_u64(&w, pairs[i][1]);
+    }
+    OK(dray__call(link.channel, DRAY__MSG_KEEPER_DROP, &w, NULL, 0,
+                  dray__deadline(20 * DRAY__SECOND), &reply, &error));
+    FAILS(DRAY_EGONE, dray__keeper_put(&link, 3, 5, 4096, fd, &error));
+    FAILS(DRAY_EGONE, dray__keeper_put(&link, 7, 5, 4096, fd, &error));
+    wait_for_chunks(&own, 0);
+    OK(dray__keeper_put(&link, 7, 6, 4096, fd, &error)); /* another's: only the key's owner drops */
+    OK(dray__keeper_put(&link, 1, 5, 4096, fd, &error)); /* was there, and was dropped */
+    dray__put_u32(&w, 2);
+    dray__put_u64(&w, 7);
+    dray__put_u64(&w, 6);
+    dray__put_u64(&w, 1);
+    dray__put_u64(&w, 5);
+    OK(dray__call(link.channel, DRAY__MSG_KEEPER_DROP, &w, NULL, 0,
+                  dray__deadline(20 * DRAY__SECOND), &reply, &error));
+    wait_for_chunks(&own, 0);
+    dray__writer_free(&w);
+    munmap(base, 4096);
+    close(fd);
+    dray__keeper_link_free(&link);
+    fixture_down(&own);
+}
+
+static int mapped_chunks(void)
+{
+    char line[512];
+    int count = 0;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    while (maps && fgets(line, sizeof line, maps))
+        count += strstr(line, "memfd:dray-samples") != NULL;
+    if (!maps || fclose(maps) != 0)
+        die("/proc/self/maps", NULL);
+    return count;
+}
+
+/* Who reads and leaves keeps no chunk's memory alive. */
+static void test_mappings_end_with_the_queue(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "maps");
+    int before = mapped_chunks();
+    dray_queue *queue = open_queue(context, "maps", 0, 0);
+    insert_ints(queue, "0", 4, 1);
+    dray_batch *batch = claim_of(queue, "rollout", "0", 4);
+    dray_column column;
+    OK(dray_batch_column(batch, "prompts", &column, &error));
+    assert_int_equal(mapped_chunks(), before + 2); /* written and read */
+    dray_batch_free(batch);
+    dray_queue_close(queue);
+    assert_int_equal(mapped_chunks(), before);
+    dray_close(context);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_commit_without_answer),
+        cmocka_unit_test(test_insert_without_answer),
+        cmocka_unit_test(test_insert_behind_another),
+        cmocka_unit_test(test_closed_chunk_is_told),
+        cmocka_unit_test(test_drop_comes_first),
+        cmocka_unit_test(test_mappings_end_with_the_queue),
+    };
+    return cmocka_run_group_tests(tests, up, down);
+}
