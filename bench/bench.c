@@ -162,7 +162,7 @@ typedef struct text {
     char s[32];
 } text;
 
-/* 1.23 GB/s, 45.6 us */
+/* 1.23 GB/s, 45.6 us, 725 k/s for 725,000 1/s, 22 k copies */
 static text human(double value, const char *unit)
 {
     static const char *const large[] = {"", "k", "M", "G", "T", "P"};
@@ -176,7 +176,9 @@ static text human(double value, const char *unit)
     } else {
         for (; value >= 999.5 && i < 5; i++)
             value /= 1000;
-        snprintf(t.s, sizeof(t.s), "%.3g %s%s", value, large[i], unit);
+        bool word = strlen(unit) > 3 && !strchr(unit, '/');
+        snprintf(t.s, sizeof(t.s), "%.3g %s%s%s", value, large[i], word ? " " : "",
+                 strncmp(unit, "1/", 2) == 0 ? unit + 1 : unit);
     }
     return t;
 }

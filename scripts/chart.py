@@ -62,7 +62,8 @@ def chart(rows):
               [0, y_max / 4, y_max / 2, 3 * y_max / 4, y_max], lambda v: f"{v:.2g}")
     out += [f'<circle cx="{x(a):.1f}" cy="{y(min(b, y_max)):.1f}" r="1.8" class="c"/>' for a, b in updates]
     out.append(f'<text x="{LEFT + PLOT}" y="{TOP + HEIGHT + GAP - 14}" text-anchor="end">'
-               f'{len(updates)} updates of {size / 1e6:.2f} MB, median {values[len(values) // 2]:.2f} ms'
+               f'{len(updates)} updates of {size / 1e6:.2f} MB, median {values[len(values) // 2]:.2f} ms; '
+               f'on the top edge: {sum(v > y_max for v in values)} longer ones'
                '</text>')
     for tick in range(0, last + 1, max(1, last // 8 // 10 * 10)):
         out.append(f'<text x="{x(tick):.1f}" y="{bottom + 22}" text-anchor="middle">{tick}</text>')
