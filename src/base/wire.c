@@ -68,6 +68,12 @@ void dray__put_u32(dray__writer *w, uint32_t value)
     dray__put_bytes(w, &value, sizeof value);
 }
 
+void dray__put_u32_at(dray__writer *w, size_t at, uint32_t value)
+{
+    for (size_t byte = 0; byte < 4 && !w->failed; byte++)
+        w->data[at + byte] = (uint8_t)(value >> (8 * byte));
+}
+
 void dray__put_u64(dray__writer *w, uint64_t value)
 {
     value = htole64(value);

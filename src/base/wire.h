@@ -23,6 +23,7 @@ void dray__put_bytes(dray__writer *w, const void *data, size_t size);
 void dray__put_u8(dray__writer *w, uint8_t value);
 void dray__put_u16(dray__writer *w, uint16_t value);
 void dray__put_u32(dray__writer *w, uint32_t value);
+void dray__put_u32_at(dray__writer *w, size_t at, uint32_t value); /* over one that was put */
 void dray__put_u64(dray__writer *w, uint64_t value);
 void dray__put_i64(dray__writer *w, int64_t value);
 void dray__put_f64(dray__writer *w, double value);

@@ -10,6 +10,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* How the engine layout cuts the model for this rank. */
+static dray_engine_spec spec_of(const dray__model *model)
+{
+    dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
+    spec.tp = model->world;
+    spec.tp_rank = model->rank;
+    spec.dtype = DRAY_F32;
+    return spec;
+}
+
 /* Places of parameter `name`; NULL stays where `wanted` is false. */
 static int place(const dray__model *model, void *base, const char *name, bool wanted, float **out,
                  dray_error *error)
@@ -17,10 +27,7 @@ static int place(const dray__model *model, void *base, const char *name, bool wa
     *out = NULL;
     if (!wanted)
         return DRAY_OK;
-    dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
-    spec.tp = model->world;
-    spec.tp_rank = model->rank;
-    spec.dtype = DRAY_F32;
+    dray_engine_spec spec = spec_of(model);
     uint64_t offset;
     uint32_t ndim;
     int64_t shape[DRAY_MAX_DIMS];
@@ -87,10 +94,7 @@ int dray__model_map(const dray__model *model, void *base, dray__weights *weights
  * true one. */
 static int find_vocabulary(dray__model *model, dray_error *error)
 {
-    dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
-    spec.tp = model->world;
-    spec.tp_rank = model->rank;
-    spec.dtype = DRAY_F32;
+    dray_engine_spec spec = spec_of(model);
     uint64_t offset;
     uint32_t ndim;
     int64_t shape[DRAY_MAX_DIMS];

@@ -23,9 +23,7 @@ void dray__answer_storage(dray__writer *w, const dray__table *table, dray__clien
     dray__put_u32(w, 0);
     for (; dray__chunk_recycled(client, &id); count++)
         dray__put_u64(w, id);
-    if (!w->failed)
-        for (int byte = 0; byte < 4; byte++)
-            w->data[at + (size_t)byte] = (uint8_t)(count >> (8 * byte));
+    dray__put_u32_at(w, at, count);
     dray__answer_dropped(w, table, seen);
 }
 
@@ -154,9 +152,7 @@ static void put_tags(dray__writer *w, const dray__table *table, const dray__clai
             total += put_tags_of(w, p->puts[next->put], row, next->item);
         }
     }
-    if (!w->failed)
-        for (int byte = 0; byte < 4; byte++)
-            w->data[at + (size_t)byte] = (uint8_t)(total >> (8 * byte));
+    dray__put_u32_at(w, at, total);
 }
 
 void dray__answer_claim(dray__writer *w, const dray__table *table, const dray__claim *claim,

@@ -326,8 +326,7 @@ static void put_tags(const dray_batch *batch, dray__writer *w)
         }
         index[i] = k;
     }
-    for (int byte = 0; byte < 4 && !w->failed; byte++)
-        w->data[at + (size_t)byte] = (uint8_t)(keys >> (8 * byte));
+    dray__put_u32_at(w, at, keys);
     dray__put_u32(w, batch->set_tag_count);
     for (uint32_t i = 0; i < batch->set_tag_count; i++) {
         dray__put_u32(w, batch->set_tags[i].row);
@@ -347,14 +346,6 @@ static void outputs_done(dray_batch *batch, bool given_up)
     }
 }
 
-/* Sends the request in queue->out. */
-static int send(dray_batch *batch, uint16_t type, dray__reply *reply, dray_error *error)
-{
-    dray_queue *queue = batch->queue;
-    return dray__queue_call(queue, type, dray__context_deadline(queue->context, queue->timeout_ns),
-                            reply, error);
-}
-
 int dray_batch_commit(dray_batch *batch, dray_error *error)
 {
     if (batch->committed)
@@ -372,7 +363,7 @@ int dray_batch_commit(dray_batch *batch, dray_error *error)
     put_outputs(batch, w);
     put_tags(batch, w);
     dray__reply reply;
-    rc = send(batch, DRAY__MSG_QUEUE_COMMIT, &reply, error);
+    rc = dray__queue_command(batch->queue, DRAY__MSG_QUEUE_COMMIT, &reply, error);
     /* Without an answer the commit may have happened: what it holds must stay as it is. */
     for (uint32_t i = 0; i < batch->task->writes.count; i++)
         batch->outputs[i].sent |= rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED;
@@ -406,7 +397,7 @@ int dray_batch_fail(dray_batch *batch, const uint32_t *rows, uint32_t row_count,
     for (uint32_t i = 0; i < row_count; i++)
         dray__put_u32(w, rows[i]);
     dray__put_blob(w, reason, length);
-    return send(batch, DRAY__MSG_QUEUE_FAIL, NULL, error);
+    return dray__queue_command(batch->queue, DRAY__MSG_QUEUE_FAIL, NULL, error);
 }
 
 int dray_batch_hold(dray_batch *batch, int64_t max_hold_ns, dray_error *error)
@@ -419,7 +410,7 @@ int dray_batch_hold(dray_batch *batch, int64_t max_hold_ns, dray_error *error)
     dray__writer *w = dray__queue_begin(batch->queue);
     dray__put_u32(w, batch->ticket);
     dray__put_i64(w, max_hold_ns);
-    return send(batch, DRAY__MSG_QUEUE_HOLD, NULL, error);
+    return dray__queue_command(batch->queue, DRAY__MSG_QUEUE_HOLD, NULL, error);
 }
 
 void dray_batch_free(dray_batch *batch)

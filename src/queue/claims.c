@@ -176,7 +176,7 @@ static bool fills(const dray__partition *p, const dray__want *want, const dray__
            (p->sealed && pick->count == dray__open_rows(p, want->task));
 }
 
-static int pick_rows(const dray__table *table, dray__partition *p, const dray__want *want,
+static int pick_rows(const dray__partition *p, const dray__want *want,
                      const dray__policy_fn *policy, dray__pick *pick, dray_error *error)
 {
     if (policy->by_group && want->count % p->group_size)
@@ -185,7 +185,6 @@ static int pick_rows(const dray__table *table, dray__partition *p, const dray__w
                           p->name, p->group_size);
     pick->count = pick->weight = 0;
     policy->pick(p, &p->tracks[want->task], want->count, pick);
-    (void)table;
     return fills(p, want, pick) ? DRAY_OK : DRAY_EAGAIN;
 }
 
@@ -206,7 +205,7 @@ static int choose(const dray__table *table, const dray__want *want, dray__pick *
             return dray__fail(error, DRAY_EEND, "task %s has finished partition %s",
                               table->tasks[want->task].name, p->name);
         *out = p;
-        return pick_rows(table, p, want, policy, pick, error);
+        return pick_rows(p, want, policy, pick, error);
     }
     bool finished = table->ended;
     for (uint32_t i = 0; i < table->partition_count; i++) {
@@ -215,7 +214,7 @@ static int choose(const dray__table *table, const dray__want *want, dray__pick *
             continue;
         finished = false;
         *out = p;
-        int rc = pick_rows(table, p, want, policy, pick, error);
+        int rc = pick_rows(p, want, policy, pick, error);
         if (rc != DRAY_EAGAIN)
             return rc;
         if (policy->in_order && !(p->sealed && !dray__open_rows(p, want->task)))
@@ -246,13 +245,10 @@ static int pin_puts(dray__table *table, dray__claim *claim, dray_error *error)
             dray__put *put = index == DRAY__NONE ? NULL : p->puts[index];
             if (!put || put->mark == mark || !reads_any(table, put, claim->task))
                 continue;
-            if (claim->pin_count == capacity) {
-                uint32_t more = capacity ? capacity * 2 : 8;
-                int rc = dray__grow(&claim->pins, capacity, more, sizeof(dray__put *), error);
-                if (rc)
-                    return rc;
-                capacity = more;
-            }
+            int rc = dray__grow_full(&claim->pins, claim->pin_count, &capacity, sizeof(dray__put *),
+                                     error);
+            if (rc)
+                return rc;
             put->mark = mark;
             put->mark_index = claim->pin_count;
             claim->pins[claim->pin_count++] = put;

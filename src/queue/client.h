@@ -117,6 +117,8 @@ dray__writer *dray__queue_begin(dray_queue *queue);
 /* Sends it and takes the reply. timeout_ns: how long the controller may wait. */
 int dray__queue_call(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray__reply *reply,
                      dray_error *error);
+/* The same, for requests that the controller answers at once. */
+int dray__queue_command(dray_queue *queue, uint16_t type, dray__reply *reply, dray_error *error);
 /* Tells the controller to forget a claim, or a request for one; waits for no answer. */
 void dray__queue_release(dray_queue *queue, uint32_t ticket);
 void dray__queue_read_dropped(dray_queue *queue, dray__reader *r);

@@ -269,8 +269,7 @@ static int prepare_column(dray__table *table, dray__partition *p, const dray__ne
     return rc;
 }
 
-static int prepare_places(const dray__table *table, dray__partition *p, int writer,
-                          dray_error *error)
+static int prepare_places(dray__partition *p, int writer, dray_error *error)
 {
     dray__place **places = &p->places[writer + 1];
     int rc = DRAY_OK;
@@ -279,13 +278,8 @@ static int prepare_places(const dray__table *table, dray__partition *p, int writ
         if (!rc)
             memset(*places, 0xFF, p->row_capacity * sizeof **places);
     }
-    if (!rc && p->put_count == p->put_capacity) {
-        uint32_t capacity = p->put_capacity ? p->put_capacity * 2 : 16;
-        rc = dray__grow(&p->puts, p->put_capacity, capacity, sizeof(dray__put *), error);
-        if (!rc)
-            p->put_capacity = capacity;
-    }
-    (void)table;
+    if (!rc)
+        rc = dray__grow_full(&p->puts, p->put_count, &p->put_capacity, sizeof(dray__put *), error);
     return rc;
 }
 
@@ -306,7 +300,7 @@ int dray__put_prepare(dray__table *table, dray__partition *p, int writer,
     put->columns = calloc(column_count ? column_count : 1, sizeof *put->columns);
     int rc = put->unsettled && put->columns ? DRAY_OK : dray__nomem(error);
     if (!rc)
-        rc = prepare_places(table, p, writer, error);
+        rc = prepare_places(p, writer, error);
     for (uint32_t i = 0; !rc && i < column_count; i++)
         rc = prepare_column(table, p, &columns[i], &put->columns[i], error);
     if (!rc)

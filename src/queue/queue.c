@@ -80,11 +80,10 @@ void dray__queue_read_storage(dray_queue *queue, dray__reader *r)
     dray__queue_read_dropped(queue, r);
 }
 
-/* Sends what queue->out holds and expects an answer without content. */
-static int command(dray_queue *queue, uint16_t type, dray_error *error)
+int dray__queue_command(dray_queue *queue, uint16_t type, dray__reply *reply, dray_error *error)
 {
     return dray__queue_call(queue, type, dray__context_deadline(queue->context, queue->timeout_ns),
-                            NULL, error);
+                            reply, error);
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -210,7 +209,7 @@ void dray_queue_close(dray_queue *queue)
     if (!queue)
         return;
     dray__queue_begin(queue);
-    command(queue, DRAY__MSG_QUEUE_CLOSE, NULL);
+    dray__queue_command(queue, DRAY__MSG_QUEUE_CLOSE, NULL, NULL);
     queue_free(queue);
 }
 
@@ -258,9 +257,7 @@ static int tell_storage(dray_queue *queue, const dray__written *add, const dray_
         dray__storage_put_surplus(&queue->storage, w);
     }
     dray__reply reply;
-    int rc =
-        dray__queue_call(queue, DRAY__MSG_QUEUE_CHUNK,
-                         dray__context_deadline(queue->context, queue->timeout_ns), &reply, error);
+    int rc = dray__queue_command(queue, DRAY__MSG_QUEUE_CHUNK, &reply, error);
     if (rc)
         return rc;
     dray__queue_read_storage(queue, &reply.payload);
@@ -488,20 +485,20 @@ int dray_seal(dray_queue *queue, const char *partition, uint32_t rows, dray_erro
     if (rc)
         return rc;
     dray__put_u32(w, rows);
-    return command(queue, DRAY__MSG_QUEUE_SEAL, error);
+    return dray__queue_command(queue, DRAY__MSG_QUEUE_SEAL, NULL, error);
 }
 
 int dray_clear(dray_queue *queue, const char *partition, dray_error *error)
 {
     dray__writer *w;
     int rc = begin_named(queue, partition, &w, error);
-    return rc ? rc : command(queue, DRAY__MSG_QUEUE_CLEAR, error);
+    return rc ? rc : dray__queue_command(queue, DRAY__MSG_QUEUE_CLEAR, NULL, error);
 }
 
 int dray_queue_end(dray_queue *queue, dray_error *error)
 {
     dray__queue_begin(queue);
-    return command(queue, DRAY__MSG_QUEUE_END, error);
+    return dray__queue_command(queue, DRAY__MSG_QUEUE_END, NULL, error);
 }
 
 int dray_queue_wait(dray_queue *queue, const char *partition, const char *task, int64_t timeout_ns,
@@ -524,9 +521,7 @@ int dray_queue_status(dray_queue *queue, char **out, dray_error *error)
 {
     dray__queue_begin(queue);
     dray__reply reply;
-    int rc =
-        dray__queue_call(queue, DRAY__MSG_QUEUE_STATUS,
-                         dray__context_deadline(queue->context, queue->timeout_ns), &reply, error);
+    int rc = dray__queue_command(queue, DRAY__MSG_QUEUE_STATUS, &reply, error);
     if (rc)
         return rc;
     char *text = dray__get_string(&reply.payload, DRAY__FRAME_MAX);

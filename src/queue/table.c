@@ -26,7 +26,28 @@ int dray__grow(void *items, size_t old_capacity, size_t capacity, size_t size, d
     return DRAY_OK;
 }
 
+int dray__grow_full(void *items, uint32_t used, uint32_t *capacity, size_t size, dray_error *error)
+{
+    if (used < *capacity)
+        return DRAY_OK;
+    uint32_t more = *capacity ? *capacity * 2 : 16;
+    int rc = dray__grow(items, *capacity, more, size, error);
+    if (!rc)
+        *capacity = more;
+    return rc;
+}
+
 /* ---- the table ------------------------------------------------------------------------------- */
+
+/* Gives `name` the number `index`; *copy is its owner's. */
+static int intern(dray__map *map, const char *name, uint32_t index, char **copy, dray_error *error)
+{
+    *copy = strdup(name);
+    if (*copy && dray__map_set(map, name, index))
+        return DRAY_OK;
+    free(*copy);
+    return dray__nomem(error);
+}
 
 int dray__table_column(dray__table *table, const char *name, uint32_t *out, dray_error *error)
 {
@@ -46,11 +67,10 @@ int dray__table_column(dray__table *table, const char *name, uint32_t *out, dray
             return rc;
         table->column_capacity = capacity;
     }
-    char *copy = strdup(name);
-    if (!copy || !dray__map_set(&table->column_names, name, table->column_count)) {
-        free(copy);
-        return dray__nomem(error);
-    }
+    char *copy;
+    int rc = intern(&table->column_names, name, table->column_count, &copy, error);
+    if (rc)
+        return rc;
     table->columns[table->column_count] = (dray__col){.name = copy, .writer = -1};
     *out = table->column_count++;
     return DRAY_OK;
@@ -63,19 +83,13 @@ int dray__table_key(dray__table *table, const char *key, uint32_t *out, dray_err
     if (table->key_count == DRAY__TAG_KEYS_MAX)
         return dray__fail(error, DRAY_EFULL, "queue %s: tag %s would be more than %u", table->name,
                           key, DRAY__TAG_KEYS_MAX);
-    if (table->key_count == table->key_capacity) {
-        uint32_t capacity = table->key_capacity ? table->key_capacity * 2 : 16;
-        int rc =
-            dray__grow(&table->keys, table->key_capacity, capacity, sizeof *table->keys, error);
-        if (rc)
-            return rc;
-        table->key_capacity = capacity;
-    }
-    char *copy = strdup(key);
-    if (!copy || !dray__map_set(&table->key_names, key, table->key_count)) {
-        free(copy);
-        return dray__nomem(error);
-    }
+    char *copy;
+    int rc = dray__grow_full(&table->keys, table->key_count, &table->key_capacity,
+                             sizeof *table->keys, error);
+    if (!rc)
+        rc = intern(&table->key_names, key, table->key_count, &copy, error);
+    if (rc)
+        return rc;
     table->keys[table->key_count] = copy;
     *out = table->key_count++;
     return DRAY_OK;
@@ -495,14 +509,10 @@ static int check_capacity(const dray__table *table, const dray__partition *p,
 
 static int link_partition(dray__table *table, dray__partition *p, dray_error *error)
 {
-    if (table->partition_count == table->partition_capacity) {
-        uint32_t capacity = table->partition_capacity ? table->partition_capacity * 2 : 16;
-        int rc = dray__grow(&table->partitions, table->partition_capacity, capacity,
-                            sizeof *table->partitions, error);
-        if (rc)
-            return rc;
-        table->partition_capacity = capacity;
-    }
+    int rc = dray__grow_full(&table->partitions, table->partition_count, &table->partition_capacity,
+                             sizeof(dray__partition *), error);
+    if (rc)
+        return rc;
     table->partitions[table->partition_count++] = p;
     table->generations = p->generation;
     dray__grave *grave = find_grave(table, p->name);

@@ -340,6 +340,8 @@ void dray__refresh(dray__table *table, dray__partition *p, uint32_t task, uint32
 void dray__refresh_all_tasks(dray__table *table, dray__partition *p, uint32_t w, bool settled);
 /* Sets *items to `capacity` items of `size` bytes, the new ones zero. DRAY_ENOMEM. */
 int dray__grow(void *items, size_t old_capacity, size_t capacity, size_t size, dray_error *error);
+/* The same, doubling, when all of *capacity items are in use. */
+int dray__grow_full(void *items, uint32_t used, uint32_t *capacity, size_t size, dray_error *error);
 uint64_t dray__partition_charge(const dray__partition *p);
 /* Index of the tag's key, interned. */
 int dray__table_key(dray__table *table, const char *key, uint32_t *out, dray_error *error);
