@@ -1,6 +1,7 @@
 #include "base/json.h"
 
 #include "base/error.h"
+#include "base/io.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -18,23 +19,6 @@ int dray__json_parse(const char *text, size_t size, const char *what, json_t **o
                           problem.column, problem.text);
     *out = json;
     return DRAY_OK;
-}
-
-static int read_all(int fd, char *data, size_t size)
-{
-    for (size_t done = 0; done < size;) {
-        ssize_t n = read(fd, data + done, size - done);
-        if (n == 0) {
-            errno = EIO; /* the file shrank */
-            return -1;
-        }
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return -1;
-        done += (size_t)n;
-    }
-    return 0;
 }
 
 int dray__json_load(const char *path, size_t max_bytes, json_t **out, dray_error *error)
@@ -57,7 +41,7 @@ int dray__json_load(const char *path, size_t max_bytes, json_t **out, dray_error
                             (long long)st.st_size, max_bytes);
     else if (!(text = malloc((size_t)st.st_size + 1)))
         status = dray__nomem(error);
-    else if (read_all(fd, text, (size_t)st.st_size) < 0)
+    else if (dray__read_at(fd, text, (size_t)st.st_size, 0) < 0)
         status = dray__fail_errno(error, errno, "%s", path);
     else
         status = dray__json_parse(text, (size_t)st.st_size, path, out, error);

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/io.h"
 #include "base/json.h"
 
 #include <dirent.h>
@@ -18,21 +19,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-static int read_at(int fd, void *data, size_t size, off_t at)
-{
-    for (size_t done = 0; done < size;) {
-        ssize_t n = pread(fd, (char *)data + done, size - done, at + (off_t)done);
-        if (n == 0)
-            errno = EIO; /* the file shrank */
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return -1;
-        done += (size_t)n;
-    }
-    return 0;
-}
 
 /* The header's text; *size its bytes, *bytes the file's. */
 static int read_header(int fd, const char *path, char **text, uint64_t *size, uint64_t *bytes,
@@ -48,7 +34,7 @@ static int read_header(int fd, const char *path, char **text, uint64_t *size, ui
         return dray__fail(error, DRAY_EFORMAT,
                           "%.300s: %" PRIu64 " bytes, too short for a safetensors header", path,
                           *bytes);
-    if (read_at(fd, size, 8, 0) < 0)
+    if (dray__read_at(fd, size, 8, 0) < 0)
         return dray__fail_errno(error, errno, "%.300s", path);
     *size = le64toh(*size);
     if (*size > DRAY__SAFETENSORS_HEADER_MAX || *size > *bytes - 8)
@@ -59,7 +45,7 @@ static int read_header(int fd, const char *path, char **text, uint64_t *size, ui
     *text = malloc(*size + 1);
     if (!*text)
         return dray__nomem(error);
-    if (read_at(fd, *text, *size, 8) < 0)
+    if (dray__read_at(fd, *text, *size, 8) < 0)
         return dray__fail_errno(error, errno, "%.300s", path);
     if (*size < 1 || **text != '{')
         return dray__fail(error, DRAY_EFORMAT, "%.300s: the header does not begin with '{'", path);

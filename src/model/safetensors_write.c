@@ -5,6 +5,7 @@
 #include "model/safetensors.h"
 
 #include "base/error.h"
+#include "base/io.h"
 #include "base/json.h"
 #include "base/options.h"
 #include "base/wire.h"
@@ -246,19 +247,6 @@ static int make_header(writing *w, uint32_t first, uint32_t end, dray__writer *o
     return dray__writer_check(out, error);
 }
 
-static int write_all(int fd, const uint8_t *data, size_t size)
-{
-    for (size_t done = 0; done < size;) {
-        ssize_t n = write(fd, data + done, size - done);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return -1;
-        done += (size_t)n;
-    }
-    return 0;
-}
-
 /* Allocates the file's blocks, so that a full disk shows now; where the file system cannot, only
  * the size is set. */
 static int set_size(int fd, uint64_t bytes)
@@ -278,7 +266,7 @@ static int create_file(writing *w, const char *path, const dray__writer *header,
         return dray__fail_errno(error, errno, "%.300s", path);
     w->created++;
     int status = DRAY_OK;
-    if (write_all(fd, header->data, header->size) < 0 || set_size(fd, bytes) < 0)
+    if (dray__write_all(fd, header->data, header->size) < 0 || set_size(fd, bytes) < 0)
         status = dray__fail_errno(error, errno, "%.300s: %" PRIu64 " bytes", path, bytes);
     if (close(fd) < 0 && !status)
         status = dray__fail_errno(error, errno, "%.300s", path);
@@ -440,7 +428,7 @@ static int write_index(const finishing *f, dray_error *error)
     int status = DRAY_OK;
     int fd = openat(f->fd, DRAY__SAFETENSORS_INDEX PARTIAL,
                     O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (fd < 0 || write_all(fd, (const uint8_t *)text, strlen(text)) < 0 || fsync(fd) < 0)
+    if (fd < 0 || dray__write_all(fd, text, strlen(text)) < 0 || fsync(fd) < 0)
         status =
             dray__fail_errno(error, errno, "%.200s/%s", f->folder, DRAY__SAFETENSORS_INDEX PARTIAL);
     free(text);

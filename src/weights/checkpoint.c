@@ -1,5 +1,6 @@
 /* Whole checkpoints: a plan between memory and files, carried out in this process. */
 #include "base/error.h"
+#include "base/io.h"
 #include "mover/mover.h"
 #include "weights/internal.h"
 
@@ -63,20 +64,6 @@ static int copy_all(const dray_layout *from, dray_region *const *sources, const 
     return rc;
 }
 
-static int write_all(int fd, const char *text, size_t size)
-{
-    while (size) {
-        ssize_t n = write(fd, text, size);
-        if (n < 0 && errno != EINTR)
-            return -1;
-        if (n > 0) {
-            text += n;
-            size -= (size_t)n;
-        }
-    }
-    return fsync(fd);
-}
-
 /* Under another name first, so that a reader sees the old file or the new one. */
 static int write_config(const char *directory, const char *text, dray_error *error)
 {
@@ -87,7 +74,7 @@ static int write_config(const char *directory, const char *text, dray_error *err
         return dray__nomem(error);
     }
     int fd = open(partial, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    int failed = fd < 0 || write_all(fd, text, strlen(text));
+    int failed = fd < 0 || dray__write_all(fd, text, strlen(text)) < 0 || fsync(fd) < 0;
     int errnum = errno;
     if (fd >= 0 && close(fd) && !failed) {
         failed = 1;
