@@ -159,17 +159,14 @@ static int store(dray__move *move, dray__tile *tile, uint8_t *staging, dray_erro
     dray__rect *rect = &tile->rect;
     uint64_t bytes;
     if (dray__rect_is_run(rect, &bytes)) {
-        tile->bits = rect->source;
-        memcpy(tile->bits_stride, rect->source_stride, sizeof tile->bits_stride);
+        dray__tile_sum(tile, rect->source, rect->source_stride);
         return write_at(move->destination, rect->source, bytes, tile->destination_offset, error);
     }
     uint64_t size = dray_dtype_size((dray_dtype)rect->to);
     packed p = pack(rect, rect->destination_stride, size);
     rect->destination = staging;
     memcpy(rect->destination_stride, p.stride, sizeof p.stride);
-    dray__rect_move(rect);
-    tile->bits = staging;
-    memcpy(tile->bits_stride, p.stride, sizeof tile->bits_stride);
+    dray__tile_move(tile);
     return each_run(move->destination, &p, tile->destination_offset, staging, true, error);
 }
 
@@ -178,13 +175,15 @@ int dray__tile_from_file(dray__move *move, dray__tile *tile, dray_error *error)
     dray__rect *rect = &tile->rect;
     uint64_t bytes;
     int rc;
-    tile->bits = rect->destination;
-    memcpy(tile->bits_stride, rect->destination_stride, sizeof tile->bits_stride);
-    if (dray__rect_is_run(rect, &bytes))
-        return read_at(move->source, rect->destination, bytes, tile->source_offset, error);
+    if (dray__rect_is_run(rect, &bytes)) {
+        rc = read_at(move->source, rect->destination, bytes, tile->source_offset, error);
+        if (!rc)
+            dray__tile_sum(tile, rect->destination, rect->destination_stride);
+        return rc;
+    }
     rc = fetch(move, tile, move->options.staging, move->options.staging_bytes, error);
     if (!rc)
-        dray__rect_move(rect);
+        dray__tile_move(tile);
     return rc;
 }
 

@@ -54,10 +54,22 @@ const dray__kernels *const *dray__kernels_all(void)
     return usable;
 }
 
-dray__cast_fn dray__cast_find(int32_t from, int32_t to)
+static const dray__cast *find(int32_t from, int32_t to)
 {
     for (const dray__cast *cast = dray__kernels_get()->casts; cast->run; cast++)
         if (cast->from == from && cast->to == to)
-            return cast->run;
+            return cast;
     return NULL;
+}
+
+dray__cast_fn dray__cast_find(int32_t from, int32_t to)
+{
+    const dray__cast *cast = find(from, to);
+    return cast ? cast->run : NULL;
+}
+
+dray__cast_summed_fn dray__cast_find_summed(int32_t from, int32_t to)
+{
+    const dray__cast *cast = find(from, to);
+    return cast ? cast->run_summed : NULL;
 }

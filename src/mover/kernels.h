@@ -8,9 +8,15 @@
 /* Converts `count` dense elements. The two arrays do not overlap; any alignment. */
 typedef void (*dray__cast_fn)(const void *source, void *destination, size_t count);
 
+/* The same, adding Σ columns[i] · bits of element i: to sums[0] before, to sums[1] after the
+ * conversion. For elements of at most 4 bytes on both sides. */
+typedef void (*dray__cast_summed_fn)(const uint32_t *columns, const void *source, void *destination,
+                                     size_t count, uint64_t sums[2]);
+
 typedef struct dray__cast {
     int32_t from, to; /* dray_dtype */
     dray__cast_fn run;
+    dray__cast_summed_fn run_summed; /* NULL: none that is better than one after the other */
 } dray__cast;
 
 typedef struct dray__kernels {
@@ -21,6 +27,10 @@ typedef struct dray__kernels {
     uint64_t (*dot1)(const uint32_t *columns, const void *data, size_t count);
     uint64_t (*dot2)(const uint32_t *columns, const void *data, size_t count);
     uint64_t (*dot4)(const uint32_t *columns, const void *data, size_t count);
+    /* The same while copying to `out`: one pass over the data. */
+    uint64_t (*copy1)(const uint32_t *columns, const void *data, void *out, size_t count);
+    uint64_t (*copy2)(const uint32_t *columns, const void *data, void *out, size_t count);
+    uint64_t (*copy4)(const uint32_t *columns, const void *data, void *out, size_t count);
     const dray__cast *casts; /* ends with run == NULL */
 } dray__kernels;
 
@@ -37,5 +47,6 @@ extern const dray__kernels dray__kernels_portable, dray__kernels_avx2, dray__ker
  * f64 it keeps sign and leading payload and becomes quiet, as the hardware does. f64 to 16 bits
  * goes through f32, as PyTorch does. */
 dray__cast_fn dray__cast_find(int32_t from, int32_t to);
+dray__cast_summed_fn dray__cast_find_summed(int32_t from, int32_t to); /* NULL: see above */
 
 #endif

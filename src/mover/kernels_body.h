@@ -39,42 +39,66 @@ typedef uint32_t u32_any __attribute__((aligned(1), may_alias));
 typedef float f32_any __attribute__((aligned(1), may_alias));
 typedef double f64_any __attribute__((aligned(1), may_alias));
 
-/* A vector of 32-bit words, made of elements of 1, 2 or 4 bytes; products of its even words. */
+/* A vector of 32-bit words, made of elements of 1, 2 or 4 bytes; products of its even words. RAWn:
+ * as many elements of n bytes as they lie in memory. */
 #if defined(__AVX512F__)
 typedef __m512i vec;
+typedef __m128i raw1;
+typedef __m256i raw2;
 enum { WORDS = 16 };
 #define VEC_ZERO() _mm512_setzero_si512()
-#define VEC_LOAD4(p) _mm512_loadu_si512(p)
-#define VEC_LOAD2(p) _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i_u *)(p)))
-#define VEC_LOAD1(p) _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i_u *)(p)))
+#define VEC_LOAD(p) _mm512_loadu_si512(p)
 #define VEC_MUL(a, b) _mm512_mul_epu32(a, b)
 #define VEC_ADD(a, b) _mm512_add_epi64(a, b)
 #define VEC_ODD(a) _mm512_srli_epi64(a, 32)
+#define RAW4_STORE(p, r) _mm512_storeu_si512(p, r)
+#define RAW2_LOAD(p) _mm256_loadu_si256((const __m256i_u *)(p))
+#define RAW2_STORE(p, r) _mm256_storeu_si256((__m256i_u *)(p), r)
+#define RAW2_WIDEN(r) _mm512_cvtepu16_epi32(r)
+#define RAW1_LOAD(p) _mm_loadu_si128((const __m128i_u *)(p))
+#define RAW1_STORE(p, r) _mm_storeu_si128((__m128i_u *)(p), r)
+#define RAW1_WIDEN(r) _mm512_cvtepu8_epi32(r)
 #elif defined(__AVX2__)
 typedef __m256i vec;
+typedef __m128i raw1;
+typedef __m128i raw2;
 enum { WORDS = 8 };
 #define VEC_ZERO() _mm256_setzero_si256()
-#define VEC_LOAD4(p) _mm256_loadu_si256((const __m256i_u *)(p))
-#define VEC_LOAD2(p) _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i_u *)(p)))
-#define VEC_LOAD1(p) _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i_u *)(p)))
+#define VEC_LOAD(p) _mm256_loadu_si256((const __m256i_u *)(p))
 #define VEC_MUL(a, b) _mm256_mul_epu32(a, b)
 #define VEC_ADD(a, b) _mm256_add_epi64(a, b)
 #define VEC_ODD(a) _mm256_srli_epi64(a, 32)
+#define RAW4_STORE(p, r) _mm256_storeu_si256((__m256i_u *)(p), r)
+#define RAW2_LOAD(p) _mm_loadu_si128((const __m128i_u *)(p))
+#define RAW2_STORE(p, r) _mm_storeu_si128((__m128i_u *)(p), r)
+#define RAW2_WIDEN(r) _mm256_cvtepu16_epi32(r)
+#define RAW1_LOAD(p) _mm_loadl_epi64((const __m128i_u *)(p))
+#define RAW1_STORE(p, r) _mm_storel_epi64((__m128i_u *)(p), r)
+#define RAW1_WIDEN(r) _mm256_cvtepu8_epi32(r)
 #elif defined(__SSE2__)
 typedef __m128i vec;
+typedef __m128i raw1;
+typedef __m128i raw2;
 enum { WORDS = 4 };
 #define VEC_ZERO() _mm_setzero_si128()
-#define VEC_LOAD4(p) _mm_loadu_si128((const __m128i_u *)(p))
-#define VEC_LOAD2(p) _mm_unpacklo_epi16(_mm_loadl_epi64((const __m128i_u *)(p)), VEC_ZERO())
-#define VEC_LOAD1(p)                                                                               \
-    _mm_unpacklo_epi16(                                                                            \
-        _mm_unpacklo_epi8(_mm_cvtsi32_si128((int)*(const u32_any *)(p)), VEC_ZERO()), VEC_ZERO())
+#define VEC_LOAD(p) _mm_loadu_si128((const __m128i_u *)(p))
 #define VEC_MUL(a, b) _mm_mul_epu32(a, b)
 #define VEC_ADD(a, b) _mm_add_epi64(a, b)
 #define VEC_ODD(a) _mm_srli_epi64(a, 32)
+#define RAW4_STORE(p, r) _mm_storeu_si128((__m128i_u *)(p), r)
+#define RAW2_LOAD(p) _mm_loadl_epi64((const __m128i_u *)(p))
+#define RAW2_STORE(p, r) _mm_storel_epi64((__m128i_u *)(p), r)
+#define RAW2_WIDEN(r) _mm_unpacklo_epi16(r, VEC_ZERO())
+#define RAW1_LOAD(p) _mm_cvtsi32_si128((int)*(const u32_any *)(p))
+#define RAW1_STORE(p, r) (*(u32_any *)(p) = (uint32_t)_mm_cvtsi128_si32(r))
+#define RAW1_WIDEN(r) _mm_unpacklo_epi16(_mm_unpacklo_epi8(r, VEC_ZERO()), VEC_ZERO())
 #endif
 
 #if defined(__SSE2__)
+typedef vec raw4;
+#define RAW4_LOAD(p) VEC_LOAD(p)
+#define RAW4_WIDEN(r) (r)
+
 static inline uint64_t total(vec a, vec b)
 {
     uint64_t lanes[WORDS / 2], sum = 0;
@@ -84,32 +108,60 @@ static inline uint64_t total(vec a, vec b)
         sum += lanes[i];
     return sum;
 }
-#define VEC_DOT(LOAD)                                                                              \
-    vec even = VEC_ZERO(), odd = VEC_ZERO();                                                       \
-    for (; i + WORDS <= count; i += WORDS) {                                                       \
-        vec b = VEC_LOAD4(columns + i), v = LOAD(x + i);                                           \
+/* Adds the products of b's and v's words. */
+#define VEC_DOT(even, odd, b, v)                                                                   \
+    do {                                                                                           \
         even = VEC_ADD(even, VEC_MUL(b, v));                                                       \
         odd = VEC_ADD(odd, VEC_MUL(VEC_ODD(b), VEC_ODD(v)));                                       \
+    } while (0)
+#define ONE_VEC(size, STORE, at)                                                                   \
+    do {                                                                                           \
+        raw##size r = RAW##size##_LOAD(x + (at));                                                  \
+        vec b = VEC_LOAD(columns + (at)), v = RAW##size##_WIDEN(r);                                \
+        STORE(size, at);                                                                           \
+        VEC_DOT(even, odd, b, v);                                                                  \
+    } while (0)
+#define EACH_VEC(size, STORE)                                                                      \
+    vec even = VEC_ZERO(), odd = VEC_ZERO();                                                       \
+    for (; i + 2 * WORDS <= count; i += 2 * WORDS) {                                               \
+        ONE_VEC(size, STORE, i);                                                                   \
+        ONE_VEC(size, STORE, i + WORDS);                                                           \
     }                                                                                              \
     sum = total(even, odd);
 #else
-#define VEC_DOT(LOAD)
+#define EACH_VEC(size, STORE)
 #endif
+#define NO_STORE(size, at)
+#define STORE_RAW(size, at) RAW##size##_STORE(y + (at), r)
 
-#define DOT(name, type, LOAD)                                                                      \
-    static uint64_t name(const uint32_t *columns, const void *data, size_t count)                  \
+#define DOT(size, type)                                                                            \
+    static uint64_t dot##size(const uint32_t *columns, const void *data, size_t count)             \
     {                                                                                              \
         const type *x = data;                                                                      \
         uint64_t sum = 0;                                                                          \
         size_t i = 0;                                                                              \
-        VEC_DOT(LOAD)                                                                              \
+        EACH_VEC(size, NO_STORE)                                                                   \
         for (; i < count; i++)                                                                     \
             sum += (uint64_t)columns[i] * (uint64_t)x[i];                                          \
         return sum;                                                                                \
+    }                                                                                              \
+    static uint64_t copy##size(const uint32_t *columns, const void *data, void *out, size_t count) \
+    {                                                                                              \
+        const type *x = data;                                                                      \
+        type *y = out;                                                                             \
+        uint64_t sum = 0;                                                                          \
+        size_t i = 0;                                                                              \
+        EACH_VEC(size, STORE_RAW)                                                                  \
+        for (; i < count; i++) {                                                                   \
+            type value = x[i];                                                                     \
+            y[i] = value;                                                                          \
+            sum += (uint64_t)columns[i] * (uint64_t)value;                                         \
+        }                                                                                          \
+        return sum;                                                                                \
     }
-DOT(dot1, uint8_t, VEC_LOAD1)
-DOT(dot2, u16_any, VEC_LOAD2)
-DOT(dot4, u32_any, VEC_LOAD4)
+DOT(1, uint8_t)
+DOT(2, u16_any)
+DOT(4, u32_any)
 
 /* ---- conversions ------------------------------------------------------------------------------
  */
@@ -188,6 +240,61 @@ static inline uint32_t from_f16(uint16_t value)
 CASTS(XX)
 #undef XX
 
+/* The conversion that most updates make, with the sums of both sides, in one pass: a rounded
+ * element is a word already, before it is narrowed. */
+static void f32_bf16_summed(const uint32_t *columns, const void *source, void *destination,
+                            size_t count, uint64_t sums[2])
+{
+    const u32_any *in = source;
+    u16_any *out = destination;
+    uint64_t before = 0, after = 0;
+    size_t i = 0;
+#if defined(__AVX512F__)
+    vec even = VEC_ZERO(), odd = VEC_ZERO(), even_after = VEC_ZERO(), odd_after = VEC_ZERO();
+    const vec one = _mm512_set1_epi32(1), half = _mm512_set1_epi32(0x7FFF);
+    const vec size = _mm512_set1_epi32(0x7FFFFFFF), inf = _mm512_set1_epi32(0x7F800000);
+    const vec nan = _mm512_set1_epi32(0x7FC0);
+    for (; i + WORDS <= count; i += WORDS) {
+        vec b = VEC_LOAD(columns + i), v = VEC_LOAD(in + i);
+        vec up = _mm512_add_epi32(_mm512_and_si512(_mm512_srli_epi32(v, 16), one), half);
+        vec r = _mm512_srli_epi32(_mm512_add_epi32(v, up), 16);
+        __mmask16 is_nan = _mm512_cmpgt_epi32_mask(_mm512_and_si512(v, size), inf);
+        r = _mm512_mask_mov_epi32(r, is_nan, nan);
+        _mm256_storeu_si256((__m256i_u *)(out + i), _mm512_cvtepi32_epi16(r));
+        VEC_DOT(even, odd, b, v);
+        VEC_DOT(even_after, odd_after, b, r);
+    }
+    before = total(even, odd);
+    after = total(even_after, odd_after);
+#elif defined(__AVX2__)
+    vec even = VEC_ZERO(), odd = VEC_ZERO(), even_after = VEC_ZERO(), odd_after = VEC_ZERO();
+    const vec one = _mm256_set1_epi32(1), half = _mm256_set1_epi32(0x7FFF);
+    const vec size = _mm256_set1_epi32(0x7FFFFFFF), inf = _mm256_set1_epi32(0x7F800000);
+    const vec nan = _mm256_set1_epi32(0x7FC0);
+    for (; i + WORDS <= count; i += WORDS) {
+        vec b = VEC_LOAD(columns + i), v = VEC_LOAD(in + i);
+        vec up = _mm256_add_epi32(_mm256_and_si256(_mm256_srli_epi32(v, 16), one), half);
+        vec r = _mm256_srli_epi32(_mm256_add_epi32(v, up), 16);
+        r = _mm256_blendv_epi8(r, nan, _mm256_cmpgt_epi32(_mm256_and_si256(v, size), inf));
+        vec packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(r, r), 0x08);
+        _mm_storeu_si128((__m128i_u *)(out + i), _mm256_castsi256_si128(packed));
+        VEC_DOT(even, odd, b, v);
+        VEC_DOT(even_after, odd_after, b, r);
+    }
+    before = total(even, odd);
+    after = total(even_after, odd_after);
+#endif
+    for (; i < count; i++) {
+        uint32_t bits = in[i];
+        uint16_t rounded = to_bf16(bits);
+        out[i] = rounded;
+        before += (uint64_t)columns[i] * bits;
+        after += (uint64_t)columns[i] * rounded;
+    }
+    sums[0] += before;
+    sums[1] += after;
+}
+
 static void f32_f16(const void *source, void *destination, size_t count)
 {
     size_t i = 0;
@@ -255,19 +362,19 @@ static void f64_f16(const void *source, void *destination, size_t count)
 }
 
 static const dray__cast casts[] = {
-    {DRAY_F32, DRAY_BF16, f32_bf16},
-    {DRAY_BF16, DRAY_F32, bf16_f32},
-    {DRAY_F32, DRAY_F16, f32_f16},
-    {DRAY_F16, DRAY_F32, f16_f32},
-    {DRAY_F32, DRAY_F64, f32_f64},
-    {DRAY_F64, DRAY_F32, f64_f32},
-    {DRAY_BF16, DRAY_F16, bf16_f16},
-    {DRAY_F16, DRAY_BF16, f16_bf16},
-    {DRAY_BF16, DRAY_F64, bf16_f64},
-    {DRAY_F64, DRAY_BF16, f64_bf16},
-    {DRAY_F16, DRAY_F64, f16_f64},
-    {DRAY_F64, DRAY_F16, f64_f16},
-    {0, 0, NULL},
+    {DRAY_F32, DRAY_BF16, f32_bf16, f32_bf16_summed},
+    {DRAY_BF16, DRAY_F32, bf16_f32, NULL},
+    {DRAY_F32, DRAY_F16, f32_f16, NULL},
+    {DRAY_F16, DRAY_F32, f16_f32, NULL},
+    {DRAY_F32, DRAY_F64, f32_f64, NULL},
+    {DRAY_F64, DRAY_F32, f64_f32, NULL},
+    {DRAY_BF16, DRAY_F16, bf16_f16, NULL},
+    {DRAY_F16, DRAY_BF16, f16_bf16, NULL},
+    {DRAY_BF16, DRAY_F64, bf16_f64, NULL},
+    {DRAY_F64, DRAY_BF16, f64_bf16, NULL},
+    {DRAY_F16, DRAY_F64, f16_f64, NULL},
+    {DRAY_F64, DRAY_F16, f64_f16, NULL},
+    {0, 0, NULL, NULL},
 };
 
 const dray__kernels KERNELS = {.name = KERNELS_NAME,
@@ -275,4 +382,7 @@ const dray__kernels KERNELS = {.name = KERNELS_NAME,
                                .dot1 = dot1,
                                .dot2 = dot2,
                                .dot4 = dot4,
+                               .copy1 = copy1,
+                               .copy2 = copy2,
+                               .copy4 = copy4,
                                .casts = casts};

@@ -10,9 +10,9 @@
 typedef struct dray__tile {
     dray__rect rect; /* the pointers are NULL where a side is a file */
     uint64_t source_offset, destination_offset;
-    /* Set by the mover: where the destination's bits can be read for the checksum. */
-    const uint8_t *bits;
-    int64_t bits_stride[DRAY_MAX_DIMS];
+    bool summed; /* `sums` are wanted; then `place` is set */
+    dray__place place;
+    uint64_t sums[2]; /* of the source's bits, of what is written: see dray__rect_move_summed */
 } dray__tile;
 
 typedef struct dray__mover {
@@ -39,6 +39,11 @@ struct dray__move {
     uint64_t done;                   /* bytes */
 };
 
+/* Moves the tile's rectangle between addressable memory on both sides, with its sums. */
+void dray__tile_move(dray__tile *tile);
+/* Sums of a tile that is a run: its bits are at `data`, in the strides given. */
+void dray__tile_sum(dray__tile *tile, const uint8_t *data, const int64_t *stride);
+
 int dray__tile_memory(dray__move *move, dray__tile *tile, dray_error *error);
 int dray__tile_from_file(dray__move *move, dray__tile *tile, dray_error *error);
 int dray__tile_to_file(dray__move *move, dray__tile *tile, dray_error *error);
@@ -47,5 +52,8 @@ int dray__tile_between_files(dray__move *move, dray__tile *tile, dray_error *err
 /* False for rows so short that they should be read with the gaps between them, but too many of them
  * for the staging buffer. */
 bool dray__file_fits(const dray__move *move, const dray__tile *tile);
+
+/* fault.c: does the tile by its mover, right or, in tests, wrong. */
+int dray__fault_tile(dray__move *move, dray__tile *tile, dray_error *error);
 
 #endif

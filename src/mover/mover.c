@@ -117,14 +117,14 @@ static int check(const dray__move *move, dray_error *error)
                           move->destination->name);
     if (!move->destination->writable)
         return dray__fail(error, DRAY_EPERM, "region %s is read-only", move->destination->name);
-    if (options->sums && !options->layout)
+    if ((options->sums || options->source_sums) && !options->layout)
         return dray__fail(error, DRAY_EINVALID, "checksums need the destination's layout");
     if (options->staging && options->staging_bytes < DRAY__MOVE_STAGING_MIN)
         return dray__fail(error, DRAY_EINVALID, "staging of %zu bytes, at least %zu expected",
                           options->staging_bytes, DRAY__MOVE_STAGING_MIN);
     for (uint64_t i = 0; i < move->count; i++) {
         int rc = check_copy(move, &move->copies[i], error);
-        if (!rc && options->sums)
+        if (!rc && (options->sums || options->source_sums))
             rc = check_coordinates(move, &move->copies[i], error);
         if (rc)
             return rc;
@@ -205,21 +205,37 @@ static void cut(const dray__move *move, uint64_t elements, dray__tile *tile)
         rect->destination = move->destination->base + tile->destination_offset;
 }
 
-static uint64_t sum_tile(const dray__move *move, const dray__tile *tile, const int64_t *extent)
+/* Where the tile lies in its tensor. */
+static dray__place place_of(const dray__move *move)
 {
     const dray_copy *copy = &move->copies[move->at];
     const dray_tensor_info *tensor = dray_layout_tensor(move->options.layout, copy->tensor);
-    int64_t start[DRAY_MAX_DIMS];
+    dray__place place = {.ndim = tensor->ndim, .shape = tensor->shape};
     for (uint32_t d = 0; d < copy->ndim; d++)
-        start[d] = copy->start[d] + move->position[d];
-    dray__sum_of of = {.dtype = copy->destination_dtype,
-                       .ndim = tensor->ndim,
-                       .shape = tensor->shape,
-                       .start = start,
-                       .extent = extent,
-                       .stride = tile->bits_stride,
-                       .data = tile->bits};
-    return dray__sum(&of);
+        place.start[d] = copy->start[d] + move->position[d];
+    return place;
+}
+
+void dray__tile_move(dray__tile *tile)
+{
+    if (tile->summed)
+        dray__rect_move_summed(&tile->rect, &tile->place, tile->sums);
+    else
+        dray__rect_move(&tile->rect);
+}
+
+void dray__tile_sum(dray__tile *tile, const uint8_t *data, const int64_t *stride)
+{
+    if (!tile->summed)
+        return;
+    dray__sum_of of = {.dtype = tile->rect.to,
+                       .ndim = tile->place.ndim,
+                       .shape = tile->place.shape,
+                       .start = tile->place.start,
+                       .extent = tile->rect.extent,
+                       .stride = stride,
+                       .data = data};
+    tile->sums[0] = tile->sums[1] = dray__sum(&of);
 }
 
 /* Past the tile: the cursor's digits, the tile's innermost unfinished dimension first. */
@@ -247,11 +263,16 @@ static int step_tile(dray__move *move, uint64_t most, uint64_t *moved, dray_erro
         cut(move, elements /= 2, &tile);
     int64_t extent[DRAY_MAX_DIMS];
     memcpy(extent, tile.rect.extent, sizeof extent);
-    int rc = move->mover->tile(move, &tile, error);
+    tile.summed = move->options.sums || move->options.source_sums;
+    if (tile.summed)
+        tile.place = place_of(move);
+    int rc = dray__fault_tile(move, &tile, error);
     if (rc)
         return rc;
     if (move->options.sums)
-        move->options.sums[move->at] += sum_tile(move, &tile, extent);
+        move->options.sums[move->at] += tile.sums[1];
+    if (move->options.source_sums)
+        move->options.source_sums[move->at] += tile.sums[0];
     *moved = to;
     for (uint32_t d = 0; d < copy->ndim; d++)
         *moved *= (uint64_t)extent[d];

@@ -17,9 +17,10 @@
 typedef struct dray__move dray__move;
 
 typedef struct dray__move_options {
-    /* sums[i] += the checksum (mover/checksum.h) of the destination bits of copies[i]. NULL: not
-     * wanted. The caller zeroes it. */
-    uint64_t *sums;
+    /* sums[i] += the checksum (mover/checksum.h) of the bits that copies[i] writes, source_sums[i]
+     * += that of its source's bits, taken in the pass that moves them. What then lies at the
+     * destination is for the caller to read back. NULL: not wanted. The caller zeroes them. */
+    uint64_t *sums, *source_sums;
     /* The destination's layout, whose tensors dray_copy.tensor counts: their global shapes are part
      * of a checksum. Borrowed until close; may be NULL without sums. */
     const dray_layout *layout;
@@ -52,6 +53,22 @@ void dray__move_close(dray__move *move); /* NULL is fine */
 /* Open, step to the end, close. */
 int dray__move_all(const dray_region *source, dray_region *destination, const dray_copy *copies,
                    uint64_t count, const dray__move_options *options, dray_error *error);
+
+/* ---- fault.c: a mover that does wrong, for tests --------------------------------------------- */
+typedef enum dray__fault {
+    DRAY__FAULT_NONE = 0,
+    DRAY__FAULT_FAIL,    /* DRAY_ESYS */
+    DRAY__FAULT_DROP,    /* the piece is not written; its sums are as if it were */
+    DRAY__FAULT_FLIP,    /* one bit of what was written changes */
+    DRAY__FAULT_SHIFT,   /* written one element beside its place */
+    DRAY__FAULT_MISREAD, /* read one element beside its place */
+    DRAY__FAULT_COUNT
+} dray__fault;
+
+/* Asked for every piece that is moved; tensor: its name, where the move knows the layout. NULL:
+ * none. Set before threads start. */
+typedef dray__fault (*dray__fault_fn)(void *user, const char *tensor);
+void dray__mover_faults(dray__fault_fn fn, void *user);
 
 /* "local", "shared", "file": the mover of a pair of kinds; NULL: there is none. Static storage. */
 const char *dray__mover_name(dray_region_kind source, dray_region_kind destination);

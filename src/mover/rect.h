@@ -17,6 +17,17 @@ typedef struct dray__rect {
 /* Moves every element, converting where from != to (the conversion must exist). The two sides do
  * not overlap. */
 void dray__rect_move(const dray__rect *rect);
+/* Where a rectangle lies in its tensor: what a checksum needs to know. */
+typedef struct dray__place {
+    uint32_t ndim;        /* of the tensor; 0: a scalar, whose rectangle has one dimension */
+    const int64_t *shape; /* global */
+    int64_t start[DRAY_MAX_DIMS];
+} dray__place;
+
+/* The same, reading the source once: adds the checksum (mover/checksum.h) of the source's bits to
+ * sums[0], and that of the bits that it writes to sums[1]. What then lies at the destination is for
+ * the caller to read back. */
+void dray__rect_move_summed(const dray__rect *rect, const dray__place *place, uint64_t sums[2]);
 /* Neither a conversion nor a gap: one run of bytes on both sides, in the same order. */
 bool dray__rect_is_run(const dray__rect *rect, uint64_t *bytes);
 /* Copies `count` elements of `size` bytes (1, 2, 4, 8) from and to any strides. */

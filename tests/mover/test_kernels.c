@@ -10,6 +10,7 @@
 
 #include "base/random.h"
 #include "mover/checksum.h"
+#include "mover/rect.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -81,6 +82,117 @@ static void products_agree(void **state)
             assert_int_equal((*k)->dot2(columns, data + 1, n), plain_dot(columns, data + 1, n, 2));
             assert_int_equal((*k)->dot4(columns, data + 1, n), plain_dot(columns, data + 1, n, 4));
         }
+}
+
+/* Copied and summed at once: the same bytes, the same products, not a byte beside them. */
+static void copies_agree(void **state)
+{
+    (void)state;
+    static uint8_t data[MOST * 4 + 1], out[MOST * 4 + 2];
+    static uint32_t columns[MOST];
+    for (const dray__kernels *const *k = dray__kernels_all(); *k; k++)
+        for (size_t n = 0; n < MOST; n++)
+            for (size_t size = 1; size <= 4; size *= 2) {
+                uint64_t (*copy)(const uint32_t *, const void *, void *, size_t) =
+                    size == 1   ? (*k)->copy1
+                    : size == 2 ? (*k)->copy2
+                                : (*k)->copy4;
+                fill_random(data, sizeof data);
+                fill_random(columns, sizeof columns);
+                memset(out, 0xEE, sizeof out);
+                assert_int_equal(copy(columns, data + 1, out + 1, n),
+                                 plain_dot(columns, data + 1, n, size));
+                assert_memory_equal(out + 1, data + 1, n * size);
+                assert_int_equal(out[0], 0xEE);
+                assert_int_equal(out[n * size + 1], 0xEE);
+            }
+}
+
+static void summed_conversions_agree(void **state)
+{
+    (void)state;
+    static uint8_t in[MOST * 4 + 1], want[MOST * 4], got[MOST * 4 + 2];
+    static uint32_t columns[MOST];
+    size_t tried = 0;
+    for (const dray__kernels *const *k = dray__kernels_all(); *k; k++)
+        for (const dray__cast *cast = (*k)->casts; cast->run; cast++)
+            for (size_t n = 0; n < MOST && cast->run_summed; n++) {
+                size_t from = dray_dtype_size((dray_dtype)cast->from);
+                size_t to = dray_dtype_size((dray_dtype)cast->to);
+                uint64_t sums[2] = {5, 7};
+                fill_random(in, sizeof in);
+                fill_random(columns, sizeof columns);
+                for (size_t i = 0; i < n; i += 5) /* NaN and infinities, of all signs */
+                    in[1 + i * from + from - 1] |= 0x7F, in[1 + i * from + from - 2] |= 0x80;
+                memset(got, 0xEE, sizeof got);
+                cast->run(in + 1, want, n);
+                cast->run_summed(columns, in + 1, got + 1, n, sums);
+                assert_memory_equal(got + 1, want, n * to);
+                assert_int_equal(got[0], 0xEE);
+                assert_int_equal(got[n * to + 1], 0xEE);
+                assert_int_equal(sums[0], 5 + plain_dot(columns, in + 1, n, from));
+                assert_int_equal(sums[1], 7 + plain_dot(columns, want, n, to));
+                tried++;
+            }
+    assert_true(tried >= MOST);
+}
+
+/* Rectangles of any dimensions, strides and dtypes: moved as without sums, with the sums of both
+ * sides. */
+static void rectangles_agree(void **state)
+{
+    (void)state;
+    enum { BYTES = 1 << 18 };
+    static uint8_t in[BYTES], want[BYTES], got[BYTES];
+    const dray__cast *casts = dray__kernels_get()->casts;
+    size_t kinds = 0;
+    while (casts[kinds].run)
+        kinds++;
+    for (uint64_t n = 0; n < 400; n++) {
+        uint64_t x = dray__random_u64(seed, 99, n);
+        int32_t plain[] = {DRAY_U8, DRAY_BF16, DRAY_F32, DRAY_F64};
+        dray__rect r = {.ndim = 1 + (uint32_t)(x % 4)};
+        bool cast = x >> 8 & 1, wide = n % 4 == 0;
+        r.from = cast ? casts[(x >> 16) % kinds].from : plain[x >> 16 & 3];
+        r.to = cast ? casts[(x >> 16) % kinds].to : r.from;
+        int64_t shape[DRAY_MAX_DIMS], from = (int64_t)dray_dtype_size((dray_dtype)r.from);
+        int64_t to = (int64_t)dray_dtype_size((dray_dtype)r.to);
+        dray__place place = {.ndim = r.ndim == 1 && x >> 20 & 1 ? 0 : r.ndim, .shape = shape};
+        for (uint32_t d = r.ndim; d-- > 0;) {
+            uint64_t y = dray__random_u64(seed, 100 + d, n);
+            r.extent[d] = place.ndim == 0           ? 1
+                          : wide && d + 1 == r.ndim ? 1000 + (int64_t)(y % 3000)
+                                                    : 1 + (int64_t)(y % (wide ? 2 : 9));
+            place.start[d] = (int64_t)(y >> 8 & 0xFFFF);
+            shape[d] = place.start[d] + r.extent[d] + (int64_t)(y >> 24 & 0xFF);
+            r.source_stride[d] = from;
+            r.destination_stride[d] = to;
+            from *= r.extent[d] + (y >> 32 & 1 && !wide ? 1 : 0);
+            to *= r.extent[d] + (y >> 33 & 1 && !wide ? 1 : 0);
+        }
+        if (x >> 40 & 1 && r.ndim > 1 && r.extent[0] == r.extent[1]) { /* transposed */
+            int64_t other = r.destination_stride[0];
+            r.destination_stride[0] = r.destination_stride[1];
+            r.destination_stride[1] = other;
+        }
+        assert_true(from <= BYTES && to <= BYTES);
+        fill_random(in, (size_t)from);
+        memset(want, 0xEE, sizeof want);
+        memset(got, 0xEE, sizeof got);
+        r.source = in;
+        r.destination = want;
+        dray__rect_move(&r);
+        r.destination = got;
+        uint64_t sums[2] = {1, 2};
+        dray__rect_move_summed(&r, &place, sums);
+        assert_memory_equal(got, want, sizeof got);
+        dray__sum_of before = {r.from,   place.ndim,      shape, place.start,
+                               r.extent, r.source_stride, in};
+        dray__sum_of after = {r.to,     place.ndim,           shape, place.start,
+                              r.extent, r.destination_stride, want};
+        assert_int_equal(sums[0], 1 + dray__sum(&before));
+        assert_int_equal(sums[1], 2 + dray__sum(&after));
+    }
 }
 
 static void factors_agree(void **state)
@@ -229,9 +341,14 @@ int main(int argc, char **argv)
     seed = text ? strtoull(text, NULL, 0) : (uint64_t)time(NULL);
     printf("DRAY_TEST_SEED=%llu\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(conversions_agree),   cmocka_unit_test(products_agree),
-        cmocka_unit_test(factors_agree),       cmocka_unit_test(any_flipped_bit_changes_the_sum),
+        cmocka_unit_test(conversions_agree),
+        cmocka_unit_test(products_agree),
+        cmocka_unit_test(factors_agree),
+        cmocka_unit_test(any_flipped_bit_changes_the_sum),
         cmocka_unit_test(sums_of_conversions),
+        cmocka_unit_test(copies_agree),
+        cmocka_unit_test(summed_conversions_agree),
+        cmocka_unit_test(rectangles_agree),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

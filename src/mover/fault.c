@@ -1,0 +1,91 @@
+/* The test hook of movers: pieces can be lost, changed, misplaced or refused, as a broken transport
+ * would do it. Updates must find every one of them. */
+#include "base/error.h"
+#include "mover/move.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+static dray__fault_fn ask;
+static void *ask_user;
+
+void dray__mover_faults(dray__fault_fn fn, void *user)
+{
+    ask = fn;
+    ask_user = user;
+}
+
+/* One element further, or, where that may lie outside the region, one back. */
+static int64_t beside(uint64_t offset, size_t size)
+{
+    return offset >= size ? -(int64_t)size : (int64_t)size;
+}
+
+/* Written to memory that nobody looks at. */
+static int drop(dray__move *move, dray__tile *tile, dray_error *error)
+{
+    if (!move->destination->base)
+        return DRAY_OK;
+    uint64_t stride = dray_dtype_size((dray_dtype)tile->rect.to);
+    for (uint32_t d = tile->rect.ndim; d-- > 0;) {
+        tile->rect.destination_stride[d] = (int64_t)stride;
+        stride *= (uint64_t)tile->rect.extent[d];
+    }
+    uint8_t *nowhere = malloc(stride);
+    if (!nowhere)
+        return dray__nomem(error);
+    tile->rect.destination = nowhere;
+    int rc = move->mover->tile(move, tile, error);
+    free(nowhere);
+    return rc;
+}
+
+static int flip(dray__move *move, dray__tile *tile, dray_error *error)
+{
+    uint8_t *at = tile->rect.destination, byte;
+    uint64_t offset = tile->destination_offset;
+    bool memory = move->destination->base != NULL;
+    int rc = move->mover->tile(move, tile, error);
+    if (rc)
+        return rc;
+    if (memory)
+        *at ^= 4;
+    else if (pread(move->destination->fd, &byte, 1, (off_t)offset) != 1 ||
+             (byte ^= 4, pwrite(move->destination->fd, &byte, 1, (off_t)offset) != 1))
+        return dray__fail(error, DRAY_ESYS, "flipping a bit of %s", move->destination->name);
+    return DRAY_OK;
+}
+
+int dray__fault_tile(dray__move *move, dray__tile *tile, dray_error *error)
+{
+    if (!ask)
+        return move->mover->tile(move, tile, error);
+    const dray_layout *layout = move->options.layout;
+    dray__fault fault = ask(
+        ask_user, layout ? dray_layout_tensor(layout, move->copies[move->at].tensor)->name : NULL);
+    int64_t step;
+    switch (fault) {
+    case DRAY__FAULT_FAIL:
+        return dray__fail(error, DRAY_ESYS, "%s mover: a fault was asked for", move->mover->name);
+    case DRAY__FAULT_DROP:
+        return drop(move, tile, error);
+    case DRAY__FAULT_FLIP:
+        return flip(move, tile, error);
+    case DRAY__FAULT_SHIFT:
+        step = beside(tile->destination_offset, dray_dtype_size((dray_dtype)tile->rect.to));
+        tile->destination_offset += (uint64_t)step;
+        if (tile->rect.destination)
+            tile->rect.destination += step;
+        break;
+    case DRAY__FAULT_MISREAD:
+        step = beside(tile->source_offset, dray_dtype_size((dray_dtype)tile->rect.from));
+        tile->source_offset += (uint64_t)step;
+        if (tile->rect.source)
+            tile->rect.source += step;
+        break;
+    case DRAY__FAULT_NONE:
+    case DRAY__FAULT_COUNT:
+        break;
+    }
+    return move->mover->tile(move, tile, error);
+}
