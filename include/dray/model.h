@@ -251,11 +251,15 @@ typedef struct dray_safetensors_options {
     uint64_t max_file_bytes;   /* 0: 5 GiB; a tensor that is larger gets a file of its own */
     const char *metadata_json; /* object of string values for every header's __metadata__; NULL:
                                   {"format":"pt"} */
+    /* A key of every header's __metadata__ whose value is a JSON object: of the file's own tensors,
+     * what `tensor_values` says. NULL: none. */
+    const char *values_key;
+    const char *const *tensor_values; /* for each tensor of `like`; NULL: nothing of this one */
 } dray_safetensors_options;
 
 #define DRAY_SAFETENSORS_OPTIONS_INIT                                                              \
     {                                                                                              \
-        sizeof(dray_safetensors_options), 0, NULL                                                  \
+        sizeof(dray_safetensors_options), 0, NULL, NULL, NULL                                      \
     }
 
 /* Plans the files of a checkpoint that holds all tensors of `like` (global shapes and dtypes;

@@ -199,6 +199,12 @@ int dray_checksums_fetch(dray_context *context, const char *model, uint64_t *ver
  * none as a whole. */
 int dray_checksums_fetch_group(dray_context *context, const char *model, const char *group,
                                uint64_t *version, dray_checksums **out, dray_error *error);
+/* Of a checkpoint's tensors, read from its files and compared with the sums that
+ * dray_checkpoint_write put into them. *compared (may be NULL) gets how many tensors had one: 0 for
+ * checkpoints of other writers. DRAY_ECHECKSUM names the file and the tensor; DRAY_EFORMAT: sums
+ * that are malformed or of other tensors. Reads all of the files. *out is the caller's. */
+int dray_checksums_of_checkpoint(const char *path, uint32_t *compared, dray_checksums **out,
+                                 dray_error *error);
 uint32_t dray_checksums_count(const dray_checksums *sums);
 /* Entry i: name (borrowed), dtype, elements covered, sum. */
 int dray_checksums_entry(const dray_checksums *sums, uint32_t index, const char **name,
@@ -207,7 +213,8 @@ void dray_checksums_free(dray_checksums *sums);
 
 /* Writes the blocks as a Hugging Face checkpoint (safetensors, index last, fsync, atomic rename). A
  * single process that holds all of the model; `config_json` is written as config.json if not NULL.
- */
+ * Each file's metadata carries the sums of its tensors ("dray.sums"), by which updates from disk
+ * and dray_checksums_of_checkpoint find files that changed. */
 int dray_checkpoint_write(const char *directory, const dray_layout *layout,
                           dray_region *const *regions, const char *config_json, dray_error *error);
 /* Reads a checkpoint into the layout's blocks: only the ranges needed. */

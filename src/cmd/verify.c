@@ -17,6 +17,7 @@ typedef struct arguments {
 typedef struct side {
     dray_checksums *sums;
     dray_layout *layout; /* of a checkpoint: its shapes; else NULL */
+    uint32_t compared;   /* of a checkpoint: tensors whose sums its files carry */
 } side;
 
 typedef struct entry {
@@ -35,8 +36,8 @@ static error_t parse(int key, char *text, struct argp_state *state)
         a->what[state->arg_num] = text;
     else if (key == ARGP_KEY_ARG)
         argp_error(state, "expected two things to compare, found '%s' too", text);
-    else if (key == ARGP_KEY_END && state->arg_num < 2)
-        argp_error(state, "expected two things to compare");
+    else if (key == ARGP_KEY_END && state->arg_num < 1)
+        argp_error(state, "expected a checkpoint, or two things to compare");
     else
         return ARGP_ERR_UNKNOWN;
     return 0;
@@ -49,17 +50,7 @@ static int read_checkpoint(const char *path, side *out, dray_error *error)
     int status = dray_layout_safetensors(path, &out->layout, error);
     if (status)
         return status;
-    uint32_t count = dray_layout_region_count(out->layout);
-    dray_region **regions = calloc((size_t)count + 1, sizeof(dray_region *));
-    if (!regions)
-        abort();
-    status = dray_regions_for_layout(out->layout, 0, regions, error);
-    if (status == DRAY_OK)
-        status = dray_checksums_compute(out->layout, regions, &out->sums, error);
-    for (uint32_t i = 0; i < count; i++)
-        dray_region_free(regions[i]);
-    free(regions);
-    return status;
+    return dray_checksums_of_checkpoint(path, &out->compared, &out->sums, error);
 }
 
 /* ADDRESS#MODEL or ADDRESS#MODEL@GROUP. Names of models may hold slashes and "@": the group is what
@@ -237,6 +228,34 @@ static void print_text(const arguments *a, const json_t *list, uint64_t common)
     cmd_table_print(table, stdout);
 }
 
+/* One checkpoint against what its own files say. */
+static int verify_alone(const arguments *a)
+{
+    side s = {0};
+    dray_error error;
+    if (read_side(a->what[0], &s, &error)) {
+        close_side(&s);
+        return cmd_fail("verify", &error);
+    }
+    uint32_t tensors = dray_checksums_count(s.sums), compared = s.compared;
+    bool checkpoint = s.layout != NULL;
+    close_side(&s);
+    if (!checkpoint)
+        return cmd_failf("verify", "%s: compare it with what? One alone must be a checkpoint",
+                         a->what[0]);
+    if (compared < tensors)
+        return cmd_failf("verify",
+                         "%s: %" PRIu32 " of %" PRIu32 " tensors have sums in its files' metadata: "
+                         "it was not written by dray",
+                         a->what[0], compared, tensors);
+    if (a->json)
+        cmd_json_line(json_pack("{s:b, s:s, s:I}", "sound", 1, "a", a->what[0], "tensors",
+                                (json_int_t)tensors));
+    else
+        printf("sound: %" PRIu32 " tensors are what was written\n", tensors);
+    return CMD_OK;
+}
+
 int cmd_verify(int argc, char **argv)
 {
     static const struct argp_option options[] = {{"json", 'j', NULL, 0, "Print one object", 0},
@@ -244,8 +263,9 @@ int cmd_verify(int argc, char **argv)
     static const struct argp argp = {
         options,
         parse,
-        "A B",
-        "Compare the weights that A and B hold, and list the tensors that differ.\v"
+        "A [B]",
+        "Compare the weights that A and B hold, and list the tensors that differ; or compare a "
+        "checkpoint with the sums that its writer put into it.\v"
         "A and B: a checkpoint (a folder or a file of safetensors), ADDRESS#MODEL (what the "
         "publishers of a running session announced last) or ADDRESS#MODEL@GROUP (what a group of "
         "engines committed last), as in unix:/run/dray.socket#policy@engine0. Exit status 1 when "
@@ -255,6 +275,8 @@ int cmd_verify(int argc, char **argv)
         NULL};
     arguments a = {0};
     cmd_parse(&argp, argc, argv, &a);
+    if (!a.what[1])
+        return verify_alone(&a);
     side sides[2] = {{0}, {0}};
     dray_error error;
     for (int i = 0; i < 2; i++)

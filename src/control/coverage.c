@@ -345,8 +345,14 @@ static int check_counts(const dray__covered *item, const dray__named_sum *want,
     return DRAY_OK;
 }
 
+bool dray__coverage_whole(const dray__covered *item)
+{
+    return !item->mixed && item->covered == item->held;
+}
+
 int dray__coverage_compare(const dray__coverage *coverage, const dray__sums *announced,
-                           const dray__sums *found, dray__compared *out, dray_error *error)
+                           const dray__sums *found, const char *origin, dray__compared *out,
+                           dray_error *error)
 {
     const dray__named_sum *first = NULL, *first_found = NULL;
     dray__compared compared = {0};
@@ -365,7 +371,7 @@ int dray__coverage_compare(const dray__coverage *coverage, const dray__sums *ann
         int rc = check_counts(item, want, got, error);
         if (rc)
             return rc;
-        if (item->mixed || !want || !got || item->covered < item->held)
+        if (!dray__coverage_whole(item) || !want || !got)
             continue;
         compared.tensors++;
         compared.bytes += item->held * dray_dtype_size((dray_dtype)item->dtype);
@@ -384,8 +390,8 @@ int dray__coverage_compare(const dray__coverage *coverage, const dray__sums *ann
         return DRAY_OK;
     }
     return dray__fail(error, DRAY_ECHECKSUM,
-                      "%" PRIu32 " tensors differ from what was published (%s%s); %s: announced "
-                      "%016" PRIx64 ", read %016" PRIx64 " over %" PRIu64 " elements",
-                      wrong, names, wrong > 4 ? ", ..." : "", first->name, first->sum,
+                      "%" PRIu32 " tensors differ from %s (%s%s); %s: announced %016" PRIx64
+                      ", read %016" PRIx64 " over %" PRIu64 " elements",
+                      wrong, origin, names, wrong > 4 ? ", ..." : "", first->name, first->sum,
                       first_found->sum, first->elements);
 }

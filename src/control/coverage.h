@@ -44,11 +44,15 @@ typedef struct dray__compared {
     uint64_t tensors, bytes; /* of those that the group holds as a whole, as they were published */
 } dray__compared;
 
+/* Will it be compared as a whole? */
+bool dray__coverage_whole(const dray__covered *item);
 /* Compares what the group's ranks read with what was announced, tensor by tensor: the elements must
  * be as many as the layouts say, on both sides, and the sums of tensors that the group holds as a
- * whole must be equal. DRAY_ECHECKSUM names those that differ. */
+ * whole must be equal. origin: for the message, "what was published". DRAY_ECHECKSUM names those
+ * that differ. */
 int dray__coverage_compare(const dray__coverage *coverage, const dray__sums *announced,
-                           const dray__sums *found, dray__compared *out, dray_error *error);
+                           const dray__sums *found, const char *origin, dray__compared *out,
+                           dray_error *error);
 
 /* For each tensor of a destination's layout what the source calls it, by `find` (NULL: it has no
  * such name); a tied one may be known by any of its names. names has room for all tensors. */

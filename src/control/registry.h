@@ -20,7 +20,8 @@
  *  UPDATE_BEGIN     u64 key, u8 mode, u64 min version, string path, u64 path version, u8 verify,
  *                   i64 timeout; kept until all ranks began and a version is there
  *                   -> u64 attempt, u8 mode, u64 incarnation, u64 version, u8 checksums are there,
- *                      u64 source set, u32 sources, u64 group set, u32 ranks
+ *                      u64 source set, u32 sources, u64 group set, u32 ranks, u32 count and the
+ *                      names of tensors that the group holds in part
  *  UPDATE_WRITING   u64 key, u64 attempt -> (empty): bytes are about to be overwritten
  *  UPDATE_VOTE      u64 key, u64 attempt, u32 code (0: ok), string message, i64 timeout, sums read,
  *                   sums expected (rank 0 of a disk update: what the checkpoint says of itself);

@@ -286,8 +286,21 @@ static int choose(struct group *group, dray_error *error)
     return DRAY_OK;
 }
 
+static void put_partial(dray__writer *w, const dray__coverage *coverage)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < coverage->count; i++)
+        count += !dray__coverage_whole(&coverage->items[i]);
+    dray__put_u32(w, count);
+    for (uint32_t i = 0; i < coverage->count; i++)
+        if (!dray__coverage_whole(&coverage->items[i]))
+            dray__put_string(w, coverage->items[i].name);
+}
+
 static void start(dray__registry *r, struct group *group)
 {
+    static const dray__coverage none;
+    bool compared = group->verify && group->reading && !group->reading->unchecked;
     group->attempt = r->next_id++;
     group->phase = ATTEMPT_MOVING;
     if (group->reading)
@@ -301,11 +314,12 @@ static void start(dray__registry *r, struct group *group)
         dray__put_u8(&w, group->mode);
         dray__put_u64(&w, group->gang ? group->gang->incarnation : 0);
         dray__put_u64(&w, group->goal);
-        dray__put_u8(&w, group->reading && !group->reading->unchecked);
+        dray__put_u8(&w, compared);
         dray__put_u64(&w, group->gang ? group->gang->set.id : 0);
         dray__put_u32(&w, group->gang ? group->gang->set.world : 0);
         dray__put_u64(&w, group->set.id);
         dray__put_u32(&w, group->set.world);
+        put_partial(&w, compared ? &group->coverage : &none);
         dray__reg_reply(r, ticket, &w, -1);
     }
 }
@@ -370,7 +384,7 @@ static int compare(struct group *group, dray_error *error)
         return group->reading->unchecked
                    ? DRAY_OK
                    : dray__coverage_compare(&group->coverage, &group->reading->sums, &group->sums,
-                                            &group->compared, error);
+                                            "what was published", &group->compared, error);
     if (!group->expected.count)
         return DRAY_OK;
     dray__coverage coverage = {0};
@@ -380,8 +394,8 @@ static int compare(struct group *group, dray_error *error)
               : dray__nomem(error);
     free(ranks);
     if (rc == DRAY_OK)
-        rc = dray__coverage_compare(&coverage, &group->expected, &group->sums, &group->compared,
-                                    error);
+        rc = dray__coverage_compare(&coverage, &group->expected, &group->sums,
+                                    "what the checkpoint says of itself", &group->compared, error);
     dray__coverage_free(&coverage);
     return rc;
 }

@@ -3,8 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NAME_MAX_BYTES 4096u
-
 void dray__sums_free(dray__sums *sums)
 {
     for (uint32_t i = 0; i < sums->count; i++)
@@ -82,7 +80,7 @@ bool dray__sums_get(dray__reader *r, dray__sums *sums)
 {
     uint32_t count = dray__get_count(r, 24);
     for (uint32_t i = 0; i < count && !r->failed; i++) {
-        char *name = dray__get_string(r, NAME_MAX_BYTES);
+        char *name = dray__get_string(r, DRAY__TENSOR_NAME_MAX);
         int32_t dtype = (int32_t)dray__get_u32(r);
         uint64_t elements = dray__get_u64(r), sum = dray__get_u64(r);
         bool added = r->failed || !name || dray__sums_add(sums, name, dtype, elements, sum);

@@ -9,6 +9,8 @@
 #include <dray/dray.h>
 #include <stdbool.h>
 
+#define DRAY__TENSOR_NAME_MAX 4096u
+
 typedef struct dray__named_sum {
     char *name;
     int32_t dtype;

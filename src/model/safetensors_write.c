@@ -45,12 +45,15 @@ typedef struct item {
     uint32_t tensor; /* index in the new layout */
     uint32_t file;
     uint64_t bytes;
-    uint64_t at; /* from the end of the header */
+    uint64_t at;       /* from the end of the header */
+    const char *value; /* NULL: none */
 } item;
 
 typedef struct writing {
     char folder[PATH_MAX];
     json_t *metadata;
+    const char *values_key; /* NULL: none */
+    const char *const *values;
     uint64_t max_file_bytes;
     item *items;
     uint32_t count, files;
@@ -96,6 +99,11 @@ static int read_options(const dray_safetensors_options *given, writing *w, dray_
     if (status)
         return status;
     w->max_file_bytes = options.max_file_bytes ? options.max_file_bytes : DEFAULT_FILE_BYTES;
+    if ((options.values_key != NULL) != (options.tensor_values != NULL))
+        return dray__fail(error, DRAY_EINVALID,
+                          "values_key and tensor_values: both or neither must be given");
+    w->values_key = options.values_key;
+    w->values = options.tensor_values;
     const char *text = options.metadata_json ? options.metadata_json : "{\"format\":\"pt\"}";
     const char *key;
     json_t *value;
@@ -165,7 +173,7 @@ static int assign_files(const dray_layout *like, writing *w, dray_error *error)
         free(metadata);
         return dray__nomem(error);
     }
-    fixed += strlen(metadata);
+    fixed += strlen(metadata) + (w->values_key ? entry_bytes(w->values_key) : 0);
     free(metadata);
     used = fixed;
     w->files = 1;
@@ -177,13 +185,17 @@ static int assign_files(const dray_layout *like, writing *w, dray_error *error)
         if (strcmp(info->name, "__metadata__") == 0)
             return dray__fail(error, DRAY_EINVALID, "a tensor cannot be called __metadata__");
         dray__dense_bytes((dray_dtype)info->dtype, info->ndim, info->shape, &bytes);
+        const char *value = w->values ? w->values[i] : NULL;
         uint64_t more = (uint64_t)bytes + entry_bytes(info->name);
+        if (value) /* quoted twice: an object in a string */
+            more += 2 * (entry_bytes(info->name) + entry_bytes(value));
         if (used > fixed && (used > w->max_file_bytes || more > w->max_file_bytes - used)) {
             w->files++;
             used = fixed;
         }
         used += more;
-        w->items[w->count++] = (item){.info = info, .file = w->files - 1, .bytes = (uint64_t)bytes};
+        w->items[w->count++] =
+            (item){.info = info, .file = w->files - 1, .bytes = (uint64_t)bytes, .value = value};
     }
     if (w->files > 99999)
         return dray__fail(error, DRAY_EINVALID, "%u files are too many: raise max_file_bytes",
@@ -212,6 +224,25 @@ static json_t *header_entry(const item *it)
                      "shape", shape, "data_offsets", (json_int_t)it->at, (json_int_t)end);
 }
 
+/* The metadata of the file whose items are [first, end); NULL: out of memory. */
+static json_t *file_metadata(const writing *w, uint32_t first, uint32_t end)
+{
+    if (!w->values_key)
+        return json_incref(w->metadata);
+    json_t *metadata = json_copy(w->metadata), *values = json_object();
+    for (uint32_t i = first; i < end; i++)
+        if (w->items[i].value)
+            json_object_set_new(values, w->items[i].info->name, json_string(w->items[i].value));
+    char *text = json_dumps(values, JSON_COMPACT);
+    if (!text || json_object_set_new(metadata, w->values_key, json_string(text)) < 0) {
+        json_decref(metadata);
+        metadata = NULL;
+    }
+    free(text);
+    json_decref(values);
+    return metadata;
+}
+
 /* The header of the file whose items are [first, end), length in front, padded to 8 bytes. Sets the
  * items' places. */
 static int make_header(writing *w, uint32_t first, uint32_t end, dray__writer *out,
@@ -219,7 +250,8 @@ static int make_header(writing *w, uint32_t first, uint32_t end, dray__writer *o
 {
     json_t *header = json_object();
     uint64_t at = 0;
-    bool ok = json_object_set(header, "__metadata__", w->metadata) == 0;
+    json_t *metadata = file_metadata(w, first, end);
+    bool ok = metadata && json_object_set_new(header, "__metadata__", metadata) == 0;
     for (uint32_t i = first; i < end && ok; i++) {
         w->items[i].at = at;
         if (__builtin_add_overflow(at, w->items[i].bytes, &at) || at > INT64_MAX / 2) {

@@ -30,12 +30,14 @@ static dray_region **open_regions(const dray_layout *layout, int writable, dray_
     return NULL;
 }
 
-/* Carries out the whole plan of one source, run by run of copies between the same two regions. */
-static int move_plan(const dray_plan *plan, dray_region *const *sources,
+/* Carries out the whole plan of one source into `layout`, run by run of copies between the same two
+ * regions. */
+static int move_plan(const dray_plan *plan, const dray_layout *layout, dray_region *const *sources,
                      dray_region *const *destinations, dray_error *error)
 {
     const dray_copy *copies = dray_plan_copies(plan);
     uint64_t count = dray_plan_count(plan);
+    dray__move_options options = {.layout = layout};
     for (uint64_t from = 0, to; from < count; from = to) {
         for (to = from + 1; to < count && copies[to].source_region == copies[from].source_region &&
                             copies[to].destination_region == copies[from].destination_region;
@@ -43,7 +45,7 @@ static int move_plan(const dray_plan *plan, dray_region *const *sources,
             ;
         int rc = dray__move_all(sources[copies[from].source_region],
                                 destinations[copies[from].destination_region], copies + from,
-                                to - from, NULL, error);
+                                to - from, &options, error);
         if (rc)
             return rc;
     }
@@ -58,7 +60,7 @@ static int copy_all(const dray_layout *from, dray_region *const *sources, const 
     dray_plan *plan;
     int rc = dray_plan_new(&source, 1, &destination, NULL, &plan, error);
     if (rc == DRAY_OK) {
-        rc = move_plan(plan, sources, destinations, error);
+        rc = move_plan(plan, to, sources, destinations, error);
         dray_plan_free(plan);
     }
     return rc;
@@ -98,15 +100,33 @@ static void remove_partial(const dray_layout *files)
         unlink(dray_layout_region(files, i)->name);
 }
 
+/* Lays out the files. What they say of their tensors is summed from memory before anything moves.
+ */
+static int begin(const char *directory, const dray_layout *layout, dray_region *const *regions,
+                 dray_layout **files, dray_error *error)
+{
+    dray_checksums *sums;
+    int rc = dray_checksums_compute(layout, regions, &sums, error);
+    if (rc)
+        return rc;
+    char **values = dray__values_of(layout, &sums->sums);
+    dray_safetensors_options options = DRAY_SAFETENSORS_OPTIONS_INIT;
+    options.values_key = DRAY__SUMS_KEY;
+    options.tensor_values = (const char *const *)values;
+    rc = values ? dray_safetensors_begin(directory, layout, &options, files, error)
+                : dray__nomem(error);
+    dray__values_free(values, layout);
+    dray_checksums_free(sums);
+    return rc;
+}
+
 int dray_checkpoint_write(const char *directory, const dray_layout *layout,
                           dray_region *const *regions, const char *config_json, dray_error *error)
 {
     if (!directory || !layout)
         return dray__fail(error, DRAY_EINVALID, "directory and layout must be given");
-    int rc = dray__regions_check(layout, regions, error);
     dray_layout *files;
-    if (rc == DRAY_OK)
-        rc = dray_safetensors_begin(directory, layout, NULL, &files, error);
+    int rc = begin(directory, layout, regions, &files, error);
     if (rc)
         return rc;
     dray_region **opened = open_regions(files, 1, error, &rc);

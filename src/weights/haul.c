@@ -2,9 +2,8 @@
  * between the copy and its checksums, and holds the declared ceiling of extra memory.
  *
  * What is checked, per slice: `found`, the destination's bits as they can be read back, against
- * `expected`, made from the source's bits on their own; and the source's bits of the elements that
- * this rank owns in its group, which add up to what the publishers announced. Where an owned
- * element is not converted, its announced sum checks the destination's bits themselves. */
+ * `expected`, what the mover meant to write; and the source's bits of the elements that this rank
+ * owns in its group, which add up to what the publishers announced (see enum way). */
 #include "base/clock.h"
 #include "base/error.h"
 #include "mover/checksum.h"
@@ -12,10 +11,26 @@
 #include "weights/internal.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { BATCH = 64, BUCKET_OF_MEMORY = 512 << 10, BUCKET_OF_FILE = 4 << 20 };
+
+/* How a slice is checked. */
+enum way {
+    UNCHECKED,
+    /* Not converted, and its tensor will be compared as a whole with what was announced: the sum of
+     * the destination's bits, read back, is the one that counts. */
+    READ_BACK,
+    /* The mover sums source and result on the way; the source's sum is compared with what was
+     * announced, the result's with what is read back. */
+    ON_THE_WAY,
+    /* Nobody else will compare it (a replica, a tensor that the group holds in part): the mover
+     * sums what it means to write, which is read back, and then moves it again: a source that was
+     * misread once gives two results. */
+    TWICE
+};
 
 struct staged { /* a slice in the bucket */
     uint64_t op;
@@ -40,8 +55,9 @@ struct dray__haul {
     dray__local **held; /* one a source, while a step runs */
 
     dray_copy copies[BATCH];
-    uint64_t ops[BATCH], sums[BATCH];
+    uint64_t ops[BATCH], sums[BATCH], source_sums[BATCH];
     uint32_t batch;
+    enum way way; /* of the batch */
 
     dray_region *bucket;
     uint64_t bucket_used, bucket_size;
@@ -225,19 +241,6 @@ static dray_region *source_region(const dray__haul *h, const dray_copy *copy)
 
 /* ---- checksums of what was moved ------------------------------------------------------------ */
 
-static dray__sum_of sum_of(const dray__haul *h, const dray_copy *copy, int32_t dtype,
-                           const void *base, uint64_t offset, const int64_t *stride)
-{
-    const dray_tensor_info *tensor = tensor_of(h, copy);
-    return (dray__sum_of){dtype,
-                          tensor->ndim,
-                          tensor->shape,
-                          copy->start,
-                          copy->extent,
-                          stride,
-                          (const uint8_t *)base + offset};
-}
-
 static void own(dray__haul *h, const dray_copy *copy, uint64_t sum)
 {
     struct tensor_sum *t = &h->tensors[copy->tensor];
@@ -248,80 +251,104 @@ static void own(dray__haul *h, const dray_copy *copy, uint64_t sum)
     t->sum += sum;
 }
 
-/* The source's part: what should arrive, and what an owned element adds to the group's sums.
- * moved: the sum that the mover took of a file's bits on their way; the only view of them. */
-static int expect(dray__haul *h, const dray__op *op, const dray_copy *copy, uint64_t moved,
-                  dray_error *error)
+static enum way way_of(const dray__haul *h, const dray__op *op)
 {
-    const void *base = dray_region_base(source_region(h, copy));
-    bool cast = copy->source_dtype != copy->destination_dtype;
-    bool counts = op->owned && h->options.announced;
-    uint64_t expected = moved;
-    if (base) {
-        dray__sum_of source =
-            sum_of(h, copy, copy->source_dtype, base, copy->source_offset, copy->source_stride);
-        if (cast) {
-            int rc = dray__sum_as(&source, copy->destination_dtype, &expected, error);
-            if (rc)
-                return rc;
-            if (counts)
-                own(h, copy, dray__sum(&source));
-        } else if (counts) {
-            return DRAY_OK; /* the destination's bits stand for both: see arrived */
-        } else {
-            expected = dray__sum(&source);
-        }
-    } else if (counts && !cast) {
-        own(h, copy, moved);
-    }
-    h->expected[op->block] += expected;
-    return DRAY_OK;
+    const dray_copy *copy = &op->copy;
+    bool memory = dray_region_base(source_region(h, copy)) != NULL;
+    bool compared = h->options.compared && h->options.compared[copy->tensor];
+    if (!h->options.verify)
+        return UNCHECKED;
+    if (!op->owned || (memory && h->options.compared && !compared))
+        return TWICE;
+    return memory && copy->source_dtype == copy->destination_dtype ? READ_BACK : ON_THE_WAY;
 }
 
-static void arrived(dray__haul *h, const dray__op *op, const dray_copy *copy,
-                    const dray_copy *final)
+/* What the mover said of slice i of its batch. */
+static void left(dray__haul *h, uint32_t i)
 {
-    const void *base = dray_region_base(h->destination->regions[final->destination_region]);
-    dray__sum_of destination = sum_of(h, final, final->destination_dtype, base,
-                                      final->destination_offset, final->destination_stride);
-    uint64_t sum = dray__sum(&destination);
+    const dray__op *op = &h->sources->ops[h->ops[i]];
+    if (h->way == UNCHECKED || h->way == READ_BACK)
+        return;
+    h->expected[op->block] += h->sums[i];
+    if (op->owned)
+        own(h, &h->copies[i], h->source_sums[i]);
+}
+
+/* The sum of what lies at the destination of a copy now. */
+static uint64_t read_back(const dray__haul *h, const dray_region *region, const dray_copy *copy)
+{
+    const dray_tensor_info *tensor = tensor_of(h, copy);
+    const uint8_t *base = dray_region_base(region);
+    dray__sum_of destination = {copy->destination_dtype,
+                                tensor->ndim,
+                                tensor->shape,
+                                copy->start,
+                                copy->extent,
+                                copy->destination_stride,
+                                base + copy->destination_offset};
+    return dray__sum(&destination);
+}
+
+static void arrived(dray__haul *h, const dray__op *op, const dray_copy *copy)
+{
+    uint64_t sum = read_back(h, h->destination->regions[copy->destination_region], copy);
     h->found[op->block] += sum;
-    bool from_file = !dray_region_base(source_region(h, copy));
-    if (!from_file && op->owned && h->options.announced &&
-        copy->source_dtype == copy->destination_dtype) {
-        own(h, copy, sum);
-        h->expected[op->block] += sum;
-    }
+    if (way_of(h, op) != READ_BACK)
+        return;
+    own(h, copy, sum);
+    h->expected[op->block] += sum;
 }
 
 /* ---- moving ---------------------------------------------------------------------------------- */
 
-static int move_batch(dray__haul *h, const dray_region *source, dray_region *destination, bool sums,
-                      dray_error *error)
+static int move_batch(dray__haul *h, const dray_region *source, dray_region *destination,
+                      enum way way, dray_error *error)
 {
     dray__move_options options = {
         .layout = h->destination->layout, .staging = h->scratch, .staging_bytes = h->scratch_bytes};
-    if (sums) {
+    if (way == ON_THE_WAY || way == TWICE) {
         memset(h->sums, 0, sizeof h->sums);
+        memset(h->source_sums, 0, sizeof h->source_sums);
         options.sums = h->sums;
+        options.source_sums = h->source_sums;
     }
     int64_t begin = dray__now();
     int rc = dray__move_all(source, destination, h->copies, h->batch, &options, error);
+    for (uint32_t i = 0; i < h->batch && rc == DRAY_OK && way == TWICE; i++)
+        if (read_back(h, destination, &h->copies[i]) != h->sums[i])
+            rc = dray__fail(error, DRAY_ECHECKSUM,
+                            "tensor %s: memory does not hold what was copied there",
+                            tensor_of(h, &h->copies[i])->name);
+    if (rc == DRAY_OK && way == TWICE) {
+        options.sums = options.source_sums = NULL;
+        rc = dray__move_all(source, destination, h->copies, h->batch, &options, error);
+    }
     h->move_ns += dray__now() - begin;
     return rc;
 }
 
-/* Takes slices that go from one region to one region, up to about a slice's bytes. */
+/* Can the next slice go with those in the batch: up to about a slice's bytes out of one region? */
+static bool goes_along(dray__haul *h, const dray_copy *copy, uint64_t bytes)
+{
+    const dray_copy *first = &h->copies[0];
+    enum way way = way_of(h, op_at(h, h->next));
+    if (h->batch == 0) {
+        h->way = way;
+        return true;
+    }
+    return copy->source == first->source && copy->source_region == first->source_region &&
+           way == h->way && bytes <= h->slice_bytes;
+}
+
+/* Takes slices that go from one region to one region. */
 static void gather(dray__haul *h)
 {
     uint64_t bytes = 0;
     dray_copy copy;
     for (h->batch = 0; h->batch < BATCH && peek(h, &copy); h->batch++) {
-        const dray_copy *first = &h->copies[0];
         uint64_t more = copy_bytes(&copy);
-        if (h->batch &&
-            (copy.source != first->source || copy.source_region != first->source_region ||
-             copy.destination_region != first->destination_region || bytes + more > h->slice_bytes))
+        if (!goes_along(h, &copy, bytes + more) ||
+            (h->batch && copy.destination_region != h->copies[0].destination_region))
             return;
         bytes += more;
         h->ops[h->batch] = h->order ? h->order[h->next] : h->next;
@@ -336,21 +363,16 @@ static int step_direct(dray__haul *h, dray_error *error)
     if (!h->batch)
         return DRAY_OK;
     const dray_region *source = source_region(h, &h->copies[0]);
-    bool file = !dray_region_base(source);
-    int rc = move_batch(h, source, h->destination->regions[h->copies[0].destination_region],
-                        file && h->options.verify, error);
+    int rc = move_batch(h, source, h->destination->regions[h->copies[0].destination_region], h->way,
+                        error);
     if (rc)
         return rc;
     int64_t begin = dray__now();
     for (uint32_t i = 0; i < h->batch; i++) {
-        const dray__op *op = &h->sources->ops[h->ops[i]];
         h->bytes += copy_bytes(&h->copies[i]);
-        if (!h->options.verify)
-            continue;
-        rc = expect(h, op, &h->copies[i], h->sums[i], error);
-        if (rc)
-            return rc;
-        arrived(h, op, &h->copies[i], &h->copies[i]);
+        left(h, i);
+        if (h->options.verify)
+            arrived(h, &h->sources->ops[h->ops[i]], &h->copies[i]);
     }
     h->verify_ns += dray__now() - begin;
     return DRAY_EAGAIN;
@@ -388,16 +410,13 @@ static int gather_into_bucket(dray__haul *h, dray_error *error)
     uint32_t tensor = h->staged_count ? h->staged[0].copy.tensor : UINT32_MAX;
     dray_copy copy;
     for (h->batch = 0; h->batch < BATCH && peek(h, &copy); h->batch++) {
-        const dray_copy *first = &h->copies[0];
         uint64_t more = copy_bytes(&copy);
         if (tensor == UINT32_MAX)
             tensor = copy.tensor;
         if (h->bucket_used + more > h->bucket_size ||
             (h->options.strategy == DRAY_STRATEGY_PARAMETER && copy.tensor != tensor))
             break;
-        if (h->batch &&
-            (copy.source != first->source || copy.source_region != first->source_region ||
-             bytes + more > h->slice_bytes))
+        if (!goes_along(h, &copy, bytes + more))
             break;
         bytes += more;
         dray_copy in = copy;
@@ -422,13 +441,9 @@ static int step_fill(dray__haul *h, dray_error *error)
         h->flushing = true;
         return h->staged_count ? DRAY_EAGAIN : DRAY_OK;
     }
-    const dray_region *source = source_region(h, &h->copies[0]);
-    bool file = !dray_region_base(source);
-    rc = move_batch(h, source, h->bucket, file && h->options.verify, error);
-    int64_t begin = dray__now();
-    for (uint32_t i = 0; i < h->batch && rc == DRAY_OK && h->options.verify; i++)
-        rc = expect(h, &h->sources->ops[h->ops[i]], &h->copies[i], h->sums[i], error);
-    h->verify_ns += dray__now() - begin;
+    rc = move_batch(h, source_region(h, &h->copies[0]), h->bucket, h->way, error);
+    for (uint32_t i = 0; i < h->batch && rc == DRAY_OK; i++)
+        left(h, i);
     return rc ? rc : DRAY_EAGAIN;
 }
 
@@ -446,7 +461,7 @@ static int step_flush(dray__haul *h, dray_error *error)
         h->flushed++;
     }
     int rc = move_batch(h, h->bucket, h->destination->regions[h->copies[0].destination_region],
-                        false, error);
+                        UNCHECKED, error); /* sums were taken on the way in */
     if (rc)
         return rc;
     h->bytes += bytes;
@@ -455,7 +470,7 @@ static int step_flush(dray__haul *h, dray_error *error)
         const dray__op *op = &h->sources->ops[h->staged[from + i].op];
         dray_copy origin = h->copies[i];
         origin.source_dtype = op->copy.source_dtype;
-        arrived(h, op, &origin, &h->copies[i]);
+        arrived(h, op, &origin);
     }
     h->verify_ns += dray__now() - begin;
     if (h->flushed == h->staged_count) {
@@ -513,17 +528,23 @@ int dray__haul_check(const dray__haul *h, dray_error *error)
 {
     const dray_layout *layout = h->destination->layout;
     uint32_t wrong = 0, first = 0;
-    for (uint32_t b = 0; h->options.verify && b < dray_layout_block_count(layout); b++)
-        if (h->expected[b] != h->found[b] && wrong++ == 0)
+    char names[240] = "";
+    for (uint32_t b = 0; h->options.verify && b < dray_layout_block_count(layout); b++) {
+        if (h->expected[b] == h->found[b])
+            continue;
+        if (wrong++ == 0)
             first = b;
+        size_t used = strlen(names);
+        if (wrong <= 4)
+            snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "",
+                     dray_layout_tensor(layout, dray_layout_block(layout, b)->tensor)->name);
+    }
     if (!wrong)
         return DRAY_OK;
-    const dray_block *block = dray_layout_block(layout, first);
     return dray__fail(error, DRAY_ECHECKSUM,
-                      "tensor %s: memory holds %016" PRIx64 " after the copy, %016" PRIx64
+                      "tensor %s%s: memory holds %016" PRIx64 " after the copy, %016" PRIx64
                       " expected (%" PRIu32 " blocks differ)",
-                      dray_layout_tensor(layout, block->tensor)->name, h->found[first],
-                      h->expected[first], wrong);
+                      names, wrong > 4 ? ", ..." : "", h->found[first], h->expected[first], wrong);
 }
 
 int dray__haul_sums(const dray__haul *h, dray__sums *out, dray_error *error)

@@ -88,6 +88,18 @@ int dray__sum_pieces(const dray_layout *layout, dray_region *const *regions,
                      const dray__pieces *pieces, dray__sums *out, dray_error *error);
 uint64_t dray__rect_elements(const dray__rect *rect);
 
+/* ---- manifest.c: sums that a checkpoint's files carry of their own tensors, in their metadata. */
+#define DRAY__SUMS_KEY "dray.sums"
+/* Adds those of all files of a layout; files without any add nothing. DRAY_EFORMAT: malformed, or
+ * not of exactly the file's tensors. */
+int dray__stored_sums(const dray_layout *files, dray__sums *out, dray_error *error);
+/* DRAY_ECHECKSUM names the first file and tensor whose sum is not what the file says. */
+int dray__stored_compare(const dray_layout *files, const dray__sums *stored,
+                         const dray__sums *found, dray_error *error);
+/* For each tensor its sum as the files carry it; NULL: out of memory. */
+char **dray__values_of(const dray_layout *layout, const dray__sums *sums);
+void dray__values_free(char **values, const dray_layout *layout);
+
 /* ---- regions.c */
 /* Are these the regions that the layout speaks of? */
 int dray__regions_check(const dray_layout *layout, dray_region *const *regions, dray_error *error);
@@ -126,6 +138,7 @@ typedef struct dray__sources {
     uint64_t op_count;
     const char **names; /* for each destination tensor: the source's name of it */
     bool casts, files;
+    dray__sums stored; /* what a checkpoint says of its tensors; none: nothing */
     bool imported;
 } dray__sources;
 
@@ -145,6 +158,8 @@ int dray__sources_fetch(dray__channel *channel, uint64_t key, uint64_t source_se
 int dray__sources_disk(const char *path, dray__channel *channel, uint64_t key, uint64_t group_set,
                        const dray__destination *destination, int64_t deadline_ns,
                        dray__sources **out, dray_error *error);
+/* Reads what the checkpoint's files say of their tensors now. */
+int dray__sources_disk_sums(dray__sources *sources, dray_error *error);
 /* Is the checkpoint still the one that was planned for? */
 bool dray__sources_disk_same(const dray__sources *sources, const char *path);
 /* Makes the regions that the plan reads reachable. */
@@ -166,7 +181,9 @@ typedef struct dray__haul_options {
     int32_t strategy;
     uint64_t bucket_bytes;
     bool verify;
-    bool announced; /* publishers told their sums: owned elements are checked against those */
+    /* For each destination tensor: will the coordinator compare it as a whole with what publishers
+     * announced? NULL: none. Borrowed until close. */
+    const bool *compared;
 } dray__haul_options;
 
 #define DRAY__BUCKET_MIN ((uint64_t)128 << 10)

@@ -47,6 +47,7 @@ void dray__sources_free(dray__sources *s)
     free(s->names);
     free(s->path);
     free(s->disk);
+    dray__sums_free(&s->stored);
     free(s);
 }
 
@@ -351,6 +352,12 @@ int dray__sources_disk(const char *path, dray__channel *channel, uint64_t key, u
     }
     *out = s;
     return DRAY_OK;
+}
+
+int dray__sources_disk_sums(dray__sources *s, dray_error *error)
+{
+    dray__sums_free(&s->stored);
+    return dray__stored_sums(s->sources[0].layout, &s->stored, error);
 }
 
 bool dray__sources_disk_same(const dray__sources *s, const char *path)

@@ -35,6 +35,8 @@ struct dray_subscriber {
     int64_t deadline_ns, started_ns, mark_ns;
     uint64_t attempt, source_set, group_set;
     uint32_t source_count;
+    dray__map partial; /* tensors that the group holds in part: compared with nothing */
+    bool *compared;    /* for each tensor; NULL: none is */
     bool announced, writing, failed, moved_any;
     dray__sources *sources; /* live or disk */
     dray__haul *haul;

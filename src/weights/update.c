@@ -21,6 +21,9 @@ void dray__update_release(dray_subscriber *s)
     dray__haul_close(s->haul);
     s->haul = NULL;
     s->sources = NULL;
+    dray__map_free(&s->partial);
+    free(s->compared);
+    s->compared = NULL;
     free(s->path);
     s->path = NULL;
 }
@@ -54,6 +57,8 @@ static int vote(dray_subscriber *s, const dray_error *verdict)
         own = *verdict;
     else if (dray__haul_sums(s->haul, &sums, &error))
         own = error;
+    else if (s->destination.rank == 0 && !dray__sums_add_all(&expected, &s->sources->stored))
+        dray__nomem(&own);
     dray__writer w = {0};
     dray__put_u64(&w, s->key);
     dray__put_u64(&w, s->attempt);
@@ -68,6 +73,7 @@ static int vote(dray_subscriber *s, const dray_error *verdict)
     int rc = dray__call_start(s->channel, DRAY__MSG_UPDATE_VOTE, &w, NULL, 0, &error);
     dray__writer_free(&w);
     dray__sums_free(&sums);
+    dray__sums_free(&expected);
     if (rc)
         return end(s, &error);
     s->phase = PHASE_VOTE;
@@ -86,6 +92,8 @@ static bool answered(dray_subscriber *s, dray__reply *reply, int *rc)
         return true;
     *rc = DRAY_EAGAIN;
     if (code != DRAY_EAGAIN) {
+        if (s->phase == PHASE_VOTE && s->report.mode == DRAY_MODE_DISK && !s->failed)
+            dray__fail_prefix(&error, code, "checkpoint %.200s: ", s->path);
         *rc = end(s, &error);
     } else if (dray__now() >= dray__answer_deadline(s->deadline_ns)) {
         s->channel_stuck = true;
@@ -111,7 +119,18 @@ static int on_begin(dray_subscriber *s)
     s->source_count = dray__get_u32(&reply.payload);
     s->group_set = dray__get_u64(&reply.payload);
     dray__get_u32(&reply.payload);
+    uint32_t partial = dray__get_count(&reply.payload, 4);
+    bool kept = true;
+    for (uint32_t i = 0; i < partial && kept && !reply.payload.failed; i++) {
+        char *name = dray__get_string(&reply.payload, DRAY__TENSOR_NAME_MAX);
+        kept = reply.payload.failed || dray__map_set(&s->partial, name, 0);
+        free(name);
+    }
     dray_error error;
+    if (!kept) {
+        dray__nomem(&error);
+        return end(s, &error);
+    }
     if (dray__reader_finish(&reply.payload, "UPDATE_BEGIN", &error))
         return end(s, &error);
     s->report.wait_ns = dray__now() - s->started_ns;
@@ -143,11 +162,29 @@ static int find_sources(dray_subscriber *s, dray_error *error)
     return rc;
 }
 
+/* Which tensors the coordinator will compare with what was announced. */
+static int find_compared(dray_subscriber *s, dray_error *error)
+{
+    uint32_t count = dray_layout_tensor_count(s->destination.layout), any;
+    if (!s->announced)
+        return DRAY_OK;
+    s->compared = calloc((size_t)count + 1, sizeof *s->compared);
+    if (!s->compared)
+        return dray__nomem(error);
+    for (uint32_t t = 0; t < count; t++)
+        s->compared[t] = !dray__map_get(&s->partial, s->sources->names[t], &any);
+    return DRAY_OK;
+}
+
 static int prepare(dray_subscriber *s, dray_error *error)
 {
     int64_t begin = dray__now();
     dray__weights_step("plan");
     int rc = find_sources(s, error);
+    if (rc == DRAY_OK && s->report.mode == DRAY_MODE_DISK && s->options.verify >= 0)
+        rc = dray__sources_disk_sums(s->sources, error);
+    if (rc == DRAY_OK)
+        rc = find_compared(s, error);
     int64_t planned = dray__now();
     s->report.plan_ns = planned - begin;
     dray__weights_step("import");
@@ -157,7 +194,7 @@ static int prepare(dray_subscriber *s, dray_error *error)
                                   .bucket_bytes = s->options.bucket_bytes ? s->options.bucket_bytes
                                                                           : DRAY__BUCKET_DEFAULT,
                                   .verify = s->options.verify >= 0,
-                                  .announced = s->announced};
+                                  .compared = s->compared};
     if (rc == DRAY_OK)
         rc = dray__haul_open(s->sources, &s->destination, &options, &s->haul, error);
     s->report.prepare_ns = dray__now() - planned;

@@ -1,0 +1,171 @@
+/* Sums that a checkpoint's files carry of their own tensors: in each header's __metadata__, under
+ * "dray.sums", a JSON object of tensor -> 16 hexadecimal digits (the checksum of mover/checksum.h).
+ * Other readers of safetensors see one more string. */
+#include "base/error.h"
+#include "base/json.h"
+#include "model/safetensors.h"
+#include "weights/internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool parse_sum(const char *text, uint64_t *out)
+{
+    *out = 0;
+    if (!text || strlen(text) != 16)
+        return false;
+    for (; *text; text++) {
+        const char *digits = "0123456789abcdef", *at = strchr(digits, *text);
+        if (!at)
+            return false;
+        *out = *out << 4 | (uint64_t)(at - digits);
+    }
+    return true;
+}
+
+static int add_sums(const char *path, const dray__stored_file *file, const json_t *said,
+                    dray__sums *out, dray_error *error)
+{
+    size_t expected = 0;
+    for (uint32_t i = 0; i < file->count; i++) {
+        const dray__stored *t = &file->tensors[i];
+        uint64_t sum;
+        if (t->end == t->start)
+            continue;
+        expected++;
+        if (!parse_sum(json_string_value(json_object_get(said, t->name)), &sum))
+            return dray__fail(error, DRAY_EFORMAT,
+                              "%.200s: " DRAY__SUMS_KEY ": tensor %.160s: expected 16 hexadecimal "
+                              "digits",
+                              path, t->name);
+        if (!dray__sums_add(out, t->name, (int32_t)t->dtype,
+                            (t->end - t->start) / dray_dtype_size(t->dtype), sum))
+            return dray__nomem(error);
+    }
+    if (json_object_size(said) != expected)
+        return dray__fail(error, DRAY_EFORMAT,
+                          "%.200s: " DRAY__SUMS_KEY ": sums of %zu tensors, the file has %zu", path,
+                          json_object_size(said), expected);
+    return DRAY_OK;
+}
+
+static int add_file(const char *path, dray__sums *out, dray_error *error)
+{
+    dray__stored_file file;
+    int rc = dray__safetensors_read(path, &file, error);
+    if (rc)
+        return rc;
+    const json_t *metadata = json_object_get(file.header, "__metadata__");
+    const char *text = json_string_value(json_object_get(metadata, DRAY__SUMS_KEY));
+    json_t *said = NULL;
+    if (text)
+        rc = dray__json_parse(text, strlen(text), path, &said, error);
+    if (rc == DRAY_OK && text)
+        rc = add_sums(path, &file, said, out, error);
+    json_decref(said);
+    dray__stored_file_free(&file);
+    return rc;
+}
+
+int dray__stored_sums(const dray_layout *files, dray__sums *out, dray_error *error)
+{
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < dray_layout_region_count(files) && rc == DRAY_OK; i++)
+        rc = add_file(dray_layout_region(files, i)->name, out, error);
+    return rc;
+}
+
+static const char *file_of(const dray_layout *files, const char *tensor)
+{
+    uint32_t index;
+    if (dray_layout_find(files, tensor, &index, NULL))
+        return "?";
+    for (uint32_t b = 0; b < dray_layout_block_count(files); b++)
+        if (dray_layout_block(files, b)->tensor == index)
+            return dray_layout_region(files, dray_layout_block(files, b)->region)->name;
+    return "?";
+}
+
+int dray__stored_compare(const dray_layout *files, const dray__sums *stored,
+                         const dray__sums *found, dray_error *error)
+{
+    const char *first = NULL;
+    uint32_t wrong = 0;
+    char names[240] = "";
+    for (uint32_t i = 0; i < stored->count; i++) {
+        const dray__named_sum *want = &stored->items[i], *got = dray__sums_find(found, want->name);
+        if (got && got->sum == want->sum && got->elements == want->elements)
+            continue;
+        if (wrong++ == 0)
+            first = want->name;
+        size_t used = strlen(names);
+        if (wrong <= 4)
+            snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", want->name);
+    }
+    if (!first)
+        return DRAY_OK;
+    return dray__fail(error, DRAY_ECHECKSUM,
+                      "%.200s: %" PRIu32 " tensors are not what was written (%s%s)",
+                      file_of(files, first), wrong, names, wrong > 4 ? ", ..." : "");
+}
+
+int dray_checksums_of_checkpoint(const char *path, uint32_t *compared, dray_checksums **out,
+                                 dray_error *error)
+{
+    if (!path || !out)
+        return dray__fail(error, DRAY_EINVALID, "path and out must be given");
+    dray_layout *files;
+    int rc = dray_layout_safetensors(path, &files, error);
+    if (rc)
+        return rc;
+    uint32_t count = dray_layout_region_count(files);
+    dray__sums stored = {0};
+    dray_checksums *sums = NULL;
+    dray_region **regions = calloc((size_t)count + 1, sizeof *regions);
+    rc = regions ? dray_regions_for_layout(files, 0, regions, error) : dray__nomem(error);
+    if (rc == DRAY_OK)
+        rc = dray__stored_sums(files, &stored, error);
+    if (rc == DRAY_OK)
+        rc = dray_checksums_compute(files, regions, &sums, error);
+    if (rc == DRAY_OK)
+        rc = dray__stored_compare(files, &stored, &sums->sums, error);
+    for (uint32_t i = 0; regions && i < count; i++)
+        dray_region_free(regions[i]);
+    free(regions);
+    dray_layout_free(files);
+    if (rc) {
+        dray_checksums_free(sums);
+    } else {
+        *out = sums;
+        if (compared)
+            *compared = stored.count;
+    }
+    dray__sums_free(&stored);
+    return rc;
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+void dray__values_free(char **values, const dray_layout *layout)
+{
+    for (uint32_t t = 0; values && t < dray_layout_tensor_count(layout); t++)
+        free(values[t]);
+    free(values);
+}
+
+char **dray__values_of(const dray_layout *layout, const dray__sums *sums)
+{
+    uint32_t count = dray_layout_tensor_count(layout);
+    char **values = calloc((size_t)count + 1, sizeof *values);
+    for (uint32_t t = 0; values && t < count; t++) {
+        const dray__named_sum *sum = dray__sums_find(sums, dray_layout_tensor(layout, t)->name);
+        if (sum && asprintf(&values[t], "%016" PRIx64, sum->sum) < 0) {
+            values[t] = NULL;
+            dray__values_free(values, layout);
+            return NULL;
+        }
+    }
+    return values;
+}
