@@ -48,6 +48,35 @@ static inline void fixture_die(const char *what, const dray_error *error)
     abort();
 }
 
+/* A test that gives up by abort() leaves no files behind, either. */
+static inline const coordinator_fixture *fixture_kept(const coordinator_fixture *f)
+{
+    static const coordinator_fixture *kept;
+    static pid_t owner;
+    if (f) {
+        kept = f;
+        owner = getpid();
+    }
+    return owner == getpid() ? kept : NULL;
+}
+
+static inline void fixture_on_abort(int number)
+{
+    const coordinator_fixture *f = fixture_kept(NULL);
+    if (f && f->folder[0]) {
+        unlink(f->path);
+        rmdir(f->folder);
+    }
+    signal(number, SIG_DFL);
+    raise(number);
+}
+
+static inline void fixture_keep(const coordinator_fixture *f)
+{
+    fixture_kept(f);
+    signal(SIGABRT, fixture_on_abort);
+}
+
 static inline void fixture_on_stop(evutil_socket_t fd, short what, void *user)
 {
     (void)fd, (void)what;
@@ -92,6 +121,7 @@ static inline void fixture_start(coordinator_fixture *f, fixture_services servic
     f->services = services;
     f->process = 0;
     fixture_make(f);
+    fixture_keep(f);
     f->stop = eventfd(0, EFD_CLOEXEC);
     if (f->stop < 0 || pthread_create(&f->thread, NULL, fixture_run, f) != 0)
         fixture_die("thread", NULL);
@@ -128,6 +158,7 @@ static inline void fixture_fork(coordinator_fixture *f, fixture_services service
         fixture_die("child", NULL);
     (void)byte;
     f->process = process;
+    fixture_keep(f);
     close(ready[0]);
     close(ready[1]);
 }

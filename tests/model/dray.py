@@ -51,7 +51,8 @@ class EngineSpec(c.Structure):
 
 class SafetensorsOptions(c.Structure):
     _fields_ = [("size", c.c_size_t), ("max_file_bytes", c.c_uint64),
-                ("metadata_json", c.c_char_p)]
+                ("metadata_json", c.c_char_p), ("values_key", c.c_char_p),
+                ("tensor_values", c.POINTER(c.c_char_p))]
 
 
 class DrayError(Exception):
@@ -152,10 +153,15 @@ def safetensors_layout(path):
     return Layout(handle)
 
 
-def safetensors_begin(directory, like, max_file_bytes=0, metadata=None):
+def safetensors_begin(directory, like, max_file_bytes=0, metadata=None, values=None):
+    """values: (key, one text or None for each tensor)"""
     handle = c.c_void_p()
     options = SafetensorsOptions(c.sizeof(SafetensorsOptions), max_file_bytes,
                                  metadata and metadata.encode())
+    if values:
+        texts = [v and v.encode() for v in values[1]]
+        options.values_key = values[0].encode()
+        options.tensor_values = (c.c_char_p * (len(texts) + 1))(*texts)
     call(lib.dray_safetensors_begin, os.fsencode(directory), like.handle, c.byref(options),
          c.byref(handle))
     return Layout(handle)

@@ -131,7 +131,9 @@ def ours_in_several_files(folder):
     state = random_state(random.randrange(8, 40))
     state["large"] = make(torch.float32, (500,))  # larger than a file may be: one of its own
     limit = random.choice([1000, 1500, 1900])
-    write(folder, state, max_file_bytes=limit, metadata='{"a":"b"}')
+    said = {name: None if random.random() < 0.2 else "value of " + name for name in state}
+    write(folder, state, max_file_bytes=limit, metadata='{"a":"b"}',
+          values=("our.key", list(said.values())))
     with open(os.path.join(folder, "model.safetensors.index.json")) as f:
         index = json.load(f)
     shards = sorted(set(index["weight_map"].values()))
@@ -146,7 +148,9 @@ def ours_in_several_files(folder):
         assert os.path.getsize(path) <= limit or len(part) == 1
         assert all(index["weight_map"][name] == shard for name in part)
         with safe_open(path, framework="pt") as f:
-            assert f.metadata() == {"a": "b"}
+            metadata = f.metadata()
+        assert json.loads(metadata.pop("our.key")) == {n: said[n] for n in part if said[n]}
+        assert metadata == {"a": "b"}
         loaded.update(part)
     same(loaded, state)
     same(read_through(dray.safetensors_layout(folder)), state)
