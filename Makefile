@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 BUILD = { test -f build/release/build.ninja || \
 	cmake --preset release -DDRAY_WERROR=OFF >/dev/null; } && \
 	cmake --build --preset release -j$(JOBS) --target
-PRODUCT = dray dray_static dray_program
+PRODUCT = dray_product
 
 .PHONY: help demo build check bench soak install format lint clean
 
