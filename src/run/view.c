@@ -104,11 +104,13 @@ void dray__view_row(dray__view *view, const dray__rows *rows, const json_t *row)
     if (view->live ? !held[0] : !worth_a_line(rows, step, held[0] != 0))
         return;
     dray__view_clear(view);
-    printf("step %*lld/%lld  reward %.3f  length %.1f  %5.0f tokens/s  update %s%s\n",
+    printf("step %*lld/%lld  reward %.3f  length %.1f  %5.0f tokens/s",
            (int)(rows->job->steps > 999 ? 6 : 3), (long long)step, (long long)rows->job->steps,
            number(row, "reward_mean"), number(row, "response_length_mean"),
-           number(row, "tokens_per_s"), dray__view_seconds(number(row, "update_seconds"), seconds),
-           held);
+           number(row, "tokens_per_s"));
+    if (!view->live) /* the picture tells of updates, and the line fits 80 columns without */
+        printf("  update %s", dray__view_seconds(number(row, "update_seconds"), seconds));
+    printf("%s\n", held);
     fflush(stdout);
 }
 
@@ -117,7 +119,7 @@ void dray__view_row(dray__view *view, const dray__rows *rows, const json_t *row)
 typedef struct canvas {
     char text[4096];
     size_t used;
-    uint32_t lines;
+    uint32_t lines, most; /* a picture higher than the terminal could not be redrawn in place */
     int width;
 } canvas;
 
@@ -128,6 +130,8 @@ static void add_line(canvas *c, const char *format, ...)
 {
     char line[512];
     va_list arguments;
+    if (c->lines == c->most)
+        return;
     va_start(arguments, format);
     vsnprintf(line, sizeof(line), format, arguments);
     va_end(arguments);
@@ -138,29 +142,71 @@ static void add_line(canvas *c, const char *format, ...)
     }
 }
 
+enum { ITEMS_MAX = 32, LABEL_WIDTH = 20 };
+
+/* A label and items behind each other, on as many lines as they need. */
+static void add_items(canvas *c, const char *label, char (*items)[64], uint32_t count)
+{
+    char line[512];
+    int used = snprintf(line, sizeof(line), "  %-18s", label);
+    for (uint32_t i = 0; i < count; i++) {
+        const char *comma = i + 1 < count ? "," : "";
+        int length = (int)(strlen(items[i]) + strlen(comma));
+        if (used > LABEL_WIDTH && (used + 1 + length > c->width || used + length > 400)) {
+            add_line(c, "%s", line);
+            used = snprintf(line, sizeof(line), "%*s", LABEL_WIDTH, "");
+        }
+        used += snprintf(line + used, sizeof(line) - (size_t)used, "%s%s%s",
+                         used > LABEL_WIDTH ? " " : "", items[i], comma);
+    }
+    add_line(c, "%s", line);
+}
+
 static void add_bar(canvas *c, const dray__rows *rows, int64_t step)
 {
-    char bar[41];
-    int64_t full = rows->job->steps ? 40 * step / rows->job->steps : 0;
-    for (int i = 0; i < 40; i++)
+    char bar[31];
+    int64_t full = rows->job->steps ? 30 * step / rows->job->steps : 0;
+    for (int i = 0; i < 30; i++)
         bar[i] = i < full ? '#' : '.';
-    bar[40] = 0;
+    bar[30] = 0;
     char eta[32];
     double left = rows->step_seconds * (double)(rows->job->steps - step);
-    add_line(c, "%s  step %lld of %lld  [%s]  %s left", rows->job->name, (long long)step,
-             (long long)rows->job->steps, bar, dray__view_seconds(left, eta));
+    add_line(c, "%s  step %lld of %lld  [%s]%s%s%s", rows->job->name, (long long)step,
+             (long long)rows->job->steps, bar, left > 0 ? "  " : "",
+             left > 0 ? dray__view_seconds(left, eta) : "", left > 0 ? " left" : "");
+}
+
+/* The order in which a sample meets the phases; others stand behind. */
+static uint32_t place_of(const char *phase)
+{
+    static const char *const order[] = {"rollout",   "reward", "reference", "old_log_prob",
+                                        "advantage", "actor",  "optimiser", "publish",
+                                        "eval",      "score",  "checkpoint"};
+    uint32_t i = 0;
+    while (i < sizeof(order) / sizeof(order[0]) && strcmp(order[i], phase) != 0)
+        i++;
+    return i;
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const dray__phase *x = a, *y = b;
+    uint32_t p = place_of(x->name), q = place_of(y->name);
+    return p != q ? (p > q) - (p < q) : strcmp(x->name, y->name);
 }
 
 static void add_phases(canvas *c, const dray__rows *rows)
 {
-    char line[384] = "";
-    for (uint32_t i = 0; i < rows->shown_count; i++) {
-        char seconds[32];
-        size_t used = strlen(line);
-        snprintf(line + used, sizeof(line) - used, "%s%s %s", i ? ", " : "", rows->shown[i].name,
-                 dray__view_seconds(rows->shown[i].seconds, seconds));
-    }
-    add_line(c, "  seconds a step    %s", line);
+    char items[DRAY__PHASES][64], seconds[32];
+    dray__phase sorted[DRAY__PHASES];
+    if (!rows->shown_count)
+        return;
+    memcpy(sorted, rows->shown, sizeof(sorted));
+    qsort(sorted, rows->shown_count, sizeof(sorted[0]), by_place);
+    for (uint32_t i = 0; i < rows->shown_count; i++)
+        snprintf(items[i], sizeof(items[i]), "%.23s %.31s", sorted[i].name,
+                 dray__view_seconds(sorted[i].seconds, seconds));
+    add_items(c, "seconds a step", items, rows->shown_count);
 }
 
 /* Committed cells of each column, over the partitions that are alive. */
@@ -182,18 +228,18 @@ static json_t *depths(const json_t *status)
 
 static void add_depths(canvas *c, const json_t *status)
 {
-    char line[384] = "";
+    char items[ITEMS_MAX][64] = {"empty"};
+    uint32_t used = 0;
     const char *name;
     json_t *sums = depths(status), *count;
     json_object_foreach(sums, name, count)
     {
-        size_t used = strlen(line);
-        if (json_integer_value(count))
-            snprintf(line + used, sizeof(line) - used, "%s%s %lld", used ? ", " : "", name,
+        if (json_integer_value(count) && used < ITEMS_MAX)
+            snprintf(items[used++], sizeof(items[0]), "%.40s %lld", name,
                      (long long)json_integer_value(count));
     }
     json_decref(sums);
-    add_line(c, "  queue             %s", line[0] ? line : "empty");
+    add_items(c, "queue", items, used ? used : 1);
 }
 
 static void add_weights(canvas *c, const dray__rows *rows)
@@ -210,14 +256,27 @@ static void add_weights(canvas *c, const dray__rows *rows)
              dray__view_seconds(dray__rows_median_update(rows), seconds));
 }
 
+static void add_accuracy(canvas *c, const dray__rows *rows)
+{
+    if (rows->last_accuracy_step > rows->first_accuracy_step)
+        add_line(c, "  held-out          %.3f at step %lld (%.3f at step %lld)",
+                 rows->last_accuracy, (long long)rows->last_accuracy_step, rows->first_accuracy,
+                 (long long)rows->first_accuracy_step);
+    else if (rows->last_accuracy >= 0)
+        add_line(c, "  held-out          %.3f at step %lld", rows->last_accuracy,
+                 (long long)rows->last_accuracy_step);
+}
+
 void dray__view_draw(dray__view *view, const dray__rows *rows, const json_t *status)
 {
     if (!view->live)
         return;
     struct winsize size = {0};
-    canvas c = {.width = 79};
-    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 20)
+    canvas c = {.width = 79, .most = 23};
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 20 && size.ws_row > 1) {
         c.width = size.ws_col - 1;
+        c.most = size.ws_row - 1U;
+    }
     int64_t step = rows->last_step > 0 ? rows->last_step : 0;
     add_bar(&c, rows, step);
     if (!rows->ready)
@@ -226,13 +285,11 @@ void dray__view_draw(dray__view *view, const dray__rows *rows, const json_t *sta
     else
         add_line(&c, "  reward            %.3f   length %.1f   %.0f tokens/s", rows->reward,
                  rows->length, rows->tokens_per_s);
-    if (rows->last_accuracy >= 0)
-        add_line(&c, "  held-out          %.3f at step %lld, %.3f at step %lld",
-                 rows->last_accuracy, (long long)rows->last_accuracy_step, rows->first_accuracy,
-                 (long long)rows->first_accuracy_step);
+    add_accuracy(&c, rows);
     add_weights(&c, rows);
-    add_line(&c, "  staleness         mean %.2f, most %.0f", rows->staleness_mean,
-             rows->staleness_max);
+    if (rows->ready)
+        add_line(&c, "  staleness         mean %.2f, most %.0f", rows->staleness_mean,
+                 rows->staleness_max);
     add_phases(&c, rows);
     add_depths(&c, status);
     if (rows->checkpoint >= 0)

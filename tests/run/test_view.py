@@ -33,6 +33,8 @@ for word in ("tiny  step", "weights ", "staleness", "seconds a step", "queue ", 
     check(word in text, f"no '{word}' in the picture")
 picture = re.findall(r"([^\n\r]*)\033\[K", re.sub(r"\033\[(\d+A|J)", "", text))
 check(picture and all(len(line) < 60 for line in picture), "a line is wider than the terminal")
+for begin, last in (("seconds a step", "checkpoint"), ("queue", "prompt")):
+    check(begin in text and re.search(rf"\b{last} \d", text), f"no {last} behind '{begin}'")
 # After the last picture is taken away only plain lines follow.
 rest = text[text.rindex("\033[J"):]
 check("done after 40 of 40 steps" in rest and "\033[K" not in rest, "the last lines")
