@@ -5,6 +5,8 @@
 #include "run/checkpoint.h"
 #include "run/host.h"
 
+#include <dray/trace.h>
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -214,6 +216,24 @@ static int choose_start(dray__folder *folder, const dray__job *job, dray_error *
     return write_rows(folder, error);
 }
 
+/* Keeps the timeline of the run until now as trace-N.json: the processes to come begin new ones.
+ * One that was killed left its spans unmerged. A timeline that cannot be kept must not end the run.
+ */
+static void keep_timeline(const dray__folder *folder)
+{
+    char spans[PATH_MAX], now[PATH_MAX], kept[PATH_MAX], name[32];
+    dray__folder_path(folder, "trace", spans);
+    dray__folder_path(folder, "trace.json", now);
+    int n = 0;
+    do {
+        snprintf(name, sizeof(name), "trace-%d.json", ++n);
+        dray__folder_path(folder, name, kept);
+    } while (access(kept, F_OK) == 0);
+    if (rename(now, kept) < 0)
+        dray_trace_merge(spans, kept, NULL);
+    dray__remove_tree(spans, NULL);
+}
+
 static int open_resumed(const dray__run_options *options, dray__folder *folder, dray__job **job,
                         dray_error *error)
 {
@@ -230,8 +250,11 @@ static int open_resumed(const dray__run_options *options, dray__folder *folder, 
     if (!rc)
         rc = take_lock(folder, error);
     if (!rc)
-        rc = make_inside(folder, error);
-    return rc ? rc : choose_start(folder, *job, error);
+        rc = choose_start(folder, *job, error);
+    if (rc)
+        return rc;
+    keep_timeline(folder);
+    return make_inside(folder, error);
 }
 
 /* ---- both ------------------------------------------------------------------------------------ */

@@ -290,13 +290,26 @@ static int make_absolute(dray__node *root, const char *job_path, dray_error *err
     return DRAY_OK;
 }
 
+static const char defaults_name[] = "defaults";
+
+/* The default of qkv_bias is the family's: of those that the engine computes, Qwen2 alone has it.
+ */
+static int settle_bias(dray__node *root, dray_error *error)
+{
+    const dray__node *family = dray__tree_find(root, "model.family");
+    dray__node *bias = dray__tree_find(root, "model.qkv_bias");
+    if (!family || !bias || bias->source != defaults_name || strcmp(family->value, "qwen2") == 0)
+        return DRAY_OK;
+    return dray__tree_assign(bias, "false", error);
+}
+
 static int merge_layers(const char *path, const char *text, size_t size,
                         const char *const *settings, uint32_t setting_count, dray__node **out,
                         dray_error *error)
 {
     dray__node *root = NULL, *over = NULL;
-    int rc =
-        dray__tree_parse(dray__job_defaults, strlen(dray__job_defaults), "defaults", &root, error);
+    int rc = dray__tree_parse(dray__job_defaults, strlen(dray__job_defaults), defaults_name, &root,
+                              error);
     if (!rc)
         rc = dray__tree_parse(text, size, path, &over, error);
     if (!rc && over->kind != DRAY__NODE_MAPPING) {
@@ -364,6 +377,8 @@ static int finish_load(const char *path, dray__node *root, dray__job **out, char
     int rc = dray__schema_check(root, error);
     if (!rc)
         rc = make_absolute(root, path, error);
+    if (!rc)
+        rc = settle_bias(root, error);
     if (!rc) {
         dray__tree_emit(root, &text);
         dray__put_u8(&text, 0);

@@ -31,6 +31,10 @@ check(run(folder, resume=True).returncode == 0, "twice: end")
 check_same_run(whole, folder, "killed twice")
 check(run(folder, resume=True).returncode == 0, "resume of a finished run")
 check_same_run(whole, folder, "resumed when finished")
+# Each resume keeps the timeline that was there, and begins a new one.
+timelines = [json.loads((folder / f"trace{n}.json").read_text()) for n in ("-1", "-2", "-3", "")]
+steps = [{e.get("args", {}).get("step") for e in t["traceEvents"]} for t in timelines]
+check(6 in steps[2] and not steps[3] & {1, 2, 3, 4, 5}, f"timelines: {steps}")
 
 # metrics.jsonl with a torn last line, and rows of steps that are done again.
 folder = work / "torn"

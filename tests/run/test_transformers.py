@@ -19,7 +19,7 @@ for family in ("qwen2", "llama", "qwen3"):
     folder = work / family
     done = run(folder, *[word for setting in (
         "steps=4", f"model.family={family}", "model.hidden_size=32", "model.heads=4",
-        "model.kv_heads=2", f"model.qkv_bias={'true' if family == 'qwen2' else 'false'}",
+        "model.kv_heads=2",  # qkv_bias: the family's
         "data.source=jsonl", "data.path=train.jsonl", "data.eval_path=held.jsonl",
         "warmup.max_steps=2000", "warmup.reward=0.3", "warmup.lr=3e-3", "eval.prompts=25",
         "eval.every=1", "checkpoint.every=1") for word in ("--set", setting)])
