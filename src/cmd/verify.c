@@ -213,7 +213,8 @@ static void print_text(const arguments *a, const json_t *list, uint64_t common)
         printf("equal: %" PRIu64 " tensors\n", common);
         return;
     }
-    printf("%zu tensors differ\nA: %s\nB: %s\n", json_array_size(list), a->what[0], a->what[1]);
+    printf("%zu tensor%s\nA: %s\nB: %s\n", json_array_size(list),
+           json_array_size(list) == 1 ? " differs" : "s differ", a->what[0], a->what[1]);
     static const char *const headings[] = {"tensor", "difference", "A", "B", NULL};
     cmd_table *table = cmd_table_new(headings);
     json_array_foreach(list, index, row)

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -283,6 +284,9 @@ static int open_trace(dray__host *host, dray_error *error)
     char path[4096], name[80];
     dray__host_path(host, path, sizeof(path), "trace/%s-%u-%u.spans", host->spec->name,
                     host->options.rank, host->options.epoch);
+    /* Started through /proc/self/exe, the thread would be called "exe" here, and in ps and top. */
+    snprintf(name, sizeof(name), "%s-%u", host->spec->name, host->options.rank);
+    prctl(PR_SET_NAME, name);
     snprintf(name, sizeof(name), "%s %u", host->spec->name, host->options.rank);
     return dray_trace_open(path, name, error);
 }

@@ -105,6 +105,12 @@ static int wait_for(int fd, short events, int64_t deadline, const dray__grader *
                               grader->job->reward.timeout_seconds);
 }
 
+static int it_ended(dray_error *error)
+{
+    return dray__fail(error, DRAY_ECLOSED,
+                      "reward.command: it ended; what it said is in the host's file under logs/");
+}
+
 static int send_line(dray__grader *grader, const char *text, int64_t deadline, dray_error *error)
 {
     size_t size = strlen(text);
@@ -114,7 +120,7 @@ static int send_line(dray__grader *grader, const char *text, int64_t deadline, d
             return rc;
         ssize_t n = write(grader->to, text + done, size - done);
         if (n < 0 && errno != EAGAIN && errno != EINTR)
-            return errno == EPIPE ? dray__fail(error, DRAY_ECLOSED, "reward.command: it ended")
+            return errno == EPIPE ? it_ended(error)
                                   : dray__fail_errno(error, errno, "reward.command: write");
         done += n > 0 ? (size_t)n : 0;
     }
@@ -153,7 +159,7 @@ static int receive(dray__grader *grader, int64_t deadline, float *reward, dray_e
         ssize_t n = read(grader->from, grader->line + grader->filled,
                          sizeof(grader->line) - grader->filled);
         if (n == 0)
-            return dray__fail(error, DRAY_ECLOSED, "reward.command: it ended");
+            return it_ended(error);
         if (n < 0 && errno != EINTR)
             return dray__fail_errno(error, errno, "reward.command: read");
         grader->filled += n > 0 ? (size_t)n : 0;

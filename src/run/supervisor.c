@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "group/group.h"
 #include "queue/keeper.h"
+#include "run/checkpoint.h"
 #include "run/reporter.h"
 #include "run/run.h"
 #include "run/spawn.h"
@@ -88,7 +89,10 @@ static void fail(supervisor *s, int code, const char *format, ...)
 /* "dray run --resume FOLDER", as the person may type it. */
 static void advice(const supervisor *s, char *out, size_t capacity)
 {
-    snprintf(out, capacity, "go on from the last checkpoint: dray run --resume %s", s->folder.path);
+    bool any = dray__checkpoint_newest(s->folder.path, INT64_MAX, &(int64_t){0}, NULL) == DRAY_OK;
+    snprintf(out, capacity, "%s: dray run --resume %s",
+             any ? "go on from the last checkpoint" : "no checkpoint yet; from the beginning again",
+             s->folder.path);
 }
 
 /* ---- processes ------------------------------------------------------------------------------- */

@@ -1,6 +1,7 @@
 #include "run/tree.h"
 
 #include "base/error.h"
+#include "base/words.h"
 
 #include <ctype.h>
 #include <stdbool.h>
@@ -289,8 +290,37 @@ static void replace(dray__node *to, dray__node *from)
     free(from);
 }
 
+/* hosts.engin.ranks=1: a section on a list names its entries. */
+static int no_such_item(const dray__node *base, const dray__node *over, dray_error *error)
+{
+    const char *names[16], *name = NULL;
+    char hint[128], line[32] = "";
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < base->count && count < 16; i++) {
+        const dray__node *at = base->children[i]->kind == DRAY__NODE_MAPPING
+                                   ? dray__tree_child(base->children[i], "name")
+                                   : NULL;
+        if (at && at->kind == DRAY__NODE_SCALAR)
+            names[count++] = at->value;
+    }
+    for (uint32_t i = 0; i < over->count && !name; i++)
+        name = named_item(base, over->children[i]->key) ? NULL : over->children[i]->key;
+    if (over->line)
+        snprintf(line, sizeof(line), ":%d", over->line);
+    return dray__fail(error, DRAY_EINVALID,
+                      "%s%s: %s: expected a list, or the name of an entry, found '%.64s'%s",
+                      over->source, line, base->key ? base->key : "list", name ? name : "",
+                      dray__word_hint(name ? name : "", names, count, hint, sizeof(hint)));
+}
+
 int dray__tree_merge(dray__node *base, dray__node *over, dray_error *error)
 {
+    if (base->kind == DRAY__NODE_SEQUENCE && over->kind == DRAY__NODE_MAPPING && over->count &&
+        !can_merge(base, over)) {
+        int wrong = no_such_item(base, over, error);
+        dray__tree_free(over);
+        return wrong;
+    }
     if (!can_merge(base, over)) {
         replace(base, over);
         return DRAY_OK;

@@ -279,7 +279,9 @@ static void refusals(void **state)
         {"name: x\n", "actor.lr", "--set actor.lr: expected KEY=VALUE"},
         {"name: x\n", "actor..lr=1", "a part of the key is empty"},
         {"name: x\n", "actr.lr=1", "--set: job: unknown key 'actr'; did you mean 'actor'?"},
-        {"name: x\n", "hosts.enginee.ranks=1", "hosts: expected a list, found a section"},
+        {"name: x\n", "hosts.enginee.ranks=1",
+         "--set: hosts: expected a list, or the name of an entry, found 'enginee'; did you mean "
+         "'engine'?"},
         {"name: x\n", "steps=", "--set: steps: expected a whole number, found ''"},
     };
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
