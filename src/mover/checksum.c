@@ -9,7 +9,8 @@
 /* Column factors are made once for this many columns and used for all rows. Most tensors' rows are
  * shorter: then rows are read one after the other, which memory likes better than strips of them.
  * Elements that must be gathered or converted first go through smaller buffers. */
-enum { COLUMNS = 8192, COLUMNS_OF_ONE_ROW = 2048, CHUNK = 1024 };
+/* Rows of fewer elements are read one by one. */
+enum { COLUMNS = 8192, COLUMNS_OF_ONE_ROW = 2048, CHUNK = 1024, ROWS_FROM = 256 };
 
 uint64_t dray__sum_row_factor(uint64_t row)
 {
@@ -33,6 +34,9 @@ typedef struct piece {
     dray__cast_fn cast; /* NULL: the bits as they are */
     uint64_t (*dot)(const uint32_t *columns, const void *data, size_t count);
     size_t words; /* columns that one element counts as */
+    /* Four rows at once; NULL: one by one. */
+    void (*rows)(const uint32_t *columns, const void *data, int64_t stride, size_t count,
+                 uint64_t sums[4]);
 } piece;
 
 /* At most CHUNK elements that are not there as they are summed. */
@@ -91,7 +95,15 @@ static uint64_t sum_columns(const piece *p, const row_range *rows, const uint32_
         for (int64_t j = 0; j < rows->count[1]; j++) {
             const uint8_t *at = data + i * rows->stride[0] + j * rows->stride[1];
             uint64_t row = rows->first + (uint64_t)i * rows->step[0] + (uint64_t)j * rows->step[1];
-            for (int64_t k = 0; k < rows->count[2]; k++) {
+            int64_t k = 0;
+            for (; p->rows && n >= ROWS_FROM && k + 4 <= rows->count[2]; k += 4) {
+                uint64_t of_row[4];
+                p->rows(columns, at, rows->stride[2], n, of_row);
+                for (int r = 0; r < 4; r++, row += rows->step[2])
+                    sum += dray__sum_row_factor(row) * of_row[r];
+                at += 4 * rows->stride[2];
+            }
+            for (; k < rows->count[2]; k++) {
                 sum += dray__sum_row_factor(row) * sum_piece(p, columns, at, n);
                 at += rows->stride[2];
                 row += rows->step[2];
@@ -110,6 +122,8 @@ static uint64_t sum_all(const dray__sum_of *r, int32_t to, dray__cast_fn cast)
     p.dot = p.to_size == 1 ? kernels->dot1 : p.to_size == 2 ? kernels->dot2 : kernels->dot4;
     p.words = p.to_size == 8 ? 2 : 1;
     p.stride = r->ndim ? r->stride[r->ndim - 1] : (int64_t)p.from_size;
+    if (!cast && p.from_size == 2 && p.stride == 2)
+        p.rows = kernels->dot2_rows;
     uint64_t first = r->ndim ? (uint64_t)r->start[r->ndim - 1] : 0;
     uint64_t count = r->ndim ? (uint64_t)r->extent[r->ndim - 1] : 1;
     row_range outer = rows_of(r);

@@ -27,6 +27,9 @@ typedef struct dray__kernels {
     uint64_t (*dot1)(const uint32_t *columns, const void *data, size_t count);
     uint64_t (*dot2)(const uint32_t *columns, const void *data, size_t count);
     uint64_t (*dot4)(const uint32_t *columns, const void *data, size_t count);
+    /* dot2 of four rows that lie `stride` bytes apart. */
+    void (*dot2_rows)(const uint32_t *columns, const void *data, int64_t stride, size_t count,
+                      uint64_t sums[4]);
     /* The same while copying to `out`: one pass over the data. */
     uint64_t (*copy1)(const uint32_t *columns, const void *data, void *out, size_t count);
     uint64_t (*copy2)(const uint32_t *columns, const void *data, void *out, size_t count);

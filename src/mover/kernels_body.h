@@ -173,6 +173,36 @@ DOT(1, uint8_t)
 DOT(2, u16_any)
 DOT(4, u32_any)
 
+/* Four rows share the work on their columns. */
+static void dot2_rows(const uint32_t *columns, const void *data, int64_t stride, size_t count,
+                      uint64_t sums[4])
+{
+    const u16_any *row[4];
+    size_t i = 0;
+    for (int k = 0; k < 4; k++)
+        row[k] = (const u16_any *)((const uint8_t *)data + k * stride);
+#if defined(__SSE2__)
+    vec even[4], odd[4];
+    for (int k = 0; k < 4; k++)
+        even[k] = odd[k] = VEC_ZERO();
+    for (; i + WORDS <= count; i += WORDS) {
+        vec b = VEC_LOAD(columns + i), b_odd = VEC_ODD(b);
+        for (int k = 0; k < 4; k++) {
+            vec v = RAW2_WIDEN(RAW2_LOAD(row[k] + i));
+            even[k] = VEC_ADD(even[k], VEC_MUL(b, v));
+            odd[k] = VEC_ADD(odd[k], VEC_MUL(b_odd, VEC_ODD(v)));
+        }
+    }
+    for (int k = 0; k < 4; k++)
+        sums[k] = total(even[k], odd[k]);
+#else
+    memset(sums, 0, 4 * sizeof *sums);
+#endif
+    for (; i < count; i++)
+        for (int k = 0; k < 4; k++)
+            sums[k] += (uint64_t)columns[i] * (uint64_t)row[k][i];
+}
+
 /* ---- conversions ------------------------------------------------------------------------------
  */
 
@@ -392,6 +422,7 @@ const dray__kernels KERNELS = {.name = KERNELS_NAME,
                                .dot1 = dot1,
                                .dot2 = dot2,
                                .dot4 = dot4,
+                               .dot2_rows = dot2_rows,
                                .copy1 = copy1,
                                .copy2 = copy2,
                                .copy4 = copy4,

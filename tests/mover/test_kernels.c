@@ -84,6 +84,23 @@ static void products_agree(void **state)
         }
 }
 
+static void rows_agree(void **state)
+{
+    (void)state;
+    static uint8_t data[4 * (2 * MOST + 6) + 1];
+    static uint32_t columns[MOST];
+    for (const dray__kernels *const *k = dray__kernels_all(); *k; k++)
+        for (size_t n = 0; n < MOST; n++) {
+            uint64_t sums[4];
+            int64_t stride = (int64_t)(2 * n + n % 4);
+            fill_random(data, sizeof data);
+            fill_random(columns, sizeof columns);
+            (*k)->dot2_rows(columns, data + 1, stride, n, sums);
+            for (int64_t r = 0; r < 4; r++)
+                assert_int_equal(sums[r], plain_dot(columns, data + 1 + r * stride, n, 2));
+        }
+}
+
 /* Copied and summed at once: the same bytes, the same products, not a byte beside them. */
 static void copies_agree(void **state)
 {
@@ -341,13 +358,10 @@ int main(int argc, char **argv)
     seed = text ? strtoull(text, NULL, 0) : (uint64_t)time(NULL);
     printf("DRAY_TEST_SEED=%llu\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(conversions_agree),
-        cmocka_unit_test(products_agree),
-        cmocka_unit_test(factors_agree),
-        cmocka_unit_test(any_flipped_bit_changes_the_sum),
-        cmocka_unit_test(sums_of_conversions),
-        cmocka_unit_test(copies_agree),
-        cmocka_unit_test(summed_conversions_agree),
+        cmocka_unit_test(conversions_agree),   cmocka_unit_test(products_agree),
+        cmocka_unit_test(factors_agree),       cmocka_unit_test(any_flipped_bit_changes_the_sum),
+        cmocka_unit_test(sums_of_conversions), cmocka_unit_test(copies_agree),
+        cmocka_unit_test(rows_agree),          cmocka_unit_test(summed_conversions_agree),
         cmocka_unit_test(rectangles_agree),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
