@@ -80,6 +80,35 @@ for program in use use_static; do
     [ "$("$work/project/build/$program")" = "$said" ] || fail "CMake, $program"
 done
 
+# The example: four processes, three versions, each verified.
+PKG_CONFIG_PATH=$(dirname "$(find "$work/usr" -name dray.pc)")
+libraries=$(dirname "$PKG_CONFIG_PATH")
+# shellcheck disable=SC2046 # flags
+$cc -std=c17 -Wall -Wextra -Werror "$DRAY_SOURCE_DIR/examples/update.c" -o "$work/update" \
+    $(pkg-config --cflags --libs dray)
+cat >"$work/config.json" <<'END'
+{"model_type": "qwen2", "vocab_size": 259, "hidden_size": 64, "intermediate_size": 192,
+ "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+ "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+ "tie_word_embeddings": true, "torch_dtype": "float32"}
+END
+export DRAY_ADDRESS="unix:$work/socket"
+"$work/usr/bin/dray" serve --listen "$DRAY_ADDRESS" >"$work/served" 2>&1 &
+server=$!
+ranks=
+for rank in 'trainer 0' 'trainer 1' 'engine 0' 'engine 1'; do
+    # shellcheck disable=SC2086 # role and rank
+    LD_LIBRARY_PATH=$libraries "$work/update" $rank "$work/config.json" >>"$work/updates" 2>&1 &
+    ranks="$ranks $!"
+done
+for rank in $ranks; do
+    wait "$rank" || { cat "$work/updates"; kill "$server"; fail 'examples/update.c'; }
+done
+kill "$server"
+wait "$server" || fail 'dray serve did not end well'
+[ "$(grep -c '"version":3' "$work/updates")" = 2 ] || fail 'examples/update.c: no third version'
+unset DRAY_ADDRESS
+
 # Headers: alone, strict, both languages.
 for header in "$work"/usr/include/dray/*.h; do
     name=$(basename "$header")
