@@ -173,35 +173,39 @@ DOT(1, uint8_t)
 DOT(2, u16_any)
 DOT(4, u32_any)
 
-/* Four rows share the work on their columns. */
+/* Four rows share the work on their columns. No vector is in an array: see `total`. */
+#define EACH_ROW(XX) XX(0) XX(1) XX(2) XX(3)
 static void dot2_rows(const uint32_t *columns, const void *data, int64_t stride, size_t count,
                       uint64_t sums[4])
 {
     const u16_any *row[4];
     size_t i = 0;
-    for (int k = 0; k < 4; k++)
+    for (int k = 0; k < 4; k++) {
         row[k] = (const u16_any *)((const uint8_t *)data + k * stride);
-#if defined(__SSE2__)
-    vec even[4], odd[4];
-    for (int k = 0; k < 4; k++)
-        even[k] = odd[k] = VEC_ZERO();
-    for (; i + WORDS <= count; i += WORDS) {
-        vec b = VEC_LOAD(columns + i), b_odd = VEC_ODD(b);
-        for (int k = 0; k < 4; k++) {
-            vec v = RAW2_WIDEN(RAW2_LOAD(row[k] + i));
-            even[k] = VEC_ADD(even[k], VEC_MUL(b, v));
-            odd[k] = VEC_ADD(odd[k], VEC_MUL(b_odd, VEC_ODD(v)));
-        }
+        sums[k] = 0;
     }
-    for (int k = 0; k < 4; k++)
-        sums[k] = total(even[k], odd[k]);
-#else
-    memset(sums, 0, 4 * sizeof *sums);
+#if defined(__SSE2__)
+#define XX(k) vec even##k = VEC_ZERO(), odd##k = VEC_ZERO();
+    EACH_ROW(XX)
+#undef XX
+    for (; i + WORDS <= count; i += WORDS) {
+        vec b = VEC_LOAD(columns + i), b_odd = VEC_ODD(b), v;
+#define XX(k)                                                                                      \
+    v = RAW2_WIDEN(RAW2_LOAD(row[k] + i));                                                         \
+    even##k = VEC_ADD(even##k, VEC_MUL(b, v));                                                     \
+    odd##k = VEC_ADD(odd##k, VEC_MUL(b_odd, VEC_ODD(v)));
+        EACH_ROW(XX)
+#undef XX
+    }
+#define XX(k) sums[k] = total(even##k, odd##k);
+    EACH_ROW(XX)
+#undef XX
 #endif
     for (; i < count; i++)
         for (int k = 0; k < 4; k++)
             sums[k] += (uint64_t)columns[i] * (uint64_t)row[k][i];
 }
+#undef EACH_ROW
 
 /* ---- conversions ------------------------------------------------------------------------------
  */
