@@ -6,6 +6,7 @@
 #include "base/random.h"
 #include "mover/checksum.h"
 #include "mover/kernels.h"
+#include "pairs.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -292,16 +293,6 @@ static void conforms(dray_region_kind from, dray_region_kind to)
         one_scene(from, to);
 }
 
-#define PAIRS(XX)                                                                                  \
-    XX(HOST, HOST)                                                                                 \
-    XX(HOST, SHARED)                                                                               \
-    XX(HOST, FILE)                                                                                 \
-    XX(SHARED, HOST)                                                                               \
-    XX(SHARED, SHARED)                                                                             \
-    XX(SHARED, FILE)                                                                               \
-    XX(FILE, HOST)                                                                                 \
-    XX(FILE, SHARED)                                                                               \
-    XX(FILE, FILE)
 #define XX(from, to)                                                                               \
     static void from##_to_##to(void **state)                                                       \
     {                                                                                              \

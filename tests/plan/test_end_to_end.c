@@ -4,6 +4,7 @@
 
 #include "mover/checksum.h"
 #include "mover/mover.h"
+#include "pairs.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -212,16 +213,6 @@ static void one_update(void)
     world_free(&w);
 }
 
-#define PAIRS(XX)                                                                                  \
-    XX(HOST, HOST)                                                                                 \
-    XX(HOST, SHARED)                                                                               \
-    XX(HOST, FILE)                                                                                 \
-    XX(SHARED, HOST)                                                                               \
-    XX(SHARED, SHARED)                                                                             \
-    XX(SHARED, FILE)                                                                               \
-    XX(FILE, HOST)                                                                                 \
-    XX(FILE, SHARED)                                                                               \
-    XX(FILE, FILE)
 #define XX(from, to)                                                                               \
     static void from##_to_##to(void **state)                                                       \
     {                                                                                              \

@@ -1,0 +1,17 @@
+/* The pairs of memory kinds that every suite about copies is stamped for: XX(from, to). A new kind
+ * is added here. */
+#ifndef DRAY_TESTS_PAIRS_H
+#define DRAY_TESTS_PAIRS_H
+
+#define PAIRS(XX)                                                                                  \
+    XX(HOST, HOST)                                                                                 \
+    XX(HOST, SHARED)                                                                               \
+    XX(HOST, FILE)                                                                                 \
+    XX(SHARED, HOST)                                                                               \
+    XX(SHARED, SHARED)                                                                             \
+    XX(SHARED, FILE)                                                                               \
+    XX(FILE, HOST)                                                                                 \
+    XX(FILE, SHARED)                                                                               \
+    XX(FILE, FILE)
+
+#endif
