@@ -86,6 +86,27 @@ typedef struct dray_block {
     int64_t stride[DRAY_MAX_DIMS]; /* bytes between neighbours along each dimension; >= 0 */
 } dray_block;
 
+/* How a tensor is quantised. */
+typedef enum dray_quant_kind {
+    DRAY_QUANT_NONE = 0,
+    DRAY_QUANT_BLOCK, /* a scale for every block[0] x block[1] elements of the last two dimensions
+                       */
+    DRAY_QUANT_TENSOR /* one scale */
+} dray_quant_kind;
+
+typedef enum dray_scale_format {
+    DRAY_SCALE_F32 = 0, /* any f32 */
+    DRAY_SCALE_UE8M0    /* rounded up to a power of two, still stored as f32 */
+} dray_scale_format;
+
+/* value = quantised * scale, in f32. The last blocks of rows and columns may be cut short. */
+typedef struct dray_quant {
+    int32_t kind;         /* dray_quant_kind */
+    int32_t scale_format; /* dray_scale_format */
+    uint32_t scales;      /* index, in the same layout, of the tensor that holds the scales */
+    int64_t block[2];     /* BLOCK: rows, columns, both > 0; TENSOR: not looked at, stored as 0 */
+} dray_quant;
+
 typedef struct dray_layout dray_layout;
 
 /* An empty layout; the caller's, for dray_layout_free. DRAY_ENOMEM. */
@@ -116,6 +137,17 @@ int dray_layout_add_block(dray_layout *layout, const dray_block *block, dray_err
 int dray_layout_add_dense(dray_layout *layout, uint32_t tensor, uint32_t region,
                           const int64_t *start, const int64_t *extent, uint64_t offset,
                           dray_error *error);
+
+/* Says how the tensor is quantised; kind NONE takes it back. tensor: F8E4M3 or F8E5M2, with BLOCK
+ * of two dimensions or more. quant->scales: an F32 tensor, with BLOCK of the tensor's shape divided
+ * by the block (rounded up; dimensions before the last two as they are), with TENSOR of one
+ * element. Neither may be an alias; scales belong to one tensor. DRAY_EINVALID says what does not
+ * fit. */
+int dray_layout_set_quant(dray_layout *layout, uint32_t tensor, const dray_quant *quant,
+                          dray_error *error);
+/* How the tensor (or the one that it is an alias of) is quantised; NULL when it is not, or the
+ * index is out of range. Borrowed until the layout changes. */
+const dray_quant *dray_layout_quant(const dray_layout *layout, uint32_t tensor);
 
 uint32_t dray_layout_tensor_count(const dray_layout *layout);
 uint32_t dray_layout_region_count(const dray_layout *layout);

@@ -20,6 +20,7 @@ typedef struct array {
 
 struct dray_layout {
     array regions, tensors, blocks;
+    array quants; /* of quant_slot, by tensor, up to the last that has one */
     dray__map names;
     dray__arena arena; /* names of tensors and regions */
     uint64_t bytes;
@@ -57,6 +58,7 @@ void dray_layout_free(dray_layout *layout)
     free(layout->regions.items);
     free(layout->tensors.items);
     free(layout->blocks.items);
+    free(layout->quants.items);
     dray__map_free(&layout->names);
     dray__arena_free(&layout->arena);
     free(layout);
@@ -383,4 +385,56 @@ int dray_layout_find(const dray_layout *layout, const char *name, uint32_t *inde
                                i ? ", " : "; nearest: ", near[i]);
     return dray__fail(error, DRAY_ENOENT, "no tensor %.160s among %u%s", name,
                       layout->tensors.count, list);
+}
+
+/* ---- quantised tensors ------------------------------------------------------------------------
+ */
+
+typedef struct quant_slot {
+    dray_quant quant; /* kind NONE: not quantised */
+    uint32_t owner;   /* of scales: 1 + the tensor that they belong to; else 0 */
+} quant_slot;
+
+static quant_slot *slot_of(const dray_layout *layout, uint32_t tensor)
+{
+    return tensor < layout->quants.count ? (quant_slot *)layout->quants.items + tensor : NULL;
+}
+
+const dray_quant *dray_layout_quant(const dray_layout *layout, uint32_t tensor)
+{
+    const dray_tensor_info *info = dray_layout_tensor(layout, tensor);
+    if (info && info->alias_of >= 0)
+        tensor = (uint32_t)info->alias_of;
+    const quant_slot *slot = slot_of(layout, tensor);
+    return slot && slot->quant.kind != DRAY_QUANT_NONE ? &slot->quant : NULL;
+}
+
+bool dray__layout_scales_of(const dray_layout *layout, uint32_t scales, uint32_t *tensor)
+{
+    const quant_slot *slot = slot_of(layout, scales);
+    if (!slot || !slot->owner)
+        return false;
+    *tensor = slot->owner - 1;
+    return true;
+}
+
+bool dray__layout_put_quant(dray_layout *layout, uint32_t tensor, const dray_quant *quant)
+{
+    uint32_t last = quant && quant->scales > tensor ? quant->scales : tensor;
+    while (quant && layout->quants.count <= last) {
+        quant_slot *next = array_next(&layout->quants, sizeof *next);
+        if (!next)
+            return false;
+        *next = (quant_slot){0};
+        layout->quants.count++;
+    }
+    quant_slot *slot = slot_of(layout, tensor);
+    if (!slot)
+        return true;
+    if (slot->quant.kind != DRAY_QUANT_NONE)
+        slot_of(layout, slot->quant.scales)->owner = 0;
+    slot->quant = quant ? *quant : (dray_quant){0};
+    if (quant)
+        slot_of(layout, quant->scales)->owner = tensor + 1;
+    return true;
 }

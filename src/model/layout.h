@@ -18,6 +18,12 @@ bool dray__dense_bytes(dray_dtype dtype, uint32_t ndim, const int64_t *extent, i
 void dray__dense_strides(dray_dtype dtype, uint32_t ndim, const int64_t *extent, int64_t *stride);
 /* "[3, 4]" in `out` of DRAY__SHAPE_TEXT bytes, which it returns. */
 char *dray__shape_text(uint32_t ndim, const int64_t *shape, char *out);
+/* Elements that share one scale: how many along each of DRAY_MAX_DIMS dimensions, at least 1. */
+void dray__quant_cell(const dray_tensor_info *tensor, const dray_quant *quant, int64_t *cell);
+/* Whether the tensor holds another one's scales; *tensor is that one. */
+bool dray__layout_scales_of(const dray_layout *layout, uint32_t scales, uint32_t *tensor);
+/* Keeps it as it is (NULL: not quantised); false: out of memory. */
+bool dray__layout_put_quant(dray_layout *layout, uint32_t tensor, const dray_quant *quant);
 /* *at rounded up to the builders' alignment; false on overflow. */
 bool dray__align(uint64_t *at);
 

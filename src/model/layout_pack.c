@@ -6,6 +6,7 @@
  *                        u8 dtype, u8 ndim, i64 shape[ndim] }
  *         u32 blocks   { u32 tensor, u32 region, u64 offset, i64 start[ndim], i64 extent[ndim],
  *                        u8 dense; unless dense: i64 stride[ndim] }
+ *         u32 quants   { u32 tensor, u8 kind, u8 scale format, u32 scales; BLOCK: i64 block[2] }
  *
  * Reading goes through dray_layout_add_...: what is refused there is refused here. */
 #include "model/layout.h"
@@ -19,10 +20,15 @@
 #include <string.h>
 
 #define MAGIC UINT64_C(0x4F59414C59415244) /* "DRAYLAYO" */
-enum { VERSION = 1, HEADER_BYTES = 32 };
+enum { VERSION = 2, HEADER_BYTES = 32 };
 
 /* Fewest bytes an item can take: what a forged count is held against. */
-enum { REGION_LEAST = 1 + 8 + 4 + 16, TENSOR_LEAST = 4 + 1 + 4, BLOCK_LEAST = 4 + 4 + 8 + 1 };
+enum {
+    REGION_LEAST = 1 + 8 + 4 + 16,
+    TENSOR_LEAST = 4 + 1 + 4,
+    BLOCK_LEAST = 4 + 4 + 8 + 1,
+    QUANT_LEAST = 4 + 1 + 1 + 4
+};
 
 static void put_i64s(dray__writer *w, const int64_t *values, uint32_t count)
 {
@@ -64,6 +70,32 @@ static void put_block(dray__writer *w, const dray_block *block, const dray_tenso
         put_i64s(w, block->stride, tensor->ndim);
 }
 
+/* Of the tensor itself: an alias is quantised as the tensor that it names. */
+static const dray_quant *own_quant(const dray_layout *layout, uint32_t tensor)
+{
+    return dray_layout_tensor(layout, tensor)->alias_of < 0 ? dray_layout_quant(layout, tensor)
+                                                            : NULL;
+}
+
+static void put_quants(dray__writer *w, const dray_layout *layout)
+{
+    uint32_t count = dray_layout_tensor_count(layout), quants = 0;
+    for (uint32_t i = 0; i < count; i++)
+        quants += own_quant(layout, i) != NULL;
+    dray__put_u32(w, quants);
+    for (uint32_t i = 0; i < count; i++) {
+        const dray_quant *quant = own_quant(layout, i);
+        if (!quant)
+            continue;
+        dray__put_u32(w, i);
+        dray__put_u8(w, (uint8_t)quant->kind);
+        dray__put_u8(w, (uint8_t)quant->scale_format);
+        dray__put_u32(w, quant->scales);
+        if (quant->kind == DRAY_QUANT_BLOCK)
+            put_i64s(w, quant->block, 2);
+    }
+}
+
 int dray_layout_pack(const dray_layout *layout, void **out, size_t *size, dray_error *error)
 {
     dray__writer w = {0};
@@ -82,6 +114,7 @@ int dray_layout_pack(const dray_layout *layout, void **out, size_t *size, dray_e
         const dray_block *block = dray_layout_block(layout, i);
         put_block(&w, block, dray_layout_tensor(layout, block->tensor));
     }
+    put_quants(&w, layout);
     int status = dray__writer_check(&w, error);
     if (status) {
         dray__writer_free(&w);
@@ -161,13 +194,31 @@ static int read_block(dray__reader *r, dray_layout *layout, dray_error *error)
     return r->failed ? DRAY_OK : dray_layout_add_block(layout, &block, error);
 }
 
+static int read_quant(dray__reader *r, dray_layout *layout, dray_error *error)
+{
+    uint32_t tensor = dray__get_u32(r);
+    dray_quant quant = {.kind = dray__get_u8(r)};
+    quant.scale_format = dray__get_u8(r);
+    quant.scales = dray__get_u32(r);
+    if (quant.kind == DRAY_QUANT_BLOCK)
+        get_i64s(r, quant.block, 2);
+    if (r->failed)
+        return DRAY_OK;
+    if (quant.kind == DRAY_QUANT_NONE || dray_layout_quant(layout, tensor))
+        return dray__fail(error, DRAY_EFORMAT,
+                          "tensor %u: quantised twice, or said to be quantised and not", tensor);
+    return dray_layout_set_quant(layout, tensor, &quant, error);
+}
+
 static int read_body(dray__reader *r, dray_layout *layout, dray_error *error)
 {
     static const struct {
         size_t least;
         int (*read)(dray__reader *, dray_layout *, dray_error *);
-    } parts[] = {
-        {REGION_LEAST, read_region}, {TENSOR_LEAST, read_tensor}, {BLOCK_LEAST, read_block}};
+    } parts[] = {{REGION_LEAST, read_region},
+                 {TENSOR_LEAST, read_tensor},
+                 {BLOCK_LEAST, read_block},
+                 {QUANT_LEAST, read_quant}};
     for (size_t p = 0; p < sizeof parts / sizeof *parts; p++) {
         uint32_t count = dray__get_count(r, parts[p].least);
         for (uint32_t i = 0; i < count && !r->failed; i++) {

@@ -72,6 +72,84 @@ static dray_layout *sample(void)
     return l;
 }
 
+/* Of `sample` with a stack of experts in blocks, and a matrix with one scale. */
+static dray_layout *quantised(void)
+{
+    dray_layout *l = sample();
+    uint32_t t, s;
+    assert_int_equal(
+        dray_layout_add_tensor(l, "stack", DRAY_F8E4M3, 3, (int64_t[]){4, 300, 128}, &t, NULL), 0);
+    assert_int_equal(
+        dray_layout_add_tensor(l, "stack_s", DRAY_F32, 3, (int64_t[]){4, 3, 1}, &s, NULL), 0);
+    dray_quant quant = {DRAY_QUANT_BLOCK, DRAY_SCALE_UE8M0, s, {128, 128}};
+    assert_int_equal(dray_layout_set_quant(l, t, &quant, NULL), DRAY_OK);
+    assert_int_equal(dray_layout_add_tensor(l, "one_s", DRAY_F32, 0, NULL, &s, NULL), 0);
+    assert_int_equal(dray_layout_add_tensor(l, "one", DRAY_F8E5M2, 1, (int64_t[]){7}, &t, NULL), 0);
+    quant = (dray_quant){DRAY_QUANT_TENSOR, DRAY_SCALE_F32, s, {9, 9}};
+    assert_int_equal(dray_layout_set_quant(l, t, &quant, NULL), DRAY_OK);
+    assert_int_equal(dray_layout_add_alias(l, "one_too", t, NULL, NULL), DRAY_OK);
+    return l;
+}
+
+static void layout_keeps_quantisation(void **state)
+{
+    (void)state;
+    dray_layout *l = quantised();
+    uint32_t stack, one, too, scales;
+    assert_int_equal(dray_layout_find(l, "stack", &stack, NULL), DRAY_OK);
+    assert_int_equal(dray_layout_find(l, "one", &one, NULL), DRAY_OK);
+    assert_int_equal(dray_layout_find(l, "one_too", &too, NULL), DRAY_OK);
+    assert_int_equal(dray_layout_find(l, "stack_s", &scales, NULL), DRAY_OK);
+    const dray_quant *q = dray_layout_quant(l, stack);
+    assert_int_equal(q->kind, DRAY_QUANT_BLOCK);
+    assert_int_equal(q->scales, scales);
+    assert_int_equal(q->block[1], 128);
+    assert_int_equal(dray_layout_quant(l, one)->block[0], 0); /* of no meaning: not kept */
+    assert_ptr_equal(dray_layout_quant(l, one), dray_layout_quant(l, too));
+    assert_null(dray_layout_quant(l, scales));
+    assert_null(dray_layout_quant(l, 0));
+    assert_null(dray_layout_quant(l, 99));
+
+    const dray_quant right = {DRAY_QUANT_BLOCK, DRAY_SCALE_F32, scales, {100, 128}};
+    static const struct {
+        const char *tensor;
+        dray_quant change; /* of `right`: what is not 0 */
+        const char *says;
+    } wrong[] = {
+        {"stack", {.kind = 3}, "kind"},
+        {"stack", {.scale_format = 2}, "scale format"},
+        {"stack", {.block = {99, 0}}, "[4, 4, 1] expected"},
+        {"stack", {.block = {-1, 0}}, "sizes > 0"},
+        {"stack", {.scales = 99}, "no tensor"},
+        {"stack", {.kind = DRAY_QUANT_TENSOR}, "expected"},
+        {"one", {.kind = DRAY_QUANT_TENSOR}, "already"},
+        {"one", {.kind = DRAY_QUANT_BLOCK}, "two or more"},
+        {"one_too", {0}, "alias"},
+        {"stack_s", {0}, "another one's scales"},
+        {"model.a", {0}, "F8_E4M3"},
+    };
+    dray_error e;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        dray_quant quant = right;
+        uint32_t t;
+        assert_int_equal(dray_layout_find(l, wrong[i].tensor, &t, NULL), DRAY_OK);
+        quant.kind = wrong[i].change.kind ? wrong[i].change.kind : right.kind;
+        quant.scale_format = wrong[i].change.scale_format;
+        quant.scales = wrong[i].change.scales ? wrong[i].change.scales : scales;
+        quant.block[0] = wrong[i].change.block[0] ? wrong[i].change.block[0] : right.block[0];
+        assert_int_equal(dray_layout_set_quant(l, t, &quant, &e), DRAY_EINVALID);
+        if (!strstr(e.message, wrong[i].says))
+            fail_msg("case %zu: %s", i, e.message);
+    }
+    assert_int_equal(dray_layout_quant(l, stack)->block[0], 128);
+    assert_int_equal(dray_layout_set_quant(l, stack, &right, NULL), DRAY_OK);
+    assert_int_equal(dray_layout_quant(l, stack)->block[0], 100);
+    assert_int_equal(dray_layout_set_quant(l, stack, &(dray_quant){0}, NULL), DRAY_OK);
+    assert_null(dray_layout_quant(l, stack));
+    assert_int_equal(dray_layout_set_quant(l, stack, &right, NULL), DRAY_OK); /* scales are free */
+    dray_layout_free(l);
+}
+
 static void layout_keeps_what_it_was_given(void **state)
 {
     (void)state;
@@ -197,6 +275,11 @@ static void assert_same(const dray_layout *a, const dray_layout *b)
         assert_int_equal(x->ndim, y->ndim);
         assert_int_equal(x->alias_of, y->alias_of);
         assert_memory_equal(x->shape, y->shape, sizeof x->shape);
+        const dray_quant *p = dray_layout_quant(a, i), *q = dray_layout_quant(b, i);
+        assert_int_equal(p != NULL, q != NULL);
+        assert_true(!p || (p->kind == q->kind && p->scale_format == q->scale_format &&
+                           p->scales == q->scales && p->block[0] == q->block[0] &&
+                           p->block[1] == q->block[1]));
     }
     for (uint32_t i = 0; i < dray_layout_block_count(a); i++)
         assert_memory_equal(dray_layout_block(a, i), dray_layout_block(b, i), sizeof(dray_block));
@@ -205,7 +288,7 @@ static void assert_same(const dray_layout *a, const dray_layout *b)
 static void pack_round_trip(void **state)
 {
     (void)state;
-    dray_layout *l = sample(), *back;
+    dray_layout *l = quantised(), *back;
     void *data;
     size_t size;
     assert_int_equal(dray_layout_pack(l, &data, &size, NULL), DRAY_OK);
@@ -239,7 +322,7 @@ static void forged_layouts_are_refused_or_valid(void **state)
     (void)state;
     const char *scale = getenv("DRAY_TEST_SCALE");
     long rounds = 20000 * (scale ? atol(scale) : 1), accepted = 0;
-    dray_layout *l = sample();
+    dray_layout *l = quantised();
     uint8_t *data, *copy;
     size_t size;
     assert_int_equal(dray_layout_pack(l, (void **)&data, &size, NULL), DRAY_OK);
@@ -316,6 +399,7 @@ int main(void)
         cmocka_unit_test(dtypes_have_sizes_and_names),
         cmocka_unit_test(layout_keeps_what_it_was_given),
         cmocka_unit_test(layout_refuses),
+        cmocka_unit_test(layout_keeps_quantisation),
         cmocka_unit_test(pack_round_trip),
         cmocka_unit_test(forged_layouts_are_refused_or_valid),
         cmocka_unit_test(a_million_blocks),
