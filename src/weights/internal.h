@@ -174,7 +174,7 @@ int dray__member_fetch(dray__channel *channel, uint64_t key, uint64_t set, uint3
                        int64_t deadline_ns, dray__source *out, dray_error *error);
 void dray__source_clear(dray__source *source);
 
-/* ---- haul.c: carries out the copies and sums what it moved ---------------------------------- */
+/* ---- haul.c: carries out the copies, in lanes (haul.h), and sums what it moved --------------- */
 typedef struct dray__haul dray__haul;
 
 typedef struct dray__haul_options {
@@ -194,6 +194,9 @@ int dray__haul_open(const dray__sources *sources, const dray__destination *desti
                     const dray__haul_options *options, dray__haul **out, dray_error *error);
 /* Moves for about budget_ns. DRAY_EAGAIN: more is left. */
 int dray__haul_step(dray__haul *haul, int64_t budget_ns, dray_error *error);
+/* After a step: nothing can be done until dray__haul_fd is readable. */
+bool dray__haul_waits(const dray__haul *haul);
+int dray__haul_fd(const dray__haul *haul); /* level-triggered; -1: never waits */
 /* Compares what was meant with what is there. DRAY_ECHECKSUM. */
 int dray__haul_check(const dray__haul *haul, dray_error *error);
 /* Sums of the source bits that this rank owns within its group. */

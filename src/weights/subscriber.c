@@ -152,6 +152,13 @@ int dray_subscriber_fd(const dray_subscriber *subscriber)
     return subscriber ? subscriber->poll_fd : -1;
 }
 
+int dray__subscriber_watch(dray_subscriber *s, int fd, dray_error *error)
+{
+    if (fd >= 0 && watch(s->poll_fd, fd))
+        return dray__fail_errno(error, errno, "descriptors of an update");
+    return DRAY_OK;
+}
+
 void dray__subscriber_signal(dray_subscriber *s, bool ready)
 {
     if (s->event_set == ready)

@@ -46,6 +46,8 @@ struct dray_subscriber {
 
 /* Ends what an update holds but its outcome. */
 void dray__update_release(dray_subscriber *subscriber);
+/* Another descriptor that makes the poll descriptor readable, until it is closed; -1: none. */
+int dray__subscriber_watch(dray_subscriber *subscriber, int fd, dray_error *error);
 /* Makes the poll descriptor readable, or not. */
 void dray__subscriber_signal(dray_subscriber *subscriber, bool ready);
 

@@ -70,6 +70,7 @@ static int vote(dray_subscriber *s, const dray_error *verdict)
     dray__sums_put(&w, &expected);
     s->failed = own.code != 0;
     s->mark_ns = dray__now();
+    set_timer(s, dray__answer_deadline(s->deadline_ns));
     int rc = dray__call_start(s->channel, DRAY__MSG_UPDATE_VOTE, &w, NULL, 0, &error);
     dray__writer_free(&w);
     dray__sums_free(&sums);
@@ -204,7 +205,7 @@ static int prepare(dray_subscriber *s, dray_error *error)
 static int on_prepare(dray_subscriber *s)
 {
     dray_error error;
-    if (prepare(s, &error))
+    if (prepare(s, &error) || dray__subscriber_watch(s, dray__haul_fd(s->haul), &error))
         return vote(s, &error);
     dray__writer w = {0};
     dray__put_u64(&w, s->key);
@@ -227,6 +228,7 @@ static int on_ask(dray_subscriber *s)
     s->report.prepare_ns += dray__now() - s->mark_ns;
     s->writing = true;
     s->phase = PHASE_MOVE;
+    set_timer(s, s->deadline_ns); /* a lane may wait for longer */
     dray__weights_step("writing");
     return DRAY_OK;
 }
@@ -401,7 +403,8 @@ int dray_update_poll(dray_subscriber *s, dray_error *error)
     int rc = DRAY_OK;
     while (rc == DRAY_OK && s->phase != PHASE_DONE)
         rc = phases[s->phase](s);
-    dray__subscriber_signal(s, s->phase == PHASE_MOVE || s->phase == PHASE_DONE);
+    bool can_move = s->phase == PHASE_MOVE && !dray__haul_waits(s->haul);
+    dray__subscriber_signal(s, can_move || s->phase == PHASE_DONE);
     return s->phase == PHASE_DONE ? DRAY_OK : DRAY_EAGAIN;
 }
 

@@ -1,0 +1,72 @@
+/* What the lanes of an update share. A lane carries out a subset of the update's ops its own way:
+ * out of mapped memory or files (lane_memory.c), ... It is stepped without ever waiting, and does
+ * its share of verification through the haul's books: `expected` and `found` by destination block,
+ * and the source's bits by tensor, of what this rank owns in its group.
+ *
+ * A new lane is one file with one struct dray__lane_kind, entered in haul.c's table. */
+#ifndef DRAY_WEIGHTS_HAUL_H
+#define DRAY_WEIGHTS_HAUL_H
+
+#include "weights/internal.h"
+
+typedef struct dray__lane_kind {
+    const char *name;
+    /* Whether it carries out this op; the first lane of the table that does has it. */
+    bool (*takes)(const dray__haul *haul, const dray__op *op);
+    /* ops: indices into sources->ops, in the plan's order, borrowed until close. ceiling: bytes of
+     * staging that it may hold; the strategy direct has none. */
+    int (*open)(dray__haul *haul, const uint64_t *ops, uint64_t count, uint64_t ceiling, void **out,
+                dray_error *error);
+    /* Works until about until_ns. DRAY_OK: all its ops are done. DRAY_EAGAIN: more is left; *waits
+     * is set when nothing can be done until the descriptor is readable. */
+    int (*step)(void *lane, int64_t until_ns, bool *waits, dray_error *error);
+    int (*fd)(const void *lane);                                  /* NULL: never waits */
+    void (*report)(const void *lane, dray_update_report *report); /* adds; NULL: nothing to say */
+    uint64_t (*held_bytes)(const void *lane);                     /* staging, at most */
+    void (*close)(void *lane);                                    /* NULL lane is fine */
+} dray__lane_kind;
+
+extern const dray__lane_kind dray__lane_memory;
+
+struct dray__tensor_sum {
+    int32_t dtype;
+    bool mixed;
+    uint64_t elements, sum;
+};
+
+struct dray__lane {
+    const dray__lane_kind *kind;
+    void *state;
+    uint64_t *ops, count;
+    bool done, waits;
+};
+
+enum { DRAY__LANES = 1 };
+
+struct dray__haul {
+    const dray__sources *sources;
+    const dray__destination *destination;
+    dray__haul_options options;
+    struct dray__lane lanes[DRAY__LANES];
+    int poll_fd; /* readable when a waiting lane can go on; -1: none ever waits */
+    uint32_t turn;
+
+    /* the books */
+    struct dray__tensor_sum *tensors;
+    uint64_t *expected, *found; /* one a destination block */
+    uint64_t bytes;
+    int64_t move_ns, verify_ns;
+};
+
+/* ---- the books ------------------------------------------------------------------------------- */
+
+const dray_tensor_info *dray__haul_tensor(const dray__haul *haul, const dray_copy *copy);
+/* Destination bytes. */
+uint64_t dray__copy_bytes(const dray_copy *copy);
+/* A sum of the source's bits that counts in the group's. */
+void dray__haul_own(dray__haul *haul, const dray_copy *copy, uint64_t sum);
+/* The sum of what lies at the destination of a copy now. */
+uint64_t dray__haul_read_back(const dray__haul *haul, const dray_region *region,
+                              const dray_copy *copy);
+
+#endif
