@@ -234,6 +234,75 @@ int dray_layout_add_dtensor(dray_layout *layout, uint32_t tensor, uint32_t regio
 int dray_layout_fsdp(const dray_model_config *config, dray_dtype dtype, uint32_t rank,
                      uint32_t world, dray_region_kind kind, dray_layout **out, dray_error *error);
 
+/* ---- builder: FSDP1's flat parameters -----------------------------------------------------------
+ */
+
+/* Elements [first, first + count) of a tensor flattened in C order, dense at `offset` of `region`:
+ * at most 2 x ndim - 1 blocks; none for no elements. DRAY_EINVALID: elements outside the tensor or
+ * the region. */
+int dray_layout_add_range(dray_layout *layout, uint32_t tensor, uint32_t region, uint64_t offset,
+                          int64_t first, int64_t count, dray_error *error);
+
+/* One parameter of a torch.distributed.fsdp FlatParameter and this rank's elements of it: a row of
+ * flat_param._fqns, _shapes and _shard_param_infos. */
+typedef struct dray_flat_piece {
+    const char *name; /* within the wrapped module: "self_attn.q_proj.weight" */
+    uint32_t ndim;
+    int64_t shape[DRAY_MAX_DIMS]; /* of the whole parameter, contiguous when it was flattened */
+    int64_t offset;               /* offset_in_shard: from the shard's first element */
+    int64_t first, last;          /* intra_param_start_idx and _end_idx (the last element's own);
+                                     last < first: nothing of it is in this shard */
+} dray_flat_piece;
+
+typedef struct dray_flat_parameter {
+    size_t size;
+    int32_t dtype;
+    const char
+        *prefix;     /* put before every name: the wrapped module's, "model.layers.3."; NULL: "" */
+    int64_t numel;   /* of the local shard: flat_param.numel(), padding included */
+    int64_t padding; /* flat_param._shard_numel_padded, at its end */
+    const dray_flat_piece *pieces; /* in order of `offset` */
+    uint32_t count;
+} dray_flat_parameter;
+
+#define DRAY_FLAT_PARAMETER_INIT                                                                   \
+    {                                                                                              \
+        sizeof(dray_flat_parameter), 0, NULL, 0, 0, NULL, 0                                        \
+    }
+
+/* FSDP's local form: adds the blocks of this rank's shard of one FlatParameter, which lies dense at
+ * `offset` of `region`, and the tensors that the layout lacks. The parts of names that FSDP,
+ * activation checkpointing and torch.compile insert are taken out. Elements in no piece are
+ * padding: memory in no block. (The other forms need no builder of their own: a full state dict is
+ * dray_layout_full's replicated block; a sharded one is Shard(0), for dray_layout_add_dtensor, also
+ * where FSDP hands out ShardedTensors, whose shard_offsets and shard_sizes
+ * dray_layout_add_dense takes as they are.) DRAY_EINVALID: elements without pieces, with what to
+ * do; a piece outside its parameter or the shard, or that overlaps the one before; a tensor that
+ * the layout has in another shape or dtype. */
+int dray_layout_add_flat(dray_layout *layout, uint32_t region, uint64_t offset,
+                         const dray_flat_parameter *flat, dray_error *error);
+
+typedef struct dray_fsdp1_spec {
+    size_t size;
+    uint32_t rank, world;    /* within the group that shards (HYBRID_SHARD: within one replica) */
+    int32_t dtype;           /* of the flat parameters; NONE: the config's */
+    int32_t use_orig_params; /* 1: each parameter is aligned to 16 bytes of the compute dtype */
+    int32_t compute_dtype;   /* MixedPrecision's param_dtype; NONE: dtype */
+    int32_t kind;            /* dray_region_kind of the region; 0: SHARED */
+} dray_fsdp1_spec;
+
+#define DRAY_FSDP1_SPEC_INIT                                                                       \
+    {                                                                                              \
+        sizeof(dray_fsdp1_spec), 0, 1, 0, 0, 0, 0                                                  \
+    }
+
+/* The whole model as FSDP1 (FullyShardedDataParallel) cuts it when every decoder layer is wrapped:
+ * one flat parameter for the root and one for each layer, in one region, the local shards one after
+ * the other, each aligned to 256 bytes and with the padding that FSDP gives it. Tensors that
+ * training holds as buffers are whole on every rank. A tied head is an alias. */
+int dray_layout_fsdp1(const dray_model_config *config, const dray_fsdp1_spec *spec,
+                      dray_layout **out, dray_error *error);
+
 /* ---- builder: engine ---------------------------------------------------------------------------
  */
 

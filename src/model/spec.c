@@ -10,28 +10,65 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RANKS, DTYPE, VOCAB, KEYS };
+/* What a word can be told. WORLD is the bare number of "fsdp:4". */
+enum { WORLD, TP, VOCAB, ORIG, NUMBERS, DTYPE = NUMBERS, KEYS };
 
-static const char *const key_names[KEYS] = {[RANKS] = "tp", [DTYPE] = "dtype", [VOCAB] = "vocab"};
+enum { MOST_RANKS = 4096, MOST_VOCAB = 1 << 30 };
+
+#define RANKS(name)                                                                                \
+    {                                                                                              \
+        name, 1, MOST_RANKS, "a number of ranks from 1 to 4096"                                    \
+    }
+#define SWITCH(name)                                                                               \
+    {                                                                                              \
+        name, 0, 1, "0 or 1"                                                                       \
+    }
+
+static const struct {
+    const char *name;
+    int64_t least, most;
+    const char *expected;
+} keys[KEYS] = {
+    [WORLD] = RANKS("N"),
+    [TP] = RANKS("tp"),
+    [VOCAB] = {"vocab", 1, MOST_VOCAB, "a multiple from 1 to 2^30"},
+    [ORIG] = SWITCH("orig"),
+    [DTYPE] = {"dtype", 0, 0, NULL},
+};
 
 typedef struct settings {
     const char *spec; /* for messages */
     bool given[KEYS];
-    uint32_t ranks;
-    dray_dtype dtype; /* NONE: the model's */
-    int64_t vocab;
+    int64_t number[NUMBERS]; /* 0 where not given */
+    dray_dtype dtype;        /* NONE: the model's */
     const char *path;
 } settings;
 
 typedef struct word {
     const char *name, *form; /* as usage shows it */
-    bool bare_ranks;         /* the first setting is a number: how many ranks */
-    bool needs_ranks;
     bool takes[KEYS];
+    int needs;    /* a key that must be given; all keys are optional where this is KEYS */
     bool is_path; /* all behind the colon is a path */
+    uint32_t (*ranks)(const settings *);
     int (*make)(const dray_model_config *, const settings *, uint32_t rank, dray_layout **,
                 dray_error *);
 } word;
+
+static uint32_t one_rank(const settings *s)
+{
+    (void)s;
+    return 1;
+}
+
+static uint32_t world_ranks(const settings *s)
+{
+    return (uint32_t)s->number[WORLD];
+}
+
+static uint32_t engine_ranks(const settings *s)
+{
+    return (uint32_t)s->number[TP];
+}
 
 static int make_full(const dray_model_config *model, const settings *s, uint32_t rank,
                      dray_layout **out, dray_error *error)
@@ -43,17 +80,28 @@ static int make_full(const dray_model_config *model, const settings *s, uint32_t
 static int make_fsdp(const dray_model_config *model, const settings *s, uint32_t rank,
                      dray_layout **out, dray_error *error)
 {
-    return dray_layout_fsdp(model, s->dtype, rank, s->ranks, DRAY_REGION_SHARED, out, error);
+    return dray_layout_fsdp(model, s->dtype, rank, world_ranks(s), DRAY_REGION_SHARED, out, error);
+}
+
+static int make_fsdp1(const dray_model_config *model, const settings *s, uint32_t rank,
+                      dray_layout **out, dray_error *error)
+{
+    dray_fsdp1_spec spec = DRAY_FSDP1_SPEC_INIT;
+    spec.rank = rank;
+    spec.world = world_ranks(s);
+    spec.dtype = (int32_t)s->dtype;
+    spec.use_orig_params = (int32_t)s->number[ORIG];
+    return dray_layout_fsdp1(model, &spec, out, error);
 }
 
 static int make_engine(const dray_model_config *model, const settings *s, uint32_t rank,
                        dray_layout **out, dray_error *error)
 {
     dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
-    spec.tp = s->ranks;
+    spec.tp = (uint32_t)s->number[TP];
     spec.tp_rank = rank;
     spec.dtype = (int32_t)s->dtype;
-    spec.vocab_multiple = s->vocab;
+    spec.vocab_multiple = s->number[VOCAB];
     return dray_layout_engine(model, &spec, out, error);
 }
 
@@ -65,22 +113,39 @@ static int make_safetensors(const dray_model_config *model, const settings *s, u
 }
 
 static const word words[] = {
-    {.name = "full", .form = "full[:dtype=D]", .takes = {[DTYPE] = true}, .make = make_full},
+    {.name = "full",
+     .form = "full[:dtype=D]",
+     .takes = {[DTYPE] = true},
+     .needs = KEYS,
+     .ranks = one_rank,
+     .make = make_full},
     {.name = "fsdp",
      .form = "fsdp:N[,dtype=D]",
-     .bare_ranks = true,
-     .needs_ranks = true,
-     .takes = {[DTYPE] = true},
+     .takes = {[WORLD] = true, [DTYPE] = true},
+     .needs = WORLD,
+     .ranks = world_ranks,
      .make = make_fsdp},
+    {.name = "fsdp1",
+     .form = "fsdp1:N[,dtype=D][,orig=1]",
+     .takes = {[WORLD] = true, [DTYPE] = true, [ORIG] = true},
+     .needs = WORLD,
+     .ranks = world_ranks,
+     .make = make_fsdp1},
     {.name = "engine",
      .form = "engine:tp=N[,dtype=D][,vocab=N]",
-     .needs_ranks = true,
-     .takes = {[RANKS] = true, [DTYPE] = true, [VOCAB] = true},
+     .takes = {[TP] = true, [DTYPE] = true, [VOCAB] = true},
+     .needs = TP,
+     .ranks = engine_ranks,
      .make = make_engine},
-    {.name = "safetensors", .form = "safetensors:PATH", .is_path = true, .make = make_safetensors},
+    {.name = "safetensors",
+     .form = "safetensors:PATH",
+     .needs = KEYS,
+     .is_path = true,
+     .ranks = one_rank,
+     .make = make_safetensors},
 };
 
-enum { WORDS = sizeof words / sizeof *words, MOST_RANKS = 4096, MOST_VOCAB = 1 << 30 };
+enum { WORDS = sizeof words / sizeof *words };
 
 static int bad(const settings *s, const char *problem, const char *text, const char *hint,
                dray_error *error)
@@ -89,13 +154,13 @@ static int bad(const settings *s, const char *problem, const char *text, const c
                       hint);
 }
 
-static bool read_number(const char *text, int64_t most, int64_t *out)
+static bool read_number(const char *text, int key, int64_t *out)
 {
     char *end;
     if (*text < '0' || *text > '9' || strlen(text) > 10)
         return false;
     *out = strtoll(text, &end, 10);
-    return !*end && *out >= 1 && *out <= most;
+    return !*end && *out >= keys[key].least && *out <= keys[key].most;
 }
 
 static int set_dtype(settings *s, const char *value, dray_error *error)
@@ -116,41 +181,35 @@ static int set_dtype(settings *s, const char *value, dray_error *error)
 
 static int set_key(settings *s, int key, const char *value, dray_error *error)
 {
-    int64_t number = 0;
+    char expected[80];
     if (s->given[key])
-        return bad(s, "given twice:", key_names[key], "", error);
+        return bad(s, "given twice:", keys[key].name, "", error);
     s->given[key] = true;
     if (key == DTYPE)
         return set_dtype(s, value, error);
-    if (!read_number(value, key == RANKS ? MOST_RANKS : MOST_VOCAB, &number))
-        return bad(s,
-                   key == RANKS ? "expected a number of ranks from 1 to 4096, found"
-                                : "expected a multiple from 1 to 2^30, found",
-                   value, "", error);
-    if (key == RANKS)
-        s->ranks = (uint32_t)number;
-    else
-        s->vocab = number;
-    return DRAY_OK;
+    if (read_number(value, key, &s->number[key]))
+        return DRAY_OK;
+    snprintf(expected, sizeof expected, "expected %s, found", keys[key].expected);
+    return bad(s, expected, value, "", error);
 }
 
 static int read_setting(const word *w, settings *s, char *text, bool first, dray_error *error)
 {
     char *equals = strchr(text, '=');
-    if (!equals && first && w->bare_ranks)
-        return set_key(s, RANKS, text, error);
+    if (!equals && first && w->takes[WORLD])
+        return set_key(s, WORLD, text, error);
     if (!equals)
         return bad(s, "expected key=value, found", text, "", error);
     *equals = 0;
     const char *known[KEYS];
     size_t count = 0;
-    for (int key = 0; key < KEYS; key++) {
-        if (w->takes[key] && strcmp(key_names[key], text) == 0)
+    for (int key = WORLD + 1; key < KEYS; key++) {
+        if (w->takes[key] && strcmp(keys[key].name, text) == 0)
             return set_key(s, key, equals + 1, error);
         if (w->takes[key])
-            known[count++] = key_names[key];
+            known[count++] = keys[key].name;
     }
-    char hint[128];
+    char hint[160];
     dray__word_hint(text, known, count, hint, sizeof hint);
     if (!*hint)
         snprintf(hint, sizeof hint, " (form: %s)", w->form);
@@ -175,7 +234,7 @@ static int read_settings(const word *w, settings *s, char *arguments, dray_error
             return status;
         at = comma ? comma + 1 : NULL;
     }
-    if (w->needs_ranks && !s->given[RANKS])
+    if (w->needs < KEYS && !s->given[w->needs])
         return bad(s, "the number of ranks is missing; form:", w->form, "", error);
     return DRAY_OK;
 }
@@ -192,28 +251,28 @@ static int find_word(const settings *s, const char *name, const word **out, dray
     }
     dray__word_hint(name, names, WORDS, hint, sizeof hint);
     size_t at = strlen(hint);
-    for (size_t i = 0; i < WORDS; i++)
-        at += (size_t)snprintf(hint + at, sizeof hint - at, "%s%s",
-                               i ? ", " : " (forms: ", words[i].form);
-    snprintf(hint + at, sizeof hint - at, ")");
+    for (size_t i = 0; i < WORDS && at < sizeof hint; i++)
+        at += (size_t)snprintf(hint + at, sizeof hint - at, "%s%s%s", i ? ", " : " (known: ",
+                               names[i], i + 1 == WORDS ? ")" : "");
     return bad(s, "unknown word", name, hint, error);
 }
 
 static int make_all(const word *w, const dray_model_config *model, const settings *s,
                     dray_layout ***out, uint32_t *count, dray_error *error)
 {
-    dray_layout **layouts = calloc(s->ranks, sizeof *layouts);
+    uint32_t ranks = w->ranks(s);
+    dray_layout **layouts = calloc(ranks, sizeof *layouts);
     int status = layouts ? DRAY_OK : dray__nomem(error);
-    for (uint32_t rank = 0; rank < s->ranks && !status; rank++)
+    for (uint32_t rank = 0; rank < ranks && !status; rank++)
         status = w->make(model, s, rank, &layouts[rank], error);
     if (status) {
-        for (uint32_t rank = 0; layouts && rank < s->ranks; rank++)
+        for (uint32_t rank = 0; layouts && rank < ranks; rank++)
             dray_layout_free(layouts[rank]);
         free(layouts);
         return dray__fail_prefix(error, status, "SPEC '%.120s': ", s->spec);
     }
     *out = layouts;
-    *count = s->ranks;
+    *count = ranks;
     return DRAY_OK;
 }
 
@@ -223,7 +282,7 @@ int dray_layouts_from_spec(const dray_model_config *model, const char *spec, dra
     char *text = strdup(spec);
     if (!text)
         return dray__nomem(error);
-    settings s = {.spec = spec, .ranks = 1};
+    settings s = {.spec = spec};
     const word *w;
     char *colon = strchr(text, ':');
     if (colon)

@@ -49,6 +49,22 @@ class EngineSpec(c.Structure):
                 ("dtype", c.c_int32), ("vocab_multiple", c.c_int64), ("kind", c.c_int32)]
 
 
+class FlatPiece(c.Structure):
+    _fields_ = [("name", c.c_char_p), ("ndim", c.c_uint32), ("shape", c.c_int64 * MAX_DIMS),
+                ("offset", c.c_int64), ("first", c.c_int64), ("last", c.c_int64)]
+
+
+class FlatParameter(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("dtype", c.c_int32), ("prefix", c.c_char_p),
+                ("numel", c.c_int64), ("padding", c.c_int64), ("pieces", c.POINTER(FlatPiece)),
+                ("count", c.c_uint32)]
+
+
+class Fsdp1Spec(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("rank", c.c_uint32), ("world", c.c_uint32)] + [
+        (n, c.c_int32) for n in ("dtype", "use_orig_params", "compute_dtype", "kind")]
+
+
 class SafetensorsOptions(c.Structure):
     _fields_ = [("size", c.c_size_t), ("max_file_bytes", c.c_uint64),
                 ("metadata_json", c.c_char_p), ("values_key", c.c_char_p),

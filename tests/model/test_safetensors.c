@@ -353,7 +353,7 @@ static void specs(void **state)
         {"", "unknown word ''"},
         {"fsdq:4", "did you mean 'fsdp'?"},
         {"engin:tp=2", "did you mean 'engine'?"},
-        {"megatron:tp=2", "forms: full"},
+        {"megatron:tp=2", "known: full"},
         {"fsdp", "number of ranks is missing; form: 'fsdp:N"},
         {"fsdp:", "expected a number of ranks"},
         {"fsdp:0", "expected a number of ranks"},
