@@ -170,29 +170,48 @@ int dray_layout_unpack(const void *data, size_t size, dray_layout **out, dray_er
 
 /* ---- model configurations -------------------------------------------------------------------- */
 
+enum { DRAY_MODEL_DENSE_WORDS = 8 };
+
 typedef struct dray_model_config {
-    char family[32]; /* "llama", "qwen2", "qwen3" (Hugging Face model_type) */
+    /* Hugging Face model_type: "llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3",
+     * "kimi_k2", "glm4_moe" */
+    char family[32];
     int64_t vocab_size, hidden_size, intermediate_size;
     int64_t layers, heads, kv_heads, head_dim;
     int64_t max_positions;
     double rms_norm_eps, rope_theta;
     int32_t qkv_bias, o_bias, mlp_bias, qk_norm, tied;
     int32_t dtype; /* checkpoint dtype (torch_dtype) */
+    /* Mixture of experts; 0 experts: a dense model, and the rest is not looked at. */
+    int64_t experts, moe_intermediate_size;
+    int64_t shared_experts; /* as one MLP of shared_experts x moe_intermediate_size */
+    /* Layer i is dense where i < first_k_dense, where sparse_step > 1 does not divide i + 1, or
+     * where bit i % 64 of dense_layers[i / 64] is set (mlp_only_layers). */
+    int64_t first_k_dense, sparse_step;
+    uint64_t dense_layers[DRAY_MODEL_DENSE_WORDS];
+    /* Multi-head latent attention; kv_lora_rank 0: grouped-query attention. q_lora_rank 0: queries
+     * are projected in one step. kv_heads is heads, head_dim qk_nope_head_dim + qk_rope_head_dim.
+     */
+    int64_t q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim;
+    /* Multi-token prediction: whole layers `layers`, `layers` + 1, ... that share the embedding and
+     * the head. A trainer that has none sets 0. */
+    int64_t mtp_layers;
 } dray_model_config;
 
 /* A name of the built-in table ("qwen2.5-32b", ..., in any case) or the path of a config.json, or
  * of a folder that has one, written by transformers 4 or 5. Missing keys have transformers'
- * defaults; the sizes must be there. DRAY_ENOENT lists the nearest names; DRAY_EUNSUPPORTED names
- * the key that gives a model other tensors; DRAY_EFORMAT and DRAY_EINVALID name the key and what
- * was found. Keys that change only how a model computes (rope_scaling, sliding_window, hidden_act)
- * are not looked at. */
+ * defaults (num_nextn_predict_layers: 0); the sizes must be there. DRAY_ENOENT lists the nearest
+ * names; DRAY_EUNSUPPORTED names the key that gives a model other tensors; DRAY_EFORMAT and
+ * DRAY_EINVALID name the key and what was found. Keys that change only how a model computes
+ * (rope_scaling, sliding_window, hidden_act) are not looked at. */
 int dray_model_config_load(const char *name_or_path, dray_model_config *out, dray_error *error);
 /* Name i of the built-in table; NULL past the end. */
 const char *dray_model_name(uint32_t index);
 /* All tensors of the checkpoint, each one replicated dense block in one region of `kind` (memory;
  * 0: SHARED), in checkpoint order, each aligned to 256 bytes. The "full" layout: what a Hugging
- * Face state dict holds; a tied head is an alias. dtype NONE: the config's. *out is the caller's.
- */
+ * Face state dict holds; a tied head is an alias, and so are the embedding and the head of a
+ * multi-token prediction layer. dtype NONE: the config's; routers' e_score_correction_bias is F32
+ * whatever dtype says, here and in all builders. *out is the caller's. */
 int dray_layout_full(const dray_model_config *config, dray_dtype dtype, dray_region_kind kind,
                      dray_layout **out, dray_error *error);
 

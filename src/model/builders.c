@@ -46,8 +46,9 @@ static int place_all(const dray_model_config *config, const dray__family *family
         if (is_alias)
             continue;
         uint32_t ndim = dray__parameter_shape(parameter, config, shape);
+        dray_dtype stored = dray__parameter_dtype(parameter, dtype);
         shape[0] = share_rows(s, shape[0]);
-        if (!dray__dense_bytes(dtype, ndim, shape, &bytes) ||
+        if (!dray__dense_bytes(stored, ndim, shape, &bytes) ||
             __builtin_add_overflow(s->end, (uint64_t)bytes, &s->end) || !dray__align(&s->end))
             return dray__fail(error, DRAY_EINVALID, "tensor %s: the model is too large", walk.name);
     }

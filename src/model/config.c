@@ -1,5 +1,7 @@
 /* Model configurations: a table of public models, and Hugging Face's config.json as transformers 4
- * and 5 write it (configuration_llama.py, configuration_qwen2.py, configuration_qwen3.py). */
+ * and 5 write it (configuration_llama.py, configuration_qwen2.py, configuration_qwen3.py,
+ * configuration_qwen3_moe.py, configuration_mixtral.py, configuration_deepseek_v3.py,
+ * configuration_glm4_moe.py). */
 #include "model/family.h"
 
 #include "base/error.h"
@@ -23,6 +25,14 @@ typedef struct known {
     int tied;
 } known;
 
+/* What more there is to say of models with experts. */
+typedef struct sparse {
+    const char *name;
+    int qkv_bias, qk_norm; /* where the family leaves them open */
+    int64_t experts, expert, shared, first_dense, mtp;
+    int64_t q_lora, kv_lora, nope, rope, value;
+} sparse;
+
 static const known models[] = {
     {"qwen2.5-0.5b", "qwen2", 151936, 896, 4864, 24, 14, 2, 64, 32768, 1e-6, 1e6, 1},
     {"qwen2.5-1.5b", "qwen2", 151936, 1536, 8960, 28, 12, 2, 128, 131072, 1e-6, 1e6, 1},
@@ -41,6 +51,47 @@ static const known models[] = {
     {"qwen3-8b", "qwen3", 151936, 4096, 12288, 36, 32, 8, 128, 40960, 1e-6, 1e6, 0},
     {"qwen3-14b", "qwen3", 151936, 5120, 17408, 40, 40, 8, 128, 40960, 1e-6, 1e6, 0},
     {"qwen3-32b", "qwen3", 151936, 5120, 25600, 64, 64, 8, 128, 40960, 1e-6, 1e6, 0},
+    {"qwen3-30b-a3b", "qwen3_moe", 151936, 2048, 6144, 48, 32, 4, 128, 40960, 1e-6, 1e6, 0},
+    {"qwen3-235b-a22b", "qwen3_moe", 151936, 4096, 12288, 94, 64, 4, 128, 40960, 1e-6, 1e6, 0},
+    {"mixtral-8x7b", "mixtral", 32000, 4096, 14336, 32, 32, 8, 128, 32768, 1e-5, 1e6, 0},
+    {"deepseek-v3", "deepseek_v3", 129280, 7168, 18432, 61, 128, 128, 192, 163840, 1e-6, 1e4, 0},
+    {"kimi-k2", "kimi_k2", 163840, 7168, 18432, 61, 64, 64, 192, 131072, 1e-6, 5e4, 0},
+    {"glm-4.5", "glm4_moe", 151552, 5120, 12288, 92, 96, 8, 128, 131072, 1e-5, 1e6, 0},
+};
+
+static const sparse sparse_models[] = {
+    {.name = "qwen3-30b-a3b", .experts = 128, .expert = 768},
+    {.name = "qwen3-235b-a22b", .experts = 128, .expert = 1536},
+    {.name = "mixtral-8x7b", .experts = 8, .expert = 14336},
+    {.name = "deepseek-v3",
+     .experts = 256,
+     .expert = 2048,
+     .shared = 1,
+     .first_dense = 3,
+     .mtp = 1,
+     .q_lora = 1536,
+     .kv_lora = 512,
+     .nope = 128,
+     .rope = 64,
+     .value = 128},
+    {.name = "kimi-k2",
+     .experts = 384,
+     .expert = 2048,
+     .shared = 1,
+     .first_dense = 1,
+     .q_lora = 1536,
+     .kv_lora = 512,
+     .nope = 128,
+     .rope = 64,
+     .value = 128},
+    {.name = "glm-4.5",
+     .qkv_bias = 1,
+     .qk_norm = 1,
+     .experts = 160,
+     .expert = 1536,
+     .shared = 1,
+     .first_dense = 3,
+     .mtp = 1},
 };
 
 const char *dray_model_name(uint32_t index)
@@ -50,7 +101,12 @@ const char *dray_model_name(uint32_t index)
 
 static void from_table(const known *m, dray_model_config *out)
 {
+    static const sparse none;
     const dray__family *family = dray__family_find(m->family);
+    const sparse *more = &none;
+    for (size_t i = 0; i < COUNT(sparse_models); i++)
+        if (strcmp(sparse_models[i].name, m->name) == 0)
+            more = &sparse_models[i];
     *out = (dray_model_config){.vocab_size = m->vocab,
                                .hidden_size = m->hidden,
                                .intermediate_size = m->intermediate,
@@ -61,10 +117,20 @@ static void from_table(const known *m, dray_model_config *out)
                                .max_positions = m->positions,
                                .rms_norm_eps = m->eps,
                                .rope_theta = m->theta,
-                               .qkv_bias = family->qkv_bias,
-                               .qk_norm = family->qk_norm,
+                               .qkv_bias = family->qkv_bias || more->qkv_bias,
+                               .qk_norm = family->qk_norm || more->qk_norm,
                                .tied = m->tied,
-                               .dtype = DRAY_BF16};
+                               .dtype = DRAY_BF16,
+                               .experts = more->experts,
+                               .moe_intermediate_size = more->expert,
+                               .shared_experts = more->shared,
+                               .first_k_dense = more->first_dense,
+                               .q_lora_rank = more->q_lora,
+                               .kv_lora_rank = more->kv_lora,
+                               .qk_nope_head_dim = more->nope,
+                               .qk_rope_head_dim = more->rope,
+                               .v_head_dim = more->value,
+                               .mtp_layers = more->mtp};
     snprintf(out->family, sizeof out->family, "%s", m->family);
 }
 
@@ -140,9 +206,10 @@ static const char *string(reading *r, const char *key)
 }
 
 /* transformers 5 nests it, in one object or in one for each kind of layer. */
-static double rope_theta(reading *r)
+static double rope_theta(reading *r, const dray__family *family)
 {
-    const double absent = 10000; /* RotaryEmbeddingConfigMixin.default_theta */
+    /* RotaryEmbeddingConfigMixin.default_theta */
+    const double absent = family->default_theta > 0 ? family->default_theta : 10000;
     double theta = number(r, r->json, "rope_theta", absent);
     const json_t *nested = get(r->json, "rope_parameters");
     if (nested && !json_is_object(nested)) {
@@ -173,12 +240,20 @@ static dray_dtype checkpoint_dtype(reading *r)
     return dtype;
 }
 
-/* Keys that give a model other tensors, unless they are missing, null, false, 0 or empty. */
-static const char *const changes_tensors[] = {
-    "quantization_config", "compression_config",       "num_experts",   "num_local_experts",
-    "n_routed_experts",    "num_nextn_predict_layers", "kv_lora_rank",  "pruned_heads",
-    "is_encoder_decoder",  "add_cross_attention",      "vision_config", "text_config",
-    "head_dim_list",       "num_heads_per_layer",      "block_configs",
+/* Keys that give a model other tensors, unless they are missing, null, false, 0 or empty, or the
+ * family has what they speak of. */
+static const struct {
+    const char *key;
+    enum { FOR_NONE, FOR_MOE, FOR_LATENT, FOR_MTP } known_to;
+} changes_tensors[] = {
+    {"quantization_config", FOR_NONE}, {"compression_config", FOR_NONE},
+    {"num_experts", FOR_MOE},          {"num_local_experts", FOR_MOE},
+    {"n_routed_experts", FOR_MOE},     {"num_nextn_predict_layers", FOR_MTP},
+    {"kv_lora_rank", FOR_LATENT},      {"pruned_heads", FOR_NONE},
+    {"is_encoder_decoder", FOR_NONE},  {"add_cross_attention", FOR_NONE},
+    {"vision_config", FOR_NONE},       {"text_config", FOR_NONE},
+    {"head_dim_list", FOR_NONE},       {"num_heads_per_layer", FOR_NONE},
+    {"block_configs", FOR_NONE},
 };
 
 static bool is_set(const json_t *value)
@@ -192,13 +267,25 @@ static bool is_set(const json_t *value)
     return value && !json_is_null(value) && !json_is_false(value);
 }
 
-static int check_keys(const reading *r)
+static int check_keys(const reading *r, const dray__family *family)
 {
+    const bool has[] = {[FOR_NONE] = false,
+                        [FOR_MOE] = family->moe,
+                        [FOR_LATENT] = family->latent,
+                        [FOR_MTP] = family->mtp};
     for (size_t i = 0; i < COUNT(changes_tensors); i++)
-        if (is_set(json_object_get(r->json, changes_tensors[i])))
+        if (!has[changes_tensors[i].known_to] &&
+            is_set(json_object_get(r->json, changes_tensors[i].key)))
             return dray__fail(r->error, DRAY_EUNSUPPORTED,
                               "%.300s: %s changes the model's tensors and is not supported",
-                              r->path, changes_tensors[i]);
+                              r->path, changes_tensors[i].key);
+    const json_t *every = json_object_get(r->json, "moe_layer_freq");
+    if (every && !(json_is_integer(every) && json_integer_value(every) == 1))
+        return dray__fail(r->error, DRAY_EUNSUPPORTED, "%.300s: moe_layer_freq: expected 1",
+                          r->path);
+    if (family->latent && is_set(json_object_get(r->json, "attention_bias")))
+        return dray__fail(r->error, DRAY_EUNSUPPORTED,
+                          "%.300s: attention_bias is not supported with latent attention", r->path);
     const json_t *names = json_object_get(r->json, "architectures");
     const json_t *first = json_is_array(names) ? json_array_get(names, 0) : NULL;
     const char *name = json_string_value(first), *tail = name ? strstr(name, "ForCausalLM") : NULL;
@@ -220,10 +307,88 @@ static int read_family(reading *r, const dray__family **family)
     *family = dray__family_find(type);
     if (*family)
         return DRAY_OK;
-    char hint[160];
+    char hint[DRAY__FAMILY_HINT];
     dray__family_hint(type, hint, sizeof hint);
     return dray__fail(r->error, DRAY_EUNSUPPORTED, "%.200s: model_type '%.60s' is not supported%s",
                       r->path, type, hint);
+}
+
+/* mlp_only_layers: numbers of layers. */
+static void read_dense_layers(reading *r, dray_model_config *c)
+{
+    enum { MOST = DRAY_MODEL_DENSE_WORDS * 64 };
+    const json_t *list = get(r->json, "mlp_only_layers"), *item;
+    size_t i;
+    if (list && !json_is_array(list))
+        wrong_type(r, "mlp_only_layers", "a list", list);
+    json_array_foreach(list, i, item)
+    {
+        json_int_t layer = json_integer_value(item);
+        if (!json_is_integer(item))
+            wrong_type(r, "mlp_only_layers", "a list of integers", item);
+        else if (layer < 0 || layer >= MOST)
+            r->status = r->status ? r->status
+                                  : dray__fail(r->error, DRAY_EUNSUPPORTED,
+                                               "%.300s: mlp_only_layers: layer %lld, expected 0 to "
+                                               "%d",
+                                               r->path, (long long)layer, MOST - 1);
+        else
+            c->dense_layers[layer / 64] |= UINT64_C(1) << (layer % 64);
+    }
+}
+
+static void read_experts(reading *r, const dray__family *family, dray_model_config *c)
+{
+    const char *count = family->experts_keys[0], *other = family->experts_keys[1];
+    if (!family->moe)
+        return;
+    c->experts =
+        integer(r, other && !get(r->json, count) && get(r->json, other) ? other : count, -1);
+    c->moe_intermediate_size =
+        family->expert_size_key ? integer(r, family->expert_size_key, -1) : c->intermediate_size;
+    if (family->first_dense_key) {
+        c->first_k_dense = integer(r, "first_k_dense_replace", family->default_first_dense);
+        c->shared_experts = integer(r, "n_shared_experts", 1);
+    }
+    if (family->dense_keys) {
+        c->sparse_step = integer(r, "decoder_sparse_step", 1);
+        read_dense_layers(r, c);
+    }
+    if (family->mtp)
+        c->mtp_layers = integer(r, "num_nextn_predict_layers", 0);
+}
+
+static void read_latent(reading *r, dray_model_config *c)
+{
+    c->q_lora_rank = integer(r, "q_lora_rank", 0); /* null: one step */
+    c->kv_lora_rank = integer(r, "kv_lora_rank", -1);
+    c->qk_nope_head_dim = integer(r, "qk_nope_head_dim", -1);
+    c->qk_rope_head_dim = integer(r, "qk_rope_head_dim", -1);
+    c->v_head_dim = integer(r, "v_head_dim", -1);
+    c->kv_heads = c->heads;
+    c->head_dim = r->status ? 0 : c->qk_nope_head_dim + c->qk_rope_head_dim;
+}
+
+/* Heads of grouped-query attention. */
+static int read_heads(reading *r, const dray__family *family, dray_model_config *c)
+{
+    /* null says "as many as heads" to every family; a missing key is the family's default. */
+    bool silent = !json_object_get(r->json, "num_key_value_heads");
+    c->kv_heads = integer(r, "num_key_value_heads",
+                          silent && family->default_kv_heads ? family->default_kv_heads
+                                                             : (c->heads < 0 ? 0 : c->heads));
+    c->head_dim = integer(r, "head_dim", 0);
+    if (!get(r->json, "head_dim")) {
+        c->head_dim = family->default_head_dim;
+        if (!c->head_dim && c->heads > 0 && c->hidden_size % c->heads)
+            return dray__fail(r->error, DRAY_EINVALID,
+                              "%.300s: hidden_size %lld is not a multiple of num_attention_heads "
+                              "%lld, and there is no head_dim",
+                              r->path, (long long)c->hidden_size, (long long)c->heads);
+        if (!c->head_dim && c->heads > 0)
+            c->head_dim = c->hidden_size / c->heads;
+    }
+    return DRAY_OK;
 }
 
 static int read_config(reading *r, dray_model_config *out)
@@ -233,7 +398,7 @@ static int read_config(reading *r, dray_model_config *out)
         return dray__fail(r->error, DRAY_EFORMAT, "%.300s: expected an object", r->path);
     int status = read_family(r, &family);
     if (!status)
-        status = check_keys(r);
+        status = check_keys(r, family);
     if (status)
         return status;
     dray_model_config c = {.vocab_size = integer(r, "vocab_size", -1),
@@ -244,31 +409,22 @@ static int read_config(reading *r, dray_model_config *out)
     if (r->status)
         return r->status;
     snprintf(c.family, sizeof c.family, "%s", family->name);
-    /* null says "as many as heads" to every family; a missing key is the family's default. */
-    bool silent = !json_object_get(r->json, "num_key_value_heads");
-    c.kv_heads = integer(r, "num_key_value_heads",
-                         silent && family->default_kv_heads ? family->default_kv_heads
-                                                            : (c.heads < 0 ? 0 : c.heads));
-    c.head_dim = integer(r, "head_dim", 0);
-    if (!get(r->json, "head_dim")) {
-        c.head_dim = family->default_head_dim;
-        if (!c.head_dim && c.heads > 0 && c.hidden_size % c.heads)
-            return dray__fail(r->error, DRAY_EINVALID,
-                              "%.300s: hidden_size %lld is not a multiple of num_attention_heads "
-                              "%lld, and there is no head_dim",
-                              r->path, (long long)c.hidden_size, (long long)c.heads);
-        if (!c.head_dim && c.heads > 0)
-            c.head_dim = c.hidden_size / c.heads;
-    }
+    if (family->latent)
+        read_latent(r, &c);
+    else
+        status = read_heads(r, family, &c);
+    if (status)
+        return status;
+    read_experts(r, family, &c);
     c.max_positions = integer(r, "max_position_embeddings", 2048);
     c.rms_norm_eps = number(r, r->json, "rms_norm_eps", 1e-6);
-    c.rope_theta = rope_theta(r);
+    c.rope_theta = rope_theta(r, family);
     c.tied = boolean(r, "tie_word_embeddings", false);
-    bool bias = family->bias_keys && boolean(r, "attention_bias", false);
+    bool bias = family->bias_key && boolean(r, "attention_bias", false);
     c.qkv_bias = family->qkv_bias || bias;
-    c.o_bias = bias;
+    c.o_bias = bias && family->o_bias_key;
     c.mlp_bias = family->mlp_bias_key && boolean(r, "mlp_bias", false);
-    c.qk_norm = family->qk_norm;
+    c.qk_norm = family->qk_norm || (family->qk_norm_key && boolean(r, "use_qk_norm", false));
     c.dtype = (int32_t)checkpoint_dtype(r);
     if (r->status)
         return r->status;

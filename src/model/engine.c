@@ -198,6 +198,10 @@ static int engine_init(engine *e, const dray_model_config *config, const dray_en
     int status = check_spec(spec, &e->spec, error);
     if (!status)
         status = dray__config_check(config, &e->family, error);
+    if (!status && (e->family->moe || e->family->latent))
+        status = dray__fail(error, DRAY_EUNSUPPORTED,
+                            "engine: no layout for %s, which has experts or latent attention",
+                            e->family->name);
     e->dtype = (dray_dtype)e->spec.dtype;
     e->kind = (dray_region_kind)e->spec.kind;
     if (!status)

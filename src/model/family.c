@@ -1,6 +1,4 @@
-/* The families' tables. Names and order: transformers' modeling_llama.py, modeling_qwen2.py,
- * modeling_qwen3.py. Fused parameters and cuts: QKVParallelLinear, MergedColumnParallelLinear,
- * RowParallelLinear and VocabParallelEmbedding, the same in vLLM and SGLang. */
+/* What follows from a family's table: shapes, which layers have a parameter, the walk over all. */
 #include "model/family.h"
 
 #include "base/error.h"
@@ -12,150 +10,111 @@
 #include <string.h>
 
 #define COUNT(array) ((uint32_t)(sizeof(array) / sizeof *(array)))
-#define LAYER "model.layers.*."
-
-#define V DRAY__SIZE_VOCAB
-#define H DRAY__SIZE_HIDDEN
-#define I DRAY__SIZE_INTERMEDIATE
-#define Q DRAY__SIZE_QUERY
-#define KV DRAY__SIZE_KV
-#define D DRAY__SIZE_HEAD
-
-/* Decoders with grouped-query attention, rotary positions and a gated MLP. */
-static const dray__parameter dense[] = {
-    {.name = "model.embed_tokens.weight", .cut = DRAY__CUT_VOCAB, .shape = {V, H}},
-    {.name = LAYER "self_attn.q_proj.weight",
-     .fused = LAYER "self_attn.qkv_proj.weight",
-     .cut = DRAY__CUT_HEADS,
-     .shape = {Q, H}},
-    {.name = LAYER "self_attn.q_proj.bias",
-     .fused = LAYER "self_attn.qkv_proj.bias",
-     .when = DRAY__WHEN_QKV_BIAS,
-     .cut = DRAY__CUT_HEADS,
-     .shape = {Q}},
-    {.name = LAYER "self_attn.k_proj.weight",
-     .fused = LAYER "self_attn.qkv_proj.weight",
-     .cut = DRAY__CUT_KV_HEADS,
-     .shape = {KV, H}},
-    {.name = LAYER "self_attn.k_proj.bias",
-     .fused = LAYER "self_attn.qkv_proj.bias",
-     .when = DRAY__WHEN_QKV_BIAS,
-     .cut = DRAY__CUT_KV_HEADS,
-     .shape = {KV}},
-    {.name = LAYER "self_attn.v_proj.weight",
-     .fused = LAYER "self_attn.qkv_proj.weight",
-     .cut = DRAY__CUT_KV_HEADS,
-     .shape = {KV, H}},
-    {.name = LAYER "self_attn.v_proj.bias",
-     .fused = LAYER "self_attn.qkv_proj.bias",
-     .when = DRAY__WHEN_QKV_BIAS,
-     .cut = DRAY__CUT_KV_HEADS,
-     .shape = {KV}},
-    {.name = LAYER "self_attn.o_proj.weight", .cut = DRAY__CUT_HEADS_ROW, .shape = {H, Q}},
-    {.name = LAYER "self_attn.o_proj.bias", .when = DRAY__WHEN_O_BIAS, .shape = {H}},
-    {.name = LAYER "self_attn.q_norm.weight", .when = DRAY__WHEN_QK_NORM, .shape = {D}},
-    {.name = LAYER "self_attn.k_norm.weight", .when = DRAY__WHEN_QK_NORM, .shape = {D}},
-    {.name = LAYER "mlp.gate_proj.weight",
-     .fused = LAYER "mlp.gate_up_proj.weight",
-     .cut = DRAY__CUT_COLUMN,
-     .shape = {I, H}},
-    {.name = LAYER "mlp.gate_proj.bias",
-     .fused = LAYER "mlp.gate_up_proj.bias",
-     .when = DRAY__WHEN_MLP_BIAS,
-     .cut = DRAY__CUT_COLUMN,
-     .shape = {I}},
-    {.name = LAYER "mlp.up_proj.weight",
-     .fused = LAYER "mlp.gate_up_proj.weight",
-     .cut = DRAY__CUT_COLUMN,
-     .shape = {I, H}},
-    {.name = LAYER "mlp.up_proj.bias",
-     .fused = LAYER "mlp.gate_up_proj.bias",
-     .when = DRAY__WHEN_MLP_BIAS,
-     .cut = DRAY__CUT_COLUMN,
-     .shape = {I}},
-    {.name = LAYER "mlp.down_proj.weight", .cut = DRAY__CUT_ROW, .shape = {H, I}},
-    {.name = LAYER "mlp.down_proj.bias", .when = DRAY__WHEN_MLP_BIAS, .shape = {H}},
-    {.name = LAYER "input_layernorm.weight", .shape = {H}},
-    {.name = LAYER "post_attention_layernorm.weight", .shape = {H}},
-    {.name = "model.norm.weight", .shape = {H}},
-    {.name = "lm_head.weight",
-     .tied = "model.embed_tokens.weight",
-     .cut = DRAY__CUT_VOCAB,
-     .shape = {V, H}},
-};
-
-_Static_assert(COUNT(dense) <= DRAY__MOST_PARAMETERS, "");
-
-static const dray__family families[] = {
-    {.name = "llama",
-     .parameters = dense,
-     .count = COUNT(dense),
-     .bias_keys = true,
-     .mlp_bias_key = true},
-    {.name = "qwen2",
-     .parameters = dense,
-     .count = COUNT(dense),
-     .default_kv_heads = 32,
-     .qkv_bias = true},
-    {.name = "qwen3",
-     .parameters = dense,
-     .count = COUNT(dense),
-     .default_kv_heads = 32,
-     .default_head_dim = 128,
-     .bias_keys = true,
-     .qk_norm = true},
-};
 
 const dray__family *dray__family_find(const char *name)
 {
-    for (uint32_t i = 0; i < COUNT(families); i++)
-        if (strcmp(families[i].name, name) == 0)
-            return &families[i];
+    for (uint32_t i = 0; i < dray__family_count; i++)
+        if (strcmp(dray__families[i].name, name) == 0)
+            return &dray__families[i];
     return NULL;
 }
 
 void dray__family_hint(const char *name, char *out, size_t capacity)
 {
-    const char *names[COUNT(families)];
-    for (uint32_t i = 0; i < COUNT(families); i++)
-        names[i] = families[i].name;
-    dray__word_hint(name, names, COUNT(families), out, capacity);
+    const char *names[DRAY__MOST_FAMILIES] = {NULL};
+    for (uint32_t i = 0; i < dray__family_count; i++)
+        names[i] = dray__families[i].name;
+    dray__word_hint(name, names, dray__family_count, out, capacity);
     size_t at = strlen(out);
-    for (uint32_t i = 0; i < COUNT(families) && at < capacity; i++)
+    for (uint32_t i = 0; i < dray__family_count && at < capacity; i++)
         at += (size_t)snprintf(out + at, capacity - at, "%s%s", i ? ", " : " (known: ", names[i]);
     if (at < capacity)
         snprintf(out + at, capacity - at, ")");
 }
 
+/* Limits far above any model, under which no product of sizes overflows. */
+#define MOST_ROWS (INT64_C(1) << 24)
+#define MOST_COUNT (INT64_C(1) << 16)
+
+typedef struct limit {
+    const char *name;
+    int64_t value, least, most;
+} limit;
+
+static int check_limits(const limit *limits, uint32_t count, dray_error *error)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (limits[i].value < limits[i].least || limits[i].value > limits[i].most)
+            return dray__fail(error, DRAY_EINVALID,
+                              "%s is %" PRId64 ", expected %" PRId64 " to %" PRId64, limits[i].name,
+                              limits[i].value, limits[i].least, limits[i].most);
+    return DRAY_OK;
+}
+
+/* Experts, latent attention and multi-token prediction: the family has them or it does not. */
+static int check_parts(const dray_model_config *c, const dray__family *family, dray_error *error)
+{
+    const limit experts[] = {
+        {"the number of experts", c->experts, 1, MOST_COUNT},
+        {"moe_intermediate_size", c->moe_intermediate_size, 1, MOST_ROWS},
+        {"n_shared_experts", c->shared_experts, 0, MOST_COUNT},
+        {"first_k_dense_replace", c->first_k_dense, 0, MOST_COUNT},
+        {"decoder_sparse_step", c->sparse_step, 0, MOST_COUNT},
+    };
+    const limit latent[] = {
+        {"q_lora_rank", c->q_lora_rank, 0, MOST_ROWS},
+        {"kv_lora_rank", c->kv_lora_rank, 1, MOST_ROWS},
+        {"qk_nope_head_dim", c->qk_nope_head_dim, 1, MOST_COUNT},
+        {"qk_rope_head_dim", c->qk_rope_head_dim, 1, MOST_COUNT},
+        {"v_head_dim", c->v_head_dim, 1, MOST_COUNT},
+        {"head_dim (qk_nope_head_dim + qk_rope_head_dim)", c->head_dim,
+         c->qk_nope_head_dim + c->qk_rope_head_dim, c->qk_nope_head_dim + c->qk_rope_head_dim},
+    };
+    const limit mtp[] = {{"num_nextn_predict_layers", c->mtp_layers, 0, MOST_COUNT}};
+    const limit none[] = {{"the number of experts", c->experts, 0, 0},
+                          {"kv_lora_rank", c->kv_lora_rank, 0, 0},
+                          {"num_nextn_predict_layers", c->mtp_layers, 0, 0}};
+    int status = family->moe ? check_limits(experts, COUNT(experts), error)
+                             : check_limits(&none[0], 1, error);
+    if (!status && family->moe && c->shared_experts > MOST_ROWS / c->moe_intermediate_size)
+        status = dray__fail(error, DRAY_EINVALID,
+                            "n_shared_experts %" PRId64 " times moe_intermediate_size %" PRId64
+                            ": expected at most %" PRId64,
+                            c->shared_experts, c->moe_intermediate_size, MOST_ROWS);
+    if (!status)
+        status = family->latent ? check_limits(latent, COUNT(latent), error)
+                                : check_limits(&none[1], 1, error);
+    if (!status)
+        status = family->mtp ? check_limits(mtp, 1, error) : check_limits(&none[2], 1, error);
+    return status ? dray__fail_prefix(error, status, "%s: ", family->name) : DRAY_OK;
+}
+
 int dray__config_check(const dray_model_config *config, const dray__family **family,
                        dray_error *error)
 {
-    /* Limits far above any model, under which no product of sizes overflows. */
-    const struct {
-        const char *name;
-        int64_t value, most;
-    } sizes[] = {
-        {"vocab_size", config->vocab_size, INT64_C(1) << 30},
-        {"hidden_size", config->hidden_size, INT64_C(1) << 24},
-        {"intermediate_size", config->intermediate_size, INT64_C(1) << 24},
-        {"num_hidden_layers", config->layers, INT64_C(1) << 16},
-        {"num_attention_heads", config->heads, INT64_C(1) << 16},
-        {"num_key_value_heads", config->kv_heads, INT64_C(1) << 16},
-        {"head_dim", config->head_dim, INT64_C(1) << 16},
+    const limit sizes[] = {
+        {"vocab_size", config->vocab_size, 1, INT64_C(1) << 30},
+        {"hidden_size", config->hidden_size, 1, MOST_ROWS},
+        {"intermediate_size", config->intermediate_size, 1, MOST_ROWS},
+        {"num_hidden_layers", config->layers, 1, MOST_COUNT},
+        {"num_attention_heads", config->heads, 1, MOST_COUNT},
+        {"num_key_value_heads", config->kv_heads, 1, MOST_COUNT},
+        {"head_dim", config->head_dim, 1, MOST_COUNT * 2},
     };
     if (!memchr(config->family, 0, sizeof config->family))
         return dray__fail(error, DRAY_EINVALID, "model family: not a terminated name");
     const dray__family *found = dray__family_find(config->family);
     if (!found) {
-        char hint[160];
+        char hint[DRAY__FAMILY_HINT];
         dray__family_hint(config->family, hint, sizeof hint);
         return dray__fail(error, DRAY_EUNSUPPORTED, "model_type '%s' is not supported%s",
                           config->family, hint);
     }
-    for (uint32_t i = 0; i < COUNT(sizes); i++)
-        if (sizes[i].value < 1 || sizes[i].value > sizes[i].most)
-            return dray__fail(error, DRAY_EINVALID, "%s is %" PRId64 ", expected 1 to %" PRId64,
-                              sizes[i].name, sizes[i].value, sizes[i].most);
+    int status = check_limits(sizes, COUNT(sizes), error);
+    if (!status)
+        status = check_parts(config, found, error);
+    if (status)
+        return status;
     if (config->heads % config->kv_heads)
         return dray__fail(error, DRAY_EINVALID,
                           "num_attention_heads %" PRId64
@@ -167,21 +126,40 @@ int dray__config_check(const dray_model_config *config, const dray__family **fam
     return DRAY_OK;
 }
 
-static int64_t size_of(dray__size size, const dray_model_config *config)
+int64_t dray__size_of(dray__size size, const dray_model_config *config)
 {
+    const dray_model_config *c = config;
     switch (size) {
     case DRAY__SIZE_VOCAB:
-        return config->vocab_size;
+        return c->vocab_size;
     case DRAY__SIZE_HIDDEN:
-        return config->hidden_size;
+        return c->hidden_size;
     case DRAY__SIZE_INTERMEDIATE:
-        return config->intermediate_size;
+        return c->intermediate_size;
     case DRAY__SIZE_QUERY:
-        return config->heads * config->head_dim;
+        return c->heads * c->head_dim;
     case DRAY__SIZE_KV:
-        return config->kv_heads * config->head_dim;
+        return c->kv_heads * c->head_dim;
     case DRAY__SIZE_HEAD:
-        return config->head_dim;
+        return c->head_dim;
+    case DRAY__SIZE_EXPERTS:
+        return c->experts;
+    case DRAY__SIZE_EXPERT:
+        return c->moe_intermediate_size;
+    case DRAY__SIZE_SHARED:
+        return c->shared_experts * c->moe_intermediate_size;
+    case DRAY__SIZE_Q_LORA:
+        return c->q_lora_rank;
+    case DRAY__SIZE_KV_LORA:
+        return c->kv_lora_rank;
+    case DRAY__SIZE_KV_A:
+        return c->kv_lora_rank + c->qk_rope_head_dim;
+    case DRAY__SIZE_KV_B:
+        return c->heads * (c->qk_nope_head_dim + c->v_head_dim);
+    case DRAY__SIZE_VALUE:
+        return c->heads * c->v_head_dim;
+    case DRAY__SIZE_TWICE:
+        return c->hidden_size * 2;
     case DRAY__SIZE_NONE:
         break;
     }
@@ -191,15 +169,17 @@ static int64_t size_of(dray__size size, const dray_model_config *config)
 uint32_t dray__parameter_shape(const dray__parameter *parameter, const dray_model_config *config,
                                int64_t *shape)
 {
-    shape[0] = size_of(parameter->shape[0], config);
+    shape[0] = dray__size_of(parameter->shape[0], config);
     if (parameter->shape[1] == DRAY__SIZE_NONE)
         return 1;
-    shape[1] = size_of(parameter->shape[1], config);
+    shape[1] = dray__size_of(parameter->shape[1], config);
     return 2;
 }
 
 bool dray__parameter_used(const dray__parameter *parameter, const dray_model_config *config)
 {
+    if (parameter->layers == DRAY__LAYERS_MTP && config->mtp_layers == 0)
+        return false;
     switch (parameter->when) {
     case DRAY__WHEN_QKV_BIAS:
         return config->qkv_bias;
@@ -209,7 +189,38 @@ bool dray__parameter_used(const dray__parameter *parameter, const dray_model_con
         return config->mlp_bias;
     case DRAY__WHEN_QK_NORM:
         return config->qk_norm;
+    case DRAY__WHEN_Q_LORA:
+        return config->q_lora_rank > 0;
+    case DRAY__WHEN_NO_Q_LORA:
+        return config->q_lora_rank == 0;
+    case DRAY__WHEN_SHARED:
+        return config->shared_experts > 0;
     case DRAY__WHEN_ALWAYS:
+        break;
+    }
+    return true;
+}
+
+bool dray__layer_is_moe(const dray_model_config *config, int64_t layer)
+{
+    if (config->experts == 0 || layer < config->first_k_dense)
+        return false;
+    if (layer < DRAY_MODEL_DENSE_WORDS * 64 && config->dense_layers[layer / 64] >> (layer % 64) & 1)
+        return false;
+    return config->sparse_step < 2 || (layer + 1) % config->sparse_step == 0;
+}
+
+bool dray__parameter_in(const dray__parameter *parameter, const dray_model_config *config,
+                        int64_t layer)
+{
+    switch (parameter->layers) {
+    case DRAY__LAYERS_DENSE:
+        return !dray__layer_is_moe(config, layer);
+    case DRAY__LAYERS_MOE:
+        return dray__layer_is_moe(config, layer);
+    case DRAY__LAYERS_MTP:
+        return layer >= config->layers;
+    case DRAY__LAYERS_ALL:
         break;
     }
     return true;
@@ -217,7 +228,7 @@ bool dray__parameter_used(const dray__parameter *parameter, const dray_model_con
 
 bool dray__parameter_tied(const dray__parameter *parameter, const dray_model_config *config)
 {
-    return parameter->tied && config->tied;
+    return parameter->tied && (config->tied || parameter->layers == DRAY__LAYERS_MTP);
 }
 
 bool dray__parameter_in_layer(const dray__parameter *parameter)
@@ -225,42 +236,102 @@ bool dray__parameter_in_layer(const dray__parameter *parameter)
     return strchr(parameter->name, '*') != NULL;
 }
 
-const char *dray__parameter_name(const char *pattern, int64_t layer, char *out)
+bool dray__parameter_of_expert(const dray__parameter *parameter)
 {
-    const char *star = strchr(pattern, '*');
-    if (star)
-        snprintf(out, DRAY__PARAMETER_NAME, "%.*s%" PRId64 "%s", (int)(star - pattern), pattern,
-                 layer, star + 1);
-    else
-        snprintf(out, DRAY__PARAMETER_NAME, "%s", pattern);
+    const char *star = strchr(parameter->name, '*');
+    return star && strchr(star + 1, '*');
+}
+
+dray_dtype dray__parameter_dtype(const dray__parameter *parameter, dray_dtype dtype)
+{
+    return parameter->dtype != DRAY_DTYPE_NONE ? parameter->dtype : dtype;
+}
+
+/* Models have a hundred thousand tensors: faster than printing. */
+static char *put_number(char *at, int64_t number)
+{
+    char digits[20];
+    uint32_t count = 0;
+    do
+        digits[count++] = (char)('0' + number % 10);
+    while (number /= 10);
+    while (count)
+        *at++ = digits[--count];
+    return at;
+}
+
+const char *dray__parameter_name(const char *pattern, int64_t layer, int64_t expert, char *out)
+{
+    int64_t numbers[] = {layer, expert};
+    uint32_t star = 0;
+    char *at = out, *end = out + DRAY__PARAMETER_NAME - 21; /* room for a number and the end */
+    for (; *pattern && at < end; pattern++) {
+        if (*pattern == '*' && star < COUNT(numbers))
+            at = put_number(at, numbers[star++]);
+        else
+            *at++ = *pattern;
+    }
+    *at = 0;
     return out;
 }
 
-/* After the last row of a layer: back to its first row while layers are left. */
-static void step(dray__walk *walk)
+/* Behind the last row of a group of neighbours: its first row. */
+static uint32_t group_start(const dray__walk *walk, uint32_t row,
+                            bool (*inside)(const dray__parameter *))
+{
+    while (row > 0 && inside(&walk->family->parameters[row - 1]))
+        row--;
+    return row;
+}
+
+static bool ends_group(const dray__walk *walk, uint32_t row,
+                       bool (*inside)(const dray__parameter *))
 {
     const dray__parameter *rows = walk->family->parameters;
+    return inside(&rows[row]) && (row + 1 == walk->family->count || !inside(&rows[row + 1]));
+}
+
+/* After the last row of an expert or a layer: back to its first row while more are left. After the
+ * last row of all: to the layers' rows again, for those of multi-token prediction. */
+static void step(dray__walk *walk)
+{
+    const dray_model_config *c = walk->config;
     uint32_t row = walk->next++;
-    bool inside = dray__parameter_in_layer(&rows[row]);
-    bool last = inside &&
-                (walk->next == walk->family->count || !dray__parameter_in_layer(&rows[walk->next]));
-    if (!last || ++walk->next_layer >= walk->config->layers)
+    bool beyond = walk->next_layer >= c->layers; /* in a layer of multi-token prediction */
+    if (ends_group(walk, row, dray__parameter_of_expert)) {
+        bool more = dray__layer_is_moe(c, walk->next_layer) && ++walk->next_expert < c->experts;
+        if (more) {
+            walk->next = group_start(walk, row, dray__parameter_of_expert);
+            return;
+        }
+        walk->next_expert = 0;
+    }
+    if (ends_group(walk, row, dray__parameter_in_layer)) {
+        int64_t end = beyond ? c->layers + c->mtp_layers : c->layers;
+        if (++walk->next_layer < end)
+            walk->next = group_start(walk, row, dray__parameter_in_layer);
+        else if (beyond)
+            walk->next = walk->family->count;
         return;
-    while (row > 0 && dray__parameter_in_layer(&rows[row - 1]))
-        row--;
-    walk->next = row;
+    }
+    if (walk->next == walk->family->count && c->mtp_layers > 0)
+        for (walk->next = 0; !dray__parameter_in_layer(&walk->family->parameters[walk->next]);)
+            walk->next++;
 }
 
 const dray__parameter *dray__walk_next(dray__walk *walk)
 {
     while (walk->next < walk->family->count) {
         const dray__parameter *parameter = &walk->family->parameters[walk->next];
+        bool inside = dray__parameter_in_layer(parameter);
         walk->row = walk->next;
-        walk->layer = dray__parameter_in_layer(parameter) ? walk->next_layer : 0;
+        walk->layer = inside ? walk->next_layer : 0;
+        walk->expert = walk->next_expert;
         step(walk);
-        if (!dray__parameter_used(parameter, walk->config))
+        if (!dray__parameter_used(parameter, walk->config) ||
+            (inside && !dray__parameter_in(parameter, walk->config, walk->layer)))
             continue;
-        dray__parameter_name(parameter->name, walk->layer, walk->name);
+        dray__parameter_name(parameter->name, walk->layer, walk->expert, walk->name);
         return parameter;
     }
     return NULL;
@@ -277,7 +348,8 @@ int dray__walk_add(const dray__walk *walk, const dray__parameter *parameter, dra
     }
     int64_t shape[DRAY_MAX_DIMS];
     uint32_t ndim = dray__parameter_shape(parameter, walk->config, shape);
-    return dray_layout_add_tensor(layout, walk->name, dtype, ndim, shape, tensor, error);
+    return dray_layout_add_tensor(layout, walk->name, dray__parameter_dtype(parameter, dtype), ndim,
+                                  shape, tensor, error);
 }
 
 int dray__builder_defaults(const dray_model_config *config, dray_dtype *dtype,

@@ -1,5 +1,5 @@
 /* Model families as tables of parameters: what a checkpoint of a configuration holds, and how an
- * engine fuses and cuts it. A new family is a new table in family.c. */
+ * engine fuses and cuts it. A new family is a new table in families.c. */
 #ifndef DRAY_MODEL_FAMILY_H
 #define DRAY_MODEL_FAMILY_H
 
@@ -14,7 +14,16 @@ typedef enum dray__size {
     DRAY__SIZE_INTERMEDIATE,
     DRAY__SIZE_QUERY, /* heads x head_dim */
     DRAY__SIZE_KV,    /* kv_heads x head_dim */
-    DRAY__SIZE_HEAD   /* head_dim */
+    DRAY__SIZE_HEAD,  /* head_dim */
+    DRAY__SIZE_EXPERTS,
+    DRAY__SIZE_EXPERT,  /* moe_intermediate_size */
+    DRAY__SIZE_SHARED,  /* shared_experts x moe_intermediate_size */
+    DRAY__SIZE_Q_LORA,  /* q_lora_rank */
+    DRAY__SIZE_KV_LORA, /* kv_lora_rank */
+    DRAY__SIZE_KV_A,    /* kv_lora_rank + qk_rope_head_dim */
+    DRAY__SIZE_KV_B,    /* heads x (qk_nope_head_dim + v_head_dim) */
+    DRAY__SIZE_VALUE,   /* heads x v_head_dim */
+    DRAY__SIZE_TWICE    /* 2 x hidden_size */
 } dray__size;
 
 /* How tensor parallelism cuts a parameter. */
@@ -34,29 +43,60 @@ typedef enum dray__when {
     DRAY__WHEN_QKV_BIAS,
     DRAY__WHEN_O_BIAS,
     DRAY__WHEN_MLP_BIAS,
-    DRAY__WHEN_QK_NORM
+    DRAY__WHEN_QK_NORM,
+    DRAY__WHEN_Q_LORA,    /* the query projection has two steps */
+    DRAY__WHEN_NO_Q_LORA, /* ... or one */
+    DRAY__WHEN_SHARED     /* there are shared experts */
 } dray__when;
 
+/* Of a row inside layers: which layers have it. */
+typedef enum dray__layers {
+    DRAY__LAYERS_ALL = 0,
+    DRAY__LAYERS_DENSE, /* those whose MLP is dense */
+    DRAY__LAYERS_MOE,   /* those with experts */
+    DRAY__LAYERS_MTP    /* those of multi-token prediction */
+} dray__layers;
+
 typedef struct dray__parameter {
-    const char *name;  /* checkpoint name; '*' stands for the layer's number */
+    const char *name;  /* checkpoint name; '*' stands for the layer's, a second for the expert's
+                          number */
     const char *fused; /* the engine's parameter; NULL: the same name */
-    const char *tied;  /* the parameter it is another name of when the configuration ties them */
+    const char *tied;  /* the parameter it is another name of: when the configuration ties them;
+                          of MTP rows always */
     dray__when when;
+    dray__layers layers;
     dray__cut cut;
     dray__size shape[2]; /* second NONE: one dimension */
+    dray_dtype dtype;    /* the only dtype it is ever stored in; NONE: any */
 } dray__parameter;
 
 typedef struct dray__family {
     const char *name;
-    const dray__parameter *parameters; /* in checkpoint order; those of layers are neighbours */
+    /* In checkpoint order. Those of layers are neighbours, and so are those of experts among them.
+     */
+    const dray__parameter *parameters;
     uint32_t count;
     /* What transformers takes where config.json is silent. */
-    int64_t default_kv_heads; /* 0: as many as heads */
-    int64_t default_head_dim; /* 0: hidden_size / heads */
-    bool bias_keys;           /* attention_bias gives biases to q, k, v and o */
-    bool mlp_bias_key;        /* mlp_bias exists */
-    bool qkv_bias, qk_norm;   /* always there */
+    int64_t default_kv_heads;  /* 0: as many as heads */
+    int64_t default_head_dim;  /* 0: hidden_size / heads */
+    bool bias_key, o_bias_key; /* attention_bias gives biases to q, k and v; and to o */
+    bool mlp_bias_key;         /* mlp_bias exists */
+    bool qk_norm_key;          /* use_qk_norm exists */
+    bool qkv_bias, qk_norm;    /* always there */
+    bool moe, latent;          /* has experts; multi-head latent attention */
+    bool dense_keys;           /* mlp_only_layers and decoder_sparse_step exist */
+    bool mtp;                  /* may have layers of multi-token prediction */
+    bool first_dense_key;      /* first_k_dense_replace exists */
+    int64_t default_first_dense;
+    double default_theta; /* 0: 10000 */
+    /* Keys of config.json: how many experts (the first that is there counts), and the size of one;
+     * NULL: intermediate_size. */
+    const char *experts_keys[2], *expert_size_key;
 } dray__family;
+
+enum { DRAY__MOST_FAMILIES = 32, DRAY__FAMILY_HINT = 256 };
+extern const dray__family dray__families[];
+extern const uint32_t dray__family_count;
 
 /* NULL for an unknown name. */
 const dray__family *dray__family_find(const char *name);
@@ -66,25 +106,36 @@ void dray__family_hint(const char *name, char *out, size_t capacity);
 /* Checks every field, so that products of sizes cannot overflow. */
 int dray__config_check(const dray_model_config *config, const dray__family **family,
                        dray_error *error);
+int64_t dray__size_of(dray__size size, const dray_model_config *config);
 /* The tensor's shape; returns its dimensions. */
 uint32_t dray__parameter_shape(const dray__parameter *parameter, const dray_model_config *config,
                                int64_t *shape);
+/* Does the configuration have it, in some layer? */
 bool dray__parameter_used(const dray__parameter *parameter, const dray_model_config *config);
+/* ... and does this layer (of a row inside layers)? */
+bool dray__parameter_in(const dray__parameter *parameter, const dray_model_config *config,
+                        int64_t layer);
 bool dray__parameter_tied(const dray__parameter *parameter, const dray_model_config *config);
 bool dray__parameter_in_layer(const dray__parameter *parameter);
+bool dray__parameter_of_expert(const dray__parameter *parameter);
+/* The dtype it is stored in where the others are in `dtype`. */
+dray_dtype dray__parameter_dtype(const dray__parameter *parameter, dray_dtype dtype);
+/* Does layer `layer` (MTP layers included) have experts? */
+bool dray__layer_is_moe(const dray_model_config *config, int64_t layer);
 
 enum { DRAY__PARAMETER_NAME = 128, DRAY__MOST_PARAMETERS = 64 /* rows of a table */ };
-/* The pattern with the layer's number put in, in `out` of DRAY__PARAMETER_NAME bytes. */
-const char *dray__parameter_name(const char *pattern, int64_t layer, char *out);
+/* The pattern with the numbers put in, in `out` of DRAY__PARAMETER_NAME bytes. */
+const char *dray__parameter_name(const char *pattern, int64_t layer, int64_t expert, char *out);
 
-/* Walks all parameters of a configuration in checkpoint order. Start with {config, family}. */
+/* Walks all parameters of a configuration in checkpoint order; the layers of multi-token prediction
+ * come last, behind what they share. Start with {config, family}. */
 typedef struct dray__walk {
     const dray_model_config *config;
     const dray__family *family;
-    uint32_t next; /* row of the table */
-    int64_t layer; /* of what was returned; 0 outside layers */
-    uint32_t row;  /* of what was returned */
-    int64_t next_layer;
+    uint32_t next;         /* row of the table */
+    int64_t layer, expert; /* of what was returned; 0 outside layers and experts */
+    uint32_t row;          /* of what was returned */
+    int64_t next_layer, next_expert;
     char name[DRAY__PARAMETER_NAME];
 } dray__walk;
 

@@ -33,7 +33,12 @@ class ModelConfig(c.Structure):
         (n, c.c_int64) for n in ("vocab_size", "hidden_size", "intermediate_size", "layers",
                                  "heads", "kv_heads", "head_dim", "max_positions")] + [
         ("rms_norm_eps", c.c_double), ("rope_theta", c.c_double)] + [
-        (n, c.c_int32) for n in ("qkv_bias", "o_bias", "mlp_bias", "qk_norm", "tied", "dtype")]
+        (n, c.c_int32) for n in ("qkv_bias", "o_bias", "mlp_bias", "qk_norm", "tied", "dtype")] + [
+        (n, c.c_int64) for n in ("experts", "moe_intermediate_size", "shared_experts",
+                                 "first_k_dense", "sparse_step")] + [
+        ("dense_layers", c.c_uint64 * 8)] + [
+        (n, c.c_int64) for n in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
+                                 "qk_rope_head_dim", "v_head_dim", "mtp_layers")]
 
 
 class Placement(c.Structure):
