@@ -9,8 +9,7 @@
  * consumer; a row is ready for it when all the columns that it needs are committed and the row is
  * neither taken, committed nor dead for it. A claim takes rows for a task; a commit makes its
  * outputs and its acknowledgement visible in one step. A row that failed max_attempts times (given
- * back with a reason, or held by a session that died) is dead, for all tasks that have not
- * committed it.
+ * back with a reason, or held by a session that died) is lost: on_loss says what becomes of it.
  *
  * Values lie in shared memory that a producer alone maps writable and that a keeper process holds;
  * consumers on the same host read them in place. What no task needs any more is freed: a column
@@ -43,6 +42,17 @@ typedef struct dray_queue_task {
     uint32_t writes_count;
 } dray_queue_task;
 
+/* What becomes of a row that is lost. */
+typedef enum dray_on_loss {
+    DRAY_ON_LOSS_DEFAULT = 0, /* refill */
+    /* Its slot is emptied, with those of its group that the task which lost it has not committed,
+     * and a producer is asked for another sample (dray_refill_wait): the partition keeps its
+     * number of rows, and waits for them. */
+    DRAY_ON_LOSS_REFILL,
+    DRAY_ON_LOSS_SHRINK_GROUP, /* it is dead, for all tasks that have not committed it */
+    DRAY_ON_LOSS_DROP_GROUP    /* so are those of its group that the task has not committed */
+} dray_on_loss;
+
 typedef struct dray_queue_options {
     size_t size;
     const dray_queue_task *tasks; /* the closed set; borrowed for the call */
@@ -51,11 +61,13 @@ typedef struct dray_queue_options {
     uint64_t capacity_bytes; /* bytes of committed columns alive at once; 0: 4 GiB */
     uint32_t max_attempts;   /* 0: 3 */
     int64_t timeout_ns;      /* 0: the context's */
+    int32_t on_loss;         /* dray_on_loss */
+    uint32_t reserved;       /* 0 */
 } dray_queue_options;
 
 #define DRAY_QUEUE_OPTIONS_INIT                                                                    \
     {                                                                                              \
-        sizeof(dray_queue_options), NULL, 0, 0, 0, 0, 0                                            \
+        .size = sizeof(dray_queue_options)                                                         \
     }
 
 /* Opens the queue `name`, creating it if it is not there. Tasks may be given by everybody who
@@ -124,6 +136,8 @@ typedef struct dray_insert_options {
                            partition is cleared; 0: only what is committed counts */
     int64_t timeout_ns; /* how long to wait for capacity; 0: DRAY_EFULL at once */
     uint64_t at_slot;   /* 0: append; n: the rows must start at slot n - 1 */
+    uint64_t refill; /* id of the dray_refill that the rows answer; 0: none. group_size, row_bytes
+                        and at_slot do not count then; once_per_group: one entry for all rows */
 } dray_insert_options;
 
 #define DRAY_INSERT_OPTIONS_INIT                                                                   \
@@ -140,6 +154,41 @@ typedef struct dray_insert_options {
  * answer, at_slot makes it safe to try again. */
 int dray_insert(dray_queue *queue, const dray_insert_options *options, uint32_t *first_slot,
                 dray_error *error);
+
+typedef enum dray_loss_cause {
+    DRAY_LOSS_FAILED = 0, /* max_attempts attempts */
+    DRAY_LOSS_STALE,      /* too old for the task that claimed */
+    DRAY_LOSS_ROLLED_BACK /* of weights that no longer exist */
+} dray_loss_cause;
+
+/* Slots of one group of a partition that wait for another sample. */
+typedef struct dray_refill {
+    size_t size; /* sizeof(dray_refill), set by the caller */
+    uint64_t id; /* for dray_insert_options.refill, and dray_refill_decline */
+    uint32_t rows;
+    uint32_t slot, group; /* the first of them; its group's number */
+    uint32_t attempts;    /* failed ones */
+    int32_t cause;        /* dray_loss_cause */
+    char partition[256];
+    char task[256]; /* that lost the row */
+    char reason[208];
+} dray_refill;
+
+#define DRAY_REFILL_INIT                                                                           \
+    {                                                                                              \
+        .size = sizeof(dray_refill)                                                                \
+    }
+
+/* Waits until a slot wants another sample, oldest first; each is told to one producer, and to
+ * another when that one's use of the queue ends before it answered. Asking again before answering
+ * gives the same one. Answer with dray_insert, whose `refill` is the id: it takes exactly `rows`
+ * rows, needs no capacity, and works in sealed partitions, also after dray_queue_end. DRAY_EEXIST
+ * there: it was answered, or its partition cleared. DRAY_ETIMEDOUT; DRAY_EEND: the queue has ended
+ * and everything is settled. Blocks up to timeout_ns. */
+int dray_refill_wait(dray_queue *queue, int64_t timeout_ns, dray_refill *out, dray_error *error);
+/* There is no other sample: the rows are dead. Repeating it succeeds. */
+int dray_refill_decline(dray_queue *queue, uint64_t id, dray_error *error);
+
 /* Fixes the partition's number of rows. DRAY_EINVALID when it holds another number; DRAY_ENOENT.
  * Repeating it succeeds. */
 int dray_seal(dray_queue *queue, const char *partition, uint32_t rows, dray_error *error);
@@ -255,11 +304,13 @@ int dray_batch_import(dray_queue *queue, const void *data, size_t size, dray_bat
 
 /* State as JSON: {"name", "ended", "rows", "capacity_rows", "bytes", "hidden_bytes",
  * "capacity_bytes", "chunks", "chunk_bytes", "claims", "clients", "waiters": {"claims": {task: n},
- * "inserts", "waits"}, "partitions": [{"name", "generation", "rows", "groups", "sealed", "dead",
- * "bytes", "reserved_bytes", "columns": {column: rows committed}, "tasks": {task: {"ready",
- * "taken", "committed", "dead", "finished"}}, "deaths": [{"slot", "task", "attempts",
- * "reason"}]}]}; dead of a task counts rows that died in its hands, deaths are the first 64. *out
- * is malloc'ed. */
+ * "inserts", "waits", "refills"}, "partitions": [{"name", "generation", "rows", "groups", "sealed",
+ * "dead", "vacant", "refilled", "bytes", "reserved_bytes", "lost": {"failed", "stale",
+ * "rolled_back"}, "columns": {column: rows committed}, "tasks": {task: {"ready", "taken",
+ * "committed", "dead", "finished"}}, "deaths": [{"slot", "generation", "task", "cause", "attempts",
+ * "refilled", "reason"}]}]}; dead of a task counts rows that died in its hands, vacant rows wait
+ * for another sample, deaths are the first 64 rows that died or were refilled. *out is malloc'ed.
+ */
 int dray_queue_status(dray_queue *queue, char **out, dray_error *error);
 
 #ifdef __cplusplus

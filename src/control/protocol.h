@@ -58,6 +58,8 @@
     XX(QUEUE_CHUNK, 0x030C)                                                                        \
     XX(QUEUE_CLOSE, 0x030D)                                                                        \
     XX(QUEUE_HOLD, 0x030E)                                                                         \
+    XX(QUEUE_REFILL, 0x030F)                                                                       \
+    XX(QUEUE_DECLINE, 0x0310)                                                                      \
     /* queue/keeper.c (on the keeper's own socket) */                                              \
     XX(KEEPER_PUT, 0x0401)                                                                         \
     XX(KEEPER_GET, 0x0402)                                                                         \

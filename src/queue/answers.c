@@ -44,9 +44,20 @@ void dray__answer_table(dray__writer *w, const dray__table *table)
         put_columns(w, table, task->needs, task->needs_count);
         put_columns(w, table, task->writes, task->writes_count);
     }
-    dray__put_u64(w, table->capacity_rows);
-    dray__put_u64(w, table->capacity_bytes);
-    dray__put_u32(w, table->max_attempts);
+}
+
+void dray__answer_demand(dray__writer *w, const dray__demand *demand)
+{
+    const dray__partition *p = demand->partition;
+    dray__put_u64(w, demand->id);
+    dray__put_string(w, p->name);
+    dray__put_u32(w, demand->count);
+    dray__put_u32(w, demand->slots[0]);
+    dray__put_u32(w, p->group_of[demand->slots[0]]);
+    dray__put_u32(w, demand->task);
+    dray__put_u32(w, demand->failures);
+    dray__put_u32(w, (uint32_t)demand->cause);
+    dray__put_string(w, demand->reason);
 }
 
 static void put_news(dray__writer *w, const dray__table *table, uint32_t columns, uint32_t keys)
@@ -170,6 +181,7 @@ void dray__answer_claim(dray__writer *w, const dray__table *table, const dray__c
         dray__put_u32(w, slot);
         dray__put_u32(w, p->tracks[claim->task].rows[slot].attempt);
         dray__put_u32(w, p->group_of[slot]);
+        dray__put_u32(w, p->row_generations[slot]);
     }
     put_puts(w, table, claim);
     put_places(w, table, claim);

@@ -94,7 +94,7 @@ static void *array(dray_batch *batch, dray__reader *r, size_t count, size_t size
 
 static void read_rows(dray_batch *batch, dray__reader *r)
 {
-    batch->row_count = dray__get_count(r, 12);
+    batch->row_count = dray__get_count(r, 16);
     r->failed |= batch->row_count == 0; /* nobody gets an empty batch */
     batch->rows = array(batch, r, batch->row_count, sizeof *batch->rows);
     for (uint32_t i = 0; i < batch->row_count && !r->failed; i++) {
@@ -102,8 +102,8 @@ static void read_rows(dray_batch *batch, dray__reader *r)
         row->slot = dray__get_u32(r);
         row->attempt = dray__get_u32(r);
         row->group = dray__get_u32(r);
-        row->generation = batch->generation;
-        row->id = (uint64_t)batch->generation << 32 | row->slot;
+        row->generation = dray__get_u32(r);
+        row->id = (uint64_t)row->generation << 32 | row->slot;
     }
 }
 

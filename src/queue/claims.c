@@ -30,33 +30,6 @@ dray__client *dray__client_new(dray__table *table, uint64_t session, const char 
 
 /* ---- giving rows back ------------------------------------------------------------------------ */
 
-static void kill_row(dray__table *table, dray__partition *p, uint32_t task, uint32_t slot,
-                     const char *reason)
-{
-    dray__bit_set(p->dead, slot);
-    p->dead_count++;
-    p->tracks[task].dead_count++;
-    for (uint32_t t = 0; t < table->task_count; t++) {
-        if (dray__bit_get(p->tracks[t].done, slot))
-            continue;
-        p->tracks[t].settled_count++;
-        p->tracks[t].taken_dead += dray__bit_get(p->tracks[t].taken, slot);
-        dray__put_settled(table, p, t, slot);
-    }
-    table->dirty = ~UINT64_C(0); /* fewer open rows: a short claim may be due */
-    if (p->death_count == p->death_capacity) {
-        uint32_t capacity = p->death_capacity ? 64 : 4;
-        if (capacity == p->death_capacity ||
-            dray__grow(&p->deaths, p->death_capacity, capacity, sizeof *p->deaths, NULL))
-            return;
-        p->death_capacity = capacity;
-    }
-    dray__death *death = &p->deaths[p->death_count++];
-    *death =
-        (dray__death){.slot = slot, .task = task, .failures = p->tracks[task].rows[slot].failures};
-    snprintf(death->reason, sizeof death->reason, "%s", reason);
-}
-
 /* The row of the claim is free again; failed: as an attempt that failed. */
 static void give_back(dray__table *table, dray__claim *claim, uint32_t item, bool failed,
                       const char *reason)
@@ -72,12 +45,10 @@ static void give_back(dray__table *table, dray__claim *claim, uint32_t item, boo
         track->open_from = slot;
     bool dead = dray__bit_get(p->dead, slot);
     track->taken_dead -= dead;
-    if (failed && ++track->rows[slot].failures >= table->max_attempts && !dead) {
-        kill_row(table, p, claim->task, slot, reason);
-        dray__refresh_all_tasks(table, p, slot / 64, true);
-    } else {
+    if (failed && ++track->rows[slot].failures >= table->settings.max_attempts && !dead)
+        dray__lose(table, p, claim->task, slot, DRAY_LOSS_FAILED, reason);
+    else
         dray__refresh(table, p, claim->task, slot / 64, true);
-    }
 }
 
 static void give_back_all(dray__table *table, dray__claim *claim, bool failed, const char *reason)
@@ -117,6 +88,7 @@ void dray__client_end(dray__table *table, dray__client *client, bool died, const
         give_back_all(table, claim, died, reason);
         claim_free(table, claim, died);
     }
+    dray__demands_let_go(table, client);
     dray__chunks_orphan(table, client);
     dray__client **at = &table->clients;
     while (*at != client)

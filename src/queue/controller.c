@@ -93,7 +93,7 @@ static const char *message_of(const dray__request *request)
 static void cancel_forgotten(dray__served *q, const dray__client *client)
 {
     dray_error error;
-    dray__line *lines[] = {&q->inserts, &q->waits};
+    dray__line *lines[] = {&q->inserts, &q->waits, &q->refills};
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
         dray__waiter *next;
         for (dray__waiter *w = lines[i]->first; w; w = next) {
@@ -213,6 +213,15 @@ static int try_wait(dray__waiter *w, dray__writer *out, dray_error *error)
     return dray__table_wait(w->queue->table, w->name, w->task, error);
 }
 
+static int try_refill(dray__waiter *w, dray__writer *out, dray_error *error)
+{
+    dray__demand *demand = NULL;
+    int rc = dray__table_demand(w->queue->table, w->client, &demand, error);
+    if (!rc)
+        dray__answer_demand(out, demand);
+    return rc;
+}
+
 typedef int (*try_fn)(dray__waiter *w, dray__writer *out, dray_error *error);
 
 /* Answers the waiter if it can be now. false: it must wait on. */
@@ -275,11 +284,11 @@ static bool touches(const dray__waiter *w, uint64_t dirty)
 static void pump(dray__served *q)
 {
     dray__table *table = q->table;
-    while (table->dirty || table->finished || table->freed) {
+    while (table->dirty || table->finished || table->freed || table->demanded) {
         uint64_t dirty = table->dirty;
-        bool finished = table->finished, freed = table->freed;
+        bool finished = table->finished, freed = table->freed, demanded = table->demanded;
         table->dirty = 0;
-        table->finished = table->freed = false;
+        table->finished = table->freed = table->demanded = false;
         dray__waiter *next;
         for (dray__waiter *w = q->claims.first; dirty && w; w = next) {
             next = w->next;
@@ -289,6 +298,10 @@ static void pump(dray__served *q)
         for (dray__waiter *w = q->waits.first; finished && w; w = next) {
             next = w->next;
             settle(w, try_wait);
+        }
+        for (dray__waiter *w = q->refills.first; demanded && w; w = next) {
+            next = w->next;
+            settle(w, try_refill);
         }
         while (freed && q->inserts.first && settle(q->inserts.first, try_insert))
             ;
@@ -341,8 +354,7 @@ static int create(dray__controller *self, const dray__opening *o, dray__served *
     dray__served *q = calloc(1, sizeof *q);
     if (!q)
         return dray__nomem(error);
-    int rc = dray__table_new(o->name, o->tasks, o->task_count, o->rows, o->bytes, o->max_attempts,
-                             &q->table, error);
+    int rc = dray__table_new(o->name, o->tasks, o->task_count, &o->settings, &q->table, error);
     if (rc) {
         free(q);
         return rc;
@@ -351,6 +363,7 @@ static int create(dray__controller *self, const dray__opening *o, dray__served *
     q->claims.last = &q->claims.first;
     q->inserts.last = &q->inserts.first;
     q->waits.last = &q->waits.first;
+    q->refills.last = &q->refills.first;
     q->hold_due = INT64_MAX;
     q->table->drop = dray__drops_add;
     q->table->user = &self->drops;
@@ -417,8 +430,7 @@ static int on_open(dray__controller *self, dray__request *request, dray_error *e
     if (fresh)
         rc = create(self, &o, &q, error);
     else if (!rc && o.task_count)
-        rc = dray__table_same(q->table, o.tasks, o.task_count, o.rows, o.bytes, o.max_attempts,
-                              error);
+        rc = dray__table_same(q->table, o.tasks, o.task_count, &o.settings, error);
     waiter_free(w);
     if (!rc)
         rc = welcome(q, request, error);
@@ -442,6 +454,7 @@ static int on_insert(dray__controller *self, dray__request *request, dray_error 
     w->rows.per_group = dray__get_u8(r) != 0;
     w->rows.at_slot = dray__get_u64(r);
     w->rows.row_bytes = dray__get_u64(r);
+    w->rows.refill = dray__get_u64(r);
     w->timeout_ns = dray__get_i64(r);
     w->rows.columns = dray__get_columns(r, &w->arena, &w->rows.column_count);
     w->rows.tags = dray__get_tags(r, &w->arena, &w->rows.tag_count);
@@ -450,8 +463,8 @@ static int on_insert(dray__controller *self, dray__request *request, dray_error 
         waiter_free(w);
         return rc;
     }
-    /* Whoever waits already comes first. */
-    if (w->queue->inserts.first || !settle(w, try_insert))
+    /* Whoever waits already comes first; but a refill is what they may be waiting for. */
+    if ((w->queue->inserts.first && !w->rows.refill) || !settle(w, try_insert))
         return keep(w, &w->queue->inserts);
     return DRAY_OK;
 }
@@ -509,10 +522,25 @@ static int on_wait(dray__controller *self, dray__request *request, dray_error *e
     return settle(w, try_wait) ? DRAY_OK : keep(w, &w->queue->waits);
 }
 
+static int on_refill(dray__controller *self, dray__request *request, dray_error *error)
+{
+    dray__waiter *w = NULL;
+    int rc = waiter_new(self, request, &w, error);
+    if (rc)
+        return rc;
+    w->timeout_ns = dray__get_i64(dray__request_payload(request));
+    rc = dray__finish_reading(request, error);
+    if (rc) {
+        waiter_free(w);
+        return rc;
+    }
+    return settle(w, try_refill) ? DRAY_OK : keep(w, &w->queue->refills);
+}
+
 void dray__cancel_waiting(dray__served *q, const dray__client *client, uint32_t ticket)
 {
     dray_error error;
-    dray__line *lines[] = {&q->claims, &q->inserts, &q->waits};
+    dray__line *lines[] = {&q->claims, &q->inserts, &q->waits, &q->refills};
     dray__fail(&error, DRAY_ECANCELED, "the client gave up");
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
         dray__waiter *next;
@@ -534,6 +562,8 @@ dray__waiting dray__count_waiting(const dray__served *q)
         waiting.inserts++;
     for (const dray__waiter *w = q->waits.first; w; w = w->next)
         waiting.waits++;
+    for (const dray__waiter *w = q->refills.first; w; w = w->next)
+        waiting.refills++;
     return waiting;
 }
 
@@ -554,6 +584,7 @@ static void handle(void *user, dray__request *request)
         [DRAY__MSG_QUEUE_INSERT - 0x0300] = on_insert,
         [DRAY__MSG_QUEUE_CLAIM - 0x0300] = on_claim,
         [DRAY__MSG_QUEUE_WAIT - 0x0300] = on_wait,
+        [DRAY__MSG_QUEUE_REFILL - 0x0300] = on_refill,
     };
     uint16_t number = (uint16_t)(dray__request_type(request) - 0x0300);
     bool may_wait = number < sizeof kept / sizeof *kept && kept[number];

@@ -78,9 +78,10 @@ int dray__get_opening(dray__reader *r, dray__arena *arena, dray__opening *out, i
         get_names(r, arena, &task->needs, &task->needs_count);
         get_names(r, arena, &task->writes, &task->writes_count);
     }
-    out->rows = dray__get_u64(r);
-    out->bytes = dray__get_u64(r);
-    out->max_attempts = dray__get_u32(r);
+    out->settings = (dray__settings){.capacity_rows = dray__get_u64(r)};
+    out->settings.capacity_bytes = dray__get_u64(r);
+    out->settings.max_attempts = dray__get_u32(r);
+    out->settings.on_loss = (int32_t)dray__get_u32(r);
     *timeout_ns = dray__get_i64(r);
     return dray__reader_finish(r, "QUEUE_OPEN", error);
 }

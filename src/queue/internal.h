@@ -41,8 +41,8 @@ const dray__new_tag *dray__get_tags(dray__reader *r, dray__arena *arena, uint32_
 typedef struct dray__opening {
     const char *name;
     dray__task_names *tasks;
-    uint32_t task_count, max_attempts;
-    uint64_t rows, bytes;
+    uint32_t task_count;
+    dray__settings settings;
 } dray__opening;
 
 int dray__get_opening(dray__reader *r, dray__arena *arena, dray__opening *out, int64_t *timeout_ns,
@@ -56,9 +56,11 @@ void dray__answer_table(dray__writer *w, const dray__table *table);
 void dray__answer_claim(dray__writer *w, const dray__table *table, const dray__claim *claim,
                         uint32_t which, uint32_t columns_known, uint32_t keys_known);
 
+void dray__answer_demand(dray__writer *w, const dray__demand *demand);
+
 typedef struct dray__waiting {
     uint32_t claims[DRAY__TASKS_MAX];
-    uint32_t inserts, waits;
+    uint32_t inserts, waits, refills;
 } dray__waiting;
 
 json_t *dray__table_json(const dray__table *table, const dray__waiting *waiting);

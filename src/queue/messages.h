@@ -8,24 +8,44 @@
  *     u64 drops so far, u8 forget all, u32 n, n * u64 chunks dropped since
  *
  * OPEN     str name, u32 n tasks, n * {str name, strs needs, strs writes}, u64 rows, u64 bytes,
- *          u32 attempts, i64 timeout -> u32 client, the same table, u64 rows, u64 bytes, u32
- * attempts INSERT   str partition, u32 rows, u32 group size, u8 per group, u64 at slot, u64 row
- * bytes, i64 timeout, columns, tags -> u32 first slot, u32 generation SEAL     str partition, u32
- * rows        CLEAR  str partition        END WAIT     str partition, u32 task (NONE: all), i64
- * timeout CLAIM    u32 ticket, u32 columns known, u32 keys known, i64 timeout, u32 n, n * {u32
- * task, str partition ("": any), u32 count, u8 up to, i32 policy, i64 hold}
+ *          u32 attempts, u32 on loss, i64 timeout
+ *          -> u32 client, the same table of tasks
+ *
+ * INSERT   str partition, u32 rows, u32 group size, u8 per group, u64 at slot, u64 row bytes,
+ *          u64 refill, i64 timeout, columns, tags
+ *          -> u32 first slot, u32 generation
+ *
+ * SEAL     str partition, u32 rows        CLEAR  str partition        END
+ *
+ * WAIT     str partition, u32 task (NONE: all), i64 timeout
+ *
+ * REFILL   i64 timeout
+ *          -> u64 id, str partition, u32 rows, u32 slot, u32 group, u32 task, u32 attempts,
+ *             u32 cause, str reason
+ *
+ * DECLINE  u64 id
+ *
+ * CLAIM    u32 ticket, u32 columns known, u32 keys known, i64 timeout,
+ *          u32 n, n * {u32 task, str partition ("": any), u32 count, u8 up to, i32 policy, i64
+ * hold}
  *          -> u32 which, columns {u32 index, str, spec}, keys {str}, body (below)
+ *
  * COMMIT   u32 ticket, u32 generation, columns, tags
+ *
  * FAIL     u32 ticket, u32 n, n * u32 items, str reason
+ *
  * RELEASE  u32 ticket (a claim, or a CLAIM that still waits; no answer is wanted)
+ *
  * HOLD     u32 ticket, i64 ns (0: as long as the session)
+ *
  * CHUNK    u32 n, n * {u64 id, u64 key, u64 size} new, u32 n, n * u64 given up
+ *
  * STATUS   -> str JSON                    CLOSE
  *
  * columns: u32 n, n * {str name, spec, extent};  tags: u32 n keys, n * str,
  *          u32 n, n * {u32 item, u32 key of these, f64}
  * body:    str partition, u32 generation, u32 task,
- *          u32 n rows, n * {u32 slot, u32 attempt, u32 group},
+ *          u32 n rows, n * {u32 slot, u32 attempt, u32 group, u32 generation},
  *          u32 n puts, n * {u32 items, u32 m, m * {u32 column, extent}},
  *          u32 n needed columns, n * {u32 column, u32 place},
  *          u32 n places, n * (rows * {u32 put, u32 item}),

@@ -6,6 +6,7 @@
 #include "base/options.h"
 #include "base/words.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -125,9 +126,6 @@ static int read_table(dray_queue *queue, dray__reader *r, dray_error *error)
             return rc;
         }
     }
-    dray__get_u64(r); /* capacities and attempts: the controller's to apply */
-    dray__get_u64(r);
-    dray__get_u32(r);
     return dray__reader_finish(r, "QUEUE_OPEN", error);
 }
 
@@ -143,6 +141,7 @@ static int open_queue(dray_queue *queue, const char *name, const dray_queue_opti
     dray__put_u64(w, options->capacity_rows);
     dray__put_u64(w, options->capacity_bytes);
     dray__put_u32(w, options->max_attempts);
+    dray__put_u32(w, (uint32_t)options->on_loss);
     dray__put_i64(w, deadline - dray__now());
     rc = dray__channel_open(queue->context, &queue->channel, error);
     dray__reply reply;
@@ -380,6 +379,7 @@ static void put_insert(dray_queue *queue, const dray_insert_options *o, const in
     dray__put_u8(w, o->once_per_group != 0);
     dray__put_u64(w, o->at_slot);
     dray__put_u64(w, o->row_bytes);
+    dray__put_u64(w, o->refill);
     dray__put_i64(w, wait_ns);
     dray__put_u32(w, o->column_count);
     for (uint32_t i = 0; i < o->column_count; i++) {
@@ -515,6 +515,54 @@ int dray_queue_wait(dray_queue *queue, const char *partition, const char *task, 
     dray__put_u32(w, t);
     dray__put_i64(w, timeout_ns ? deadline - dray__now() : 0);
     return dray__queue_call(queue, DRAY__MSG_QUEUE_WAIT, deadline, NULL, error);
+}
+
+/* ---- refills --------------------------------------------------------------------------------- */
+
+static void read_refill(const dray_queue *queue, dray__reader *r, dray_refill *out)
+{
+    out->id = dray__get_u64(r);
+    char *partition = dray__get_word(r);
+    out->rows = dray__get_u32(r);
+    out->slot = dray__get_u32(r);
+    out->group = dray__get_u32(r);
+    uint32_t task = dray__get_u32(r);
+    out->attempts = dray__get_u32(r);
+    out->cause = (int32_t)dray__get_u32(r);
+    char *reason = dray__get_word(r);
+    r->failed |= task >= queue->task_count;
+    if (!r->failed) {
+        snprintf(out->partition, sizeof out->partition, "%s", partition);
+        snprintf(out->task, sizeof out->task, "%s", queue->tasks[task].name);
+        snprintf(out->reason, sizeof out->reason, "%s", reason);
+    }
+    free(partition);
+    free(reason);
+}
+
+int dray_refill_wait(dray_queue *queue, int64_t timeout_ns, dray_refill *out, dray_error *error)
+{
+    dray_refill filled = {0};
+    int rc = dray__options_check(out, dray__end_of(dray_refill, reason), "dray_refill", error);
+    if (rc)
+        return rc;
+    int64_t deadline = dray__context_deadline(queue->context, timeout_ns);
+    dray__put_i64(dray__queue_begin(queue), timeout_ns ? deadline - dray__now() : 0);
+    dray__reply reply;
+    rc = dray__queue_call(queue, DRAY__MSG_QUEUE_REFILL, deadline, &reply, error);
+    if (rc)
+        return rc;
+    read_refill(queue, &reply.payload, &filled);
+    rc = dray__reader_finish(&reply.payload, "QUEUE_REFILL", error);
+    if (!rc)
+        dray__options_fill(out, &filled, sizeof filled);
+    return rc;
+}
+
+int dray_refill_decline(dray_queue *queue, uint64_t id, dray_error *error)
+{
+    dray__put_u64(dray__queue_begin(queue), id);
+    return dray__queue_command(queue, DRAY__MSG_QUEUE_DECLINE, NULL, error);
 }
 
 int dray_queue_status(dray_queue *queue, char **out, dray_error *error)

@@ -92,8 +92,8 @@ void dray__refresh(dray__table *table, dray__partition *p, uint32_t task, uint32
 {
     dray__track *track = &p->tracks[task];
     const dray__qtask *names = &table->tasks[task];
-    uint64_t ready =
-        dray__bit_mask(w, 0, p->rows) & ~(track->taken[w] | track->done[w] | p->dead[w]);
+    uint64_t ready = dray__bit_mask(w, 0, p->rows) &
+                     ~(track->taken[w] | track->done[w] | p->dead[w] | p->vacant[w]);
     for (uint32_t i = 0; ready && i < names->needs_count; i++) {
         uint32_t c = names->needs[i];
         ready &= c < p->column_capacity && p->columns[c] ? p->columns[c][w] : 0;
@@ -111,7 +111,7 @@ void dray__refresh(dray__table *table, dray__partition *p, uint32_t task, uint32
         table->dirty |= UINT64_C(1) << task;
     if (settled && dray__finished(p, task)) {
         table->dirty |= UINT64_C(1) << task;
-        table->finished = true;
+        table->finished = table->demanded = true;
     }
     if (p->group_size == 1)
         return;

@@ -16,7 +16,7 @@ typedef struct dray__served { /* a queue */
     struct dray__served *next;
     dray__controller *controller;
     dray__table *table;
-    dray__line claims, inserts, waits;
+    dray__line claims, inserts, waits, refills;
     int64_t hold_due; /* when the next claim is held too long */
 } dray__served;
 

@@ -27,29 +27,46 @@ static json_t *task_counts(const dray__table *table, const dray__partition *p)
     return object;
 }
 
+static const char *const causes[DRAY__CAUSES] = {
+    [DRAY_LOSS_FAILED] = "failed",
+    [DRAY_LOSS_STALE] = "stale",
+    [DRAY_LOSS_ROLLED_BACK] = "rolled_back",
+};
+
+static json_t *losses(const dray__partition *p)
+{
+    json_t *object = json_object();
+    for (uint32_t i = 0; i < DRAY__CAUSES; i++)
+        json_object_set_new(object, causes[i], json_integer(p->lost[i]));
+    return object;
+}
+
 static json_t *deaths(const dray__table *table, const dray__partition *p)
 {
     json_t *array = json_array();
     for (uint32_t i = 0; i < p->death_count; i++) {
         const dray__death *death = &p->deaths[i];
         json_t *reason = json_string(death->reason);
-        json_array_append_new(array,
-                              json_pack("{s:I, s:s, s:I, s:o}", "slot", (json_int_t)death->slot,
-                                        "task", table->tasks[death->task].name, "attempts",
-                                        (json_int_t)death->failures, "reason",
-                                        reason ? reason : json_string("?")));
+        json_array_append_new(
+            array, json_pack("{s:I, s:I, s:s, s:s, s:I, s:b, s:o}", "slot", (json_int_t)death->slot,
+                             "generation", (json_int_t)death->generation, "task",
+                             table->tasks[death->task].name, "cause", causes[death->cause],
+                             "attempts", (json_int_t)death->failures, "refilled", death->refilled,
+                             "reason", reason ? reason : json_string("?")));
     }
     return array;
 }
 
 static json_t *partition_json(const dray__table *table, const dray__partition *p)
 {
-    return json_pack("{s:s, s:I, s:I, s:I, s:b, s:I, s:I, s:I, s:o, s:o, s:o}", "name", p->name,
-                     "generation", (json_int_t)p->generation, "rows", (json_int_t)p->rows, "groups",
-                     (json_int_t)p->group_count, "sealed", p->sealed ? 1 : 0, "dead",
-                     (json_int_t)p->dead_count, "bytes", (json_int_t)p->live, "reserved_bytes",
-                     (json_int_t)p->reserved, "columns", column_counts(table, p), "tasks",
-                     task_counts(table, p), "deaths", deaths(table, p));
+    return json_pack("{s:s, s:I, s:I, s:I, s:b, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}",
+                     "name", p->name, "generation", (json_int_t)p->generation, "rows",
+                     (json_int_t)p->rows, "groups", (json_int_t)p->group_count, "sealed",
+                     p->sealed ? 1 : 0, "dead", (json_int_t)p->dead_count, "vacant",
+                     (json_int_t)p->vacant_count, "refilled", (json_int_t)p->refilled, "bytes",
+                     (json_int_t)p->live, "reserved_bytes", (json_int_t)p->reserved, "lost",
+                     losses(p), "columns", column_counts(table, p), "tasks", task_counts(table, p),
+                     "deaths", deaths(table, p));
 }
 
 static json_t *waiter_counts(const dray__table *table, const dray__waiting *waiting)
@@ -57,8 +74,9 @@ static json_t *waiter_counts(const dray__table *table, const dray__waiting *wait
     json_t *claims = json_object();
     for (uint32_t t = 0; t < table->task_count; t++)
         json_object_set_new(claims, table->tasks[t].name, json_integer(waiting->claims[t]));
-    return json_pack("{s:o, s:I, s:I}", "claims", claims, "inserts", (json_int_t)waiting->inserts,
-                     "waits", (json_int_t)waiting->waits);
+    return json_pack("{s:o, s:I, s:I, s:I}", "claims", claims, "inserts",
+                     (json_int_t)waiting->inserts, "waits", (json_int_t)waiting->waits, "refills",
+                     (json_int_t)waiting->refills);
 }
 
 json_t *dray__table_json(const dray__table *table, const dray__waiting *waiting)
@@ -72,10 +90,10 @@ json_t *dray__table_json(const dray__table *table, const dray__waiting *waiting)
         clients++;
     return json_pack("{s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "name",
                      table->name, "ended", table->ended ? 1 : 0, "rows", (json_int_t)table->rows,
-                     "capacity_rows", (json_int_t)table->capacity_rows, "bytes", (json_int_t)bytes,
-                     "hidden_bytes", (json_int_t)table->hidden, "capacity_bytes",
-                     (json_int_t)table->capacity_bytes, "chunks", (json_int_t)table->chunks.count,
-                     "chunk_bytes", (json_int_t)table->chunk_bytes, "claims",
-                     (json_int_t)table->claim_count, "clients", (json_int_t)clients, "waiters",
-                     waiter_counts(table, waiting), "partitions", partitions);
+                     "capacity_rows", (json_int_t)table->settings.capacity_rows, "bytes",
+                     (json_int_t)bytes, "hidden_bytes", (json_int_t)table->hidden, "capacity_bytes",
+                     (json_int_t)table->settings.capacity_bytes, "chunks",
+                     (json_int_t)table->chunks.count, "chunk_bytes", (json_int_t)table->chunk_bytes,
+                     "claims", (json_int_t)table->claim_count, "clients", (json_int_t)clients,
+                     "waiters", waiter_counts(table, waiting), "partitions", partitions);
 }

@@ -40,6 +40,13 @@ static int do_end(step *s, dray_error *error)
     return rc;
 }
 
+static int do_decline(step *s, dray_error *error)
+{
+    uint64_t id = dray__get_u64(s->r);
+    int rc = dray__finish_reading(s->request, error);
+    return rc ? rc : dray__table_decline(s->table, id, error);
+}
+
 static int do_commit(step *s, dray_error *error)
 {
     uint32_t ticket = dray__get_u32(s->r), generation = dray__get_u32(s->r);
@@ -161,11 +168,12 @@ static const struct handler {
     uint16_t type;
     int (*action)(step *, dray_error *);
 } handlers[] = {
-    {DRAY__MSG_QUEUE_SEAL, do_seal},     {DRAY__MSG_QUEUE_CLEAR, do_clear},
-    {DRAY__MSG_QUEUE_END, do_end},       {DRAY__MSG_QUEUE_COMMIT, do_commit},
-    {DRAY__MSG_QUEUE_FAIL, do_fail},     {DRAY__MSG_QUEUE_RELEASE, do_release},
-    {DRAY__MSG_QUEUE_STATUS, do_status}, {DRAY__MSG_QUEUE_CHUNK, do_chunk},
-    {DRAY__MSG_QUEUE_CLOSE, do_close},   {DRAY__MSG_QUEUE_HOLD, do_hold},
+    {DRAY__MSG_QUEUE_SEAL, do_seal},       {DRAY__MSG_QUEUE_CLEAR, do_clear},
+    {DRAY__MSG_QUEUE_END, do_end},         {DRAY__MSG_QUEUE_COMMIT, do_commit},
+    {DRAY__MSG_QUEUE_FAIL, do_fail},       {DRAY__MSG_QUEUE_RELEASE, do_release},
+    {DRAY__MSG_QUEUE_STATUS, do_status},   {DRAY__MSG_QUEUE_CHUNK, do_chunk},
+    {DRAY__MSG_QUEUE_DECLINE, do_decline}, {DRAY__MSG_QUEUE_CLOSE, do_close},
+    {DRAY__MSG_QUEUE_HOLD, do_hold},
 };
 
 int dray__step(dray__controller *self, dray__request *request, dray_error *error)

@@ -153,8 +153,7 @@ static int add_task(dray__table *table, const dray__task_names *names, dray_erro
 }
 
 int dray__table_new(const char *name, const dray__task_names *tasks, uint32_t task_count,
-                    uint64_t capacity_rows, uint64_t capacity_bytes, uint32_t max_attempts,
-                    dray__table **out, dray_error *error)
+                    const dray__settings *settings, dray__table **out, dray_error *error)
 {
     int rc = dray__name_check(name, "queue", error);
     if (rc)
@@ -162,17 +161,24 @@ int dray__table_new(const char *name, const dray__task_names *tasks, uint32_t ta
     if (!task_count || task_count > DRAY__TASKS_MAX)
         return dray__fail(error, DRAY_EINVALID, "queue %s: 1 to %u tasks, found %u", name,
                           DRAY__TASKS_MAX, task_count);
-    if (capacity_rows > INT64_MAX || capacity_bytes > INT64_MAX)
+    if (settings->capacity_rows > INT64_MAX || settings->capacity_bytes > INT64_MAX)
         return dray__fail(error, DRAY_EINVALID, "queue %s: impossible capacity", name);
+    if (settings->on_loss < 0 || settings->on_loss > DRAY_ON_LOSS_DROP_GROUP)
+        return dray__fail(error, DRAY_EINVALID, "queue %s: on_loss %d is none", name,
+                          settings->on_loss);
     dray__table *table = calloc(1, sizeof *table);
     if (!table)
         return dray__nomem(error);
     table->name = strdup(name);
     table->tasks = calloc(task_count, sizeof *table->tasks);
     table->graves = calloc(DRAY__GRAVES, sizeof *table->graves);
-    table->capacity_rows = capacity_rows ? capacity_rows : 1000000;
-    table->capacity_bytes = capacity_bytes ? capacity_bytes : UINT64_C(4) << 30;
-    table->max_attempts = max_attempts ? max_attempts : 3;
+    dray__settings *s = &table->settings;
+    *s = *settings;
+    s->capacity_rows = s->capacity_rows ? s->capacity_rows : 1000000;
+    s->capacity_bytes = s->capacity_bytes ? s->capacity_bytes : UINT64_C(4) << 30;
+    s->max_attempts = s->max_attempts ? s->max_attempts : 3;
+    s->on_loss = s->on_loss ? s->on_loss : DRAY_ON_LOSS_REFILL;
+    table->demands_tail = &table->demands;
     rc = table->name && table->tasks && table->graves ? DRAY_OK : dray__nomem(error);
     for (uint32_t t = 0; !rc && t < task_count; t++)
         rc = add_task(table, &tasks[t], error);
@@ -200,8 +206,7 @@ static bool same_names(const dray__table *table, const uint32_t *columns, uint32
 }
 
 int dray__table_same(const dray__table *table, const dray__task_names *tasks, uint32_t task_count,
-                     uint64_t capacity_rows, uint64_t capacity_bytes, uint32_t max_attempts,
-                     dray_error *error)
+                     const dray__settings *settings, dray_error *error)
 {
     if (task_count != table->task_count)
         return dray__fail(error, DRAY_EEXIST, "queue %s is open with %u tasks, found %u",
@@ -221,21 +226,21 @@ int dray__table_same(const dray__table *table, const dray__task_names *tasks, ui
             return dray__fail(error, DRAY_EEXIST, "queue %s is open with other writes of task %s",
                               table->name, task->name);
     }
-    if (capacity_rows && capacity_rows != table->capacity_rows)
-        return dray__fail(error, DRAY_EEXIST,
-                          "queue %s is open with capacity_rows %llu, found "
-                          "%llu",
-                          table->name, (unsigned long long)table->capacity_rows,
-                          (unsigned long long)capacity_rows);
-    if (capacity_bytes && capacity_bytes != table->capacity_bytes)
-        return dray__fail(error, DRAY_EEXIST,
-                          "queue %s is open with capacity_bytes %llu, found "
-                          "%llu",
-                          table->name, (unsigned long long)table->capacity_bytes,
-                          (unsigned long long)capacity_bytes);
-    if (max_attempts && max_attempts != table->max_attempts)
-        return dray__fail(error, DRAY_EEXIST, "queue %s is open with max_attempts %u, found %u",
-                          table->name, table->max_attempts, max_attempts);
+    const dray__settings *own = &table->settings;
+    const struct limit {
+        const char *name;
+        uint64_t own, found;
+    } limits[] = {
+        {"capacity_rows", own->capacity_rows, settings->capacity_rows},
+        {"capacity_bytes", own->capacity_bytes, settings->capacity_bytes},
+        {"max_attempts", own->max_attempts, settings->max_attempts},
+        {"on_loss", (uint64_t)own->on_loss, (uint64_t)settings->on_loss},
+    };
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
+        if (limits[i].found && limits[i].found != limits[i].own)
+            return dray__fail(error, DRAY_EEXIST, "queue %s is open with %s %llu, found %llu",
+                              table->name, limits[i].name, (unsigned long long)limits[i].own,
+                              (unsigned long long)limits[i].found);
     return DRAY_OK;
 }
 
@@ -275,6 +280,8 @@ static void partition_free(const dray__table *table, dray__partition *p)
         free(p->columns[c]);
     free(p->name);
     free(p->dead);
+    free(p->vacant);
+    free(p->row_generations);
     free(p->columns);
     free(p->committed);
     free(p->tracks);
@@ -294,7 +301,6 @@ static dray__partition *partition_new(const dray__table *table, const char *name
         return NULL;
     p->name = strdup(name);
     p->hash = dray__hash(name, strlen(name));
-    p->generation = table->generations + 1;
     p->group_size = group_size;
     p->tracks = calloc(table->task_count, sizeof *p->tracks);
     p->places = calloc(table->task_count + 1, sizeof(dray__place *));
@@ -315,6 +321,7 @@ void dray__table_free(dray__table *table)
         return;
     while (table->clients)
         dray__client_end(table, table->clients, false, "");
+    dray__demands_clear(table, NULL);
     for (uint32_t i = 0; i < table->partition_count; i++) {
         dray__puts_clear(table, table->partitions[i]);
         partition_free(table, table->partitions[i]);
@@ -376,7 +383,11 @@ static int grow_rows(const dray__table *table, dray__partition *p, uint32_t rows
     size_t old_words = dray__bit_words(old), words = dray__bit_words(capacity);
     int rc = dray__grow(&p->dead, old_words, words, 8, error);
     if (!rc)
+        rc = dray__grow(&p->vacant, old_words, words, 8, error);
+    if (!rc)
         rc = dray__grow(&p->group_of, old, capacity, sizeof *p->group_of, error);
+    if (!rc)
+        rc = dray__grow(&p->row_generations, old, capacity, sizeof *p->row_generations, error);
     for (uint32_t t = 0; !rc && t < table->task_count; t++) {
         dray__track *track = &p->tracks[t];
         rc = dray__grow(&track->taken, old_words, words, 8, error);
@@ -443,13 +454,13 @@ static int check_rows(const dray__table *table, const dray__new_rows *rows, uint
     if (__builtin_mul_overflow(rows->row_bytes, (uint64_t)rows->rows, reserve))
         return dray__fail(error, DRAY_EINVALID, "insert into %s: %u rows of %llu bytes overflow",
                           rows->partition, rows->rows, (unsigned long long)rows->row_bytes);
-    if (rows->rows > table->capacity_rows || *reserve > table->capacity_bytes)
+    if (rows->rows > table->settings.capacity_rows || *reserve > table->settings.capacity_bytes)
         return dray__fail(error, DRAY_EFULL,
                           "insert into %s: %u rows of %llu bytes can never fit into %llu rows, "
                           "%llu bytes",
                           rows->partition, rows->rows, (unsigned long long)rows->row_bytes,
-                          (unsigned long long)table->capacity_rows,
-                          (unsigned long long)table->capacity_bytes);
+                          (unsigned long long)table->settings.capacity_rows,
+                          (unsigned long long)table->settings.capacity_bytes);
     return DRAY_OK;
 }
 
@@ -491,19 +502,19 @@ static int check_capacity(const dray__table *table, const dray__partition *p,
     uint64_t reserved = (p ? p->reserved : 0) + reserve, live = (p ? p->live : 0) + bytes;
     uint64_t charge = reserved > live ? reserved : live;
     uint64_t used = table->charged + table->hidden - (p ? dray__partition_charge(p) : 0);
-    if (bytes > table->capacity_bytes)
+    if (bytes > table->settings.capacity_bytes)
         return dray__fail(error, DRAY_EFULL, "insert into %s: %llu bytes can never fit into %llu",
                           rows->partition, (unsigned long long)bytes,
-                          (unsigned long long)table->capacity_bytes);
-    if (table->rows + rows->rows > table->capacity_rows)
+                          (unsigned long long)table->settings.capacity_bytes);
+    if (table->rows + rows->rows > table->settings.capacity_rows)
         return dray__fail(error, DRAY_EAGAIN, "insert into %s: %llu rows + %u > %llu",
                           rows->partition, (unsigned long long)table->rows, rows->rows,
-                          (unsigned long long)table->capacity_rows);
-    if (charge > table->capacity_bytes || used > table->capacity_bytes - charge)
+                          (unsigned long long)table->settings.capacity_rows);
+    if (charge > table->settings.capacity_bytes || used > table->settings.capacity_bytes - charge)
         return dray__fail(error, DRAY_EAGAIN,
                           "insert into %s: %llu bytes of others + %llu of this partition > %llu",
                           rows->partition, (unsigned long long)used, (unsigned long long)charge,
-                          (unsigned long long)table->capacity_bytes);
+                          (unsigned long long)table->settings.capacity_bytes);
     return DRAY_OK;
 }
 
@@ -514,7 +525,7 @@ static int link_partition(dray__table *table, dray__partition *p, dray_error *er
     if (rc)
         return rc;
     table->partitions[table->partition_count++] = p;
-    table->generations = p->generation;
+    p->generation = ++table->generations;
     dray__grave *grave = find_grave(table, p->name);
     if (grave) {
         free(grave->name);
@@ -529,6 +540,7 @@ static void set_groups(dray__partition *p, uint32_t first, uint32_t rows)
         if (i % p->group_size == 0)
             p->groups[p->group_count++] = (dray__group_range){first + i, p->group_size};
         p->group_of[first + i] = p->group_count - 1;
+        p->row_generations[first + i] = p->generation;
     }
 }
 
@@ -548,6 +560,8 @@ static void add_rows(dray__table *table, dray__partition *p, const dray__new_row
 int dray__table_insert(dray__table *table, dray__client *client, const dray__new_rows *rows,
                        uint32_t *first_slot, uint32_t *generation, dray_error *error)
 {
+    if (rows->refill)
+        return dray__table_refill(table, client, rows, first_slot, generation, error);
     uint32_t group = rows->group_size ? rows->group_size : 1;
     uint32_t items = rows->per_group ? rows->rows / group : rows->rows;
     uint64_t reserve = 0, bytes = 0;
@@ -622,6 +636,7 @@ int dray__table_clear(dray__table *table, const char *partition, dray_error *err
     *grave = (dray__grave){.name = p->name, .hash = p->hash};
     table->grave_at = (table->grave_at + 1) % DRAY__GRAVES;
     p->name = NULL;
+    dray__demands_clear(table, p);
     for (uint32_t t = 0; t < table->task_count; t++)
         if (dray__finished(p, t))
             grave->finished |= UINT64_C(1) << t;
@@ -643,7 +658,7 @@ int dray__table_clear(dray__table *table, const char *partition, dray_error *err
     dray__puts_clear(table, p);
     partition_free(table, p);
     table->dirty = ~UINT64_C(0);
-    table->finished = table->freed = true;
+    table->finished = table->freed = table->demanded = true;
     return DRAY_OK;
 }
 
@@ -651,7 +666,7 @@ void dray__table_end(dray__table *table)
 {
     table->ended = true;
     table->dirty = ~UINT64_C(0);
-    table->finished = table->freed = true;
+    table->finished = table->freed = table->demanded = true;
 }
 
 int dray__table_wait(const dray__table *table, const char *partition, uint32_t task,

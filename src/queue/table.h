@@ -7,8 +7,22 @@
  * columns that it needs are committed and the row is neither taken, done nor dead:
  *     ready = AND of columns' words AND NOT (taken OR done OR dead)
  * which dray__refresh computes a word at a time for words that changed, so that a claim looks only
- * at ready rows. Settled (done or dead) is what ends a partition and frees bytes; a later commit
- * that waits for a checkpoint is done without being settled. */
+ * at ready rows. Settled (done or dead) is what ends a partition and frees bytes.
+ *
+ * A row that is lost (it failed too often, or is too old) is vacant until a producer refills its
+ * slot: neither ready nor settled for anybody, under a new row generation afterwards.
+ *
+ * What a journal has to keep is one record a change, as the functions below take them (clients are
+ * only who holds chunks and claims, which end with them):
+ *   insert   partition, partition's generation, first slot, rows, group size, row_bytes, columns
+ *            with their bytes, tags; a refill: the demand's id and its columns and tags
+ *   seal     partition, rows
+ *   commit   generation, task, {slot, row's generation} of every row that counted, columns with
+ *            their bytes, tags
+ *   loss     generation, {slot, row's generation}, task, cause, reason; the demand's id
+ *   decline  the demand's id
+ *   clear    partition        end
+ * Claims, attempts and pins are not kept: a restart voids them. */
 #ifndef DRAY_QUEUE_TABLE_H
 #define DRAY_QUEUE_TABLE_H
 
@@ -18,6 +32,7 @@
 #include "queue/schema.h"
 
 #define DRAY__NONE UINT32_MAX
+#define DRAY__CAUSES 3u /* of dray_loss_cause */
 
 typedef struct dray__table dray__table;
 typedef struct dray__client dray__client;
@@ -75,9 +90,23 @@ typedef struct dray__group_range {
 } dray__group_range;
 
 typedef struct dray__death {
-    uint32_t slot, task, failures;
+    uint32_t slot, generation, task, failures;
+    int32_t cause; /* dray_loss_cause */
+    bool refilled; /* its slot was given to another sample, or waits for one */
     char reason[DRAY__REASON_MAX + 1];
 } dray__death;
+
+/* Slots of one group that wait for another sample. */
+typedef struct dray__demand {
+    uint64_t id; /* also the generation of the rows that will answer it */
+    dray__partition *partition;
+    uint32_t *slots;
+    uint32_t count, task, failures;
+    int32_t cause;
+    dray__client *holder; /* a producer that was told; NULL: nobody, or it has gone */
+    char reason[DRAY__REASON_MAX + 1];
+    struct dray__demand *next;
+} dray__demand;
 
 struct dray__partition {
     char *name;
@@ -85,9 +114,11 @@ struct dray__partition {
     uint32_t generation; /* 1, 2, ... in order of creation; never used again */
     uint32_t rows, row_capacity;
     bool sealed;
-    uint64_t *dead;
-    uint32_t dead_count;
-    uint64_t **columns; /* [column]: committed bits; NULL: none yet */
+    uint64_t *dead, *vacant;
+    uint32_t dead_count, vacant_count;
+    uint32_t *row_generations;             /* the partition's, or that of the refill */
+    uint32_t lost[DRAY__CAUSES], refilled; /* rows, over the partition's life */
+    uint64_t **columns;                    /* [column]: committed bits; NULL: none yet */
     uint32_t *committed;
     uint32_t column_capacity;
     dray__track *tracks;  /* [task] */
@@ -184,6 +215,12 @@ typedef struct dray__grave { /* a partition that was cleared */
     uint64_t finished; /* tasks that had finished it */
 } dray__grave;
 
+typedef struct dray__settings { /* as opened; 0: the default, or when comparing, whatever it is */
+    uint64_t capacity_rows, capacity_bytes;
+    uint32_t max_attempts;
+    int32_t on_loss; /* dray_on_loss */
+} dray__settings;
+
 #define DRAY__GRAVES 4096u
 #define DRAY__DROPS 1024u
 
@@ -209,15 +246,16 @@ struct dray__table {
 
     dray__client *clients;
     uint32_t client_ids;
+    dray__demand *demands, **demands_tail; /* oldest first */
     dray__claim *claims;
     dray__idmap claim_ids;
     dray__idmap chunks;
     uint64_t put_seq, marks;
     uint32_t claim_count, put_count;
 
-    uint64_t capacity_rows, capacity_bytes, rows, charged, hidden; /* hidden: cleared but pinned */
+    dray__settings settings;
+    uint64_t rows, charged, hidden; /* hidden: cleared but pinned */
     uint64_t chunk_bytes;
-    uint32_t max_attempts;
 
     uint64_t drops[DRAY__DROPS]; /* ids of chunks that are gone, a ring */
     uint64_t drop_count;
@@ -228,6 +266,7 @@ struct dray__table {
     uint64_t dirty; /* tasks that may have something new to claim, or an end to see */
     bool finished;  /* some partition finished for a task, or was cleared */
     bool freed;     /* there is more capacity, or less to wait for */
+    bool demanded;  /* a slot waits for another sample, or none ever will */
 };
 
 typedef struct dray__task_names {
@@ -238,13 +277,11 @@ typedef struct dray__task_names {
 
 /* Tasks are checked: names, no column written by two, none needed and written by the same. */
 int dray__table_new(const char *name, const dray__task_names *tasks, uint32_t task_count,
-                    uint64_t capacity_rows, uint64_t capacity_bytes, uint32_t max_attempts,
-                    dray__table **out, dray_error *error);
+                    const dray__settings *settings, dray__table **out, dray_error *error);
 void dray__table_free(dray__table *table);
 /* DRAY_EEXIST says what differs. Zero limits are not compared. */
 int dray__table_same(const dray__table *table, const dray__task_names *tasks, uint32_t task_count,
-                     uint64_t capacity_rows, uint64_t capacity_bytes, uint32_t max_attempts,
-                     dray_error *error);
+                     const dray__settings *settings, dray_error *error);
 int dray__table_task(const dray__table *table, const char *name, uint32_t *task, dray_error *error);
 dray__partition *dray__table_partition(const dray__table *table, const char *name);
 
@@ -289,6 +326,7 @@ typedef struct dray__new_rows {
     uint32_t column_count;
     const dray__new_tag *tags;
     uint32_t tag_count;
+    uint64_t refill; /* id of the demand that the rows answer; 0: none */
 } dray__new_rows;
 
 /* DRAY_EAGAIN: there is no room now (the message says how much is missing); DRAY_EFULL: never. */
@@ -300,6 +338,25 @@ void dray__table_end(dray__table *table);
 /* DRAY_OK: finished (task DRAY__NONE: for all); DRAY_EAGAIN; DRAY_EGONE: cleared before it was. */
 int dray__table_wait(const dray__table *table, const char *partition, uint32_t task,
                      dray_error *error);
+
+/* ---- loss ---- */
+
+/* The row fails its task for good, or is dropped: as settings.on_loss says, it dies, its group dies
+ * with it, or their slots become vacant and a demand for another sample is made. */
+void dray__lose(dray__table *table, dray__partition *p, uint32_t task, uint32_t slot, int32_t cause,
+                const char *reason);
+/* The oldest demand that the client was told of and has not answered, else the oldest that nobody
+ * holds, which it then does. DRAY_EAGAIN; DRAY_EEND: the queue has ended and nothing can be lost.
+ */
+int dray__table_demand(dray__table *table, dray__client *client, dray__demand **out,
+                       dray_error *error);
+/* No other sample will come: the slots' rows are dead. Repeating it succeeds. */
+int dray__table_decline(dray__table *table, uint64_t id, dray_error *error);
+int dray__table_refill(dray__table *table, dray__client *client, const dray__new_rows *rows,
+                       uint32_t *first_slot, uint32_t *generation, dray_error *error);
+/* Demands of the partition (NULL: all) are forgotten. */
+void dray__demands_clear(dray__table *table, const dray__partition *p);
+void dray__demands_let_go(dray__table *table, const dray__client *client);
 
 /* ---- consumers ---- */
 

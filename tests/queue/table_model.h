@@ -26,7 +26,8 @@ static const unsigned needs[TASKS] = {1, 1, 2 | 4, 8, 0};
 static const int writes[TASKS] = {1, 2, 3, -1, 4};
 
 typedef struct model_row {
-    bool dead;
+    bool dead, vacant;
+    uint32_t generation;
     unsigned columns;
     struct {
         enum { FREE, TAKEN, DONE } state;
@@ -45,7 +46,7 @@ typedef struct model_partition {
 } model_partition;
 
 typedef struct model_put { /* one column of one put */
-    uint32_t generation, rows, slots[ROWS];
+    uint32_t generation, rows, slots[ROWS], row_generations[ROWS];
     int column, pins;
     uint64_t bytes;
     bool cleared;
@@ -58,6 +59,11 @@ typedef struct model_claim {
     int64_t hold;
     uint32_t pinned[ROWS * 2], pin_count;
 } model_claim;
+
+typedef struct model_demand {
+    uint32_t id, generation, count, slots[8], task;
+    int holder; /* -1: nobody */
+} model_demand;
 
 typedef struct world {
     uint64_t seed, draws, step;
@@ -74,6 +80,9 @@ typedef struct world {
     model_put puts[PUTS];
     uint32_t put_count;
     model_claim claims[CLAIMS];
+    model_demand demands[ROWS];
+    uint32_t demand_count, generations;
+    int32_t on_loss;
     bool ended;
     int64_t now;
     uint64_t digest;
@@ -123,7 +132,8 @@ static inline bool settled(const model_row *row, int t)
 
 static inline bool ready(const model_row *row, int t)
 {
-    return !row->dead && row->task[t].state == FREE && (row->columns & needs[t]) == needs[t];
+    return !row->dead && !row->vacant && row->task[t].state == FREE &&
+           (row->columns & needs[t]) == needs[t];
 }
 
 static inline uint32_t open_rows(const model_partition *p, int t)
@@ -181,7 +191,8 @@ static inline bool extent_lives(world *w, const model_put *put)
         return false;
     for (int t = 0; t < TASKS; t++)
         for (uint32_t i = 0; (needs[t] >> put->column & 1) && i < put->rows; i++)
-            if (!settled(&p->row[put->slots[i]], t))
+            if (p->row[put->slots[i]].generation == put->row_generations[i] &&
+                !p->row[put->slots[i]].vacant && !settled(&p->row[put->slots[i]], t))
                 return true;
     return false;
 }

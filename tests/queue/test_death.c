@@ -18,6 +18,7 @@ static dray_queue *open_queue(dray_context *context, const char *name)
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     options.tasks = tasks;
     options.task_count = 2;
+    options.on_loss = DRAY_ON_LOSS_SHRINK_GROUP;
     OK(dray_queue_open(context, name, &options, &queue, &error));
     return queue;
 }

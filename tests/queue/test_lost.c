@@ -14,6 +14,7 @@ static dray_queue *open_hasty(dray_context *context, const char *name)
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     options.tasks = three_tasks;
     options.task_count = 3;
+    options.on_loss = DRAY_ON_LOSS_SHRINK_GROUP;
     options.timeout_ns = 10 * DRAY__MILLISECOND;
     OK(dray_queue_open(context, name, &options, &queue, &error));
     return queue;

@@ -243,6 +243,7 @@ static dray_queue *open_hops(dray_context *context)
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     options.tasks = hops;
     options.task_count = 3;
+    options.on_loss = DRAY_ON_LOSS_SHRINK_GROUP;
     OK(dray_queue_open(context, "hops", &options, &queue, &error));
     return queue;
 }

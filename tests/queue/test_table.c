@@ -88,8 +88,11 @@ static void check_world(world *w)
         CHECK(strcmp(m->name, p->name) == 0 && m->generation == p->generation);
         CHECK(m->rows == p->rows && m->sealed == p->sealed);
         rows += m->rows;
-        for (uint32_t s = 0; s < m->rows; s++)
+        for (uint32_t s = 0; s < m->rows; s++) {
             CHECK(m->row[s].dead == dray__bit_get(p->dead, s));
+            CHECK(m->row[s].vacant == dray__bit_get(p->vacant, s));
+            CHECK(m->row[s].generation == p->row_generations[s]);
+        }
         for (int t = 0; t < TASKS; t++)
             check_track(w, m, p, t);
     }
@@ -137,6 +140,12 @@ static model_put *add_put(world *w, const model_partition *p, int column, uint32
     model_put *put = &w->puts[w->put_count++];
     *put = (model_put){.generation = p->generation, .column = column, .bytes = items * 32ull};
     return put;
+}
+
+static void put_row(model_put *put, const model_partition *p, uint32_t slot)
+{
+    put->row_generations[put->rows] = p->row[slot].generation;
+    put->slots[put->rows++] = slot;
 }
 
 static int expect_insert(world *w, const model_partition *p, const dray__new_rows *rows,
@@ -199,6 +208,7 @@ static void step_insert(world *w)
         p = w->partitions[w->partition_count++] = calloc(1, sizeof *p);
         snprintf(p->name, sizeof p->name, "%s", name);
         p->generation = generation;
+        CHECK(generation == ++w->generations);
         p->group = size;
         for (int i = 0; i < NAMES; i++)
             if (strcmp(w->graves[i].name, name) == 0)
@@ -209,9 +219,9 @@ static void step_insert(world *w)
     p->reserved += rows.row_bytes * rows.rows;
     model_put *put = rows.column_count ? add_put(w, p, 0, items) : NULL;
     for (uint32_t i = 0; i < rows.rows; i++) {
-        p->row[p->rows + i] = (model_row){.columns = put != NULL};
+        p->row[p->rows + i] = (model_row){.columns = put != NULL, .generation = p->generation};
         if (put)
-            put->slots[put->rows++] = p->rows + i;
+            put_row(put, p, p->rows + i);
     }
     p->rows += rows.rows;
 }
@@ -389,7 +399,8 @@ static void step_claim(world *w)
         bool hit = false;
         for (uint32_t i = 0; i < put->rows && !hit; i++)
             for (uint32_t j = 0; j < m->count && !hit; j++)
-                hit = put->slots[i] == m->slots[j];
+                hit = put->slots[i] == m->slots[j] &&
+                      put->row_generations[i] == p->row[m->slots[j]].generation;
         if (hit) {
             put->pins++;
             m->pinned[m->pin_count++] = k;
@@ -441,9 +452,110 @@ static void step_commit(world *w)
         p->row[m->slots[i]].task[m->task].state = DONE;
         if (put) {
             p->row[m->slots[i]].columns |= 1u << column;
-            put->slots[put->rows++] = m->slots[i];
+            put_row(put, p, m->slots[i]);
         }
     }
+}
+
+static void model_vacate(world *w, model_partition *p, uint32_t slot)
+{
+    for (int i = 0; i < CLAIMS; i++) {
+        model_claim *m = &w->claims[i];
+        if (!m->used || m->generation != p->generation || m->committed || claim_error(m))
+            continue;
+        uint32_t left = 0, before = 0;
+        for (uint32_t k = 0; k < m->count; k++) {
+            before += m->slots[k] != DRAY__NONE;
+            if (m->slots[k] == slot)
+                m->slots[k] = DRAY__NONE;
+            left += m->slots[k] != DRAY__NONE;
+        }
+        m->failed = before && !left;
+    }
+    p->row[slot] = (model_row){.vacant = true, .generation = p->row[slot].generation};
+}
+
+static void model_lose(world *w, model_partition *p, int task, uint32_t slot)
+{
+    uint32_t first = slot / p->group * p->group, count = p->group;
+    if (w->on_loss == DRAY_ON_LOSS_SHRINK_GROUP)
+        first = slot, count = 1;
+    bool refill = w->on_loss == DRAY_ON_LOSS_REFILL;
+    model_demand demand = {.generation = p->generation, .task = (uint32_t)task, .holder = -1};
+    for (uint32_t s = first; s < first + count; s++) {
+        if (settled(&p->row[s], task) || p->row[s].vacant)
+            continue;
+        demand.slots[demand.count++] = s;
+        p->row[s].dead = !refill;
+    }
+    for (uint32_t i = 0; refill && i < demand.count; i++)
+        model_vacate(w, p, demand.slots[i]);
+    demand.id = refill ? ++w->generations : 0;
+    if (refill)
+        w->demands[w->demand_count++] = demand;
+}
+
+static void model_forget_demand(world *w, uint32_t at)
+{
+    memmove(&w->demands[at], &w->demands[at + 1], (--w->demand_count - at) * sizeof w->demands[0]);
+}
+
+/* A producer asks which slot wants another sample, and answers, or not, or says that it cannot. */
+static void step_refill(world *w)
+{
+    int client = (int)draw(w, CLIENTS);
+    uint32_t at = w->demand_count;
+    for (uint32_t i = w->demand_count; i-- > 0;)
+        at = w->demands[i].holder < 0 ? i : at;
+    for (uint32_t i = w->demand_count; i-- > 0;)
+        at = w->demands[i].holder == client ? i : at;
+    dray__demand *demand = NULL;
+    int rc = dray__table_demand(w->table, w->clients[client], &demand, NULL);
+    bool over = w->ended && !w->demand_count;
+    for (uint32_t i = 0; i < w->partition_count; i++)
+        for (int t = 0; t < TASKS; t++)
+            over = over && finished(w->partitions[i], t);
+    CHECK(rc == (at < w->demand_count ? DRAY_OK : over ? DRAY_EEND : DRAY_EAGAIN));
+    if (rc)
+        return;
+    model_demand *d = &w->demands[at];
+    CHECK(demand->id == d->id && demand->count == d->count && demand->task == d->task);
+    CHECK(memcmp(demand->slots, d->slots, d->count * sizeof *d->slots) == 0);
+    d->holder = client;
+    model_partition *p = find_generation(w, d->generation);
+    uint32_t choice = draw(w, 8);
+    if (choice == 0)
+        return;
+    if (choice == 1) {
+        CHECK(dray__table_decline(w->table, d->id, NULL) == DRAY_OK);
+        for (uint32_t i = 0; i < d->count; i++) {
+            p->row[d->slots[i]].vacant = false;
+            p->row[d->slots[i]].dead = true;
+        }
+        model_forget_demand(w, at);
+        return;
+    }
+    dray__new_rows rows = {.partition = p->name, .rows = d->count, .refill = d->id};
+    rows.per_group = draw(w, 2);
+    rows.rows += draw(w, 10) == 0;
+    uint32_t items = rows.per_group ? 1 : rows.rows, first, generation;
+    dray__new_column column = make_column(w, client, 0, items);
+    rows.columns = &column;
+    rows.column_count = draw(w, 10) != 0;
+    rc = dray__table_insert(w->table, w->clients[client], &rows, &first, &generation, NULL);
+    CHECK(rc == (rows.rows == d->count ? DRAY_OK : DRAY_EINVALID));
+    if (rc)
+        return;
+    model_put *put = rows.column_count ? add_put(w, p, 0, items) : NULL;
+    for (uint32_t i = 0; i < d->count; i++) {
+        p->row[d->slots[i]] = (model_row){.columns = put != NULL, .generation = d->id};
+        if (put)
+            put_row(put, p, d->slots[i]);
+    }
+    rows.rows = d->count;
+    rc = dray__table_insert(w->table, w->clients[client], &rows, &first, &generation, NULL);
+    CHECK(rc == DRAY_EEXIST);
+    model_forget_demand(w, at);
 }
 
 static void model_give_back(world *w, model_claim *m, uint32_t item, bool failed)
@@ -451,9 +563,10 @@ static void model_give_back(world *w, model_claim *m, uint32_t item, bool failed
     model_partition *p = find_generation(w, m->generation);
     model_row *row = &p->row[m->slots[item]];
     row->task[m->task].state = FREE;
-    if (failed && ++row->task[m->task].failures >= MAX_ATTEMPTS)
-        row->dead = true;
+    uint32_t slot = m->slots[item];
     m->slots[item] = DRAY__NONE;
+    if (failed && ++row->task[m->task].failures >= MAX_ATTEMPTS && !row->dead)
+        model_lose(w, p, m->task, slot);
 }
 
 static void model_give_back_all(world *w, model_claim *m, bool failed)
@@ -537,6 +650,9 @@ static void step_client_ends(world *w)
     for (int i = 0; i < CLAIMS; i++)
         if (w->claims[i].used && w->claims[i].client == c)
             model_release(w, &w->claims[i], died);
+    for (uint32_t i = 0; i < w->demand_count; i++)
+        if (w->demands[i].holder == c)
+            w->demands[i].holder = -1;
     make_client(w, c);
 }
 
@@ -553,6 +669,9 @@ static void step_clear(world *w)
         return;
     CHECK(dray__table_clear(w->table, p->name, NULL) == DRAY_OK);
     CHECK(dray__table_clear(w->table, p->name, NULL) == DRAY_OK);
+    for (uint32_t i = w->demand_count; i-- > 0;)
+        if (w->demands[i].generation == p->generation)
+            model_forget_demand(w, i);
     int grave = 0;
     while (w->graves[grave].name[0])
         grave++;
@@ -590,11 +709,11 @@ static void step_wait(world *w)
 }
 
 static void (*const steps[])(world *) = {
-    step_insert, step_insert,      step_insert,  step_seal,    step_claim,
-    step_claim,  step_claim,       step_claim,   step_claim,   step_claim,
-    step_commit, step_commit,      step_commit,  step_commit,  step_commit,
-    step_fail,   step_release,     step_release, step_release, step_release,
-    step_time,   step_client_ends, step_clear,   step_clear,   step_wait,
+    step_insert,  step_insert,  step_insert, step_seal,        step_claim,   step_claim,
+    step_claim,   step_claim,   step_claim,  step_claim,       step_commit,  step_commit,
+    step_commit,  step_commit,  step_commit, step_fail,        step_release, step_release,
+    step_release, step_release, step_time,   step_client_ends, step_clear,   step_clear,
+    step_wait,    step_refill,  step_refill,
 };
 
 static uint64_t run_history(uint64_t seed, int length)
@@ -602,8 +721,13 @@ static uint64_t run_history(uint64_t seed, int length)
     world *w = calloc(1, sizeof *w);
     w->seed = seed;
     w->step = 1;
-    CHECK(dray__table_new("q", task_names, TASKS, CAPACITY_ROWS, CAPACITY_BYTES, MAX_ATTEMPTS,
-                          &w->table, NULL) == DRAY_OK);
+    w->on_loss = (int32_t)(seed % 4); /* all three, and the default */
+    w->on_loss = w->on_loss ? w->on_loss : DRAY_ON_LOSS_REFILL;
+    dray__settings settings = {.capacity_rows = CAPACITY_ROWS,
+                               .capacity_bytes = CAPACITY_BYTES,
+                               .max_attempts = MAX_ATTEMPTS,
+                               .on_loss = w->on_loss};
+    CHECK(dray__table_new("q", task_names, TASKS, &settings, &w->table, NULL) == DRAY_OK);
     for (int c = 0; c < CLIENTS; c++)
         make_client(w, c);
     for (int i = 0; i < length; i++) {

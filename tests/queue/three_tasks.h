@@ -25,6 +25,7 @@ static inline dray_queue *open_queue(dray_context *context, const char *name, ui
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     options.tasks = three_tasks;
     options.task_count = 3;
+    options.on_loss = DRAY_ON_LOSS_SHRINK_GROUP;
     options.capacity_rows = rows;
     options.capacity_bytes = bytes;
     OK(dray_queue_open(context, name, &options, &queue, &error));

@@ -1,0 +1,308 @@
+/* Rows that are lost: they die, or their slots are given to other samples. */
+#include "queue/table.h"
+
+#include "base/error.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void record_death(dray__table *table, dray__partition *p, const dray__death *death)
+{
+    (void)table;
+    if (p->death_count == p->death_capacity) {
+        uint32_t capacity = p->death_capacity ? 64 : 4;
+        if (capacity == p->death_capacity ||
+            dray__grow(&p->deaths, p->death_capacity, capacity, sizeof *p->deaths, NULL))
+            return;
+        p->death_capacity = capacity;
+    }
+    p->deaths[p->death_count++] = *death;
+}
+
+static void kill_row(dray__table *table, dray__partition *p, uint32_t task, uint32_t slot)
+{
+    dray__bit_set(p->dead, slot);
+    p->dead_count++;
+    p->tracks[task].dead_count++;
+    for (uint32_t t = 0; t < table->task_count; t++) {
+        if (dray__bit_get(p->tracks[t].done, slot))
+            continue;
+        p->tracks[t].settled_count++;
+        p->tracks[t].taken_dead += dray__bit_get(p->tracks[t].taken, slot);
+        dray__put_settled(table, p, t, slot);
+    }
+    table->dirty = ~UINT64_C(0); /* fewer open rows: a short claim may be due */
+    dray__refresh_all_tasks(table, p, slot / 64, true);
+}
+
+/* Claims that hold the row hold it no longer: what they commit for it is of the old sample. */
+static void take_from_claims(dray__table *table, dray__partition *p, uint32_t slot)
+{
+    uint64_t holders = 0;
+    for (uint32_t t = 0; t < table->task_count; t++)
+        if (dray__bit_get(p->tracks[t].taken, slot))
+            holders |= UINT64_C(1) << t;
+    for (dray__claim *claim = table->claims; claim && holders; claim = claim->next) {
+        if (claim->partition != p || claim->state != DRAY__CLAIM_ACTIVE ||
+            !(holders >> claim->task & 1))
+            continue;
+        for (uint32_t i = 0; i < claim->count; i++) {
+            if (claim->slots[i] != slot)
+                continue;
+            claim->slots[i] = DRAY__NONE;
+            if (!--claim->active)
+                claim->state = DRAY__CLAIM_FAILED;
+            dray__bit_clear(p->tracks[claim->task].taken, slot);
+            p->tracks[claim->task].taken_count--;
+            holders &= ~(UINT64_C(1) << claim->task);
+            break;
+        }
+    }
+}
+
+static void forget_columns(const dray__table *table, dray__partition *p, uint32_t slot)
+{
+    for (uint32_t w = 0; w <= table->task_count; w++) {
+        if (!p->places[w] || p->places[w][slot].put == DRAY__NONE)
+            continue;
+        const dray__put *put = p->puts[p->places[w][slot].put];
+        for (uint32_t c = 0; c < put->column_count; c++) {
+            uint32_t column = put->columns[c].column;
+            p->committed[column] -= dray__bit_get(p->columns[column], slot);
+            dray__bit_clear(p->columns[column], slot);
+        }
+        p->places[w][slot] = (dray__place){DRAY__NONE, DRAY__NONE};
+    }
+}
+
+/* Nothing is known of the row any more. */
+static void vacate_row(dray__table *table, dray__partition *p, uint32_t slot)
+{
+    take_from_claims(table, p, slot);
+    for (uint32_t t = 0; t < table->task_count; t++) {
+        dray__track *track = &p->tracks[t];
+        if (dray__bit_get(track->done, slot)) {
+            dray__bit_clear(track->done, slot);
+            track->done_count--;
+            track->settled_count--;
+        } else {
+            dray__put_settled(table, p, t, slot);
+        }
+        track->rows[slot].attempt = track->rows[slot].failures = 0;
+        if (slot < track->open_from)
+            track->open_from = slot;
+    }
+    forget_columns(table, p, slot);
+    dray__bit_set(p->vacant, slot);
+    p->vacant_count++;
+    dray__refresh_all_tasks(table, p, slot / 64, true);
+}
+
+/* Whether the row shares the fate of a row of its group that `task` lost: what the task has
+ * committed is counted already, and stays. */
+static bool shares_fate(const dray__partition *p, uint32_t task, uint32_t slot)
+{
+    return !dray__bit_get(p->tracks[task].done, slot) && !dray__bit_get(p->dead, slot) &&
+           !dray__bit_get(p->vacant, slot);
+}
+
+static dray__demand *demand_new(const dray__death *death, uint32_t count)
+{
+    dray__demand *demand = calloc(1, sizeof *demand);
+    uint32_t *slots = calloc(count, sizeof *slots);
+    if (!demand || !slots) {
+        free(demand);
+        free(slots);
+        return NULL;
+    }
+    demand->slots = slots;
+    demand->task = death->task;
+    demand->failures = death->failures;
+    demand->cause = death->cause;
+    memcpy(demand->reason, death->reason, sizeof demand->reason);
+    return demand;
+}
+
+static void ask(dray__table *table, dray__partition *p, dray__demand *demand)
+{
+    demand->id = ++table->generations;
+    demand->partition = p;
+    *table->demands_tail = demand;
+    table->demands_tail = &demand->next;
+    table->demanded = true;
+    for (uint32_t i = 0; i < demand->count; i++)
+        vacate_row(table, p, demand->slots[i]);
+}
+
+void dray__lose(dray__table *table, dray__partition *p, uint32_t task, uint32_t slot, int32_t cause,
+                const char *reason)
+{
+    dray__group_range range = p->groups[p->group_of[slot]];
+    if (table->settings.on_loss == DRAY_ON_LOSS_SHRINK_GROUP)
+        range = (dray__group_range){slot, 1};
+    dray__death death = {.slot = slot,
+                         .generation = p->row_generations[slot],
+                         .task = task,
+                         .cause = cause,
+                         .failures = p->tracks[task].rows[slot].failures};
+    snprintf(death.reason, sizeof death.reason, "%s", reason);
+    dray__demand *demand = NULL;
+    if (table->settings.on_loss == DRAY_ON_LOSS_REFILL)
+        demand = demand_new(&death, range.count); /* without memory for it the rows die */
+    death.refilled = demand != NULL;
+    record_death(table, p, &death);
+    for (uint32_t s = range.first; s < range.first + range.count; s++) {
+        if (!shares_fate(p, task, s))
+            continue;
+        p->lost[cause]++;
+        if (demand)
+            demand->slots[demand->count++] = s;
+        else
+            kill_row(table, p, task, s);
+    }
+    if (demand)
+        ask(table, p, demand);
+}
+
+/* ---- demands --------------------------------------------------------------------------------- */
+
+static void demand_free(dray__table *table, dray__demand **at)
+{
+    dray__demand *demand = *at;
+    *at = demand->next;
+    if (table->demands_tail == &demand->next)
+        table->demands_tail = at;
+    free(demand->slots);
+    free(demand);
+}
+
+void dray__demands_clear(dray__table *table, const dray__partition *p)
+{
+    for (dray__demand **at = &table->demands; *at;) {
+        if (!p || (*at)->partition == p)
+            demand_free(table, at);
+        else
+            at = &(*at)->next;
+    }
+}
+
+void dray__demands_let_go(dray__table *table, const dray__client *client)
+{
+    for (dray__demand *demand = table->demands; demand; demand = demand->next) {
+        if (demand->holder != client)
+            continue;
+        demand->holder = NULL;
+        table->demanded = true;
+    }
+}
+
+int dray__table_demand(dray__table *table, dray__client *client, dray__demand **out,
+                       dray_error *error)
+{
+    dray__demand *found = NULL;
+    for (dray__demand *demand = table->demands; demand; demand = demand->next) {
+        if (demand->holder == client) {
+            *out = demand;
+            return DRAY_OK;
+        }
+        if (!found && !demand->holder)
+            found = demand;
+    }
+    if (found) {
+        found->holder = client;
+        *out = found;
+        return DRAY_OK;
+    }
+    bool over = table->ended && !table->demands;
+    for (uint32_t i = 0; over && i < table->partition_count; i++)
+        for (uint32_t t = 0; over && t < table->task_count; t++)
+            over = dray__finished(table->partitions[i], t);
+    if (over)
+        return dray__fail(error, DRAY_EEND, "queue %s has ended and every sample is settled",
+                          table->name);
+    return dray__fail(error, DRAY_EAGAIN, "no slot waits for another sample");
+}
+
+static dray__demand **find_demand(dray__table *table, uint64_t id)
+{
+    dray__demand **at = &table->demands;
+    while (*at && (*at)->id != id)
+        at = &(*at)->next;
+    return at;
+}
+
+int dray__table_decline(dray__table *table, uint64_t id, dray_error *error)
+{
+    dray__demand **at = find_demand(table, id);
+    if (!id || id > table->generations)
+        return dray__fail(error, DRAY_ENOENT, "refill %llu: there never was one",
+                          (unsigned long long)id);
+    if (!*at) /* told again, or its partition is gone */
+        return DRAY_OK;
+    dray__partition *p = (*at)->partition;
+    for (uint32_t i = 0; i < (*at)->count; i++) {
+        dray__bit_clear(p->vacant, (*at)->slots[i]);
+        p->vacant_count--;
+        kill_row(table, p, (*at)->task, (*at)->slots[i]);
+    }
+    for (uint32_t i = 0; i < p->death_count; i++)
+        for (uint32_t s = 0; s < (*at)->count; s++)
+            if (p->deaths[i].slot == (*at)->slots[s])
+                p->deaths[i].refilled = false;
+    demand_free(table, at);
+    table->demanded = true;
+    return DRAY_OK;
+}
+
+static int check_refill(const dray__table *table, const dray__demand *demand,
+                        const dray__new_rows *rows, dray_error *error)
+{
+    if (!demand)
+        return dray__fail(error, rows->refill <= table->generations ? DRAY_EEXIST : DRAY_ENOENT,
+                          "refill %llu of %s: it was answered, or its partition cleared",
+                          (unsigned long long)rows->refill, rows->partition);
+    if (strcmp(demand->partition->name, rows->partition) != 0 || demand->count != rows->rows)
+        return dray__fail(error, DRAY_EINVALID,
+                          "refill %llu: %u rows for partition %s expected, found %u for %s",
+                          (unsigned long long)demand->id, demand->count, demand->partition->name,
+                          rows->rows, rows->partition);
+    return DRAY_OK;
+}
+
+/* Capacity is not asked: the rows are counted, and what lets a partition finish is not blocked. */
+int dray__table_refill(dray__table *table, dray__client *client, const dray__new_rows *rows,
+                       uint32_t *first_slot, uint32_t *generation, dray_error *error)
+{
+    dray__demand **at = find_demand(table, rows->refill), *demand = *at;
+    uint64_t bytes = 0;
+    int rc = dray__name_check(rows->partition, "partition", error);
+    if (!rc)
+        rc = check_refill(table, demand, rows, error);
+    uint32_t items = rows->per_group ? 1 : rows->rows;
+    if (!rc)
+        rc = dray__put_check(table, client, -1, rows->columns, rows->column_count, rows->tags,
+                             rows->tag_count, items, &bytes, error);
+    dray__put *put = NULL;
+    if (!rc)
+        rc = dray__put_prepare(table, demand->partition, -1, rows->columns, rows->column_count,
+                               rows->tags, rows->tag_count, true, items, &put, error);
+    if (rc)
+        return rc;
+    dray__partition *p = demand->partition;
+    for (uint32_t i = 0; i < demand->count; i++) {
+        dray__bit_clear(p->vacant, demand->slots[i]);
+        p->row_generations[demand->slots[i]] = (uint32_t)demand->id;
+    }
+    p->vacant_count -= demand->count;
+    p->refilled += demand->count;
+    if (put)
+        dray__put_apply(table, p, -1, put, demand->slots, 0, demand->count,
+                        rows->per_group ? demand->count : 1);
+    for (uint32_t i = 0; i < demand->count; i++)
+        dray__refresh_all_tasks(table, p, demand->slots[i] / 64, false);
+    *first_slot = demand->slots[0];
+    *generation = p->generation;
+    demand_free(table, at);
+    return DRAY_OK;
+}

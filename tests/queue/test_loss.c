@@ -1,0 +1,302 @@
+/* Samples that are lost: dead after max_attempts, refilled, their groups dropped or shrunk. */
+#include "queue/three_tasks.h"
+
+static dray_queue *open_losing(dray_context *context, const char *name, int32_t on_loss)
+{
+    dray_error error;
+    dray_queue *queue;
+    dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
+    options.tasks = three_tasks;
+    options.task_count = 3;
+    options.on_loss = on_loss;
+    OK(dray_queue_open(context, name, &options, &queue, &error));
+    return queue;
+}
+
+static dray_batch *claim_some(dray_queue *queue, const char *task, uint32_t count, int32_t policy)
+{
+    dray_error error;
+    dray_batch *batch;
+    dray_claim_options o = want(task, count);
+    o.up_to = 1;
+    o.policy = policy;
+    int rc = dray_claim(queue, &o, &batch, &error);
+    if (rc == DRAY_EEND)
+        return NULL;
+    OK(rc);
+    return batch;
+}
+
+static bool status_has(dray_queue *queue, const char *text)
+{
+    dray_error error;
+    char *status;
+    OK(dray_queue_status(queue, &status, &error));
+    bool found = strstr(status, text) != NULL;
+    if (!found)
+        fprintf(stderr, "no %s in %s\n", text, status);
+    free(status);
+    return found;
+}
+
+static void refill_ints(dray_queue *queue, const dray_refill *refill, int32_t value)
+{
+    dray_error error;
+    int32_t values[64];
+    for (uint32_t i = 0; i < 64; i++)
+        values[i] = value;
+    dray_column_data column = int_column("prompts", values);
+    dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
+    o.partition = refill->partition;
+    o.rows = refill->rows;
+    o.refill = refill->id;
+    o.columns = &column;
+    o.column_count = 1;
+    OK(dray_insert(queue, &o, NULL, &error));
+    FAILS(DRAY_EEXIST, dray_insert(queue, &o, NULL, &error));
+}
+
+/* ---- a reward that crashes on one prompt ----------------------------------------------------- */
+
+enum { B = 12, CRASHES = 50 };
+
+static void roll_out(void *argument)
+{
+    (void)argument;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "rollout");
+    dray_queue *queue = open_losing(context, "crash", 0);
+    dray_batch *batch;
+    while ((batch = claim_some(queue, "rollout", 4, DRAY_POLICY_FIFO))) {
+        int32_t values[4];
+        OK(dray_batch_gather(batch, "prompts", values, sizeof values, NULL, &error));
+        dray_column_data column = int_column("responses", values);
+        OK(dray_batch_set(batch, &column, &error));
+        OK(dray_batch_commit(batch, &error));
+        dray_batch_free(batch);
+    }
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+/* Dies in the middle of the sample whose response is 50. */
+static void reward_until_crash(void *argument)
+{
+    (void)argument;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "reward");
+    dray_queue *queue = open_losing(context, "crash", 0);
+    dray_batch *batch;
+    while ((batch = claim_some(queue, "reward", 1, DRAY_POLICY_FIFO))) {
+        int32_t value;
+        OK(dray_batch_gather(batch, "responses", &value, sizeof value, NULL, &error));
+        if (value == CRASHES)
+            kill(getpid(), SIGKILL);
+        dray_column_data column = int_column("rewards", &value);
+        OK(dray_batch_set(batch, &column, &error));
+        OK(dray_batch_commit(batch, &error));
+        dray_batch_free(batch);
+    }
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void reward_restarted(void *argument)
+{
+    (void)argument;
+    int status = 1, deaths = 0;
+    while (status) {
+        pid_t pid = child(reward_until_crash, NULL);
+        waitpid(pid, &status, 0);
+        deaths += status != 0;
+    }
+    assert_int_equal(deaths, 3);
+}
+
+static void test_reward_crashes_on_one_prompt(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "driver");
+    dray_queue *queue = open_losing(context, "crash", 0);
+    insert_ints(queue, "0", B, 1); /* prompts 0, 10, ... 110: one of them is 50 */
+    OK(dray_seal(queue, "0", B, &error));
+    pid_t rollout = child(roll_out, NULL), reward = child(reward_restarted, NULL);
+    dray_refill refill = DRAY_REFILL_INIT;
+    OK(dray_refill_wait(queue, 20 * DRAY__SECOND, &refill, &error));
+    assert_int_equal(refill.rows, 1);
+    assert_int_equal(refill.slot, 5);
+    assert_int_equal(refill.attempts, 3);
+    assert_int_equal(refill.cause, DRAY_LOSS_FAILED);
+    assert_string_equal(refill.partition, "0");
+    assert_string_equal(refill.task, "reward");
+    assert_non_null(strstr(refill.reason, "session of reward"));
+    assert_true(status_has(queue, "\"vacant\":1"));
+    refill_ints(queue, &refill, 777);
+    uint32_t rows = 0;
+    int64_t sum = 0;
+    while (rows < B) {
+        dray_batch *batch = claim_some(queue, "actor", B, DRAY_POLICY_FIFO);
+        int32_t values[B];
+        OK(dray_batch_gather(batch, "rewards", values, sizeof values, NULL, &error));
+        for (uint32_t i = 0; i < dray_batch_rows(batch); i++)
+            sum += values[i];
+        rows += dray_batch_rows(batch);
+        OK(dray_batch_commit(batch, &error));
+        dray_batch_free(batch);
+    }
+    assert_int_equal(sum, 660 - CRASHES + 777);
+    OK(dray_queue_wait(queue, "0", NULL, 20 * DRAY__SECOND, &error));
+    assert_true(status_has(queue, "\"refilled\":1"));
+    assert_true(status_has(queue, "\"failed\":1"));
+    assert_true(status_has(queue, "\"attempts\":3"));
+    OK(dray_queue_end(queue, &error));
+    FAILS(DRAY_EEND, dray_refill_wait(queue, 20 * DRAY__SECOND, &refill, &error));
+    join(rollout);
+    join(reward);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+/* ---- groups ---------------------------------------------------------------------------------- */
+
+static void fail_one(dray_queue *queue, uint32_t count, uint32_t slot)
+{
+    dray_error error;
+    for (int attempt = 0; attempt < 3; attempt++) {
+        dray_batch *batch = claim_some(queue, "rollout", count, DRAY_POLICY_FIFO);
+        for (uint32_t i = 0; i < dray_batch_rows(batch); i++)
+            if (dray_batch_row(batch, i)->slot == slot)
+                OK(dray_batch_fail(batch, &i, 1, "broken", &error));
+        dray_batch_free(batch);
+    }
+}
+
+/* The whole group is replaced: it would not be of one prompt otherwise. A claim that held members
+ * of it commits the other rows only. */
+static void test_group_is_refilled(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "groups");
+    dray_queue *queue = open_losing(context, "groups", DRAY_ON_LOSS_REFILL);
+    insert_ints(queue, "0", 8, 4);
+    OK(dray_seal(queue, "0", 8, &error));
+    dray_batch *held = NULL, *batch;
+    for (int attempt = 0; attempt < 3; attempt++) {
+        dray_claim_options o = want("rollout", 8);
+        OK(dray_claim(queue, &o, &batch, &error));
+        uint32_t bad = 0;
+        while (dray_batch_row(batch, bad)->slot != 2)
+            bad++;
+        OK(dray_batch_fail(batch, &bad, 1, "broken", &error));
+        if (attempt < 2)
+            dray_batch_free(batch);
+        else
+            held = batch;
+    }
+    dray_refill refill = DRAY_REFILL_INIT;
+    OK(dray_refill_wait(queue, 0, &refill, &error));
+    assert_int_equal(refill.rows, 4);
+    assert_int_equal(refill.slot, 0);
+    assert_int_equal(refill.group, 0);
+    dray_refill again = DRAY_REFILL_INIT;
+    OK(dray_refill_wait(queue, 0, &again, &error));
+    assert_int_equal(again.id, refill.id);
+    refill_ints(queue, &refill, 5);
+    set_ints(held, "responses", 100);
+    OK(dray_batch_commit(held, &error)); /* of slots 4 to 7 */
+    dray_batch_free(held);
+    batch = claim_some(queue, "reward", 8, DRAY_POLICY_FIFO);
+    assert_int_equal(dray_batch_rows(batch), 4);
+    assert_int_equal(dray_batch_row(batch, 0)->slot, 4);
+    dray_batch_free(batch);
+    batch = claim_some(queue, "rollout", 8, DRAY_POLICY_GROUP);
+    assert_int_equal(dray_batch_rows(batch), 4);
+    for (uint32_t i = 0; i < 4; i++) {
+        int32_t values[4];
+        OK(dray_batch_gather(batch, "prompts", values, sizeof values, NULL, &error));
+        assert_int_equal(values[i], 5);
+        assert_int_equal(dray_batch_row(batch, i)->slot, i);
+        assert_int_equal(dray_batch_row(batch, i)->generation, refill.id);
+        assert_int_equal(dray_batch_row(batch, i)->attempt, 1);
+    }
+    dray_batch_free(batch);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void test_group_is_dropped_or_shrunk(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "drop");
+    const struct {
+        const char *name;
+        int32_t on_loss;
+        uint32_t left;
+    } cases[] = {{"dropping", DRAY_ON_LOSS_DROP_GROUP, 4},
+                 {"shrinking", DRAY_ON_LOSS_SHRINK_GROUP, 7}};
+    for (int i = 0; i < 2; i++) {
+        dray_queue *queue = open_losing(context, cases[i].name, cases[i].on_loss);
+        insert_ints(queue, "0", 8, 4);
+        OK(dray_seal(queue, "0", 8, &error));
+        fail_one(queue, 8, 1);
+        all_rows(queue, "rollout", "responses", 0, cases[i].left);
+        dray_batch *batch = claim_some(queue, "reward", 8, DRAY_POLICY_GROUP);
+        assert_int_equal(dray_batch_rows(batch), cases[i].left);
+        dray_batch_free(batch);
+        dray_refill refill = DRAY_REFILL_INIT;
+        FAILS(DRAY_ETIMEDOUT, dray_refill_wait(queue, 0, &refill, &error));
+        dray_queue_close(queue);
+    }
+    dray_close(context);
+}
+
+/* A producer without another sample says so; one that dies leaves the question to the next. */
+static void ask_and_die(void *argument)
+{
+    (void)argument;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "asker");
+    dray_queue *queue = open_losing(context, "decline", 0);
+    dray_refill refill = DRAY_REFILL_INIT;
+    OK(dray_refill_wait(queue, 20 * DRAY__SECOND, &refill, &error));
+    kill(getpid(), SIGKILL);
+}
+
+static void test_refill_is_declined(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "decline");
+    dray_queue *queue = open_losing(context, "decline", 0);
+    insert_ints(queue, "0", 4, 1);
+    OK(dray_seal(queue, "0", 4, &error));
+    int status;
+    pid_t asker = child(ask_and_die, NULL);
+    fail_one(queue, 4, 3);
+    waitpid(asker, &status, 0);
+    assert_true(WIFSIGNALED(status));
+    dray_refill refill = DRAY_REFILL_INIT;
+    OK(dray_refill_wait(queue, 20 * DRAY__SECOND, &refill, &error));
+    OK(dray_refill_decline(queue, refill.id, &error));
+    OK(dray_refill_decline(queue, refill.id, &error));
+    FAILS(DRAY_ENOENT, dray_refill_decline(queue, refill.id + 1, &error));
+    all_rows(queue, "rollout", "responses", 0, 3);
+    OK(dray_queue_wait(queue, "0", "rollout", 0, &error));
+    assert_true(status_has(queue, "\"dead\":1"));
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_reward_crashes_on_one_prompt, up, down),
+        cmocka_unit_test_setup_teardown(test_group_is_refilled, up, down),
+        cmocka_unit_test_setup_teardown(test_group_is_dropped_or_shrunk, up, down),
+        cmocka_unit_test_setup_teardown(test_refill_is_declined, up, down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
