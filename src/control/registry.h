@@ -10,7 +10,8 @@
  *  UPDATE_SOURCES   u64 key, u8 what, i64 timeout, u64 set, u32 index; what:
  *                   GANG (a publisher's own gang; kept until all ranks are there)
  *                       -> u64 incarnation, u64 set, u32 world
- *                   MEMBER (rank `index` of the set) -> u64 key, u64 member, u64 host, i64 pid,
+ *                   MEMBERS (the set's ranks from `index` on, as many as go into 1 MiB, at least
+ *                       one) -> u32 how many, of each: u64 key, u64 member, u64 host, i64 pid,
  *                       u64 token, string name, blob layout
  *  REGION_GET       u64 key, u64 set, u32 index, u32 region -> blob handle, one descriptor
  *  PUBLISH          u64 key, u64 version, u8 checksums are there, sums -> (empty)
@@ -41,7 +42,7 @@
 #include <dray/dray.h>
 #include <jansson.h>
 
-enum { DRAY__SOURCES_GANG = 0, DRAY__SOURCES_MEMBER = 1 };
+enum { DRAY__SOURCES_GANG = 0, DRAY__SOURCES_MEMBERS = 1 };
 
 typedef struct dray__registry dray__registry;
 

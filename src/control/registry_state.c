@@ -13,6 +13,7 @@
 
 #define REPORT_MAX (64u << 10)
 #define PATH_BYTES_MAX 4096u
+#define MEMBERS_BYTES (1u << 20)
 
 void dray__reg_reply(dray__registry *r, void *ticket, dray__writer *payload, int fd)
 {
@@ -332,9 +333,9 @@ static int region_put(call *c, dray_error *error)
     return done(c);
 }
 
-/* Rank `index` of a set of the model, if the set still is what it was. */
-static int set_member(const struct model *model, uint64_t id, uint32_t index, struct entry **out,
-                      dray_error *error)
+/* A set of the model, if it still is what it was, with a rank `index`. */
+static int find_set(const struct model *model, uint64_t id, uint32_t index, const struct set **out,
+                    dray_error *error)
 {
     const struct set *set = NULL;
     for (const struct gang *gang = model->gangs; gang && !set; gang = gang->next)
@@ -347,7 +348,33 @@ static int set_member(const struct model *model, uint64_t id, uint32_t index, st
         return dray__fail(error, DRAY_ESTALE, "the ranks of %s changed meanwhile", model->name);
     if (index >= set->world || !set->entries[index])
         return dray__fail(error, DRAY_ENOENT, "%s has no rank %" PRIu32, model->name, index);
-    *out = set->entries[index];
+    *out = set;
+    return DRAY_OK;
+}
+
+static void put_member(dray__writer *w, const struct entry *rank)
+{
+    dray__put_u64(w, rank->key);
+    dray__put_u64(w, rank->member);
+    dray__put_u64(w, rank->host);
+    dray__put_i64(w, rank->pid);
+    dray__put_u64(w, rank->token);
+    dray__put_string(w, rank->name);
+    dray__put_blob(w, rank->layout, rank->layout_size);
+}
+
+/* The ranks from `index` on: at least one, and no more than go into a frame of moderate size. */
+static int answer_members(const call *c, const struct set *set, uint32_t index)
+{
+    size_t bytes = 0;
+    uint32_t end = index;
+    while (end < set->world && set->entries[end] && (end == index || bytes < MEMBERS_BYTES))
+        bytes += set->entries[end++]->layout_size;
+    dray__writer w = {0};
+    dray__put_u32(&w, end - index);
+    for (uint32_t i = index; i < end; i++)
+        put_member(&w, set->entries[i]);
+    dray__reg_reply(c->r, c->ticket, &w, -1);
     return DRAY_OK;
 }
 
@@ -356,9 +383,10 @@ static int update_sources(call *c, dray_error *error)
     uint64_t key = dray__get_u64(c->in);
     uint8_t what = dray__get_u8(c->in);
     int64_t timeout = dray__get_i64(c->in);
-    uint64_t set = dray__get_u64(c->in);
+    uint64_t id = dray__get_u64(c->in);
     uint32_t index = dray__get_u32(c->in);
-    struct entry *entry = NULL, *rank = NULL;
+    struct entry *entry = NULL;
+    const struct set *set = NULL;
     int rc = finish_reading(c, "UPDATE_SOURCES", error);
     if (rc == DRAY_OK)
         rc = entry_of(c->r, c->party, key, what == DRAY__SOURCES_GANG ? PUBLISHER : EITHER, &entry,
@@ -374,33 +402,24 @@ static int update_sources(call *c, dray_error *error)
             c->r->ops.expire_at(c->r->ops.user, c->ticket, dray__deadline(timeout));
         return DRAY_OK;
     }
-    rc = set_member(entry->model, set, index, &rank, error);
-    if (rc)
-        return rc;
-    dray__writer w = {0};
-    dray__put_u64(&w, rank->key);
-    dray__put_u64(&w, rank->member);
-    dray__put_u64(&w, rank->host);
-    dray__put_i64(&w, rank->pid);
-    dray__put_u64(&w, rank->token);
-    dray__put_string(&w, rank->name);
-    dray__put_blob(&w, rank->layout, rank->layout_size);
-    dray__reg_reply(c->r, c->ticket, &w, -1);
-    return DRAY_OK;
+    rc = find_set(entry->model, id, index, &set, error);
+    return rc ? rc : answer_members(c, set, index);
 }
 
 static int region_get(call *c, dray_error *error)
 {
-    uint64_t key = dray__get_u64(c->in), set = dray__get_u64(c->in);
+    uint64_t key = dray__get_u64(c->in), id = dray__get_u64(c->in);
     uint32_t index = dray__get_u32(c->in), number = dray__get_u32(c->in);
-    struct entry *entry = NULL, *rank = NULL;
+    struct entry *entry = NULL;
+    const struct set *set = NULL;
     int rc = finish_reading(c, "REGION_GET", error);
     if (rc == DRAY_OK)
         rc = entry_of(c->r, c->party, key, EITHER, &entry, error);
     if (rc == DRAY_OK)
-        rc = set_member(entry->model, set, index, &rank, error);
+        rc = find_set(entry->model, id, index, &set, error);
     if (rc)
         return rc;
+    const struct entry *rank = set->entries[index];
     if (number >= rank->region_count || rank->regions[number].fd < 0)
         return dray__fail(error, DRAY_ENOENT,
                           "region %" PRIu32 " of %s, rank %" PRIu32 " (%s), cannot be reached from "

@@ -140,6 +140,12 @@ typedef struct dray__sources {
     bool casts, files;
     dray__sums stored; /* what a checkpoint says of its tensors; none: nothing */
     bool imported;
+    /* while it is being made */
+    uint32_t wanted;     /* sources; `count` are there */
+    dray__source *group; /* the group's other ranks, until the plan is made */
+    uint32_t group_count;
+    uint16_t asked;   /* the request whose answer is awaited; 0: none */
+    uint64_t next_op; /* whose region is imported next */
 } dray__sources;
 
 typedef struct dray__destination {
@@ -149,29 +155,32 @@ typedef struct dray__destination {
     uint32_t rank, world;
 } dray__destination;
 
-/* Fetches the layouts of both sets and plans. */
-int dray__sources_fetch(dray__channel *channel, uint64_t key, uint64_t source_set,
-                        uint32_t source_count, uint64_t group_set,
-                        const dray__destination *destination, int64_t deadline_ns,
-                        dray__sources **out, dray_error *error);
+/* Publishers' memory as the source: set and ranks as the coordinator said. */
+int dray__sources_live(uint64_t source_set, uint32_t source_count, uint64_t group_set,
+                       const dray__destination *destination, dray__sources **out,
+                       dray_error *error);
 /* A checkpoint as the source. */
-int dray__sources_disk(const char *path, dray__channel *channel, uint64_t key, uint64_t group_set,
-                       const dray__destination *destination, int64_t deadline_ns,
+int dray__sources_disk(const char *path, uint64_t group_set, const dray__destination *destination,
                        dray__sources **out, dray_error *error);
+/* Fetches what is missing of the layouts of both sets, then plans. Does not wait: DRAY_EAGAIN until
+ * the channel's started request is answered. Nothing to do once the plan is there. */
+int dray__sources_plan(dray__sources *sources, dray__channel *channel, uint64_t key,
+                       const dray__destination *destination, dray_error *error);
+/* Makes the regions that the plan reads reachable, in the same way. */
+int dray__sources_import(dray__sources *sources, dray__channel *channel, uint64_t key,
+                         dray_error *error);
 /* Reads what the checkpoint's files say of their tensors now. */
 int dray__sources_disk_sums(dray__sources *sources, dray_error *error);
 /* Is the checkpoint still the one that was planned for? */
 bool dray__sources_disk_same(const dray__sources *sources, const char *path);
-/* Makes the regions that the plan reads reachable. */
-int dray__sources_import(dray__sources *sources, dray__channel *channel, uint64_t key,
-                         int64_t deadline_ns, dray_error *error);
 /* Forgets the imported regions: the next import makes them anew. */
 void dray__sources_close(dray__sources *sources);
 void dray__sources_free(dray__sources *sources);
 
-/* One member of a set. */
-int dray__member_fetch(dray__channel *channel, uint64_t key, uint64_t set, uint32_t index,
-                       int64_t deadline_ns, dray__source *out, dray_error *error);
+/* The first `count` members of a set, waiting for them; on failure those that have a layout are
+ * there. */
+int dray__members_fetch(dray__channel *channel, uint64_t key, uint64_t set, dray__source *sources,
+                        uint32_t count, int64_t deadline_ns, dray_error *error);
 void dray__source_clear(dray__source *source);
 
 /* ---- haul.c: carries out the copies, in lanes (haul.h), and sums what it moved --------------- */

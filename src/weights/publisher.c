@@ -179,11 +179,10 @@ static int make_pieces(dray_publisher *p, int64_t deadline_ns, dray_error *error
     dray__source *earlier = calloc((size_t)p->rank + 1, sizeof *earlier);
     dray__holder *holders = calloc((size_t)p->rank + 1, sizeof *holders);
     int rc = earlier && holders ? DRAY_OK : dray__nomem(error);
-    for (uint32_t i = 0; i < p->rank && rc == DRAY_OK; i++) {
-        rc = dray__member_fetch(p->channel, p->key, p->set, i, deadline_ns, &earlier[i], error);
-        if (rc == DRAY_OK)
-            holders[i].layout = earlier[i].layout;
-    }
+    if (rc == DRAY_OK)
+        rc = dray__members_fetch(p->channel, p->key, p->set, earlier, p->rank, deadline_ns, error);
+    for (uint32_t i = 0; i < p->rank && rc == DRAY_OK; i++)
+        holders[i].layout = earlier[i].layout;
     if (rc == DRAY_OK) {
         holders[p->rank].layout = p->layout;
         rc = dray__pieces_make(holders, p->rank, &p->pieces, error);

@@ -1,7 +1,6 @@
 /* What an update reads: the publishers' layouts (or a checkpoint's), the plan, the copies cut along
  * ownership, and the regions made reachable. Made once and kept until the ranks on either side, or
  * the files, change. */
-#include "base/clock.h"
 #include "base/error.h"
 #include "control/coverage.h"
 #include "control/registry.h"
@@ -25,6 +24,7 @@ void dray__sources_close(dray__sources *s)
     for (uint32_t i = 0; i < s->count; i++)
         free_regions(&s->sources[i]);
     s->imported = false;
+    s->next_op = 0;
 }
 
 void dray__source_clear(dray__source *source)
@@ -35,6 +35,15 @@ void dray__source_clear(dray__source *source)
     *source = (dray__source){0};
 }
 
+static void free_group(dray__sources *s)
+{
+    for (uint32_t i = 0; s->group && i < s->group_count; i++)
+        if (s->group[i].layout)
+            dray__source_clear(&s->group[i]);
+    free(s->group);
+    s->group = NULL;
+}
+
 void dray__sources_free(dray__sources *s)
 {
     if (!s)
@@ -42,6 +51,7 @@ void dray__sources_free(dray__sources *s)
     for (uint32_t i = 0; i < s->count; i++)
         dray__source_clear(&s->sources[i]);
     free(s->sources);
+    free_group(s);
     dray_plan_free(s->plan);
     free(s->ops);
     free(s->names);
@@ -51,32 +61,31 @@ void dray__sources_free(dray__sources *s)
     free(s);
 }
 
-int dray__member_fetch(dray__channel *channel, uint64_t key, uint64_t set, uint32_t index,
-                       int64_t deadline_ns, dray__source *out, dray_error *error)
+/* ---- members of a set --------------------------------------------------------------------------
+ */
+
+static void put_members_request(dray__writer *w, uint64_t key, uint64_t set, uint32_t index)
 {
-    dray__writer w = {0};
-    dray__put_u64(&w, key);
-    dray__put_u8(&w, DRAY__SOURCES_MEMBER);
-    dray__put_i64(&w, 0);
-    dray__put_u64(&w, set);
-    dray__put_u32(&w, index);
-    dray__reply reply;
-    int rc = dray__call(channel, DRAY__MSG_UPDATE_SOURCES, &w, NULL, 0, deadline_ns, &reply, error);
-    dray__writer_free(&w);
-    if (rc)
-        return rc;
+    dray__put_u64(w, key);
+    dray__put_u8(w, DRAY__SOURCES_MEMBERS);
+    dray__put_i64(w, 0);
+    dray__put_u64(w, set);
+    dray__put_u32(w, index);
+}
+
+static int get_member(dray__reader *r, dray__source *out, dray_error *error)
+{
     dray__source source = {0};
-    dray__get_u64(&reply.payload); /* key */
-    source.member = dray__get_u64(&reply.payload);
-    source.host = dray__get_u64(&reply.payload);
-    source.pid = dray__get_i64(&reply.payload);
-    source.token = dray__get_u64(&reply.payload);
-    source.name = dray__get_string(&reply.payload, 256);
+    dray__get_u64(r); /* key */
+    source.member = dray__get_u64(r);
+    source.host = dray__get_u64(r);
+    source.pid = dray__get_i64(r);
+    source.token = dray__get_u64(r);
+    source.name = dray__get_string(r, 256);
     size_t size;
-    const void *layout = dray__get_blob(&reply.payload, &size);
-    rc = dray__reader_finish(&reply.payload, "UPDATE_SOURCES", error);
-    if (rc == DRAY_OK)
-        rc = dray_layout_unpack(layout, size, &source.layout, error);
+    const void *layout = dray__get_blob(r, &size);
+    int rc = r->failed ? dray__reader_finish(r, "UPDATE_SOURCES", error)
+                       : dray_layout_unpack(layout, size, &source.layout, error);
     if (rc) {
         free(source.name);
         return rc;
@@ -86,6 +95,39 @@ int dray__member_fetch(dray__channel *channel, uint64_t key, uint64_t set, uint3
     dray__local_release(local);
     *out = source;
     return DRAY_OK;
+}
+
+/* Takes the members that one reply has, the first being `next` of `count`. It may have more than
+ * are wanted. */
+static int get_members(dray__reader *r, dray__source *sources, uint32_t count, uint32_t *next,
+                       dray_error *error)
+{
+    uint32_t got = dray__get_u32(r);
+    if (!r->failed && got == 0)
+        return dray__fail(error, DRAY_EPROTO, "UPDATE_SOURCES: an answer without members");
+    uint32_t last = got > count - *next ? count : *next + got;
+    int rc = r->failed ? dray__reader_finish(r, "UPDATE_SOURCES", error) : DRAY_OK;
+    while (*next < last && rc == DRAY_OK) {
+        rc = get_member(r, &sources[*next], error);
+        *next += rc == DRAY_OK;
+    }
+    return rc;
+}
+
+int dray__members_fetch(dray__channel *channel, uint64_t key, uint64_t set, dray__source *sources,
+                        uint32_t count, int64_t deadline_ns, dray_error *error)
+{
+    int rc = DRAY_OK;
+    for (uint32_t next = 0; next < count && rc == DRAY_OK;) {
+        dray__writer w = {0};
+        dray__reply reply;
+        put_members_request(&w, key, set, next);
+        rc = dray__call(channel, DRAY__MSG_UPDATE_SOURCES, &w, NULL, 0, deadline_ns, &reply, error);
+        dray__writer_free(&w);
+        if (rc == DRAY_OK)
+            rc = get_members(&reply.payload, sources, count, &next, error);
+    }
+    return rc;
 }
 
 /* ---- names: what a tensor is called on the other side --------------------------------------- */
@@ -278,74 +320,52 @@ static int prepare(dray__sources *s, const dray__destination *destination,
     return rc;
 }
 
-/* As prepare, with the layouts of the group's other ranks. */
-static int prepare_in_group(dray__sources *s, dray__channel *channel, uint64_t key,
-                            uint64_t group_set, const dray__destination *destination,
-                            int64_t deadline_ns, dray_error *error)
-{
-    uint32_t world = destination->world;
-    dray__source *group = calloc((size_t)world + 1, sizeof *group);
-    int rc = group ? DRAY_OK : dray__nomem(error);
-    for (uint32_t i = 0; i < world && rc == DRAY_OK; i++)
-        if (i != destination->rank)
-            rc = dray__member_fetch(channel, key, group_set, i, deadline_ns, &group[i], error);
-    if (rc == DRAY_OK)
-        rc = prepare(s, destination, group, world, error);
-    for (uint32_t i = 0; group && i < world; i++)
-        if (group[i].layout)
-            dray__source_clear(&group[i]);
-    free(group);
-    s->group_set = group_set;
-    return rc;
-}
-
-int dray__sources_fetch(dray__channel *channel, uint64_t key, uint64_t source_set,
-                        uint32_t source_count, uint64_t group_set,
-                        const dray__destination *destination, int64_t deadline_ns,
-                        dray__sources **out, dray_error *error)
+/* What both kinds of sources begin with. */
+static dray__sources *sources_new(uint32_t count, uint64_t group_set,
+                                  const dray__destination *destination)
 {
     dray__sources *s = calloc(1, sizeof *s);
-    if (s)
-        s->sources = calloc((size_t)source_count + 1, sizeof *s->sources);
-    int rc = s && s->sources ? DRAY_OK : dray__nomem(error);
-    for (uint32_t i = 0; i < source_count && rc == DRAY_OK; i++) {
-        rc = dray__member_fetch(channel, key, source_set, i, deadline_ns, &s->sources[i], error);
-        s->count += rc == DRAY_OK;
-    }
-    if (rc == DRAY_OK) {
-        s->source_set = source_set;
-        rc = prepare_in_group(s, channel, key, group_set, destination, deadline_ns, error);
-    }
-    if (rc) {
-        dray__sources_free(s);
-        return rc;
-    }
+    if (!s)
+        return NULL;
+    s->sources = calloc((size_t)count + 1, sizeof *s->sources);
+    s->group = calloc((size_t)destination->world + 1, sizeof *s->group);
+    s->group_set = group_set;
+    s->group_count = destination->world;
+    if (s->sources && s->group)
+        return s;
+    dray__sources_free(s);
+    return NULL;
+}
+
+int dray__sources_live(uint64_t source_set, uint32_t source_count, uint64_t group_set,
+                       const dray__destination *destination, dray__sources **out, dray_error *error)
+{
+    dray__sources *s = sources_new(source_count, group_set, destination);
+    if (!s)
+        return dray__nomem(error);
+    s->source_set = source_set;
+    s->wanted = source_count;
     *out = s;
     return DRAY_OK;
 }
 
-int dray__sources_disk(const char *path, dray__channel *channel, uint64_t key, uint64_t group_set,
-                       const dray__destination *destination, int64_t deadline_ns,
+int dray__sources_disk(const char *path, uint64_t group_set, const dray__destination *destination,
                        dray__sources **out, dray_error *error)
 {
-    dray__sources *s = calloc(1, sizeof *s);
-    if (s) {
-        s->sources = calloc(1, sizeof *s->sources);
-        s->path = strdup(path);
-    }
-    int rc = s && s->sources && s->path ? DRAY_OK : dray__nomem(error);
-    if (rc == DRAY_OK)
-        rc = dray_layout_safetensors(path, &s->sources[0].layout, error);
+    dray__sources *s = sources_new(1, group_set, destination);
+    if (!s)
+        return dray__nomem(error);
+    s->path = strdup(path);
+    int rc =
+        s->path ? dray_layout_safetensors(path, &s->sources[0].layout, error) : dray__nomem(error);
     if (rc == DRAY_OK) {
-        s->count = 1;
+        s->wanted = s->count = 1;
         s->sources[0].host = destination->host;
         s->sources[0].name = strdup(path);
         rc = s->sources[0].name
                  ? dray_layout_pack(s->sources[0].layout, &s->disk, &s->disk_size, error)
                  : dray__nomem(error);
     }
-    if (rc == DRAY_OK)
-        rc = prepare_in_group(s, channel, key, group_set, destination, deadline_ns, error);
     if (rc) {
         dray__sources_free(s);
         return rc;
@@ -378,41 +398,34 @@ bool dray__sources_disk_same(const dray__sources *s, const char *path)
 
 /* ---- reaching the regions ------------------------------------------------------------------- */
 
-static int import_shared(dray__sources *s, uint32_t index, uint32_t region, dray__channel *channel,
-                         uint64_t key, int64_t deadline_ns, dray_error *error)
+static int get_region(dray__reply *reply, dray_region **out, dray_error *error)
 {
-    dray__writer w = {0};
-    dray__put_u64(&w, key);
-    dray__put_u64(&w, s->source_set);
-    dray__put_u32(&w, index);
-    dray__put_u32(&w, region);
-    dray__reply reply;
-    int rc = dray__call(channel, DRAY__MSG_REGION_GET, &w, NULL, 0, deadline_ns, &reply, error);
-    dray__writer_free(&w);
-    if (rc)
-        return rc;
     size_t size;
-    const void *packed = dray__get_blob(&reply.payload, &size);
+    const void *packed = dray__get_blob(&reply->payload, &size);
     dray_handle handle = DRAY_HANDLE_INIT;
-    rc = dray__reader_finish(&reply.payload, "REGION_GET", error);
-    if (rc == DRAY_OK && reply.fd_count != 1)
+    int rc = dray__reader_finish(&reply->payload, "REGION_GET", error);
+    if (rc == DRAY_OK && reply->fd_count != 1)
         rc = dray__fail(error, DRAY_EPROTO, "a region came with %" PRIu32 " descriptors, not 1",
-                        reply.fd_count);
+                        reply->fd_count);
     if (rc == DRAY_OK)
         rc = dray_handle_unpack(packed, size, &handle, error);
     if (rc == DRAY_OK)
-        rc =
-            dray_region_import(&handle, reply.fds[0], 0, &s->sources[index].regions[region], error);
-    for (uint32_t i = 0; i < reply.fd_count; i++)
-        close(reply.fds[i]);
+        rc = dray_region_import(&handle, reply->fds[0], 0, out, error);
+    for (uint32_t i = 0; i < reply->fd_count; i++)
+        close(reply->fds[i]);
     return rc;
 }
 
-static int import_one(dray__sources *s, uint32_t index, uint32_t region, dray__channel *channel,
-                      uint64_t key, int64_t deadline_ns, dray_error *error)
+/* Makes a region reachable, unless the coordinator must be asked for it: DRAY_EAGAIN. */
+static int import_one(dray__source *source, uint32_t region, dray_error *error)
 {
-    dray__source *source = &s->sources[index];
     const dray_region_info *info = dray_layout_region(source->layout, region);
+    if (!source->regions) {
+        uint32_t regions = dray_layout_region_count(source->layout);
+        source->regions = calloc((size_t)regions + 1, sizeof(dray_region *));
+        if (!source->regions)
+            return dray__nomem(error);
+    }
     if (source->regions[region] || source->local)
         return DRAY_OK;
     if (info->kind == DRAY_REGION_FILE)
@@ -423,27 +436,103 @@ static int import_one(dray__sources *s, uint32_t index, uint32_t region, dray__c
                           "as a shared region",
                           info->name, source->name,
                           dray_region_kind_name((dray_region_kind)info->kind));
-    return import_shared(s, index, region, channel, key, deadline_ns, error);
+    return DRAY_EAGAIN;
 }
 
-int dray__sources_import(dray__sources *s, dray__channel *channel, uint64_t key,
-                         int64_t deadline_ns, dray_error *error)
+/* ---- the steps: each asks the coordinator at most one thing at a time -------------------------
+ */
+
+static int ask(dray__sources *s, dray__channel *channel, uint16_t type, dray__writer *w,
+               dray_error *error)
 {
-    if (s->imported)
-        return DRAY_OK;
-    for (uint32_t i = 0; i < s->count; i++) {
-        uint32_t regions = dray_layout_region_count(s->sources[i].layout);
-        if (!s->sources[i].regions)
-            s->sources[i].regions = calloc((size_t)regions + 1, sizeof(dray_region *));
-        if (!s->sources[i].regions)
-            return dray__nomem(error);
+    int rc = dray__call_start(channel, type, w, NULL, 0, error);
+    dray__writer_free(w);
+    s->asked = rc == DRAY_OK ? type : 0;
+    return rc;
+}
+
+/* The next rank of the group whose layout is needed; all of them: the group's size. */
+static uint32_t group_next(const dray__sources *s)
+{
+    uint32_t next = 0;
+    while (next < s->group_count && s->group[next].layout)
+        next++;
+    return next;
+}
+
+static int take_answer(dray__sources *s, dray__channel *channel, dray_error *error)
+{
+    dray__reply reply;
+    int rc = dray__call_poll(channel, &reply, error);
+    if (rc == DRAY_EAGAIN)
+        return rc;
+    uint16_t type = s->asked;
+    s->asked = 0;
+    if (rc)
+        return rc;
+    if (type == DRAY__MSG_REGION_GET) {
+        const dray_copy *copy = &s->ops[s->next_op].copy;
+        return get_region(&reply, &s->sources[copy->source].regions[copy->source_region], error);
     }
-    for (uint64_t i = 0; i < s->op_count; i++) {
-        const dray_copy *copy = &s->ops[i].copy;
-        int rc = import_one(s, copy->source, copy->source_region, channel, key, deadline_ns, error);
+    if (s->count < s->wanted)
+        return get_members(&reply.payload, s->sources, s->wanted, &s->count, error);
+    uint32_t next = group_next(s);
+    return get_members(&reply.payload, s->group, s->group_count, &next, error);
+}
+
+static int import_next(dray__sources *s, dray__channel *channel, uint64_t key, dray_error *error)
+{
+    for (; s->next_op < s->op_count; s->next_op++) {
+        const dray_copy *copy = &s->ops[s->next_op].copy;
+        int rc = import_one(&s->sources[copy->source], copy->source_region, error);
+        if (rc == DRAY_OK)
+            continue;
+        if (rc != DRAY_EAGAIN)
+            return rc;
+        dray__writer w = {0};
+        dray__put_u64(&w, key);
+        dray__put_u64(&w, s->source_set);
+        dray__put_u32(&w, copy->source);
+        dray__put_u32(&w, copy->source_region);
+        return ask(s, channel, DRAY__MSG_REGION_GET, &w, error);
+    }
+    return DRAY_OK;
+}
+
+int dray__sources_plan(dray__sources *s, dray__channel *channel, uint64_t key,
+                       const dray__destination *destination, dray_error *error)
+{
+    while (!s->plan) {
+        int rc = s->asked ? take_answer(s, channel, error) : DRAY_OK;
+        if (rc)
+            return rc;
+        uint32_t next = s->group_count > 1 ? group_next(s) : s->group_count;
+        dray__writer w = {0};
+        if (s->count < s->wanted) {
+            put_members_request(&w, key, s->source_set, s->count);
+            rc = ask(s, channel, DRAY__MSG_UPDATE_SOURCES, &w, error);
+        } else if (next < s->group_count) {
+            put_members_request(&w, key, s->group_set, next);
+            rc = ask(s, channel, DRAY__MSG_UPDATE_SOURCES, &w, error);
+        } else {
+            rc = prepare(s, destination, s->group, s->group_count, error);
+            free_group(s);
+        }
         if (rc)
             return rc;
     }
-    s->imported = true;
+    return DRAY_OK;
+}
+
+int dray__sources_import(dray__sources *s, dray__channel *channel, uint64_t key, dray_error *error)
+{
+    while (!s->imported) {
+        int rc = s->asked ? take_answer(s, channel, error) : DRAY_OK;
+        if (rc == DRAY_OK)
+            rc = import_next(s, channel, key, error);
+        if (rc)
+            return rc;
+        s->imported = s->next_op == s->op_count;
+    }
     return DRAY_OK;
 }

@@ -6,9 +6,10 @@
 
 enum update_phase {
     PHASE_IDLE,
-    PHASE_BEGIN,   /* the coordinator was asked for a version */
-    PHASE_PREPARE, /* plan, regions, staging */
-    PHASE_ASK,     /* the coordinator was told that bytes will be overwritten */
+    PHASE_BEGIN,  /* the coordinator was asked for a version */
+    PHASE_PLAN,   /* layouts and copies */
+    PHASE_IMPORT, /* regions, staging */
+    PHASE_ASK,    /* the coordinator was told that bytes will be overwritten */
     PHASE_MOVE,
     PHASE_VOTE, /* waiting for the group's decision */
     PHASE_DONE

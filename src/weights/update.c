@@ -1,4 +1,4 @@
-/* One update, as a state machine that never waits: begin -> prepare -> ask -> move -> vote.
+/* One update, as a state machine that never waits: begin -> plan -> import -> ask -> move -> vote.
  * Whatever fails after the coordinator has decided on a version becomes this rank's vote; what the
  * group decides then is the outcome. */
 #include "base/clock.h"
@@ -134,31 +134,32 @@ static int on_begin(dray_subscriber *s)
     }
     if (dray__reader_finish(&reply.payload, "UPDATE_BEGIN", &error))
         return end(s, &error);
-    s->report.wait_ns = dray__now() - s->started_ns;
-    s->phase = PHASE_PREPARE;
+    s->mark_ns = dray__now();
+    s->report.wait_ns = s->mark_ns - s->started_ns;
+    dray__weights_step("plan");
+    s->phase = PHASE_PLAN;
     return DRAY_OK;
 }
 
+/* The plan of the last update of this kind, where it still fits; else a new one is begun. */
 static int find_sources(dray_subscriber *s, dray_error *error)
 {
     bool disk = s->report.mode == DRAY_MODE_DISK;
     dray__sources **kept = disk ? &s->disk : &s->live;
     s->sources = *kept;
-    if (s->sources && disk && s->sources->group_set == s->group_set &&
-        dray__sources_disk_same(s->sources, s->path)) {
+    bool same = s->sources && s->sources->plan && s->sources->group_set == s->group_set;
+    if (same && disk && dray__sources_disk_same(s->sources, s->path)) {
         dray__sources_close(s->sources); /* the same tensors, maybe in new files */
         return DRAY_OK;
     }
-    if (s->sources && !disk && s->sources->source_set == s->source_set &&
-        s->sources->group_set == s->group_set)
+    if (same && !disk && s->sources->source_set == s->source_set)
         return DRAY_OK;
     dray__sources_free(*kept);
     *kept = NULL;
     s->report.planned = 1;
-    int rc = disk ? dray__sources_disk(s->path, s->channel, s->key, s->group_set, &s->destination,
-                                       s->deadline_ns, kept, error)
-                  : dray__sources_fetch(s->channel, s->key, s->source_set, s->source_count,
-                                        s->group_set, &s->destination, s->deadline_ns, kept, error);
+    int rc = disk ? dray__sources_disk(s->path, s->group_set, &s->destination, kept, error)
+                  : dray__sources_live(s->source_set, s->source_count, s->group_set,
+                                       &s->destination, kept, error);
     s->sources = *kept;
     return rc;
 }
@@ -177,41 +178,65 @@ static int find_compared(dray_subscriber *s, dray_error *error)
     return DRAY_OK;
 }
 
-static int prepare(dray_subscriber *s, dray_error *error)
+/* The answer to what preparing asks never came, or the deadline did. */
+static int waits_too_long(dray_subscriber *s, dray_error *error)
 {
-    int64_t begin = dray__now();
-    dray__weights_step("plan");
-    int rc = find_sources(s, error);
+    if (dray__now() < s->deadline_ns)
+        return DRAY_EAGAIN;
+    s->channel_stuck = s->sources->asked != 0;
+    return dray__fail(error, DRAY_ETIMEDOUT, "update of group %s: no answer from %s", s->group,
+                      dray__context_address(s->context));
+}
+
+static int on_plan(dray_subscriber *s)
+{
+    dray_error error;
+    int rc = s->sources ? DRAY_OK : find_sources(s, &error);
+    if (rc == DRAY_OK)
+        rc = dray__sources_plan(s->sources, s->channel, s->key, &s->destination, &error);
+    if (rc == DRAY_EAGAIN && (rc = waits_too_long(s, &error)) != DRAY_EAGAIN)
+        return end(s, &error);
+    if (rc == DRAY_EAGAIN)
+        return rc;
     if (rc == DRAY_OK && s->report.mode == DRAY_MODE_DISK && s->options.verify >= 0)
-        rc = dray__sources_disk_sums(s->sources, error);
+        rc = dray__sources_disk_sums(s->sources, &error);
     if (rc == DRAY_OK)
-        rc = find_compared(s, error);
-    int64_t planned = dray__now();
-    s->report.plan_ns = planned - begin;
+        rc = find_compared(s, &error);
+    int64_t now = dray__now();
+    s->report.plan_ns = now - s->mark_ns;
+    s->mark_ns = now;
+    if (rc)
+        return vote(s, &error);
     dray__weights_step("import");
-    if (rc == DRAY_OK)
-        rc = dray__sources_import(s->sources, s->channel, s->key, s->deadline_ns, error);
+    s->phase = PHASE_IMPORT;
+    return DRAY_OK;
+}
+
+static int on_import(dray_subscriber *s)
+{
+    dray_error error;
+    int rc = dray__sources_import(s->sources, s->channel, s->key, &error);
+    if (rc == DRAY_EAGAIN && (rc = waits_too_long(s, &error)) != DRAY_EAGAIN)
+        return end(s, &error);
+    if (rc == DRAY_EAGAIN)
+        return rc;
     dray__haul_options options = {.strategy = s->options.strategy,
                                   .bucket_bytes = s->options.bucket_bytes ? s->options.bucket_bytes
                                                                           : DRAY__BUCKET_DEFAULT,
                                   .verify = s->options.verify >= 0,
                                   .compared = s->compared};
     if (rc == DRAY_OK)
-        rc = dray__haul_open(s->sources, &s->destination, &options, &s->haul, error);
-    s->report.prepare_ns = dray__now() - planned;
-    return rc;
-}
-
-static int on_prepare(dray_subscriber *s)
-{
-    dray_error error;
-    if (prepare(s, &error) || dray__subscriber_watch(s, dray__haul_fd(s->haul), &error))
+        rc = dray__haul_open(s->sources, &s->destination, &options, &s->haul, &error);
+    if (rc == DRAY_OK)
+        rc = dray__subscriber_watch(s, dray__haul_fd(s->haul), &error);
+    s->report.prepare_ns = dray__now() - s->mark_ns;
+    if (rc)
         return vote(s, &error);
     dray__writer w = {0};
     dray__put_u64(&w, s->key);
     dray__put_u64(&w, s->attempt);
     s->mark_ns = dray__now();
-    int rc = dray__call_start(s->channel, DRAY__MSG_UPDATE_WRITING, &w, NULL, 0, &error);
+    rc = dray__call_start(s->channel, DRAY__MSG_UPDATE_WRITING, &w, NULL, 0, &error);
     dray__writer_free(&w);
     if (rc)
         return end(s, &error);
@@ -270,13 +295,15 @@ static void tell(dray_subscriber *s)
     if (size == 0 || size >= sizeof json)
         return;
     json[size] = 0;
+    /* Notices: nobody waits for an answer, and what does not get through is lost. */
     dray__writer w = {0};
     dray__put_u64(&w, s->key);
     dray__put_string(&w, json);
-    dray__call(s->channel, DRAY__MSG_UPDATE_REPORT, &w, NULL, 0,
-               dray__answer_deadline(s->deadline_ns), NULL, NULL);
+    dray__notify(s->channel, DRAY__MSG_UPDATE_REPORT, &w, NULL);
+    dray__put_string(&w, "update");
+    dray__put_string(&w, json);
+    dray__notify(s->channel, DRAY__MSG_REPORT_POST, &w, NULL);
     dray__writer_free(&w);
-    dray_report_post(s->context, "update", json, NULL);
 }
 
 static int on_vote(dray_subscriber *s)
@@ -305,8 +332,8 @@ static int on_vote(dray_subscriber *s)
 }
 
 static int (*const phases[])(dray_subscriber *s) = {
-    [PHASE_BEGIN] = on_begin, [PHASE_PREPARE] = on_prepare, [PHASE_ASK] = on_ask,
-    [PHASE_MOVE] = on_move,   [PHASE_VOTE] = on_vote,
+    [PHASE_BEGIN] = on_begin, [PHASE_PLAN] = on_plan, [PHASE_IMPORT] = on_import,
+    [PHASE_ASK] = on_ask,     [PHASE_MOVE] = on_move, [PHASE_VOTE] = on_vote,
 };
 
 /* ---- the public calls ----------------------------------------------------------------------- */
