@@ -1,20 +1,26 @@
 #!/bin/sh
-# bench.sh [--json] [--strict] [--quick]: runs every benchmark of the release build. The exit status
-# says whether a target was missed only with --strict; a benchmark that cannot run always fails.
+# bench.sh [--json] [--strict] [--quick]: every benchmark of the release build: the parts of `dray
+# bench`, then the programs of bench/. The exit status says whether a target was missed only with
+# --strict; a benchmark that cannot run always fails.
 set -eu
 cd "$(dirname "$0")/.."
 status=0
-for program in build/release/bench/bench_*; do
-    [ -x "$program" ] || continue
+measure()
+{
     code=0
-    "$program" "$@" || code=$?
+    "$@" || code=$?
     if [ $code -gt 1 ]; then
-        echo "$program ended with $code" >&2
+        echo "$1 ended with $code" >&2
     fi
     [ $code = 0 ] || status=1
     case " $* " in
     *' --json '*) ;;
     *) echo ;;
     esac
+}
+measure build/release/dray bench plan "$@"
+measure build/release/dray bench weights --suite targets "$@"
+for program in build/release/bench/bench_*; do
+    [ ! -x "$program" ] || measure "$program" "$@"
 done
 exit $status

@@ -23,6 +23,7 @@
     XX(serve, "run a coordinator on its own")                                                      \
     XX(status, "ask a coordinator what it knows")                                                  \
     XX(plan, "say what an update would move, from whom to whom, and how long it takes")            \
+    XX(bench, "measure updates and planning against what the machine can do")                      \
     XX(doctor, "say what this machine has, and what is off without the rest")
 
 #define XX(name, summary) int cmd_##name(int argc, char **argv);

@@ -27,7 +27,13 @@ for command in $commands; do
     grep -q "^\.It Cm $command\$" dray.1 || complain "dray.1 does not list $command"
     # As a reader sees it: typographic dashes and hyphens made plain again.
     text=$(mandoc -T ascii "$page" | sed 's/.\x08//g')
-    "$DRAY_PROGRAM" help "$command" | grep -oE '(^|[ ,])--[a-z][a-z-]*' | tr -d ' ,' | sort -u |
+    # Of commands with parts the parts' own options count, too.
+    {
+        "$DRAY_PROGRAM" help "$command"
+        for part in $("$DRAY_PROGRAM" help "$command" | sed -n '/^Parts:/,/^$/s/^  \([a-z]*\) .*/\1/p'); do
+            "$DRAY_PROGRAM" "$command" "$part" --help
+        done
+    } | grep -oE '(^|[ ,])--[a-z][a-z-]*' | tr -d ' ,' | sort -u |
         grep -vxE -e '--(help|usage)' >"${TMPDIR:-/tmp}/options.$$" || true
     while read -r option; do
         echo "$text" | grep -qE -e "(^|[^a-z-])$option([^a-z-]|\$)" || complain "$page: no $option"

@@ -1,7 +1,8 @@
-/* Planning time and memory at the scale of a trillion-parameter mixture of experts: 61 layers, 384
- * experts, 256 trainer ranks (8 pipeline stages x 32-way expert parallelism, the rest sharded over
- * those 32) -> 128 engine ranks (3 experts of every layer each, attention replicated). */
-#include "bench.h"
+/* dray bench plan: planning time and memory, by default at the scale of a trillion-parameter
+ * mixture of experts: 61 layers, 384 experts, 256 trainer ranks (8 pipeline stages x 32-way expert
+ * parallelism, the rest sharded over those 32) -> 128 engine ranks (3 experts of every layer each,
+ * attention replicated). */
+#include "cmd/bench.h"
 
 #include <dray/plan.h>
 #include <malloc.h>
@@ -171,51 +172,168 @@ static void plan_size(const job *j)
     dray_plan_free(plan);
 }
 
-static void model_plan(const job *j)
-{
-    dray_model_config config;
+/* ---- a model of the caller's choice -----------------------------------------------------------
+ */
+
+typedef struct arguments {
+    bench_settings settings;
+    const char *model, *from, *to;
+} arguments;
+
+typedef struct pair {
+    bench *b;
+    dray_plan_member *sources, *engines;
     dray_layout **from, **to;
-    uint32_t n, m;
-    dray_error e;
-    if (dray_model_config_load("qwen2.5-32b", &config, &e) ||
-        dray_layouts_from_spec(&config, "fsdp:4", &from, &n, &e) ||
-        dray_layouts_from_spec(&config, "engine:tp=4", &to, &m, &e))
-        bench_die(j->b, "%s", e.message);
-    dray_plan_member sources[4];
-    for (uint32_t i = 0; i < n; i++)
-        sources[i] = (dray_plan_member){.layout = from[i], .member = i, .process = i};
-    double begin = processor_seconds();
-    for (uint32_t i = 0; i < m; i++) {
-        dray_plan_member d = {.layout = to[i], .member = 10 + i, .process = 10 + i};
-        dray_plan *plan;
-        if (dray_plan_new(sources, n, &d, NULL, &plan, &e))
-            bench_die(j->b, "%s", e.message);
-        dray_plan_free(plan);
-    }
-    bench_row(j->b, "qwen2.5-32b, FSDP 4 -> TP 4, all ranks", processor_seconds() - begin, "s", 0,
-              0.05);
-    for (uint32_t i = 0; i < n; i++)
-        dray_layout_free(from[i]);
-    for (uint32_t i = 0; i < m; i++)
-        dray_layout_free(to[i]);
-    free(from);
-    free(to);
+    uint32_t source_count, engine_count;
+} pair;
+
+static dray_plan_member *members_of(const bench *b, dray_layout **layouts, uint32_t count,
+                                    uint64_t first)
+{
+    dray_plan_member *members = calloc((size_t)count + 1, sizeof *members);
+    if (!members)
+        bench_die(b, "out of memory");
+    for (uint32_t i = 0; i < count; i++)
+        members[i] = (dray_plan_member){.layout = layouts[i],
+                                        .member = first + i,
+                                        .host = (first + i) / 8,
+                                        .process = first + i,
+                                        .device = first + i + 1};
+    return members;
 }
 
-int main(int argc, char **argv)
+static double plan_pair(void *state)
+{
+    const pair *p = state;
+    dray_plan_index *index;
+    dray_error e;
+    double begin = processor_seconds();
+    if (dray_plan_index_new(p->sources, p->source_count, &index, &e))
+        bench_die(p->b, "%s", e.message);
+    for (uint32_t i = 0; i < p->engine_count; i++) {
+        dray_plan *plan;
+        if (dray_plan_from_index(index, &p->engines[i], NULL, &plan, &e))
+            bench_die(p->b, "%s", e.message);
+        dray_plan_free(plan);
+    }
+    dray_plan_index_free(index);
+    return processor_seconds() - begin;
+}
+
+static double plan_first(void *state)
+{
+    pair one = *(const pair *)state;
+    one.engine_count = 1;
+    return plan_pair(&one);
+}
+
+static void free_layouts(dray_layout **layouts, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        dray_layout_free(layouts[i]);
+    free(layouts);
+}
+
+/* targets: seconds of one rank and of all; 0: none. */
+static void measure_pair(bench *b, const char *model, const char *from, const char *to,
+                         double one_target, double all_target)
+{
+    dray_model_config config;
+    pair p = {.b = b};
+    dray_error e;
+    char name[256];
+    bench_doing(b, "%s: building layouts", model);
+    if (dray_model_config_load(model, &config, &e) ||
+        dray_layouts_from_spec(&config, from, &p.from, &p.source_count, &e) ||
+        dray_layouts_from_spec(&config, to, &p.to, &p.engine_count, &e))
+        bench_die(b, "%s", e.message);
+    p.sources = members_of(b, p.from, p.source_count, 0);
+    p.engines = members_of(b, p.to, p.engine_count, 1024);
+    bench_doing(b, "%s: planning", model);
+    snprintf(name, sizeof name, "%s, %s -> %s, one rank", model, from, to);
+    bench_row(b, name, bench_median_of(b, plan_first, &p), "s", 0, one_target);
+    snprintf(name, sizeof name, "%s, %s -> %s, all %u ranks", model, from, to, p.engine_count);
+    bench_row(b, name, bench_median_of(b, plan_pair, &p), "s", 0, all_target);
+    free(p.sources);
+    free(p.engines);
+    free_layouts(p.from, p.source_count);
+    free_layouts(p.to, p.engine_count);
+}
+
+static void measure_trillion(bench *b)
 {
     job *j = calloc(1, sizeof *j);
-    bench *b = bench_open(argc, argv, "plan");
     if (!j)
         bench_die(b, "out of memory");
     j->b = b;
-    model_plan(j);
+    bench_doing(b, "a trillion parameters: building layouts");
     build(j);
+    bench_doing(b, "a trillion parameters: planning");
     bench_row(b, "1T MoE, 256 -> 1 of 128 ranks", bench_median_of(b, one_rank, j), "s", 0, 0.020);
     bench_row(b, "1T MoE, 256 -> all 128 ranks", bench_median_of(b, all_ranks, j), "s", 0, 1.0);
     plan_size(j);
     for (int i = 0; i < SOURCES + ENGINES; i++)
         dray_layout_free(j->layouts[i]);
     free(j);
+}
+
+static error_t parse(int key, char *text, struct argp_state *state)
+{
+    arguments *a = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &a->settings;
+        return 0;
+    case 'm':
+        a->model = text;
+        return 0;
+    case 'f':
+        a->from = text;
+        return 0;
+    case 't':
+        a->to = text;
+        return 0;
+    case ARGP_KEY_END:
+        if ((a->model || a->from || a->to) && !(a->model && a->from && a->to))
+            argp_error(state, "expected --model, --from and --to together, or none of them");
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+int bench_plan(int argc, char **argv)
+{
+    static const struct argp_option options[] = {
+        {"model", 'm', "MODEL", 0, "A name of the built-in table, or the path of a config.json", 1},
+        {"from", 'f', "SPEC", 0, "The first placement, as `dray plan` takes it", 1},
+        {"to", 't', "SPEC", 0, "The second one", 1},
+        {0}};
+    static const struct argp_child children[] = {{&bench_argp, 0, "Options of every part:", 20},
+                                                 {0}};
+    static const struct argp argp = {
+        options,
+        parse,
+        NULL,
+        "Measure planning: processor time of one rank's plan, of all ranks' plans from one index, "
+        "and the memory that a plan keeps.\v"
+        "Without a model: Qwen2.5-32B, FSDP 4 to TP 4, and a mixture of experts of a trillion "
+        "parameters, 256 trainer ranks to 128 engine ranks. Targets: one rank in 20 ms and 64 MiB, "
+        "all 128 in 1 s.",
+        children,
+        NULL,
+        NULL};
+    arguments a = {0};
+    cmd_parse(&argp, argc, argv, &a);
+    bench *b = bench_new("plan", &a.settings);
+    if (a.model) {
+        measure_pair(b, a.model, a.from, a.to, 0, 0);
+        return bench_close(b);
+    }
+    measure_pair(b, "qwen2.5-32b", "fsdp:4", "engine:tp=4", 0, 0.05);
+    if (bench_quick(b))
+        bench_skip(b, "1T MoE, 256 -> 128 ranks", "--quick");
+    else
+        measure_trillion(b);
     return bench_close(b);
 }

@@ -1,0 +1,22 @@
+/* The parts of `dray bench`, and the arguments that all of them take. A part is one file
+ * src/cmd/bench_<name>.c with one function, and one line in BENCH_MAP. */
+#ifndef DRAY_CMD_BENCH_H
+#define DRAY_CMD_BENCH_H
+
+#include "cmd/bench_rows.h"
+#include "cmd/cmd.h"
+
+/* XX(name, summary), in the order in which `dray bench --help` lists them. */
+#define BENCH_MAP(XX)                                                                              \
+    XX(weights, "updates of weights, each rank a process, against a memcpy of as many bytes")      \
+    XX(plan, "planning: time and memory, up to a trillion parameters on 384 ranks")
+
+#define XX(name, summary) int bench_##name(int argc, char **argv);
+BENCH_MAP(XX)
+#undef XX
+
+/* --json, --strict, --quick and --repeat, for a part's own argp: a child whose input is a
+ * bench_settings (state->child_inputs[0]). Sets what is not given to defaults. */
+extern const struct argp bench_argp;
+
+#endif

@@ -1,0 +1,620 @@
+/* The processes of a benchmark of updates, and what they do in turns. */
+#include "cmd/bench_cluster.h"
+#include "cmd/bench_values.h"
+#include "run/coordinator.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MODEL "bench"
+
+enum { POISON = 0xA5, WAIT_MS = 100, ROUND_SECONDS = 900, READ_BYTES = 16 << 20 };
+
+enum work { WORK_PUBLISH, WORK_POISON, WORK_UPDATE, WORK_COPY, WORK_READ, WORK_CHECK, WORK_END };
+
+/* One side's ranks: the parent sets the work and counts `round` up; each rank does it and counts
+ * `done` up. */
+typedef struct lane {
+    int round, done, work;
+    uint32_t ranks;
+} lane;
+
+typedef struct seat { /* of a rank */
+    double begin, end;
+    dray_update_report report;
+    uint64_t wrong;
+    char first[128]; /* the tensor that is wrong */
+} seat;
+
+/* What all processes see. */
+typedef struct board {
+    int ready, failed;
+    lane trainers, engines;
+    uint64_t version;
+    dray_update_options update;
+    char address[160], message[DRAY_ERROR_MESSAGE_MAX + 64];
+    seat seats[]; /* the engines' */
+} board;
+
+struct bench_cluster {
+    bench *b;
+    const bench_cluster_options *options;
+    board *board;
+    size_t board_bytes;
+    dray_region **regions; /* the trainers', which the engines copy from for the limit */
+    uint32_t region_count; /* of all trainers; each has as many as its layout says */
+    uint32_t groups;
+    pid_t *pids;
+    uint32_t pid_count;
+    char folder[32];
+};
+
+/* The one that is running: what must not stay behind when the program ends early. */
+static bench_cluster *running;
+static pid_t parent;
+static volatile sig_atomic_t interrupted;
+
+/* ---- futexes -------------------------------------------------------------------------------- */
+
+static int get(const int *at)
+{
+    return __atomic_load_n(at, __ATOMIC_SEQ_CST);
+}
+
+static void add(int *at)
+{
+    __atomic_add_fetch(at, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, at, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* Until *at differs from value, or for WAIT_MS. */
+static void wait_change(int *at, int value)
+{
+    struct timespec time = {.tv_nsec = WAIT_MS * 1000000L};
+    syscall(SYS_futex, at, FUTEX_WAIT, value, &time, NULL, 0);
+}
+
+/* ---- ends ----------------------------------------------------------------------------------- */
+
+static void remove_folder(const bench_cluster *c)
+{
+    char path[64];
+    snprintf(path, sizeof path, "%s/socket", c->folder);
+    unlink(path);
+    rmdir(c->folder);
+}
+
+static void on_exit_early(void)
+{
+    if (!running || getpid() != parent)
+        return;
+    for (uint32_t i = 0; i < running->pid_count; i++)
+        kill(running->pids[i], SIGKILL);
+    remove_folder(running);
+}
+
+static void on_signal(int number)
+{
+    interrupted = number;
+}
+
+/* In a child: leaves the reason and ends. */
+static void must(bench_cluster *c, int code, const char *what, const dray_error *error)
+{
+    if (!code)
+        return;
+    board *b = c->board;
+    if (__atomic_add_fetch(&b->failed, 1, __ATOMIC_SEQ_CST) == 1)
+        snprintf(b->message, sizeof b->message, "%s: %s", what, error->message);
+    add(&b->ready);
+    add(&b->engines.done);
+    _exit(1);
+}
+
+static void check_children(bench_cluster *c)
+{
+    if (interrupted)
+        exit(128 + interrupted);
+    if (get(&c->board->failed)) {
+        usleep(1000); /* the one that failed first is still writing why */
+        bench_die(c->b, "%s", c->board->message);
+    }
+    for (uint32_t i = 0; i < c->pid_count; i++) {
+        int status;
+        if (waitpid(c->pids[i], &status, WNOHANG) == c->pids[i] && !get(&c->board->failed))
+            bench_die(c->b, "process %u of the benchmark ended (status %d)", i, status);
+    }
+}
+
+/* In the parent. */
+static void await(bench_cluster *c, int *at, int value)
+{
+    double deadline = bench_now() + ROUND_SECONDS;
+    for (int now = get(at); now < value; now = get(at)) {
+        wait_change(at, now);
+        bench_tick(c->b);
+        check_children(c);
+        if (bench_now() > deadline)
+            bench_die(c->b, "%d of %d processes answered within %d s", get(at), value,
+                      ROUND_SECONDS);
+    }
+    check_children(c);
+}
+
+/* ---- children ------------------------------------------------------------------------------- */
+
+/* "~name" is this machine's own network under another name. */
+static const char *host_of(const bench_side *side, uint32_t rank)
+{
+    return side->host_count ? side->hosts[(uint64_t)rank * side->host_count / side->count] : NULL;
+}
+
+static void enter(bench_cluster *c, const char *host)
+{
+    char path[PATH_MAX];
+    if (!host || host[0] == '~')
+        return;
+    snprintf(path, sizeof path, "/run/netns/%s", host);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    dray_error error;
+    snprintf(error.message, sizeof error.message, "%s", strerror(errno));
+    if (fd < 0)
+        must(c, DRAY_ENOENT, path, &error);
+    int code = setns(fd, CLONE_NEWNET);
+    snprintf(error.message, sizeof error.message, "setns: %s", strerror(errno));
+    must(c, code, path, &error);
+    close(fd);
+}
+
+static void spawn(bench_cluster *c, void (*body)(bench_cluster *c, uint32_t rank), uint32_t rank)
+{
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid < 0)
+        bench_die(c->b, "fork: %s", strerror(errno));
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        signal(SIGINT, SIG_DFL);
+        signal(SIGTERM, SIG_DFL);
+        if (getppid() == parent)
+            body(c, rank);
+        _exit(0);
+    }
+    c->pids[c->pid_count++] = pid;
+}
+
+static void on_ready(void *user, const char *unix_address, const char *tcp_address)
+{
+    (void)unix_address, (void)tcp_address;
+    add(&((board *)user)->ready);
+}
+
+static void run_coordinator(bench_cluster *c, uint32_t rank)
+{
+    (void)rank;
+    dray_error error;
+    dray__serve_options options = {
+        .unix_path = c->board->address + strlen("unix:"), .ready = on_ready, .user = c->board};
+    must(c, dray__serve(&options, &error), "coordinator", &error);
+}
+
+static dray_context *open_context(bench_cluster *c, const char *role, const char *host,
+                                  uint32_t rank)
+{
+    dray_error error;
+    dray_context *context;
+    dray_options options = DRAY_OPTIONS_INIT;
+    enter(c, host);
+    options.address = c->board->address;
+    options.role = role;
+    options.rank = rank;
+    options.host = host;
+    must(c, dray_open(&options, &context, &error), role, &error);
+    return context;
+}
+
+/* Waits for the next work of a lane. The parent's death ends the process. */
+static enum work next_work(lane *l, int round)
+{
+    while (get(&l->round) < round)
+        wait_change(&l->round, round - 1);
+    return (enum work)l->work;
+}
+
+static dray_region **regions_of(const bench_cluster *c, uint32_t rank)
+{
+    dray_region **regions = c->regions;
+    for (uint32_t i = 0; i < rank; i++)
+        regions += dray_layout_region_count(c->options->from.layouts[i]);
+    return regions;
+}
+
+/* The trainers' regions were made by the parent, so that engines can copy from them without dray.
+ */
+static void run_trainer(bench_cluster *c, uint32_t rank)
+{
+    const bench_side *side = &c->options->from;
+    board *b = c->board;
+    dray_error error;
+    dray_region **regions = regions_of(c, rank);
+    bench_fill(side->layouts[rank], regions, c->options->tied);
+    dray_context *context = open_context(c, "trainer", host_of(side, rank), rank);
+    dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
+    dray_publisher *publisher;
+    options.regions = regions;
+    options.rank = rank;
+    options.world = side->count;
+    must(c, dray_publisher_open(context, MODEL, side->layouts[rank], &options, &publisher, &error),
+         "trainer", &error);
+    must(c, dray_publish(publisher, 1, NULL, &error), "publish", &error);
+    add(&b->ready);
+    for (int round = 1; next_work(&b->trainers, round) != WORK_END; round++) {
+        must(c, dray_publisher_wait(publisher, b->version - 1, DRAY_WAIT_DEFAULT, NULL, &error),
+             "publisher wait", &error);
+        must(c, dray_publish(publisher, b->version, NULL, &error), "publish", &error);
+        add(&b->trainers.done);
+    }
+    dray_publisher_close(publisher);
+    dray_close(context);
+}
+
+/* A memcpy with the traffic of the update, from the trainers' memory into the engine's: as many
+ * bytes read and written together. (A conversion from f32 to bf16 reads two bytes for each that it
+ * writes: the traffic of a copy of one and a half times what is written.) */
+static void copy_bytes(const bench_cluster *c, dray_region *to, uint32_t rank,
+                       const dray_update_report *report)
+{
+    uint64_t size = dray_region_bytes(to), left = (report->bytes + report->source_bytes) / 2,
+             at = 0;
+    for (uint32_t i = rank * c->region_count / (c->options->to.count * c->groups); left;
+         i = (i + 1) % c->region_count) {
+        uint64_t part = dray_region_bytes(c->regions[i]);
+        part = part < left ? part : left;
+        part = part < size - at ? part : size - at;
+        memcpy((uint8_t *)dray_region_base(to) + at, dray_region_base(c->regions[i]), part);
+        at = (at + part) % size;
+        left -= part;
+    }
+}
+
+/* As many bytes as the update read, out of the checkpoint's first file, rank after rank, around the
+ * page cache. */
+static void read_bytes(bench_cluster *c, uint32_t rank, uint64_t bytes)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/model.safetensors", c->options->checkpoint);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
+    struct stat s = {0};
+    void *buffer = NULL;
+    dray_error error;
+    if (fd < 0 || fstat(fd, &s) || s.st_size < READ_BYTES ||
+        posix_memalign(&buffer, 4096, READ_BYTES)) {
+        snprintf(error.message, sizeof error.message, "%.300s: too small, or no O_DIRECT", path);
+        must(c, DRAY_ESYS, "limit", &error);
+    }
+    uint64_t pieces = (uint64_t)s.st_size / READ_BYTES;
+    for (uint64_t done = 0, i = rank * pieces / (c->options->to.count * c->groups); done < bytes;
+         done += READ_BYTES, i = (i + 1) % pieces)
+        if (pread(fd, buffer, READ_BYTES, (off_t)(i * READ_BYTES)) != READ_BYTES) {
+            snprintf(error.message, sizeof error.message, "%.300s: %s", path, strerror(errno));
+            must(c, DRAY_ESYS, "limit", &error);
+        }
+    free(buffer);
+    close(fd);
+}
+
+/* An engine rank's own. */
+typedef struct engine {
+    uint32_t seat;
+    dray_layout *layout;
+    dray_region **regions;
+    dray_subscriber *subscriber;
+} engine;
+
+static void poison(const engine *e)
+{
+    for (uint32_t i = 0; i < dray_layout_region_count(e->layout); i++)
+        memset(dray_region_base(e->regions[i]), POISON, dray_region_bytes(e->regions[i]));
+}
+
+static void update(bench_cluster *c, const engine *e, dray_update_report *report)
+{
+    dray_error error;
+    char who[64];
+    snprintf(who, sizeof who, "engine rank %u", e->seat);
+    *report = (dray_update_report)DRAY_UPDATE_REPORT_INIT;
+    must(c, dray_update_weights(e->subscriber, &c->board->update, report, &error), who, &error);
+}
+
+static void check(const bench_cluster *c, const engine *e, seat *s)
+{
+    const char *first;
+    s->wrong = bench_wrong(e->layout, e->regions, c->options->tied, c->options->from.layouts,
+                           c->options->from.count, &first);
+    snprintf(s->first, sizeof s->first, "%s", first ? first : "");
+}
+
+static void work_engine(bench_cluster *c, const engine *e, enum work work, seat *s)
+{
+    s->begin = bench_now();
+    switch (work) {
+    case WORK_POISON:
+        poison(e);
+        break;
+    case WORK_UPDATE:
+        update(c, e, &s->report);
+        break;
+    case WORK_COPY:
+        copy_bytes(c, e->regions[0], e->seat, &s->report);
+        break;
+    case WORK_READ:
+        read_bytes(c, e->seat, s->report.source_bytes);
+        break;
+    default:
+        check(c, e, s);
+    }
+    s->end = bench_now();
+}
+
+static void run_engine(bench_cluster *c, uint32_t number)
+{
+    const bench_side *side = &c->options->to;
+    board *b = c->board;
+    uint32_t rank = number % side->count;
+    char group[32];
+    dray_error error;
+    engine e = {.seat = number, .layout = side->layouts[rank]};
+    snprintf(group, sizeof group, "engine%u", number / side->count);
+    e.regions = calloc((size_t)dray_layout_region_count(e.layout) + 1, sizeof *e.regions);
+    snprintf(error.message, sizeof error.message, "out of memory");
+    must(c, e.regions ? 0 : DRAY_ENOMEM, group, &error);
+    must(c, dray_regions_for_layout(e.layout, 1, e.regions, &error), group, &error);
+    poison(&e);
+    dray_context *context = open_context(c, "engine", host_of(side, rank), number);
+    dray_subscriber_options options = DRAY_SUBSCRIBER_OPTIONS_INIT;
+    options.regions = e.regions;
+    options.group = group;
+    options.rank = rank;
+    options.world = side->count;
+    must(c, dray_subscriber_open(context, MODEL, e.layout, &options, &e.subscriber, &error), group,
+         &error);
+    add(&b->ready);
+    for (int round = 1;; round++) {
+        enum work work = next_work(&b->engines, round);
+        if (work == WORK_END)
+            break;
+        work_engine(c, &e, work, &b->seats[number]);
+        add(&b->engines.done);
+    }
+    dray_subscriber_close(e.subscriber);
+    dray_close(context);
+}
+
+/* ---- rounds --------------------------------------------------------------------------------- */
+
+/* Seconds from the beginning of the round to the end of its last engine rank. */
+static double round_of(bench_cluster *c, lane *l, enum work work)
+{
+    l->work = work;
+    __atomic_store_n(&l->done, 0, __ATOMIC_SEQ_CST);
+    double begin = bench_now(), end = begin;
+    add(&l->round);
+    await(c, &l->done, (int)l->ranks);
+    for (uint32_t i = 0; l == &c->board->engines && i < l->ranks; i++)
+        end = c->board->seats[i].end > end ? c->board->seats[i].end : end;
+    return end - begin;
+}
+
+static void publish(bench_cluster *c)
+{
+    c->board->version++;
+    if (!c->options->checkpoint)
+        round_of(c, &c->board->trainers, WORK_PUBLISH);
+}
+
+/* Clean pages only: the checkpoint was synced when it was written. */
+static void forget_checkpoint(const bench_cluster *c)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/model.safetensors", c->options->checkpoint);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    close(fd);
+}
+
+static void set_update(bench_cluster *c, const dray_update_options *options)
+{
+    c->board->update = *options;
+    c->board->update.min_version = c->board->version;
+    if (c->options->checkpoint) {
+        c->board->update.path = c->options->checkpoint; /* forked: the same address in all */
+        c->board->update.path_version = c->board->version;
+    }
+}
+
+double bench_cluster_update(bench_cluster *c, const dray_update_options *options)
+{
+    round_of(c, &c->board->engines, WORK_POISON);
+    publish(c);
+    if (c->options->checkpoint)
+        forget_checkpoint(c);
+    set_update(c, options);
+    return round_of(c, &c->board->engines, WORK_UPDATE);
+}
+
+double bench_cluster_repeat(bench_cluster *c, const dray_update_options *options)
+{
+    double longest = 0;
+    set_update(c, options);
+    round_of(c, &c->board->engines, WORK_UPDATE);
+    for (uint32_t i = 0; i < c->board->engines.ranks; i++) {
+        double seconds = c->board->seats[i].end - c->board->seats[i].begin;
+        longest = seconds > longest ? seconds : longest;
+    }
+    return longest;
+}
+
+double bench_cluster_copy(bench_cluster *c)
+{
+    return round_of(c, &c->board->engines, WORK_COPY);
+}
+
+double bench_cluster_read(bench_cluster *c)
+{
+    return round_of(c, &c->board->engines, WORK_READ);
+}
+
+void bench_cluster_check(bench_cluster *c)
+{
+    round_of(c, &c->board->engines, WORK_CHECK);
+    for (uint32_t i = 0; i < c->board->engines.ranks; i++)
+        if (c->board->seats[i].wrong)
+            bench_die(c->b, "%llu elements of engine rank %u are wrong, first in %s",
+                      (unsigned long long)c->board->seats[i].wrong, i, c->board->seats[i].first);
+}
+
+static int64_t longest(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+dray_update_report bench_cluster_report(const bench_cluster *c)
+{
+    dray_update_report all = c->board->seats[0].report;
+    for (uint32_t i = 1; i < c->board->engines.ranks; i++) {
+        const dray_update_report *r = &c->board->seats[i].report;
+        all.bytes += r->bytes;
+        all.source_bytes += r->source_bytes;
+        all.copies += r->copies;
+        for (int link = 0; link < DRAY_LINK_COUNT; link++)
+            all.link_bytes[link] += r->link_bytes[link];
+        all.wait_ns = longest(all.wait_ns, r->wait_ns);
+        all.plan_ns = longest(all.plan_ns, r->plan_ns);
+        all.prepare_ns = longest(all.prepare_ns, r->prepare_ns);
+        all.move_ns = longest(all.move_ns, r->move_ns);
+        all.verify_ns = longest(all.verify_ns, r->verify_ns);
+        all.commit_ns = longest(all.commit_ns, r->commit_ns);
+        all.total_ns = longest(all.total_ns, r->total_ns);
+        if (r->peak_extra_bytes > all.peak_extra_bytes)
+            all.peak_extra_bytes = r->peak_extra_bytes;
+    }
+    return all;
+}
+
+/* ---- beginning and end ---------------------------------------------------------------------- */
+
+static void open_sources(bench_cluster *c)
+{
+    const bench_side *side = &c->options->from;
+    dray_error error;
+    for (uint32_t i = 0; i < side->count; i++)
+        c->region_count += dray_layout_region_count(side->layouts[i]);
+    c->regions = calloc((size_t)c->region_count + 1, sizeof *c->regions);
+    if (!c->regions)
+        bench_die(c->b, "out of memory");
+    for (uint32_t i = 0; i < side->count; i++)
+        if (dray_regions_for_layout(side->layouts[i], 1, regions_of(c, i), &error))
+            bench_die(c->b, "%s", error.message);
+}
+
+static void watch_ends(bench_cluster *c)
+{
+    static bool watched;
+    struct sigaction action = {.sa_handler = on_signal};
+    parent = getpid();
+    running = c;
+    if (!watched)
+        atexit(on_exit_early);
+    watched = true;
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+static bench_cluster *make(bench *b, const bench_cluster_options *options)
+{
+    bench_cluster *c = calloc(1, sizeof *c);
+    uint32_t groups = options->engines ? options->engines : 1;
+    uint32_t engines = groups * options->to.count;
+    if (!c || !(c->pids = calloc((size_t)1 + engines + options->from.count, sizeof *c->pids)))
+        bench_die(b, "out of memory");
+    c->b = b;
+    c->options = options;
+    c->groups = groups;
+    c->board_bytes = sizeof *c->board + engines * sizeof(seat);
+    c->board =
+        mmap(NULL, c->board_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    strcpy(c->folder, "/tmp/dray-bench-XXXXXX");
+    if (c->board == MAP_FAILED || !mkdtemp(c->folder))
+        bench_die(b, "no shared memory or no folder: %s", strerror(errno));
+    snprintf(c->board->address, sizeof c->board->address, "unix:%s/socket", c->folder);
+    c->board->version = 1;
+    c->board->engines.ranks = engines;
+    c->board->trainers.ranks = options->checkpoint ? 0 : options->from.count;
+    return c;
+}
+
+bench_cluster *bench_cluster_start(bench *b, const bench_cluster_options *options)
+{
+    bench_cluster *c = make(b, options);
+    board *s = c->board;
+    watch_ends(c);
+    if (s->trainers.ranks)
+        open_sources(c);
+    spawn(c, run_coordinator, 0);
+    await(c, &s->ready, 1);
+    for (uint32_t i = 0; i < s->trainers.ranks; i++)
+        spawn(c, run_trainer, i);
+    for (uint32_t i = 0; i < s->engines.ranks; i++)
+        spawn(c, run_engine, i);
+    await(c, &s->ready, 1 + (int)(s->trainers.ranks + s->engines.ranks));
+    return c;
+}
+
+void bench_cluster_stop(bench_cluster *c)
+{
+    board *b = c->board;
+    b->trainers.work = b->engines.work = WORK_END;
+    add(&b->engines.round);
+    add(&b->trainers.round);
+    for (uint32_t i = 1; i < c->pid_count; i++)
+        waitpid(c->pids[i], NULL, 0);
+    kill(c->pids[0], SIGTERM);
+    waitpid(c->pids[0], NULL, 0);
+    remove_folder(c);
+    running = NULL;
+    for (uint32_t i = 0; i < c->region_count; i++)
+        dray_region_free(c->regions[i]);
+    munmap(b, c->board_bytes);
+    free(c->regions);
+    free(c->pids);
+    free(c);
+}
+
+void bench_hosts_check(bench *b, char *const *hosts, uint32_t count)
+{
+    char path[PATH_MAX];
+    for (uint32_t i = 0; i < count; i++) {
+        snprintf(path, sizeof path, "/run/netns/%s", hosts[i]);
+        bool fits = hosts[i][0] && !strchr(hosts[i], '/');
+        if (!fits || (hosts[i][0] != '~' && access(path, F_OK)))
+            bench_die(b,
+                      "no network namespace '%s' (see: ip netns list; make one: ip netns add %s); "
+                      "@~NAME is this machine's own network under another name",
+                      hosts[i], hosts[i]);
+    }
+}

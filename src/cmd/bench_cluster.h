@@ -1,0 +1,54 @@
+/* A coordinator, trainer ranks and engine ranks, each a process, that update again and again while
+ * the parent measures; and the limit, a memcpy by the same engine processes out of the same memory.
+ * Whatever fails in any of them ends the benchmark with its message. */
+#ifndef DRAY_CMD_BENCH_CLUSTER_H
+#define DRAY_CMD_BENCH_CLUSTER_H
+
+#include "cmd/bench_rows.h"
+
+#include <dray/weights.h>
+
+typedef struct bench_side {
+    dray_layout **layouts; /* one a rank */
+    uint32_t count;
+    /* Hosts that the ranks are spread over in equal runs: network namespaces by name, or "~name",
+     * this machine under another name. None: this machine as it is. Borrowed. */
+    char **hosts;
+    uint32_t host_count;
+} bench_side;
+
+typedef struct bench_cluster_options {
+    bench_side from, to;
+    uint32_t engines;       /* how many engines (groups) of to.count ranks each; 0: 1 */
+    bool tied;              /* of the model */
+    const char *checkpoint; /* folder: engines read it, and there are no trainers; NULL: none */
+} bench_cluster_options;
+
+typedef struct bench_cluster bench_cluster;
+
+/* Starts all processes, fills the sources with random values, and publishes version 1. The options
+ * are borrowed until stop. */
+bench_cluster *bench_cluster_start(bench *b, const bench_cluster_options *options);
+/* Poisons the destinations, publishes the next version, and updates all engines to it. Seconds from
+ * the last rank's publish to the last rank's commit. */
+double bench_cluster_update(bench_cluster *c, const dray_update_options *options);
+/* The version that is there, once more, without poison: what an update costs besides its bytes.
+ * Seconds of the slowest rank. */
+double bench_cluster_repeat(bench_cluster *c, const dray_update_options *options);
+/* Seconds that the engine ranks take for the memcpy of as many bytes as their last update read and
+ * wrote: from the trainers' memory into the same destinations. */
+double bench_cluster_copy(bench_cluster *c);
+/* Seconds that the engine ranks take to read as many bytes of the checkpoint as their last update
+ * did, around the page cache. */
+double bench_cluster_read(bench_cluster *c);
+/* Dies unless every element of every engine is what it must be after the last update. */
+void bench_cluster_check(bench_cluster *c);
+/* Of the last update, over all engine ranks: sums of bytes, the longest of each time, the largest
+ * peak. */
+dray_update_report bench_cluster_report(const bench_cluster *c);
+void bench_cluster_stop(bench_cluster *c);
+
+/* Dies when one of them is neither a namespace nor "~name". */
+void bench_hosts_check(bench *b, char *const *hosts, uint32_t count);
+
+#endif

@@ -1,0 +1,36 @@
+/* Cases of `dray bench weights`, given by its arguments or by a suite. */
+#ifndef DRAY_CMD_BENCH_SUITE_H
+#define DRAY_CMD_BENCH_SUITE_H
+
+#include "cmd/bench_cluster.h"
+
+typedef struct bench_found {
+    double seconds, limit; /* of the last case measured */
+} bench_found;
+
+typedef struct bench_job {
+    const char *name; /* of the row; NULL: made of the rest */
+    const char *model, *from, *to;
+    int64_t layers;             /* 0: all */
+    unsigned modes, strategies; /* bit sets */
+    int verify;                 /* as in dray_update_options */
+    uint64_t bucket;
+    uint32_t engines;
+    double target;
+    double reference;   /* seconds to compare with instead of the limit; 0: the limit */
+    bench_found *found; /* may be NULL */
+    /* set by bench_run */
+    dray_model_config config;
+    const char *cut;
+} bench_job;
+
+void bench_run(bench *b, const bench_job *job);
+void bench_targets(bench *b);
+
+/* Writes the model as a checkpoint of one file, random as a side holds it, into a new folder whose
+ * name is made of `folder`, in a process that ends before this returns. Returns folder. */
+const char *bench_checkpoint_make(bench *b, const bench_job *job, const bench_side *like,
+                                  char *folder);
+void bench_checkpoint_remove(const char *folder);
+
+#endif

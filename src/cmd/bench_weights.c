@@ -1,0 +1,283 @@
+/* dray bench weights: updates from one placement to another, each rank a process, in turns with the
+ * limit: a memcpy by the same engine processes of as many bytes as the update reads and writes.
+ * Other load disturbs both: of each the quarter that was disturbed least counts. */
+#include "cmd/bench.h"
+#include "cmd/bench_model.h"
+#include "cmd/bench_suite.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const modes[] = {"auto", "tensor", "distributed", "disk"};
+static const char *const strategies[] = {"direct", "bucket", "parameter"};
+static const char *const memories[] = {"shared"};
+static const char *const switches[] = {"off", "on"};
+static const char *const suites[] = {"targets"};
+enum { MODES = 4, STRATEGIES = 3, MEMORIES = 1, SUITES = 1 };
+
+typedef struct arguments {
+    bench_settings settings;
+    const char *model, *from, *to;
+    unsigned modes, strategies; /* bit sets */
+    int64_t layers, engines;
+    uint64_t bucket;
+    int verify; /* as in dray_update_options */
+    bool suite;
+} arguments;
+
+/* ---- arguments ------------------------------------------------------------------------------- */
+
+static unsigned word_of(const struct argp_state *state, const char *what, const char *word,
+                        const char *const *words, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++)
+        if (strcmp(word, words[i]) == 0)
+            return i;
+    cmd_bad_word(state, what, word, words, count);
+    return 0;
+}
+
+/* "direct,bucket" as a bit set. */
+static unsigned words_of(const struct argp_state *state, const char *what, const char *text,
+                         const char *const *words, unsigned count)
+{
+    unsigned set = 0;
+    char word[32];
+    for (const char *rest = text; rest; rest = strchr(rest, ',') ? strchr(rest, ',') + 1 : NULL) {
+        snprintf(word, sizeof word, "%.*s", (int)strcspn(rest, ","), rest);
+        set |= 1u << word_of(state, what, word, words, count);
+    }
+    return set;
+}
+
+static error_t parse_more(int key, char *text, const struct argp_state *state, arguments *a)
+{
+    switch (key) {
+    case 'L':
+        a->layers = cmd_number(state, "--layers", text, 1, 1000000);
+        return 0;
+    case 'e':
+        a->engines = cmd_number(state, "--engines", text, 1, 1024);
+        return 0;
+    case 'b':
+        a->bucket = (uint64_t)cmd_number(state, "--bucket", text, 128 << 10, INT64_MAX);
+        return 0;
+    case 'v':
+        a->verify = word_of(state, "--verify", text, switches, 2) ? 0 : -1;
+        return 0;
+    case 'M':
+        word_of(state, "kind of memory", text, memories, MEMORIES);
+        return 0;
+    case 'S':
+        word_of(state, "suite", text, suites, SUITES);
+        a->suite = true;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static error_t parse(int key, char *text, struct argp_state *state)
+{
+    arguments *a = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &a->settings;
+        return 0;
+    case 'm':
+        a->model = text;
+        return 0;
+    case 'f':
+        a->from = text;
+        return 0;
+    case 't':
+        a->to = text;
+        return 0;
+    case 'o':
+        a->modes = words_of(state, "mode", text, modes, MODES);
+        return 0;
+    case 'g':
+        a->strategies = words_of(state, "strategy", text, strategies, STRATEGIES);
+        return 0;
+    case ARGP_KEY_END:
+        if (!a->suite && !(a->model && a->from && a->to))
+            argp_error(state, "expected --model, --from and --to, or --suite targets; as in\n"
+                              "  dray bench weights --model qwen2.5-0.5b --from fsdp:4 "
+                              "--to engine:tp=2");
+        return 0;
+    default:
+        return parse_more(key, text, state, a);
+    }
+}
+
+static const struct argp_option options[] = {
+    {"model", 'm', "MODEL", 0, "A name of the built-in table, or the path of a config.json", 1},
+    {"from", 'f', "SPEC", 0, "Where the trainers' ranks have it: fsdp:4, full, ...", 1},
+    {"to", 't', "SPEC", 0, "Where the engine's ranks want it: engine:tp=2, ...", 1},
+    {"layers", 'L', "N", 0, "So many of the layers, and as large a part of the vocabulary", 2},
+    {"engines", 'e', "N", 0, "So many engines, which update at the same time (1)", 2},
+    {"memory", 'M', "KIND", 0, "Where the trainers' weights lie: shared", 3},
+    {"mode", 'o', "MODE,...", 0, "tensor (the default), distributed, disk, auto", 3},
+    {"strategy", 'g', "NAME,...", 0, "direct (the default), bucket, parameter", 3},
+    {"bucket", 'b', "BYTES", 0, "The ceiling of staging memory (67108864)", 3},
+    {"verify", 'v', "on|off", 0, "Compare checksums end to end (on)", 3},
+    {"suite", 'S', "targets", 0, "The project's own targets, at sizes that fit this machine", 4},
+    {0}};
+
+static const char doc[] =
+    "Update an engine's weights from a trainer's, each rank a process of its own, and compare the "
+    "time with that of a memcpy of as many bytes by the same processes, measured in turns with it."
+    "\vThe weights are random, the destination is poisoned before each update, and the last one is "
+    "checked element by element. Time counts from the last rank's publish to the last rank's "
+    "commit; of N runs the best quarter's worst is taken, for the update and for its limit. Ratio "
+    "= "
+    "time / limit.\n\n"
+    "SPEC: as `dray plan` takes it. SPEC@HOST,HOST,... puts the ranks into network namespaces of "
+    "these names (ip netns list), in equal runs; @~NAME is this machine under another name. Mode "
+    "disk writes the model as a checkpoint first and reads it around the page cache; its limit is "
+    "direct I/O.\n\n"
+    "Example: dray bench weights --model qwen2.5-0.5b --from fsdp:4 --to engine:tp=2 --strategy "
+    "direct,bucket --json";
+
+/* ---- one model, one pair of placements --------------------------------------------------------
+ */
+
+static void need_memory(bench *b, const bench_job *job, const bench_cluster_options *o)
+{
+    double groups = o->engines ? o->engines : 1;
+    double need = bench_side_bytes(&o->from) + groups * bench_side_bytes(&o->to);
+    double there = 0.9 * bench_memory();
+    if (need <= there)
+        return;
+    int64_t layers = (int64_t)((double)job->config.layers * there / need);
+    bench_die(b,
+              "%s needs %s for both sides, %s are free here; --layers %lld would fit (%lld of %lld "
+              "layers, the vocabulary in proportion)",
+              job->model, cmd_bytes(need).s, cmd_bytes(there).s, (long long)(layers ? layers : 1),
+              (long long)(layers ? layers : 1), (long long)job->config.layers);
+}
+
+static json_t *describe(const bench_job *job, const bench_cluster *c, const double *all,
+                        unsigned count)
+{
+    char text[4096];
+    dray_update_report report = bench_cluster_report(c);
+    json_t *object =
+        json_pack("{s:s, s:I, s:s, s:s, s:s, s:s, s:b, s:I}", "model", job->model, "layers",
+                  (json_int_t)job->config.layers, "from", job->from, "to", job->to, "mode",
+                  modes[report.mode], "strategy", strategies[report.strategy], "verify",
+                  job->verify >= 0, "engines", (json_int_t)job->engines);
+    json_t *runs = json_array();
+    for (unsigned i = 0; i < count; i++)
+        json_array_append_new(runs, json_real(all[i]));
+    if (dray_update_report_json(&report, text, sizeof text, NULL) == DRAY_OK)
+        json_object_set_new(object, "report", json_loads(text, 0, NULL));
+    json_object_set_new(object, "seconds", runs);
+    return object;
+}
+
+static double limit_of(bench_cluster *c, bool disk)
+{
+    return disk ? bench_cluster_read(c) : bench_cluster_copy(c);
+}
+
+static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, int strategy)
+{
+    unsigned turns = bench_repeats(b);
+    double *seconds = calloc(2 * (size_t)turns, sizeof *seconds), *limits = seconds + turns;
+    char name[256];
+    if (!seconds)
+        bench_die(b, "out of memory");
+    dray_update_options update = DRAY_UPDATE_OPTIONS_INIT;
+    update.mode = mode;
+    update.strategy = strategy;
+    update.verify = job->verify;
+    update.bucket_bytes = job->bucket;
+    bench_doing(b, "%s: first update: plans, touches memory", job->model);
+    bench_cluster_update(c, &update);
+    limit_of(c, mode == DRAY_MODE_DISK);
+    for (unsigned i = 0; i < turns; i++) {
+        bench_doing(b, "%s, %s, %s: update %u of %u", job->model, modes[mode], strategies[strategy],
+                    i + 1, turns);
+        limits[i] = limit_of(c, mode == DRAY_MODE_DISK);
+        seconds[i] = bench_cluster_update(c, &update);
+    }
+    bench_doing(b, "%s: checking every element", job->model);
+    bench_cluster_check(c);
+    json_t *more = describe(job, c, seconds, turns);
+    job->found->seconds = bench_percentile(seconds, turns, 0.25);
+    job->found->limit = bench_percentile(limits, turns, 0.25);
+    snprintf(name, sizeof name, "%s%s, %s -> %s, %s, %s%s", job->model, job->cut, job->from,
+             job->to, modes[mode], strategies[strategy], job->verify < 0 ? ", not verified" : "");
+    bench_more(b, more);
+    bench_row(b, job->name ? job->name : name, job->found->seconds, "s",
+              job->reference > 0 ? job->reference : job->found->limit, job->target);
+    free(seconds);
+}
+
+static void measure_mode(bench *b, const bench_job *job, bench_cluster_options *o, int mode)
+{
+    char folder[] = "/tmp/dray-bench-checkpoint-XXXXXX";
+    if (mode == DRAY_MODE_DISK)
+        o->checkpoint = bench_checkpoint_make(b, job, &o->from, folder);
+    bench_cluster *c = bench_cluster_start(b, o);
+    for (int strategy = 0; strategy < STRATEGIES; strategy++)
+        if (job->strategies & 1u << strategy)
+            measure(b, job, c, mode, strategy);
+    bench_cluster_stop(c);
+    if (mode == DRAY_MODE_DISK)
+        bench_checkpoint_remove(folder);
+    o->checkpoint = NULL;
+}
+
+void bench_run(bench *b, const bench_job *given)
+{
+    bench_job job = *given;
+    bench_found found;
+    char cut[64] = "";
+    dray_model_config whole;
+    job.found = job.found ? job.found : &found;
+    bench_model(b, job.model, 0, &whole);
+    bench_model(b, job.model, job.layers, &job.config);
+    if (job.config.layers < whole.layers)
+        snprintf(cut, sizeof cut, " (%lld of %lld layers)", (long long)job.config.layers,
+                 (long long)whole.layers);
+    job.cut = cut;
+    bench_cluster_options o = {.engines = job.engines, .tied = job.config.tied != 0};
+    bench_side_open(b, &job.config, job.from, &o.from);
+    bench_side_open(b, &job.config, job.to, &o.to);
+    need_memory(b, &job, &o);
+    for (int mode = 0; mode < MODES; mode++)
+        if (job.modes & 1u << mode)
+            measure_mode(b, &job, &o, mode);
+    bench_side_close(&o.from);
+    bench_side_close(&o.to);
+}
+
+int bench_weights(int argc, char **argv)
+{
+    static const struct argp_child children[] = {{&bench_argp, 0, "Options of every part:", 20},
+                                                 {0}};
+    static const struct argp argp = {options, parse, NULL, doc, children, NULL, NULL};
+    arguments a = {
+        .modes = 1u << DRAY_MODE_TENSOR, .strategies = 1u << DRAY_STRATEGY_DIRECT, .engines = 1};
+    cmd_parse(&argp, argc, argv, &a);
+    bench *b = bench_new("weights", &a.settings);
+    if (a.suite) {
+        bench_targets(b);
+        return bench_close(b);
+    }
+    bench_job job = {.model = a.model,
+                     .from = a.from,
+                     .to = a.to,
+                     .layers = a.layers           ? a.layers
+                               : a.settings.quick ? 1
+                                                  : 0,
+                     .modes = a.modes,
+                     .strategies = a.strategies,
+                     .verify = a.verify,
+                     .bucket = a.bucket,
+                     .engines = (uint32_t)a.engines};
+    bench_run(b, &job);
+    return bench_close(b);
+}
