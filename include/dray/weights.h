@@ -21,11 +21,15 @@ typedef struct dray_publisher_options {
     uint32_t rank, world;        /* a version is ready when all `world` ranks published it */
     int32_t checksum;            /* 0: on (default); -1: off */
     int64_t timeout_ns;          /* 0: the context's */
+    /* 1: keeps a copy of the blocks' last published bits, and tells readers that hold the version
+     * before which elements changed, for as long as few did. Costs as much memory again (in files
+     * none), and half as much address space. */
+    int32_t delta;
 } dray_publisher_options;
 
 #define DRAY_PUBLISHER_OPTIONS_INIT                                                                \
     {                                                                                              \
-        sizeof(dray_publisher_options), NULL, 0, 1, 0, 0                                           \
+        sizeof(dray_publisher_options), NULL, 0, 1, 0, 0, 0                                        \
     }
 
 /* Registers this rank's blocks of `model`. When all `world` ranks of one generation have opened,
@@ -128,6 +132,9 @@ typedef struct dray_update_report {
      * the checkpoint says of itself). A tensor that it holds in part cannot be; 0: verification was
      * off on either side. Bytes as they were published. */
     uint64_t verified_tensors, verified_bytes;
+    /* Of `bytes`, those that were not copied because a delta says what changed in them, and what
+     * was read of it instead. */
+    uint64_t delta_covered_bytes, delta_bytes;
 } dray_update_report;
 
 #define DRAY_UPDATE_REPORT_INIT                                                                    \

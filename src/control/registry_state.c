@@ -361,6 +361,7 @@ static void put_member(dray__writer *w, const struct entry *rank)
     dray__put_u64(w, rank->token);
     dray__put_string(w, rank->name);
     dray__put_blob(w, rank->layout, rank->layout_size);
+    dray__put_u32(w, rank->region_count);
 }
 
 /* The ranks from `index` on: at least one, and no more than go into a frame of moderate size. */

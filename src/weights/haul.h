@@ -26,7 +26,7 @@ typedef struct dray__lane_kind {
     void (*close)(void *lane);                                    /* NULL lane is fine */
 } dray__lane_kind;
 
-extern const dray__lane_kind dray__lane_memory;
+extern const dray__lane_kind dray__lane_delta, dray__lane_memory;
 
 struct dray__tensor_sum {
     int32_t dtype;
@@ -41,7 +41,7 @@ struct dray__lane {
     bool done, waits;
 };
 
-enum { DRAY__LANES = 1 };
+enum { DRAY__LANES = 2 };
 
 struct dray__haul {
     const dray__sources *sources;

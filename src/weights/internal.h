@@ -123,6 +123,8 @@ typedef struct dray__source {
     dray_layout *layout;
     dray_region **regions; /* imported ones; NULL where not, or where `local` has them */
     bool local;
+    bool has_delta;                 /* behind the layout's regions it has one that holds a delta */
+    struct dray__delta_view *delta; /* that region, imported; NULL: not */
 } dray__source;
 
 typedef struct dray__sources {
@@ -144,8 +146,10 @@ typedef struct dray__sources {
     uint32_t wanted;     /* sources; `count` are there */
     dray__source *group; /* the group's other ranks, until the plan is made */
     uint32_t group_count;
-    uint16_t asked;   /* the request whose answer is awaited; 0: none */
-    uint64_t next_op; /* whose region is imported next */
+    uint16_t asked;                      /* the request whose answer is awaited; 0: none */
+    uint64_t next_op;                    /* whose region is imported next */
+    uint32_t next_delta;                 /* then: the source whose delta is */
+    uint32_t asked_source, asked_region; /* of the REGION_GET */
 } dray__sources;
 
 typedef struct dray__destination {
@@ -154,6 +158,10 @@ typedef struct dray__destination {
     uint64_t member, host;
     uint32_t rank, world;
 } dray__destination;
+
+/* The blocks of each tensor t: result[(*first)[t]] to result[(*first)[t + 1] - 1], in order. Both
+ * are the caller's to free; NULL: out of memory. */
+uint32_t *dray__blocks_by_tensor(const dray_layout *layout, uint32_t **first);
 
 /* Publishers' memory as the source: set and ranks as the coordinator said. */
 int dray__sources_live(uint64_t source_set, uint32_t source_count, uint64_t group_set,
@@ -193,6 +201,9 @@ typedef struct dray__haul_options {
     /* For each destination tensor: will the coordinator compare it as a whole with what publishers
      * announced? NULL: none. Borrowed until close. */
     const bool *compared;
+    /* What this rank holds as a whole, of the incarnation that it reads: what deltas build on. */
+    bool has_base;
+    uint64_t incarnation, base, version;
 } dray__haul_options;
 
 #define DRAY__BUCKET_MIN ((uint64_t)128 << 10)

@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "control/registry.h"
-#include "weights/internal.h"
+#include "weights/delta.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -20,6 +20,8 @@ struct dray_publisher {
     bool checksum, local, pieces_made;
     int64_t timeout_ns;
     dray__pieces pieces;
+    dray__delta *delta;         /* NULL: not asked for */
+    uint64_t published, waited; /* versions; 0: none */
 };
 
 static int64_t deadline_of(const dray_publisher *p, int64_t timeout_ns)
@@ -28,6 +30,12 @@ static int64_t deadline_of(const dray_publisher *p, int64_t timeout_ns)
         timeout_ns = p->timeout_ns;
     return timeout_ns == DRAY_WAIT_DEFAULT ? dray__context_deadline(p->context, timeout_ns)
                                            : dray__deadline(timeout_ns);
+}
+
+/* Those of the layout, and behind them the delta's. */
+static uint32_t region_count(const dray_publisher *p)
+{
+    return dray_layout_region_count(p->layout) + (p->delta != NULL);
 }
 
 static int put_region(dray_publisher *p, uint32_t index, int64_t deadline_ns, dray_error *error)
@@ -59,7 +67,7 @@ static int put_region(dray_publisher *p, uint32_t index, int64_t deadline_ns, dr
 static int register_rank(dray_publisher *p, const char *model, dray__writer *packed,
                          dray_error *error)
 {
-    uint32_t regions = dray_layout_region_count(p->layout), shared = 0;
+    uint32_t regions = region_count(p), shared = 0;
     for (uint32_t i = 0; i < regions; i++)
         shared += dray_region_get_kind(p->regions[i]) == DRAY_REGION_SHARED;
     int64_t deadline = deadline_of(p, DRAY_WAIT_DEFAULT);
@@ -97,6 +105,8 @@ static int check(dray_context *context, const char *model, const dray_layout *la
     if (!context || !model || !layout || !options || !out)
         return dray__fail(error, DRAY_EINVALID,
                           "context, model, layout, options and out must be given");
+    if (options->delta != 0 && options->delta != 1)
+        return dray__fail(error, DRAY_EINVALID, "delta %d: 0 or 1 expected", options->delta);
     if (options->timeout_ns < 0)
         return dray__fail(error, DRAY_EINVALID, "timeout_ns %" PRId64, options->timeout_ns);
     int rc = dray__regions_check(layout, options->regions, error);
@@ -106,6 +116,14 @@ static int check(dray_context *context, const char *model, const dray_layout *la
             rc = dray__fail(error, DRAY_EUNSUPPORTED, "publishing from %s memory",
                             dray_region_kind_name(kind));
     }
+    return rc;
+}
+
+static int open_delta(dray_publisher *p, dray_error *error)
+{
+    int rc = dray__delta_new(p->layout, p->regions, DRAY_DTYPE_NONE, &p->delta, error);
+    if (rc == DRAY_OK) /* there is room for one more */
+        p->regions[dray_layout_region_count(p->layout)] = dray__delta_region(p->delta);
     return rc;
 }
 
@@ -131,6 +149,8 @@ int dray_publisher_open(dray_context *context, const char *model, const dray_lay
     p->regions = dray__regions_copy(layout, options->regions);
     dray__writer packed = {0};
     rc = p->regions ? dray__layout_copy(layout, &p->layout, &packed, error) : dray__nomem(error);
+    if (rc == DRAY_OK && options->delta)
+        rc = open_delta(p, error);
     if (rc == DRAY_OK)
         rc = dray__local_add(p->token, p->regions, dray_layout_region_count(layout), error);
     p->local = rc == DRAY_OK;
@@ -207,6 +227,12 @@ static int publish(dray_publisher *p, uint64_t version, dray__sums *sums, dray_e
     if (rc)
         return rc;
     dray__weights_step("summed");
+    /* The delta of a version that may still be read must stay: then this one has none, and the next
+     * builds on what was kept last. */
+    if (p->delta && p->waited == p->published)
+        rc = dray__delta_publish(p->delta, p->incarnation, version, error);
+    if (rc)
+        return rc;
     dray__writer w = {0};
     dray__put_u64(&w, p->key);
     dray__put_u64(&w, version);
@@ -214,9 +240,11 @@ static int publish(dray_publisher *p, uint64_t version, dray__sums *sums, dray_e
     dray__sums_put(&w, sums);
     rc = dray__call(p->channel, DRAY__MSG_PUBLISH, &w, NULL, 0, deadline, NULL, error);
     dray__writer_free(&w);
-    if (rc == DRAY_OK)
-        dray__weights_step("published");
-    return rc;
+    if (rc)
+        return rc;
+    p->published = version;
+    dray__weights_step("published");
+    return DRAY_OK;
 }
 
 int dray_publish(dray_publisher *p, uint64_t version, const dray_fence *ready, dray_error *error)
@@ -261,9 +289,12 @@ int dray_publisher_wait(dray_publisher *p, uint64_t version, int64_t timeout_ns,
     free(names);
     if (rc == DRAY_OK && dropped)
         *dropped = count;
-    if (rc == DRAY_OK)
-        dray__weights_step("waited");
-    return rc;
+    if (rc)
+        return rc;
+    if (version == p->published)
+        p->waited = version;
+    dray__weights_step("waited");
+    return DRAY_OK;
 }
 
 uint64_t dray_publisher_incarnation(const dray_publisher *publisher)
@@ -286,6 +317,7 @@ void dray_publisher_close(dray_publisher *p)
         dray__local_remove(p->token);
     dray__channel_close(p->channel);
     dray__pieces_free(&p->pieces);
+    dray__delta_free(p->delta);
     dray_layout_free(p->layout);
     free(p->regions);
     free(p);

@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "control/coverage.h"
 #include "control/registry.h"
-#include "weights/internal.h"
+#include "weights/delta.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -13,7 +13,10 @@
 
 static void free_regions(dray__source *source)
 {
-    for (uint32_t i = 0; source->regions && i < dray_layout_region_count(source->layout); i++)
+    dray__delta_close(source->delta);
+    source->delta = NULL;
+    uint32_t count = source->layout ? dray_layout_region_count(source->layout) + 1 : 0;
+    for (uint32_t i = 0; source->regions && i < count; i++) /* the last is the delta's */
         dray_region_free(source->regions[i]);
     free(source->regions);
     source->regions = NULL;
@@ -24,7 +27,7 @@ void dray__sources_close(dray__sources *s)
     for (uint32_t i = 0; i < s->count; i++)
         free_regions(&s->sources[i]);
     s->imported = false;
-    s->next_op = 0;
+    s->next_op = s->next_delta = 0;
 }
 
 void dray__source_clear(dray__source *source)
@@ -84,12 +87,14 @@ static int get_member(dray__reader *r, dray__source *out, dray_error *error)
     source.name = dray__get_string(r, 256);
     size_t size;
     const void *layout = dray__get_blob(r, &size);
+    uint32_t regions = dray__get_u32(r);
     int rc = r->failed ? dray__reader_finish(r, "UPDATE_SOURCES", error)
                        : dray_layout_unpack(layout, size, &source.layout, error);
     if (rc) {
         free(source.name);
         return rc;
     }
+    source.has_delta = regions > dray_layout_region_count(source.layout);
     dray__local *local = dray__local_hold(source.token);
     source.local = local != NULL;
     dray__local_release(local);
@@ -217,8 +222,7 @@ static bool op_push(struct op_list *list, const dray__op *op)
     return true;
 }
 
-/* Blocks of each tensor, in CSR form. */
-static uint32_t *blocks_by_tensor(const dray_layout *layout, uint32_t **first)
+uint32_t *dray__blocks_by_tensor(const dray_layout *layout, uint32_t **first)
 {
     uint32_t tensors = dray_layout_tensor_count(layout), blocks = dray_layout_block_count(layout);
     uint32_t *at = calloc((size_t)tensors + 2, sizeof *at);
@@ -269,7 +273,7 @@ static int cut_copy(const dray_layout *layout, const dray__pieces *pieces, const
 static int make_ops(dray__sources *s, const dray_layout *layout, const dray__pieces *pieces,
                     dray_error *error)
 {
-    uint32_t *first, *blocks = blocks_by_tensor(layout, &first);
+    uint32_t *first, *blocks = dray__blocks_by_tensor(layout, &first);
     if (!blocks)
         return dray__nomem(error);
     struct op_list list = {0};
@@ -439,6 +443,18 @@ static int import_one(dray__source *source, uint32_t region, dray_error *error)
     return DRAY_EAGAIN;
 }
 
+/* The region behind those of the layout, in the same way. A publisher of this process is read as it
+ * is, and one of which nothing is read needs none. */
+static int import_delta(dray__source *source, dray_error *error)
+{
+    uint32_t region = dray_layout_region_count(source->layout);
+    if (!source->has_delta || source->local || !source->regions || source->delta)
+        return DRAY_OK;
+    if (!source->regions[region])
+        return DRAY_EAGAIN;
+    return dray__delta_open(source->layout, source->regions[region], &source->delta, error);
+}
+
 /* ---- the steps: each asks the coordinator at most one thing at a time -------------------------
  */
 
@@ -471,13 +487,25 @@ static int take_answer(dray__sources *s, dray__channel *channel, dray_error *err
     if (rc)
         return rc;
     if (type == DRAY__MSG_REGION_GET) {
-        const dray_copy *copy = &s->ops[s->next_op].copy;
-        return get_region(&reply, &s->sources[copy->source].regions[copy->source_region], error);
+        return get_region(&reply, &s->sources[s->asked_source].regions[s->asked_region], error);
     }
     if (s->count < s->wanted)
         return get_members(&reply.payload, s->sources, s->wanted, &s->count, error);
     uint32_t next = group_next(s);
     return get_members(&reply.payload, s->group, s->group_count, &next, error);
+}
+
+static int ask_region(dray__sources *s, dray__channel *channel, uint64_t key, uint32_t source,
+                      uint32_t region, dray_error *error)
+{
+    dray__writer w = {0};
+    dray__put_u64(&w, key);
+    dray__put_u64(&w, s->source_set);
+    dray__put_u32(&w, source);
+    dray__put_u32(&w, region);
+    s->asked_source = source;
+    s->asked_region = region;
+    return ask(s, channel, DRAY__MSG_REGION_GET, &w, error);
 }
 
 static int import_next(dray__sources *s, dray__channel *channel, uint64_t key, dray_error *error)
@@ -489,12 +517,17 @@ static int import_next(dray__sources *s, dray__channel *channel, uint64_t key, d
             continue;
         if (rc != DRAY_EAGAIN)
             return rc;
-        dray__writer w = {0};
-        dray__put_u64(&w, key);
-        dray__put_u64(&w, s->source_set);
-        dray__put_u32(&w, copy->source);
-        dray__put_u32(&w, copy->source_region);
-        return ask(s, channel, DRAY__MSG_REGION_GET, &w, error);
+        return ask_region(s, channel, key, copy->source, copy->source_region, error);
+    }
+    for (; s->next_delta < s->count; s->next_delta++) {
+        dray__source *source = &s->sources[s->next_delta];
+        int rc = import_delta(source, error);
+        if (rc == DRAY_OK)
+            continue;
+        if (rc != DRAY_EAGAIN)
+            return rc;
+        return ask_region(s, channel, key, s->next_delta, dray_layout_region_count(source->layout),
+                          error);
     }
     return DRAY_OK;
 }
@@ -532,7 +565,7 @@ int dray__sources_import(dray__sources *s, dray__channel *channel, uint64_t key,
             rc = import_next(s, channel, key, error);
         if (rc)
             return rc;
-        s->imported = s->next_op == s->op_count;
+        s->imported = s->next_op == s->op_count && s->next_delta == s->count;
     }
     return DRAY_OK;
 }

@@ -28,6 +28,9 @@ struct dray_subscriber {
 
     dray__sources *live, *disk; /* plans of the last update of either kind */
     uint64_t *block_sums;       /* of the version that this rank holds; NULL: unknown */
+    /* What this rank's memory holds, as a whole; incarnation 0: nothing that is known, or a
+     * checkpoint's. */
+    uint64_t held_incarnation, held_version;
 
     /* the update in progress */
     enum update_phase phase;

@@ -41,10 +41,12 @@ static int end(dray_subscriber *s, const dray_error *outcome)
     s->outcome = outcome ? *outcome : (dray_error){0};
     s->phase = PHASE_DONE;
     s->report.total_ns = dray__now() - s->started_ns - s->report.wait_ns;
-    if (outcome && s->writing) {
-        free(s->block_sums); /* bytes were overwritten: nothing is known to be right */
+    if (outcome && s->writing) { /* bytes were overwritten: nothing is known to be right */
+        free(s->block_sums);
         s->block_sums = NULL;
     }
+    if (outcome && (s->writing || outcome->code == DRAY_ETORN))
+        s->held_incarnation = 0;
     return DRAY_OK;
 }
 
@@ -220,11 +222,15 @@ static int on_import(dray_subscriber *s)
         return end(s, &error);
     if (rc == DRAY_EAGAIN)
         return rc;
-    dray__haul_options options = {.strategy = s->options.strategy,
-                                  .bucket_bytes = s->options.bucket_bytes ? s->options.bucket_bytes
-                                                                          : DRAY__BUCKET_DEFAULT,
-                                  .verify = s->options.verify >= 0,
-                                  .compared = s->compared};
+    dray__haul_options options = {
+        .strategy = s->options.strategy,
+        .bucket_bytes = s->options.bucket_bytes ? s->options.bucket_bytes : DRAY__BUCKET_DEFAULT,
+        .verify = s->options.verify >= 0,
+        .compared = s->compared,
+        .has_base = s->held_incarnation && s->held_incarnation == s->report.incarnation,
+        .incarnation = s->report.incarnation,
+        .base = s->held_version,
+        .version = s->report.version};
     if (rc == DRAY_OK)
         rc = dray__haul_open(s->sources, &s->destination, &options, &s->haul, &error);
     if (rc == DRAY_OK)
@@ -324,6 +330,8 @@ static int on_vote(dray_subscriber *s)
     s->report.commit_ns = dray__now() - s->mark_ns;
     free(s->block_sums);
     s->block_sums = dray__haul_take_blocks(s->haul);
+    s->held_incarnation = s->report.incarnation;
+    s->held_version = s->report.version;
     dray__weights_step("committed");
     end(s, NULL);
     if (s->destination.rank == 0)

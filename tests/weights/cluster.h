@@ -77,6 +77,10 @@ static inline uint32_t value_bits(uint64_t hash, uint64_t index, uint64_t seed, 
     return to == DRAY_BF16 ? round_to_bf16(bits) : bits;
 }
 
+/* Which seed an element's value comes from, for tests in which only some change; NULL: the one that
+ * is given. */
+static uint64_t (*element_seed)(uint64_t hash, uint64_t index, uint64_t seed);
+
 typedef void (*element_fn)(void *user, const char *tensor, void *at, size_t size, uint32_t bits);
 
 static inline void each_element(const dray_layout *layout, dray_region *const *regions, bool tied,
@@ -97,7 +101,8 @@ static inline void each_element(const dray_layout *layout, dray_region *const *r
             }
             uint8_t *base = dray_region_base(regions[block->region]);
             fn(user, t->name, base + offset, dray_dtype_size((dray_dtype)t->dtype),
-               value_bits(hash, index, seed, from ? from : t->dtype, t->dtype));
+               value_bits(hash, index, element_seed ? element_seed(hash, index, seed) : seed,
+                          from ? from : t->dtype, t->dtype));
             more = false;
             for (uint32_t d = DRAY_MAX_DIMS; d-- > 0 && !more;) {
                 if (++at[d] < extent[d])

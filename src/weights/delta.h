@@ -1,0 +1,83 @@
+/* What changed between two versions of a publisher's blocks, as a region that readers who hold the
+ * first of them apply instead of copying everything.
+ *
+ * Every block is cut into slices of at most DRAY__DELTA_SLICE elements (slices.c; both sides derive
+ * the same ones from the layout). The region holds, in the byte order of the host, which it never
+ * leaves:
+ *
+ *     head     magic, base version, version, incarnation, number of slices, bytes used
+ *     table    a slot for each slice, block by block: u64 offset of its entries, u32 how many;
+ *              DRAY__DELTA_FULL many: too much changed, read the block itself
+ *     entries  of each slice: u16 positions (flattened, C order within the slice, ascending) and,
+ *              from the next multiple of 8, the new values
+ *
+ * The publisher writes it while it publishes, when nobody may read the version before; readers are
+ * those who hold a lease on the version.
+ */
+#ifndef DRAY_WEIGHTS_DELTA_H
+#define DRAY_WEIGHTS_DELTA_H
+
+#include "weights/internal.h"
+
+#define DRAY__DELTA_SLICE ((uint64_t)1 << 16)
+#define DRAY__DELTA_FULL UINT32_MAX
+
+/* ---- the publisher's side -------------------------------------------------------------------- */
+typedef struct dray__delta dray__delta;
+
+/* Keeps a copy of the blocks' last published bits. dtype: what floats are compared and sent as;
+ * NONE: as they are stored. layout and regions are borrowed until free. Blocks in files are always
+ * full. */
+int dray__delta_new(const dray_layout *layout, dray_region *const *regions, int32_t dtype,
+                    dray__delta **out, dray_error *error);
+/* Finds what changed since the version published before (the first has no base), and keeps the
+ * bits of this one. Reads all blocks. */
+int dray__delta_publish(dray__delta *delta, uint64_t incarnation, uint64_t version,
+                        dray_error *error);
+dray_region *dray__delta_region(const dray__delta *delta); /* SHARED; the delta's */
+uint64_t dray__delta_memory(const dray__delta *delta);     /* bytes that it costs */
+void dray__delta_free(dray__delta *delta);                 /* NULL is fine */
+
+/* ---- the reader's side ----------------------------------------------------------------------- */
+typedef struct dray__delta_view dray__delta_view;
+
+/* layout: the publisher's; dtype: as given to dray__delta_new. Both regions and layout are borrowed
+ * until close. DRAY_EFORMAT: not such a region, or one for another layout. */
+int dray__delta_open(const dray_layout *layout, const dray_region *region, dray__delta_view **out,
+                     dray_error *error);
+void dray__delta_close(dray__delta_view *view); /* NULL is fine */
+/* Does it lead from `base` to `version` now? */
+bool dray__delta_leads(const dray__delta_view *view, uint64_t incarnation, uint64_t base,
+                       uint64_t version);
+/* What the elements of a block are sent as. */
+int32_t dray__delta_dtype(const dray__delta_view *view, uint32_t block);
+
+typedef struct dray__delta_part {
+    dray__rect slice, cross; /* the slice; what of it lies in the rectangle that was asked for */
+    bool full;
+    uint32_t count; /* entries of the slice */
+    const uint16_t *positions;
+    const uint8_t *values;
+} dray__delta_part;
+
+/* Walks the slices of a block that cross `rect`. */
+typedef struct dray__delta_walk {
+    const dray__delta_view *view;
+    dray__rect rect;
+    dray__slicer slicer;
+    uint32_t block;
+    uint64_t next;
+} dray__delta_walk;
+
+void dray__delta_start(const dray__delta_view *view, uint32_t block, const dray__rect *rect,
+                       dray__delta_walk *walk);
+/* DRAY_EEND after the last; DRAY_EFORMAT: entries that lie outside the region. */
+int dray__delta_next(dray__delta_walk *walk, dray__delta_part *out, dray_error *error);
+
+/* Writes the entries that lie in part->cross to where `copy` (whose destination is of the values'
+ * dtype) puts them; base: of the destination's region. *bytes grows by what was read. DRAY_EFORMAT:
+ * positions that do not ascend or lie outside the slice. */
+int dray__delta_apply(const dray__delta_part *part, const dray_copy *copy, void *base,
+                      uint64_t *bytes, dray_error *error);
+
+#endif

@@ -1,0 +1,230 @@
+/* weights: deltas. Random blocks in random memory, random changes; what a reader's memory must hold
+ * afterwards is told element by element, without slices. */
+#include "weights/delta.h"
+
+#include "base/random.h"
+
+#include <inttypes.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+static uint64_t seed, drawn;
+
+static uint64_t below(uint64_t n)
+{
+    return dray__random_u64(seed, 0, drawn++) % n;
+}
+
+struct world {
+    dray_layout *layout;
+    dray_region *region;
+    dray_copy copy; /* a rectangle of block 0, on its way to a reader's own memory */
+    uint8_t *reader;
+    size_t reader_bytes, size;
+};
+
+/* One tensor of up to three dimensions, its block with gaps between the rows, and a part of it that
+ * lies somewhere else at a reader's, maybe transposed. */
+static void make(struct world *w, dray_dtype dtype)
+{
+    dray_region_info info = {.kind = DRAY_REGION_HOST, .name = "r"};
+    dray_block block = {.offset = 8 * below(9)};
+    int64_t shape[3];
+    uint32_t ndim = 1 + (uint32_t)below(3), order[3] = {0, 1, 2};
+    w->size = dray_dtype_size(dtype);
+    memset(&w->copy, 0, sizeof w->copy);
+    int64_t stride = (int64_t)w->size, reader = (int64_t)w->size;
+    for (uint32_t d = ndim; d-- > 0;) {
+        shape[d] = 1 + (int64_t)below(ndim == 1 ? 300000 : ndim == 2 ? 600 : 60);
+        block.start[d] = (int64_t)below((uint64_t)shape[d]);
+        block.extent[d] = 1 + (int64_t)below((uint64_t)(shape[d] - block.start[d]));
+        block.stride[d] = stride;
+        stride *= block.extent[d] + (int64_t)below(3);
+        w->copy.start[d] = block.start[d] + (int64_t)below((uint64_t)block.extent[d]);
+        w->copy.extent[d] =
+            1 + (int64_t)below((uint64_t)(block.start[d] + block.extent[d] - w->copy.start[d]));
+    }
+    for (uint32_t i = 0; i < ndim; i++) {
+        uint32_t j = i + (uint32_t)below(ndim - i), d = order[j];
+        order[j] = order[i];
+        order[i] = d;
+    }
+    for (uint32_t i = 0; i < ndim; i++) {
+        w->copy.destination_stride[order[i]] = reader;
+        reader *= w->copy.extent[order[i]];
+    }
+    w->copy.ndim = ndim;
+    w->copy.source_dtype = w->copy.destination_dtype = (int32_t)dtype;
+    info.bytes = block.offset + (uint64_t)stride;
+    assert_int_equal(dray_layout_new(&w->layout, NULL), 0);
+    assert_int_equal(dray_layout_add_region(w->layout, &info, NULL, NULL), 0);
+    assert_int_equal(dray_layout_add_tensor(w->layout, "t", dtype, ndim, shape, NULL, NULL), 0);
+    assert_int_equal(dray_layout_add_block(w->layout, &block, NULL), 0);
+    assert_int_equal(dray_region_alloc(DRAY_REGION_HOST, info.bytes, "r", &w->region, NULL), 0);
+    w->reader_bytes = (size_t)reader;
+    w->reader = malloc(w->reader_bytes);
+}
+
+static void end(struct world *w)
+{
+    dray_layout_free(w->layout);
+    dray_region_free(w->region);
+    free(w->reader);
+}
+
+/* Changes about `share` of 1000 of all bytes' elements. */
+static void change(struct world *w, uint64_t share)
+{
+    uint8_t *data = dray_region_base(w->region);
+    for (uint64_t i = 0; i + w->size <= dray_region_bytes(w->region); i += w->size)
+        if (below(1000) < share)
+            data[i + below(w->size)] ^= (uint8_t)(1 + below(255));
+}
+
+/* Visits the rectangle: true when the reader holds what the publisher has; fill: makes it so. */
+static bool same(const struct world *w, bool fill)
+{
+    const dray_block *block = dray_layout_block(w->layout, 0);
+    const uint8_t *data = dray_region_base(w->region);
+    int64_t at[3], extent[3];
+    for (uint32_t d = 0; d < 3; d++)
+        extent[d] = d < w->copy.ndim ? w->copy.extent[d] : 1;
+    for (at[0] = 0; at[0] < extent[0]; at[0]++)
+        for (at[1] = 0; at[1] < extent[1]; at[1]++)
+            for (at[2] = 0; at[2] < extent[2]; at[2]++) {
+                size_t from = block->offset, to = w->copy.destination_offset;
+                for (uint32_t d = 0; d < w->copy.ndim; d++) {
+                    from += (size_t)(w->copy.start[d] + at[d] - block->start[d]) *
+                            (size_t)block->stride[d];
+                    to += (size_t)at[d] * (size_t)w->copy.destination_stride[d];
+                }
+                if (fill)
+                    memcpy(w->reader + to, data + from, w->size);
+                else if (memcmp(w->reader + to, data + from, w->size) != 0)
+                    return false;
+            }
+    return true;
+}
+
+/* What a reader does: entries where there are some, the memory itself where a slice is full. */
+static uint64_t apply(struct world *w, const dray__delta_view *view, uint32_t *full)
+{
+    dray__rect rect = dray__copy_rect(&w->copy);
+    dray__delta_walk walk;
+    dray__delta_part part;
+    uint64_t bytes = 0;
+    dray__delta_start(view, 0, &rect, &walk);
+    while (dray__delta_next(&walk, &part, NULL) == 0) {
+        if (!part.full) {
+            assert_int_equal(dray__delta_apply(&part, &w->copy, w->reader, &bytes, NULL), 0);
+            continue;
+        }
+        (*full)++;
+        struct world piece = *w;
+        piece.copy = dray__copy_cut(&w->copy, &part.cross);
+        same(&piece, true);
+    }
+    return bytes;
+}
+
+static void test_random(void **state)
+{
+    static const dray_dtype dtypes[] = {DRAY_U8, DRAY_BF16, DRAY_F32, DRAY_I64};
+    static const uint64_t shares[] = {0, 1, 10, 100, 300, 1000};
+    const char *scale = getenv("DRAY_TEST_SCALE");
+    (void)state;
+    for (int round = 0; round < 60 * (scale ? atoi(scale) : 1); round++) {
+        struct world w;
+        make(&w, dtypes[below(4)]);
+        change(&w, 900);
+        dray__delta *delta;
+        dray__delta_view *view;
+        dray_region *const regions[] = {w.region};
+        assert_int_equal(dray__delta_new(w.layout, regions, 0, &delta, NULL), 0);
+        assert_int_equal(dray__delta_publish(delta, 7, 1, NULL), 0);
+        assert_int_equal(dray__delta_open(w.layout, dray__delta_region(delta), &view, NULL), 0);
+        assert_false(dray__delta_leads(view, 7, 1, 1));
+        same(&w, true);
+        for (uint64_t version = 2; version < 6; version++) {
+            uint64_t share = shares[below(6)];
+            uint32_t full = 0;
+            change(&w, share);
+            assert_int_equal(dray__delta_publish(delta, 7, version, NULL), 0);
+            assert_true(dray__delta_leads(view, 7, version - 1, version));
+            uint64_t bytes = apply(&w, view, &full);
+            if (!same(&w, false) || (share == 0 && bytes + full))
+                fail_msg("seed %" PRIu64 ", version %" PRIu64 ": wrong memory", seed, version);
+        }
+        assert_int_equal(dray__delta_publish(delta, 8, 6, NULL), 0);
+        assert_false(dray__delta_leads(view, 8, 5, 6)); /* another incarnation */
+        dray__delta_close(view);
+        dray__delta_free(delta);
+        end(&w);
+    }
+}
+
+/* Entries that lead outside are refused, whoever wrote them. */
+static void test_forged(void **state)
+{
+    (void)state;
+    struct world w;
+    do {
+        make(&w, DRAY_BF16);
+        if (w.copy.ndim == 1 && w.copy.extent[0] > 1000)
+            break;
+        end(&w);
+    } while (true);
+    dray_region *const regions[] = {w.region};
+    dray__delta *delta;
+    dray__delta_view *view;
+    assert_int_equal(dray__delta_new(w.layout, regions, 0, &delta, NULL), 0);
+    assert_int_equal(dray__delta_publish(delta, 1, 1, NULL), 0);
+    change(&w, 100);
+    assert_int_equal(dray__delta_publish(delta, 1, 2, NULL), 0);
+    assert_int_equal(dray__delta_open(w.layout, dray__delta_region(delta), &view, NULL), 0);
+    dray__rect rect = dray__copy_rect(&w.copy);
+    dray__delta_walk walk;
+    dray__delta_part part;
+    dray_error error;
+    uint64_t bytes = 0;
+    dray__delta_start(view, 0, &rect, &walk);
+    assert_int_equal(dray__delta_next(&walk, &part, NULL), 0);
+    assert_false(part.full);
+    assert_true(part.count > 2);
+    uint16_t *positions = (uint16_t *)part.positions;
+    uint16_t kept = positions[1];
+    positions[1] = positions[0];
+    assert_int_equal(dray__delta_apply(&part, &w.copy, w.reader, &bytes, &error), DRAY_EFORMAT);
+    positions[1] = kept;
+    uint32_t *words = dray_region_base(dray__delta_region(delta));
+    words[14 + 2] = 70000; /* the first slot's count */
+    dray__delta_start(view, 0, &rect, &walk);
+    int rc;
+    while ((rc = dray__delta_next(&walk, &part, &error)) == 0)
+        ;
+    assert_true(rc == DRAY_EFORMAT || rect.start[0] >= 65536);
+    words[0] ^= 1;
+    dray__delta_view *none;
+    assert_int_equal(dray__delta_open(w.layout, dray__delta_region(delta), &none, &error),
+                     DRAY_EFORMAT);
+    dray__delta_close(view);
+    dray__delta_free(delta);
+    end(&w);
+}
+
+int main(void)
+{
+    const char *given = getenv("DRAY_TEST_SEED");
+    seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
+    fprintf(stderr, "seed %" PRIu64 "\n", seed);
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random),
+                                       cmocka_unit_test(test_forged)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,173 @@
+/* weights: updates by delta between processes. A version changes a share of all elements; which
+ * ones, and to what, the oracle knows element by element. */
+#include "weights/cluster.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+static coordinator_fixture f;
+
+static int start(void **state)
+{
+    (void)state;
+    fixture_fork(&f, dray__registry_add);
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    fixture_stop(&f);
+    return 0;
+}
+
+enum { TRAINERS = 3, ENGINES = 2, VERSIONS = 9 };
+
+/* Of 1000 elements, those that change with each version. */
+static const uint64_t shares[VERSIONS + 1] = {0, 1000, 10, 10, 0, 1000, 3, 10, 100, 10};
+
+/* The last version that changed the element. */
+static uint64_t changed_by(uint64_t hash, uint64_t index, uint64_t version)
+{
+    while (version > 1 && mix(hash ^ mix(index * 31 + version)) % 1000 >= shares[version])
+        version--;
+    return version;
+}
+
+typedef struct scene {
+    dray_model_config config;
+    dray_dtype from, to;
+    uint32_t rank;
+} scene;
+
+static dray_model_config config_of(void)
+{
+    dray_model_config config = small_config(true, 3);
+    config.vocab_size = 1500; /* more than a slice */
+    return config;
+}
+
+static void run_trainer(void *user)
+{
+    scene *s = user;
+    trainer t;
+    memset(&t, 0, sizeof t);
+    char name[32];
+    snprintf(name, sizeof name, "trainer-%u", s->rank);
+    t.tied = s->config.tied;
+    t.context = fixture_open_at(f.unix_address, name, "trainer", s->rank);
+    MUST(dray_layout_fsdp(&s->config, s->from, s->rank, TRAINERS, DRAY_REGION_SHARED, &t.layout,
+                          error));
+    MUST(dray_regions_for_layout(t.layout, 1, t.region, error));
+    dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
+    options.regions = t.region;
+    options.rank = s->rank;
+    options.world = TRAINERS;
+    options.delta = 1;
+    MUST(dray_publisher_open(t.context, MODEL, t.layout, &options, &t.publisher, error));
+    for (uint64_t version = 1; version <= VERSIONS; version++) {
+        fill(t.layout, t.region, t.tied, version);
+        MUST(dray_publish(t.publisher, version, NULL, error));
+        MUST(dray_barrier(t.context, "updated", TRAINERS + ENGINES, DRAY_WAIT_DEFAULT, error));
+        MUST(dray_publisher_wait(t.publisher, version, DRAY_WAIT_DEFAULT, NULL, error));
+    }
+    trainer_close(&t);
+}
+
+/* By delta in every version but the first, that after a missed one, and that after damage. */
+static void check_report(const scene *s, const dray_update_report *report, uint64_t version)
+{
+    bool delta = version != 1 && version != 4 && version != 7 && version != 5;
+    if (s->from != s->to)
+        delta = false;
+    CHECK((report->delta_covered_bytes > 0) == delta);
+    if (delta && shares[version] <= 10)
+        CHECK(report->delta_bytes * 100 <= report->delta_covered_bytes * 3);
+    if (delta && version != 8 && s->from == DRAY_BF16)
+        CHECK(report->delta_covered_bytes * 10 >= report->bytes * 9); /* but for replicas */
+}
+
+/* Damage of the base is found, and repaired by a full update. */
+static void damage_and_update(engine *e, const dray_update_options *options, uint32_t rank)
+{
+    dray_error why = {0};
+    if (rank == 0) {
+        uint32_t tensor;
+        MUST(dray_layout_find(e->layout, "model.layers.1.mlp.down_proj.weight", &tensor, error));
+        for (uint32_t b = 0; b < dray_layout_block_count(e->layout); b++) {
+            const dray_block *block = dray_layout_block(e->layout, b);
+            if (block->tensor == tensor)
+                ((uint8_t *)dray_region_base(e->region[0]))[block->offset] ^= 4;
+        }
+    }
+    CHECK(dray_update_weights(e->subscriber, options, NULL, &why) == DRAY_ETORN);
+    CHECK(strstr(why.message, "down_proj"));
+}
+
+static void run_engine(void *user)
+{
+    scene *s = user;
+    engine e;
+    engine_open(&e, f.unix_address, &s->config, s->from, s->to, "engine", s->rank, ENGINES);
+    for (uint64_t version = 1; version <= VERSIONS; version++) {
+        dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+        dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+        options.strategy = (int32_t)(version % 3);
+        options.min_version = version;
+        if (version == 7 && s->from == s->to)
+            damage_and_update(&e, &options, s->rank);
+        if (version != 3) {
+            MUST(dray_update_weights(e.subscriber, &options, &report, error));
+            check_report(s, &report, version);
+            CHECK(engine_wrong(&e, version) == 0);
+            MUST(dray_subscriber_verify(e.subscriber, error));
+        }
+        MUST(dray_barrier(e.context, "updated", TRAINERS + ENGINES, DRAY_WAIT_DEFAULT, error));
+    }
+    engine_close(&e);
+}
+
+static void run(dray_dtype from, dray_dtype to)
+{
+    scene scenes[TRAINERS + ENGINES];
+    pid_t pids[TRAINERS + ENGINES];
+    element_seed = changed_by;
+    for (uint32_t i = 0; i < TRAINERS + ENGINES; i++) {
+        bool trains = i < TRAINERS;
+        scenes[i] = (scene){config_of(), from, to, trains ? i : i - TRAINERS};
+        pids[i] = spawn(trains ? run_trainer : run_engine, &scenes[i]);
+    }
+    for (uint32_t i = 0; i < TRAINERS + ENGINES; i++)
+        must_end_well(pids[i]);
+}
+
+static void test_bf16(void **state)
+{
+    (void)state;
+    run(DRAY_BF16, DRAY_BF16);
+}
+
+static void test_f32(void **state)
+{
+    (void)state;
+    run(DRAY_F32, DRAY_F32);
+}
+
+/* What is converted on the way is copied as a whole. */
+static void test_converted(void **state)
+{
+    (void)state;
+    run(DRAY_F32, DRAY_BF16);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_bf16, start, stop),
+        cmocka_unit_test_setup_teardown(test_f32, start, stop),
+        cmocka_unit_test_setup_teardown(test_converted, start, stop)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
