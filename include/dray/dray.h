@@ -126,31 +126,38 @@ typedef struct dray_context dray_context;
 
 typedef struct dray_options {
     size_t size;
-    const char *address; /* "unix:/path", "tcp:127.0.0.1:port"; NULL: $DRAY_ADDRESS */
+    const char *address; /* "unix:/path", "tcp:host:port", "tcp:[v6]:port"; NULL: $DRAY_ADDRESS */
     const char *name;    /* what people see in messages and `dray status`; NULL: program name */
-    const char *role;    /* "trainer", "engine", "task", "tool"; NULL: "task" */
+    const char *role;    /* "trainer", "engine", "task", "tool"; NULL: the token's, or "task" */
     const char *host;    /* NULL: the machine's boot id + hostname */
     uint32_t rank;       /* rank within the role's group */
     int64_t timeout_ns;  /* default deadline of every wait; 0: 60 s */
+    /* Networks between whose hosts weights may pass unencrypted: "10.1.0.0/16, fd00::/8"; NULL:
+     * $DRAY_TRUSTED_NETWORKS; "": none. */
+    const char *trusted_networks;
 } dray_options;
 
 #define DRAY_OPTIONS_INIT                                                                          \
     {                                                                                              \
-        sizeof(dray_options), NULL, NULL, NULL, NULL, 0, 0                                         \
+        sizeof(dray_options), NULL, NULL, NULL, NULL, 0, 0, NULL                                   \
     }
 
 /* Opens a session with the coordinator: one per process is enough. Its end (close, or the death of
  * the process, seen by the kernel closing the socket) ends everything that was opened through it.
  * options: NULL for all defaults. *out: the caller's, to be ended with dray_close.
- * Over TCP the coordinator wants to see its token, which lies in a file that its user alone can
- * read: $DRAY_TOKEN_FILE, or where it is by default; DRAY_ENOENT, DRAY_EPERM (a wrong one, one that
- * others can read, or a Unix socket at which another user listens).
- * Waits up to the timeout for a coordinator that is not there yet, so that processes may start in
- * any order. Returns DRAY_EINVALID (an address that is none; or none given and no $DRAY_ADDRESS),
- * DRAY_EUNSUPPORTED (TCP beyond this machine), DRAY_ECLOSED (nobody listens there), DRAY_EVERSION
- * (no common protocol version), DRAY_ETIMEDOUT, DRAY_ENOMEM, DRAY_ESYS.
- * Threads: the context may be used from all threads at once. Blocks. After fork() the child gets
- * DRAY_ECLOSED from everything that uses the parent's context, and its end is not the child's. */
+ * TCP is TLS 1.3, and both sides prove that they know a token: $DRAY_TOKEN, else the file
+ * $DRAY_TOKEN_FILE (which its user alone may read), else where a coordinator of this host puts it.
+ * A token is of a role (`dray token`), and allows what the role does; over the Unix socket its user
+ * may do everything. DRAY_ENOENT (no token, or no such host), DRAY_EPERM (a wrong token, a file
+ * that others can read, a role that is not the token's, or a Unix socket at which another user
+ * listens). Waits up to the timeout for a coordinator that is not there yet, so that processes may
+ * start in any order. Returns DRAY_EINVALID (an address that is none; or none given and no
+ * $DRAY_ADDRESS; trusted networks that are none), DRAY_ECLOSED (nobody listens there),
+ * DRAY_EVERSION (no common protocol version), DRAY_EPROTO (it speaks no TLS), DRAY_ETIMEDOUT,
+ * DRAY_ENOMEM, DRAY_ESYS. A link of TCP on which nothing passes for 10 s is broken, and the session
+ * over. Threads: the context may be used from all threads at once. Blocks. After fork() the child
+ * gets DRAY_ECLOSED from everything that uses the parent's context, and its end is not the child's.
+ */
 int dray_open(const dray_options *options, dray_context **out, dray_error *error);
 
 /* Ends the session. NULL is fine. Objects opened through it must be closed first, and no other

@@ -2,11 +2,12 @@
 #include "cmd/cmd.h"
 #include "run/coordinator.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 typedef struct arguments {
-    const char *unix_path, *tcp_address;
+    const char *unix_path, *tcp_address, *token_path;
     bool json;
 } arguments;
 
@@ -18,7 +19,7 @@ static void listen_at(struct argp_state *state, arguments *a, char *text)
     else if (strncmp(text, "tcp:", 4) == 0)
         where = &a->tcp_address;
     else
-        argp_error(state, "--listen '%s': unix:PATH or tcp:127.0.0.1:PORT expected", text);
+        argp_error(state, "--listen '%s': unix:PATH or tcp:HOST:PORT expected", text);
     if (where && *where)
         argp_error(state, "--listen '%s': one Unix socket and one TCP port at most", text);
     else if (where)
@@ -30,6 +31,8 @@ static error_t parse(int key, char *text, struct argp_state *state)
     arguments *a = state->input;
     if (key == 'l')
         listen_at(state, a, text);
+    else if (key == 'm')
+        a->token_path = text;
     else if (key == 'j')
         a->json = true;
     else if (key == ARGP_KEY_ARG)
@@ -59,8 +62,13 @@ int cmd_serve(int argc, char **argv)
 {
     static const struct argp_option options[] = {
         {"listen", 'l', "ADDRESS", 0,
-         "Where to listen: unix:PATH or tcp:127.0.0.1:PORT (port 0: any free one); one of each may "
-         "be given. Default: unix:$XDG_RUNTIME_DIR/dray.socket, or in /tmp",
+         "Where to listen: unix:PATH or tcp:HOST:PORT (port 0: any free one; 0.0.0.0 or [::]: all "
+         "of this host's addresses); one of each may be given. Default: "
+         "unix:$XDG_RUNTIME_DIR/dray.socket, or in /tmp",
+         0},
+        {"master", 'm', "FILE", 0,
+         "File of the master token, made when it is not there, and kept. Default: "
+         "$DRAY_TOKEN_FILE, or one for this time only",
          0},
         {"json", 'j', NULL, 0, "Print one object a line", 0},
         {0}};
@@ -69,10 +77,11 @@ int cmd_serve(int argc, char **argv)
         .parser = parse,
         .doc = "Runs a coordinator in the foreground, until Ctrl-C: trainers, engines and tasks "
                "meet there (through $DRAY_ADDRESS)."
-               "\vThe Unix socket is open to this user and root only. So is loopback TCP: its "
-               "clients show a token from a file of mode 0600 ($DRAY_TOKEN_FILE, else "
-               "dray-tcp-PORT.token in $XDG_RUNTIME_DIR, or /tmp/dray-UID-tcp-PORT.token). Nothing "
-               "beyond loopback is served."};
+               "\vThe Unix socket is open to this user and root only. TCP is TLS 1.3, and clients "
+               "prove that they know a token ($DRAY_TOKEN, else the file $DRAY_TOKEN_FILE, else "
+               "dray-tcp-PORT.token in $XDG_RUNTIME_DIR, or /tmp/dray-UID-tcp-PORT.token, where "
+               "this command leaves the master token while it runs without --master). For other "
+               "hosts give it a --master, and make tokens of roles with `dray token`."};
     arguments a = {0};
     char path[256], keeper[300];
     cmd_parse(&argp, argc, argv, &a);
@@ -84,7 +93,11 @@ int cmd_serve(int argc, char **argv)
         snprintf(keeper, sizeof keeper, "%s.keeper", a.unix_path);
     else
         snprintf(keeper, sizeof keeper, "%s.%d.keeper", path, (int)getpid());
-    dray__serve_options serve = {.unix_path = a.unix_path,
+    const char *file = getenv("DRAY_TOKEN_FILE");
+    if (!a.token_path && file && file[0])
+        a.token_path = file;
+    dray__serve_options serve = {.token_path = a.token_path,
+                                 .unix_path = a.unix_path,
                                  .tcp_address = a.tcp_address,
                                  .keeper_path = keeper,
                                  .start_keeper = true,

@@ -3,9 +3,9 @@
 #include "base/clock.h"
 #include "base/error.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -33,46 +33,38 @@ static int parse_unix(const char *path, dray__address *out, dray_error *error)
     return DRAY_OK;
 }
 
-static int not_loopback(const char *text, dray_error *error)
+static int find_host(const char *text, const char *host, const char *port, dray__address *out,
+                     dray_error *error)
 {
-    return dray__fail(error, DRAY_EUNSUPPORTED,
-                      "address tcp:%s: only loopback (127.0.0.0/8, [::1], localhost) is served in "
-                      "this version, because connections are not encrypted",
-                      text);
+    struct addrinfo *found = NULL, hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
+    int code = getaddrinfo(host, port, &hints, &found);
+    if (code)
+        return dray__fail(error, code == EAI_MEMORY ? DRAY_ENOMEM : DRAY_ENOENT,
+                          "address tcp:%s: %s", text, gai_strerror(code));
+    memcpy(&out->socket, found->ai_addr, found->ai_addrlen);
+    out->size = found->ai_addrlen;
+    freeaddrinfo(found);
+    return DRAY_OK;
 }
 
 static int parse_tcp(const char *text, dray__address *out, dray_error *error)
 {
     const char *colon = strrchr(text, ':');
-    char host[64];
+    char host[256];
     size_t length = colon ? (size_t)(colon - text) : 0;
     char *end = NULL;
     unsigned long port = colon ? strtoul(colon + 1, &end, 10) : 0;
+    bool v6 = length > 2 && text[0] == '[' && text[length - 1] == ']';
     if (!length || length >= sizeof host || colon[1] < '0' || colon[1] > '9' || *end ||
-        port > UINT16_MAX)
-        return dray__fail(error, DRAY_EINVALID,
-                          "address tcp:%s: HOST:PORT expected, the port at most 65535", text);
-    memcpy(host, text, length);
-    host[length] = 0;
-    struct sockaddr_in *v4 = (struct sockaddr_in *)&out->socket;
-    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)&out->socket;
-    if (strcmp(host, "localhost") == 0)
-        strcpy(host, "127.0.0.1");
-    if (inet_pton(AF_INET, host, &v4->sin_addr) == 1) {
-        if (ntohl(v4->sin_addr.s_addr) >> 24 != 127)
-            return not_loopback(text, error);
-        v4->sin_family = AF_INET;
-        v4->sin_port = htons((uint16_t)port);
-        out->size = sizeof *v4;
-        return DRAY_OK;
-    }
-    if (strcmp(host, "[::1]") != 0)
-        return not_loopback(text, error);
-    v6->sin6_family = AF_INET6;
-    v6->sin6_addr = in6addr_loopback;
-    v6->sin6_port = htons((uint16_t)port);
-    out->size = sizeof *v6;
-    return DRAY_OK;
+        port > UINT16_MAX || (!v6 && memchr(text, ':', length)))
+        return dray__fail(
+            error, DRAY_EINVALID,
+            "address tcp:%s: HOST:PORT or [IPV6]:PORT expected, the port at most 65535", text);
+    memcpy(host, text + v6, length - 2u * v6);
+    host[length - 2u * v6] = 0;
+    /* Not what this machine calls it: its own name may be another address. */
+    return find_host(text, strcmp(host, "localhost") == 0 ? "127.0.0.1" : host, colon + 1, out,
+                     error);
 }
 
 int dray__address_parse(const char *text, dray__address *out, dray_error *error)
@@ -82,8 +74,19 @@ int dray__address_parse(const char *text, dray__address *out, dray_error *error)
         return parse_unix(text + 5, out, error);
     if (strncmp(text, "tcp:", 4) == 0)
         return parse_tcp(text + 4, out, error);
-    return dray__fail(error, DRAY_EINVALID,
-                      "address '%s': unix:/path or tcp:127.0.0.1:port expected", text);
+    return dray__fail(error, DRAY_EINVALID, "address '%s': unix:/path or tcp:HOST:PORT expected",
+                      text);
+}
+
+void dray__address_keep(int fd)
+{
+    int on = 1, idle = DRAY__LEASE_SECONDS / 3, count = 3, lease_ms = 1000 * DRAY__LEASE_SECONDS;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &idle, sizeof idle);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &lease_ms, sizeof lease_ms);
 }
 
 static int make_socket(const dray__address *address, const char *text, int *out, dray_error *error)
@@ -91,9 +94,8 @@ static int make_socket(const dray__address *address, const char *text, int *out,
     int fd = socket(address->socket.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return dray__fail_errno(error, errno, "socket for %s", text);
-    int on = 1;
     if (!address->local)
-        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+        dray__address_keep(fd);
     *out = fd;
     return DRAY_OK;
 }

@@ -1,4 +1,4 @@
-/* Where a coordinator listens: "unix:/path" or "tcp:127.0.0.1:port". */
+/* Where a coordinator listens: "unix:/path", "tcp:HOST:PORT" or "tcp:[IPV6]:PORT". */
 #ifndef DRAY_CONTROL_ADDRESS_H
 #define DRAY_CONTROL_ADDRESS_H
 
@@ -12,7 +12,12 @@ typedef struct dray__address {
     bool local; /* a Unix socket */
 } dray__address;
 
-/* DRAY_EINVALID: not an address; DRAY_EUNSUPPORTED: TCP beyond this machine. */
+/* A link of TCP that is silent for so long is broken, and a session on it over: nothing was
+ * acknowledged, or no answer came to what the kernel asks (keepalive). */
+enum { DRAY__LEASE_SECONDS = 10 };
+
+/* DRAY_EINVALID: not an address; DRAY_ENOENT: no host of that name. Names of hosts are looked up,
+ * which may take as long as the resolver wants. */
 int dray__address_parse(const char *text, dray__address *out, dray_error *error);
 
 /* Called between bind and listen: nobody can connect before what it does is done. */
@@ -21,6 +26,8 @@ typedef int (*dray__bound_fn)(void *user, int fd, dray_error *error);
  * dead server left is replaced, a live server is DRAY_EBUSY. bound may be NULL. */
 int dray__address_listen(const dray__address *address, const char *text, dray__bound_fn bound,
                          void *user, int *out, dray_error *error);
+/* Options of a TCP socket: no delay, and the lease. */
+void dray__address_keep(int fd);
 /* One attempt. DRAY_ECLOSED: nobody listens there; DRAY_ETIMEDOUT; DRAY_EPERM: a Unix socket at
  * which another user listens. The socket is non-blocking. */
 int dray__address_connect(const dray__address *address, const char *text, int64_t deadline_ns,

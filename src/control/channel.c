@@ -11,10 +11,12 @@
 #include "control/address.h"
 #include "control/context.h"
 #include "control/frame.h"
+#include "control/token.h"
 
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -26,6 +28,8 @@ enum { RETRY_MS = 50 };
 struct dray__channel {
     dray__channel *next, **link; /* in the list of all */
     int fd;
+    dray__tls *tls; /* NULL over a Unix socket */
+    char role[64];  /* of the token; "" over a Unix socket */
     pid_t pid;
     char *address;
     int64_t timeout_ns; /* of dray__notify */
@@ -126,6 +130,30 @@ static int connect_until(const char *text, bool known, int64_t deadline_ns, int 
     }
 }
 
+/* Over TCP: both sides prove that they know the token. */
+static int secure(dray__channel *channel, int64_t deadline_ns, dray_error *error)
+{
+    dray__address address;
+    dray__token token;
+    int status = dray__address_parse(channel->address, &address, error);
+    if (status || address.local)
+        return status;
+    status = dray__token_find(&address, &token, error);
+    if (!status) {
+        snprintf(channel->role, sizeof channel->role, "%s", dray__token_role_of(token.identity));
+        status = dray__tls_connect(channel->fd, &token, &channel->tls, error);
+        dray__forget_bytes(&token, sizeof token);
+    }
+    channel->inbox.tls = channel->tls;
+    while (!status && (status = dray__tls_handshake(channel->tls, error)) == DRAY_EAGAIN) {
+        struct pollfd p = {.fd = channel->fd, .events = dray__tls_events(channel->tls)};
+        status = DRAY_OK;
+        if (poll(&p, 1, dray__left_ms(deadline_ns)) == 0 && dray__now() >= deadline_ns)
+            status = dray__fail(error, DRAY_ETIMEDOUT, "no TLS handshake before the deadline");
+    }
+    return status ? dray__fail_prefix(error, status, "%s: ", channel->address) : DRAY_OK;
+}
+
 static int new_channel(const char *address, bool known, int64_t deadline_ns, dray__channel **out,
                        dray_error *error)
 {
@@ -138,14 +166,14 @@ static int new_channel(const char *address, bool known, int64_t deadline_ns, dra
     channel->address = strdup(address);
     int status = channel->address ? connect_until(address, known, deadline_ns, &channel->fd, error)
                                   : dray__nomem(error);
-    if (status) {
-        free(channel->address);
-        free(channel);
-        return status;
-    }
     list_add(channel);
-    *out = channel;
-    return DRAY_OK;
+    if (!status)
+        status = secure(channel, deadline_ns, error);
+    if (status)
+        dray__channel_close(channel);
+    else
+        *out = channel;
+    return status;
 }
 
 int dray__channel_connect(const char *address, int64_t deadline_ns, dray__channel **out,
@@ -184,6 +212,9 @@ void dray__channel_close(dray__channel *channel)
     if (!channel)
         return;
     list_remove(channel);
+    if (channel->fd >= 0) /* -1 when it broke, and in a fork */
+        dray__tls_goodbye(channel->tls);
+    dray__tls_free(channel->tls);
     close_descriptors(channel);
     dray__inbox_free(&channel->inbox);
     dray__writer_free(&channel->out);
@@ -208,6 +239,11 @@ static int usable(const dray__channel *channel, dray_error *error)
     return DRAY_OK;
 }
 
+const char *dray__channel_role(const dray__channel *channel)
+{
+    return channel->role;
+}
+
 bool dray__channel_broken(const dray__channel *channel)
 {
     return usable(channel, NULL) != DRAY_OK;
@@ -228,14 +264,15 @@ static void update_waiting(dray__channel *channel)
 {
     if (channel->waiting < 0)
         return;
-    bool unsent = channel->out_at < channel->out.size;
+    bool unsent = channel->out.size > 0;
     if (unsent != channel->waits_output && channel->fd >= 0) {
         struct epoll_event wanted = {.events = unsent ? EPOLLIN | EPOLLOUT : EPOLLIN};
         epoll_ctl(channel->waiting, EPOLL_CTL_MOD, channel->fd, &wanted);
         channel->waits_output = unsent;
     }
     /* A closed socket leaves the epoll by itself: its end must be seen all the same. */
-    bool ready = channel->put_aside || channel->broken.code;
+    bool came = channel->tls && channel->started && dray__tls_pending(channel->tls);
+    bool ready = channel->put_aside || channel->broken.code || came;
     if (ready != channel->event_set) {
         uint64_t count = 1;
         ssize_t n = ready ? write(channel->event, &count, sizeof count)
@@ -269,8 +306,8 @@ int dray__channel_fd(dray__channel *channel)
 static int push(dray__channel *channel, const int *fds, uint32_t fd_count, dray_error *error)
 {
     while (channel->out_at < channel->out.size) {
-        ssize_t n = dray__frame_send(channel->fd, channel->out.data + channel->out_at,
-                                     channel->out.size - channel->out_at, fds, fd_count);
+        ssize_t n = dray__link_send(channel->fd, channel->tls, channel->out.data + channel->out_at,
+                                    channel->out.size - channel->out_at, fds, fd_count);
         if (n == -EAGAIN)
             return DRAY_EAGAIN;
         if (n == -ETOOMANYREFS || n == -EBADF)
@@ -282,6 +319,13 @@ static int push(dray__channel *channel, const int *fds, uint32_t fd_count, dray_
         }
         channel->out_at += (size_t)n;
         fd_count = 0;
+    }
+    int rest = channel->tls && channel->out.size ? dray__tls_flush(channel->tls) : 0;
+    if (rest == -EAGAIN)
+        return DRAY_EAGAIN;
+    if (rest) {
+        dray__fail_errno(&channel->broken, -rest, "sending");
+        return break_off(channel, error);
     }
     dray__writer_reset(&channel->out);
     channel->out_at = 0;
@@ -300,7 +344,12 @@ static int fill(dray__channel *channel, dray_error *error)
  * read in any case, so that two full buffers never wait for each other. */
 static int wait_for(dray__channel *channel, int64_t deadline_ns, dray_error *error)
 {
-    bool unsent = channel->out_at < channel->out.size;
+    if (channel->tls && dray__tls_pending(channel->tls)) {
+        int status = fill(channel, error);
+        if (status != DRAY_EAGAIN)
+            return status;
+    }
+    bool unsent = channel->out.size > 0;
     struct pollfd p = {.fd = channel->fd, .events = unsent ? POLLIN | POLLOUT : POLLIN};
     int ready = poll(&p, 1, dray__left_ms(deadline_ns));
     if (ready < 0 && errno != EINTR) {
@@ -423,6 +472,16 @@ static int take(dray__channel *channel, uint64_t id, dray__frame *frame, int *fd
     }
 }
 
+/* What came together with a reply may be the one to a started request, which whoever waits on
+ * dray__channel_fd must hear of. Nothing is read: the reply's payload stays where it is. */
+static void look_behind(dray__channel *channel)
+{
+    dray__frame frame;
+    int fds[DRAY__FRAME_FDS];
+    if (channel->started && !channel->put_aside)
+        take(channel, UINT64_MAX, &frame, fds, NULL);
+}
+
 static int deliver(const dray__frame *frame, int *fds, dray__reply *reply, dray_error *error)
 {
     if (frame->flags & DRAY__FRAME_ERROR) {
@@ -469,6 +528,8 @@ int dray__call(dray__channel *channel, uint16_t type, dray__writer *payload, con
         if (status)
             break;
     }
+    if (!status)
+        look_behind(channel);
     update_waiting(channel);
     return status ? status : deliver(&frame, got, reply, error);
 }

@@ -7,6 +7,8 @@
 #ifndef DRAY_CONTROL_CHANNEL_H
 #define DRAY_CONTROL_CHANNEL_H
 
+#include "base/network.h"
+#include "base/tls.h"
 #include "base/wire.h"
 #include "control/protocol.h"
 
@@ -39,6 +41,8 @@ int dray__call_start(dray__channel *channel, uint16_t type, dray__writer *payloa
 int dray__call_poll(dray__channel *channel, dray__reply *reply, dray_error *error);
 /* Sends without wanting an answer (the server must send none). */
 int dray__notify(dray__channel *channel, uint16_t type, dray__writer *payload, dray_error *error);
+/* The role of the token that was shown; "" over a Unix socket. */
+const char *dray__channel_role(const dray__channel *channel);
 bool dray__channel_broken(const dray__channel *channel); /* every further call is DRAY_ECLOSED */
 /* Readable when dray__call_poll is worth a try, also when another call put its reply aside. Made at
  * the first call of this function; -1 when the process has no descriptors left. */
@@ -53,6 +57,11 @@ int64_t dray__answer_deadline(int64_t deadline_ns);
 const char *dray__context_address(const dray_context *context);
 /* Path of the keeper's socket, told by the coordinator at HELLO; NULL when it has none. */
 const char *dray__context_keeper(const dray_context *context);
+/* What this member shows to other members, and they to it: the key of TLS between them. NULL: the
+ * session's role moves no weights. */
+const dray__tls_key *dray__context_data_key(const dray_context *context);
+/* dray_options.trusted_networks, or $DRAY_TRUSTED_NETWORKS. */
+const dray__networks *dray__context_trusted(const dray_context *context);
 uint64_t dray__context_host(const dray_context *context); /* hash of the host identity */
 
 #endif

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/options.h"
-#include "control/secret.h"
+#include "control/token.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -31,19 +31,27 @@ static uint64_t this_host(void)
     return dray__hash(identity, strlen(identity));
 }
 
-/* The token that a coordinator behind TCP wants to see; none for a Unix socket. */
-static int put_secret(const char *address, dray__writer *w, dray_error *error)
+/* What members show each other; empty for those who do not move weights. */
+static int get_data_token(dray__reader *r, dray__tls_key *out, dray_error *error)
 {
-    dray__address at;
-    dray__secret secret;
-    char path[4096];
-    int status = dray__address_parse(address, &at, error);
-    if (status || at.local)
-        return status;
-    status = dray__secret_read(dray__secret_path(&at, path, sizeof path), &secret, error);
-    if (!status)
-        dray__put_blob(w, secret.bytes, sizeof secret.bytes);
-    return status ? dray__fail_prefix(error, status, "%s: ", address) : DRAY_OK;
+    size_t size;
+    char *identity = dray__get_string(r, sizeof out->identity - 1);
+    const void *bytes = dray__get_blob(r, &size);
+    int status = dray__reader_finish(r, "HELLO", error);
+    if (!status && size != (identity[0] ? sizeof out->bytes : 0))
+        status = dray__fail(error, DRAY_EPROTO, "HELLO: a data key of %zu bytes", size);
+    if (!status && size) {
+        strcpy(out->identity, identity);
+        memcpy(out->bytes, bytes, size);
+    }
+    free(identity);
+    return status;
+}
+
+static const char *own_role(const dray_context *context, const dray_options *options)
+{
+    const char *role = dray__channel_role(context->main);
+    return options->role ? options->role : (role[0] && strcmp(role, "master") != 0 ? role : "task");
 }
 
 static int say_hello(dray_context *context, const dray_options *options, int64_t deadline_ns,
@@ -54,14 +62,12 @@ static int say_hello(dray_context *context, const dray_options *options, int64_t
     dray__put_u32(&w, DRAY__PROTOCOL_OLDEST);
     dray__put_u32(&w, DRAY__PROTOCOL_VERSION);
     dray__put_string(&w, options->name ? options->name : program_invocation_short_name);
-    dray__put_string(&w, options->role ? options->role : "task");
+    dray__put_string(&w, own_role(context, options));
     dray__put_u32(&w, options->rank);
     dray__put_u64(&w, context->host);
     dray__put_i64(&w, getpid());
-    int status = put_secret(context->address, &w, error);
-    if (!status)
-        status =
-            dray__call(context->main, DRAY__MSG_HELLO, &w, NULL, 0, deadline_ns, &reply, error);
+    int status =
+        dray__call(context->main, DRAY__MSG_HELLO, &w, NULL, 0, deadline_ns, &reply, error);
     dray__writer_free(&w);
     if (status)
         return status;
@@ -72,7 +78,7 @@ static int say_hello(dray_context *context, const dray_options *options, int64_t
     size_t size;
     const void *token = dray__get_blob(r, &size);
     context->keeper = dray__get_string(r, 4096);
-    status = dray__reader_finish(r, "HELLO", error);
+    status = get_data_token(r, &context->data, error);
     if (!status && (size != sizeof context->token || version > DRAY__PROTOCOL_VERSION ||
                     version < DRAY__PROTOCOL_OLDEST))
         status = dray__fail(error, DRAY_EPROTO, "HELLO: version %u and a token of %zu bytes",
@@ -106,6 +112,11 @@ int dray_open(const dray_options *given, dray_context **out, dray_error *error)
                            "dray_options", error);
     if (!status)
         status = check_options(options, error);
+    dray__networks trusted;
+    if (!status)
+        status = dray__networks_parse(options->trusted_networks ? options->trusted_networks
+                                                                : getenv("DRAY_TRUSTED_NETWORKS"),
+                                      &trusted, error);
     if (status)
         return status;
     const char *address = options->address ? options->address : getenv("DRAY_ADDRESS");
@@ -121,6 +132,7 @@ int dray_open(const dray_options *given, dray_context **out, dray_error *error)
     context->host = options->host ? dray__hash(options->host, strlen(options->host)) : this_host();
     int64_t deadline_ns = dray__deadline(context->timeout_ns);
     context->address = strdup(address);
+    context->trusted = trusted;
     status = context->address ? dray__channel_connect(address, deadline_ns, &context->main, error)
                               : dray__nomem(error);
     if (!status)
@@ -143,6 +155,7 @@ void dray_close(dray_context *context)
         pthread_mutex_destroy(&context->lock);
     free(context->address);
     free(context->keeper);
+    dray__forget_bytes(context, sizeof *context);
     free(context);
 }
 
@@ -281,6 +294,16 @@ const char *dray__context_address(const dray_context *context)
 const char *dray__context_keeper(const dray_context *context)
 {
     return context->keeper && context->keeper[0] ? context->keeper : NULL;
+}
+
+const dray__tls_key *dray__context_data_key(const dray_context *context)
+{
+    return context->data.identity[0] ? &context->data : NULL;
+}
+
+const dray__networks *dray__context_trusted(const dray_context *context)
+{
+    return &context->trusted;
 }
 
 uint64_t dray__context_host(const dray_context *context)

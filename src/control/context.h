@@ -2,6 +2,8 @@
 #ifndef DRAY_CONTROL_CONTEXT_H
 #define DRAY_CONTROL_CONTEXT_H
 
+#include "base/network.h"
+#include "base/tls.h"
 #include "control/address.h"
 #include "control/channel.h"
 
@@ -18,6 +20,8 @@ struct dray_context {
     uint32_t spare_count;
     uint64_t member, epoch, host;
     uint8_t token[16];
+    dray__tls_key data;     /* of other members; empty: none */
+    dray__networks trusted; /* where bytes need no encryption */
     int64_t timeout_ns;
 };
 

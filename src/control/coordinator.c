@@ -13,7 +13,6 @@
 #include <event2/event.h>
 #include <fcntl.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,9 +25,12 @@ enum {
     KEPT_REQUESTS = 4096,      /* unanswered requests of one connection */
     KEPT_BYTES = 256 << 20,    /* and their payloads */
     STRANGER_BYTES = 4 << 10,  /* of a message over TCP before it said who it is */
+    STRANGERS = 256,           /* connections over TCP that did not say who they are */
     UNREAD_BYTES = 128 << 20,  /* default of options.unread_bytes */
     ACCEPT_PAUSE_NS = 50000000 /* when there are no descriptors left */
 };
+
+#define HANDSHAKE_NS (10 * DRAY__SECOND) /* for TLS */
 
 static struct timeval interval(int64_t ns)
 {
@@ -55,12 +57,23 @@ static void free_outgoing(dray__outgoing *frame)
     free(frame);
 }
 
+/* What TLS took, but the socket did not yet. true: nothing is left. */
+static bool flush_tls(dray__connection *connection)
+{
+    int code = connection->tls ? dray__tls_flush(connection->tls) : 0;
+    if (code == -EAGAIN)
+        event_add(connection->writable, NULL);
+    else if (code)
+        doom(connection);
+    return code == 0;
+}
+
 static void flush(dray__connection *connection)
 {
     while (connection->out) {
         dray__outgoing *frame = connection->out;
-        ssize_t n = dray__frame_send(connection->fd, frame->data + frame->at,
-                                     frame->size - frame->at, frame->fds, frame->fd_count);
+        ssize_t n = dray__link_send(connection->fd, connection->tls, frame->data + frame->at,
+                                    frame->size - frame->at, frame->fds, frame->fd_count);
         if (n == -EAGAIN) {
             event_add(connection->writable, NULL);
             return;
@@ -80,7 +93,8 @@ static void flush(dray__connection *connection)
             connection->out_last = &connection->out;
         free_outgoing(frame);
     }
-    event_del(connection->writable);
+    if (flush_tls(connection))
+        event_del(connection->writable);
 }
 
 /* Keeps what could not be sent. The descriptors are still the caller's: ours are copies. */
@@ -114,7 +128,7 @@ static void send_bytes(dray__connection *connection, const uint8_t *data, size_t
                        const int *fds, uint32_t fd_count)
 {
     if (!connection->out) {
-        ssize_t n = dray__frame_send(connection->fd, data, size, fds, fd_count);
+        ssize_t n = dray__link_send(connection->fd, connection->tls, data, size, fds, fd_count);
         if (n < 0 && n != -EAGAIN) {
             doom(connection);
             return;
@@ -124,8 +138,10 @@ static void send_bytes(dray__connection *connection, const uint8_t *data, size_t
             size -= (size_t)n;
             fd_count = 0;
         }
-        if (!size)
+        if (!size) {
+            flush_tls(connection);
             return;
+        }
     }
     /* One frame may always wait, whatever its size. */
     if (connection->out && connection->out_bytes + size > connection->coordinator->unread_bytes) {
@@ -320,6 +336,10 @@ static int admit(const dray__connection *connection, const dray__frame *frame,
     if (!registered)
         return dray__fail(error, DRAY_EUNSUPPORTED, "message %04x (%s): not served here",
                           frame->type, dray__message_name(frame->type));
+    if (!(connection->may & dray__message_senders(frame->type)))
+        return dray__fail(error, DRAY_EPERM, "message %s: a token of the role %s may not send it",
+                          dray__message_name(frame->type),
+                          dray__token_role_of(dray__tls_identity(connection->tls)));
     bool greets = frame->type == DRAY__MSG_HELLO || frame->type == DRAY__MSG_ATTACH ||
                   frame->type == DRAY__MSG_PING;
     if (!connection->session && !greets && !connection->coordinator->sessionless)
@@ -377,6 +397,33 @@ static void give_up(dray__connection *connection, const dray__frame *frame, cons
     doom(connection);
 }
 
+static bool find_key(void *user, dray__tls_key *key)
+{
+    const dray__connection *connection = user;
+    return dray__token_answer(&connection->coordinator->master, key);
+}
+
+/* Over TCP nothing is read before the other side has proven who it is. true: it has. */
+static bool proven(dray__connection *connection)
+{
+    dray_error error;
+    if (connection->may)
+        return true;
+    int status = dray__tls_handshake(connection->tls, &error);
+    if (status == DRAY_OK) {
+        connection->may = dray__role_bits(dray__token_role_of(dray__tls_identity(connection->tls)));
+    } else if (status == DRAY_EAGAIN) {
+        if (dray__tls_unsent(connection->tls))
+            event_add(connection->writable, NULL);
+        else
+            event_del(connection->writable);
+    } else {
+        dray__log(DRAY_LOG_WARN, "control: closing a connection: %s", error.message);
+        doom(connection);
+    }
+    return connection->may;
+}
+
 static void on_readable(evutil_socket_t fd, short what, void *user)
 {
     (void)what;
@@ -384,6 +431,8 @@ static void on_readable(evutil_socket_t fd, short what, void *user)
     dray_error error;
     dray__frame frame = {0};
     int fds[DRAY__FRAME_FDS];
+    if (!proven(connection))
+        return;
     int status = dray__inbox_fill(&connection->inbox, fd, &error);
     if (status == DRAY_EPROTO)
         give_up(connection, &frame, &error);
@@ -401,12 +450,16 @@ static void on_readable(evutil_socket_t fd, short what, void *user)
         else if (status != DRAY_EAGAIN)
             give_up(connection, &frame, &error);
     }
+    /* TLS has read further: go on with it after the others' turn. */
+    if (!connection->doomed && connection->tls && dray__tls_pending(connection->tls))
+        event_active(connection->readable, EV_READ, 0);
 }
 
 static void on_writable(evutil_socket_t fd, short what, void *user)
 {
     (void)fd, (void)what;
-    flush(user);
+    if (proven(user))
+        flush(user);
 }
 
 /* ---- connections ----------------------------------------------------------------------------- */
@@ -429,6 +482,8 @@ static void close_connection(dray__connection *connection)
     *link = connection->next;
     event_free(connection->readable);
     event_free(connection->writable);
+    dray__tls_goodbye(connection->tls);
+    dray__tls_free(connection->tls);
     close(connection->fd);
     dray__inbox_free(&connection->inbox);
     while (connection->out) {
@@ -489,10 +544,27 @@ static void sweep(evutil_socket_t fd, short what, void *user)
 {
     (void)fd, (void)what;
     const dray__coordinator *coordinator = user;
-    int64_t now = dray__now();
-    for (dray__connection *c = coordinator->connections; c; c = c->next)
-        if (!c->session && now - c->since_ns >= coordinator->hello_ns)
+    int64_t now = dray__now(), hello_ns = coordinator->hello_ns;
+    for (dray__connection *c = coordinator->connections; c; c = c->next) {
+        int64_t most = !c->may && hello_ns > HANDSHAKE_NS ? HANDSHAKE_NS : hello_ns;
+        if (!c->session && now - c->since_ns >= most)
             doom(c);
+    }
+}
+
+/* Whoever opens connections over TCP and says nothing cannot keep others out: the oldest such one
+ * makes room for the newest. */
+static void limit_strangers(dray__coordinator *coordinator)
+{
+    dray__connection *oldest = NULL;
+    uint32_t count = 0;
+    for (dray__connection *c = coordinator->connections; c; c = c->next)
+        if (!c->local && !c->session && !c->doomed) {
+            oldest = c; /* the newest comes first in the list */
+            count++;
+        }
+    if (count > STRANGERS)
+        doom(oldest);
 }
 
 /* Only the user who runs the coordinator, and root, may talk to it over a Unix socket. */
@@ -510,43 +582,62 @@ static int check_peer(int fd, int64_t *pid)
     return 0;
 }
 
+static void free_connection(dray__connection *connection)
+{
+    if (connection->readable)
+        event_free(connection->readable);
+    if (connection->writable)
+        event_free(connection->writable);
+    dray__tls_free(connection->tls);
+    close(connection->fd);
+    free(connection);
+}
+
+/* What a connection needs besides its memory; -1: it cannot be served. */
+static int prepare(dray__connection *connection)
+{
+    struct event_base *base = connection->coordinator->base;
+    int fd = connection->fd;
+    if (connection->local) {
+        if (check_peer(fd, &connection->pid) < 0)
+            return -1;
+        connection->may = DRAY__MAY_ALL;
+    } else {
+        dray__address_keep(fd);
+        if (dray__tls_accept(fd, find_key, connection, &connection->tls, NULL))
+            return -1;
+        connection->inbox.tls = connection->tls;
+        connection->inbox.most = STRANGER_BYTES;
+    }
+    connection->readable = event_new(base, fd, EV_READ | EV_PERSIST, on_readable, connection);
+    connection->writable = event_new(base, fd, EV_WRITE | EV_PERSIST, on_writable, connection);
+    return connection->readable && connection->writable &&
+                   event_add(connection->readable, NULL) == 0
+               ? 0
+               : -1;
+}
+
 static void add_connection(const dray__listener *listener, int fd)
 {
     dray__coordinator *coordinator = listener->coordinator;
-    bool local = listener->local;
-    int64_t pid = 0;
-    int on = 1;
-    dray__connection *connection = NULL;
-    if (!local)
-        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    if ((local && check_peer(fd, &pid) < 0) || !(connection = calloc(1, sizeof *connection))) {
+    dray__connection *connection = calloc(1, sizeof *connection);
+    if (!connection) {
         close(fd);
         return;
     }
     connection->coordinator = coordinator;
     connection->fd = fd;
-    connection->local = local;
-    connection->listener = listener;
-    connection->inbox.most = local ? 0 : STRANGER_BYTES;
-    connection->pid = pid;
+    connection->local = listener->local;
     connection->since_ns = dray__now();
     connection->out_last = &connection->out;
-    connection->readable =
-        event_new(coordinator->base, fd, EV_READ | EV_PERSIST, on_readable, connection);
-    connection->writable =
-        event_new(coordinator->base, fd, EV_WRITE | EV_PERSIST, on_writable, connection);
-    if (!connection->readable || !connection->writable ||
-        event_add(connection->readable, NULL) < 0) {
-        if (connection->readable)
-            event_free(connection->readable);
-        if (connection->writable)
-            event_free(connection->writable);
-        close(fd);
-        free(connection);
+    if (prepare(connection) < 0) {
+        free_connection(connection);
         return;
     }
     connection->next = coordinator->connections;
     coordinator->connections = connection;
+    if (!listener->local)
+        limit_strangers(coordinator);
 }
 
 /* ---- listening ------------------------------------------------------------------------------- */
@@ -580,6 +671,30 @@ static void resume_accept(evutil_socket_t fd, short what, void *user)
     event_add(listener->event, NULL);
 }
 
+/* The master token is there before anybody can connect. */
+static int listen_with_token(dray__listener *listener, const dray__address *bound,
+                             dray_error *error)
+{
+    dray__coordinator *coordinator = listener->coordinator;
+    dray__token *master = &coordinator->master;
+    struct stat st;
+    if (coordinator->token_path)
+        return dray__token_master(coordinator->token_path, master, error);
+    const char *path = dray__token_path(bound, listener->path, sizeof listener->path);
+    if (unlink(path) < 0 && errno != ENOENT) /* of a server that was killed */
+        return dray__fail_errno(error, errno, "token file %s", path);
+    int status = dray__token_draw(master, error);
+    if (!status)
+        status = dray__token_write(path, master, error);
+    if (!status && stat(path, &st) < 0)
+        status = dray__fail_errno(error, errno, "token file %s", path);
+    if (!status) {
+        listener->device = st.st_dev;
+        listener->inode = st.st_ino;
+    }
+    return status;
+}
+
 /* Names the listener, with the port that was bound, and makes a TCP listener's token. */
 static int on_bound(void *user, int fd, dray_error *error)
 {
@@ -598,10 +713,7 @@ static int on_bound(void *user, int fd, dray_error *error)
         int port = ntohs(bound.socket.ss_family == AF_INET ? v4->sin_port : v6->sin6_port);
         char *colon = strrchr(listener->text, ':');
         snprintf(colon, sizeof listener->text - (size_t)(colon - listener->text), ":%d", port);
-        dray__secret_path(&bound, listener->path, sizeof listener->path);
-        int status = dray__secret_make(listener->path, &listener->secret, &st, error);
-        if (status)
-            return status;
+        return listen_with_token(listener, &bound, error);
     }
     listener->device = st.st_dev;
     listener->inode = st.st_ino;
@@ -662,9 +774,12 @@ static int start(dray__coordinator *coordinator, const dray__coordinator_options
     if (!coordinator->reaper || !coordinator->sweep ||
         (!coordinator->sessionless && event_add(coordinator->sweep, &period) < 0))
         return dray__nomem(error);
-    if (options->keeper_path && !(coordinator->keeper_path = strdup(options->keeper_path)))
+    if ((options->keeper_path && !(coordinator->keeper_path = strdup(options->keeper_path))) ||
+        (options->token_path && !(coordinator->token_path = strdup(options->token_path))))
         return dray__nomem(error);
-    int status = dray__sessions_add(coordinator, error);
+    int status = dray__token_data(&coordinator->data, error);
+    if (!status)
+        status = dray__sessions_add(coordinator, error);
     if (!status && options->unix_path) {
         snprintf(text, sizeof text, "unix:%s", options->unix_path);
         status = add_listener(coordinator, text, error);
@@ -735,6 +850,8 @@ void dray__coordinator_free(dray__coordinator *coordinator)
     dray__map_free(&coordinator->epochs);
     dray__writer_free(&coordinator->scratch);
     free(coordinator->keeper_path);
+    free(coordinator->token_path);
+    dray__forget_bytes(coordinator, sizeof *coordinator);
     free(coordinator);
 }
 

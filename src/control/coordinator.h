@@ -40,13 +40,17 @@ typedef struct dray__service {
 
 typedef struct dray__coordinator_options {
     const char *unix_path;   /* socket to listen at, mode 0600; NULL: none */
-    const char *tcp_address; /* "127.0.0.1:0"; NULL: none */
+    const char *tcp_address; /* "127.0.0.1:0", "[::]:7000"; NULL: none */
+    /* The master token's file: used when it is there, else made, and kept. NULL: a new one at
+     * dray__token_path, removed at the end. */
+    const char *token_path;
     const char *keeper_path; /* told to clients at HELLO; NULL: none */
     /* Serve requests on connections without HELLO too (dray__channel_connect): their session is
      * NULL. What the queue's keeper needs. */
     int sessionless;
     size_t unread_bytes; /* replies that a client may leave unread; 0: 128 MiB */
-    int64_t hello_ns;    /* a connection without HELLO or ATTACH is closed after it; 0: 30 s */
+    int64_t hello_ns;    /* a connection without HELLO or ATTACH is closed after it; 0: 30 s, and of
+                          * TCP without TLS 10 s */
 } dray__coordinator_options;
 
 /* base: the caller's event loop. */

@@ -119,6 +119,13 @@ ssize_t dray__frame_send(int socket, const uint8_t *data, size_t size, const int
     return n < 0 ? -errno : n;
 }
 
+ssize_t dray__link_send(int socket, dray__tls *tls, const uint8_t *data, size_t size,
+                        const int *fds, uint32_t fd_count)
+{
+    return tls ? dray__tls_send(tls, data, size)
+               : dray__frame_send(socket, data, size, fds, fd_count);
+}
+
 void dray__close_fds(int *fds, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -208,11 +215,37 @@ static size_t readable(const dray__inbox *inbox)
     return rest < room ? rest : room;
 }
 
+static int broke(int code, dray_error *error)
+{
+    dray__fail_errno(error, code, "connection broke");
+    if (error)
+        error->code = DRAY_ECLOSED;
+    return DRAY_ECLOSED;
+}
+
+static int ended(dray_error *error)
+{
+    return dray__fail(error, DRAY_ECLOSED, "the other side closed the connection");
+}
+
+static int fill_tls(dray__inbox *inbox, dray_error *error)
+{
+    ssize_t n = dray__tls_recv(inbox->tls, inbox->data + inbox->end, readable(inbox));
+    if (n == -EAGAIN)
+        return DRAY_EAGAIN;
+    if (n < 0)
+        return broke((int)-n, error);
+    inbox->end += (size_t)n;
+    return n ? DRAY_OK : ended(error);
+}
+
 int dray__inbox_fill(dray__inbox *inbox, int socket, dray_error *error)
 {
     int status = make_room(inbox, error);
     if (status)
         return status;
+    if (inbox->tls)
+        return fill_tls(inbox, error);
     union {
         char bytes[CMSG_SPACE(sizeof(int) * DRAY__FRAME_FDS)];
         struct cmsghdr align;
@@ -228,16 +261,11 @@ int dray__inbox_fill(dray__inbox *inbox, int socket, dray_error *error)
     while (n < 0 && errno == EINTR);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
         return DRAY_EAGAIN;
-    if (n < 0) {
-        int code = errno;
-        dray__fail_errno(error, code, "connection broke");
-        if (error)
-            error->code = DRAY_ECLOSED;
-        return DRAY_ECLOSED;
-    }
+    if (n < 0)
+        return broke(errno, error);
     bool fitted = keep_fds(inbox, &message);
     if (n == 0)
-        return dray__fail(error, DRAY_ECLOSED, "the other side closed the connection");
+        return ended(error);
     inbox->end += (size_t)n;
     if (!fitted)
         return dray__fail(error, DRAY_EPROTO, "more than %u descriptors with one frame",

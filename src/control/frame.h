@@ -4,6 +4,7 @@
 #ifndef DRAY_CONTROL_FRAME_H
 #define DRAY_CONTROL_FRAME_H
 
+#include "base/tls.h"
 #include "base/wire.h"
 #include "control/protocol.h"
 
@@ -31,6 +32,10 @@ void dray__frame_get_error(dray__reader payload, dray_error *error);
  * (at least 1) or -errno (-EAGAIN: nothing was sent). Never raises SIGPIPE. */
 ssize_t dray__frame_send(int socket, const uint8_t *data, size_t size, const int *fds,
                          uint32_t fd_count);
+/* The same over a connection that may be encrypted (tls not NULL): there nothing is begun before it
+ * is taken, and descriptors are none. */
+ssize_t dray__link_send(int socket, dray__tls *tls, const uint8_t *data, size_t size,
+                        const int *fds, uint32_t fd_count);
 
 /* What has arrived on one connection and was not taken yet. Zero-initialised. */
 typedef struct dray__inbox {
@@ -38,12 +43,14 @@ typedef struct dray__inbox {
     size_t begin, end, capacity;
     int fds[DRAY__FRAME_FDS];
     uint32_t fd_count;
-    uint32_t most; /* payload bytes of a frame; 0: DRAY__FRAME_MAX */
+    uint32_t most;  /* payload bytes of a frame; 0: DRAY__FRAME_MAX */
+    dray__tls *tls; /* where the bytes come through; NULL: the socket itself. The caller's */
 } dray__inbox;
 
 void dray__inbox_free(dray__inbox *inbox); /* closes the descriptors that nobody took */
-/* One recvmsg. DRAY_OK: something arrived; DRAY_EAGAIN; DRAY_ECLOSED: the other side closed, or the
- * connection broke; DRAY_EPROTO: more descriptors than a frame may have; DRAY_ENOMEM. */
+/* One recvmsg (or what TLS has). DRAY_OK: something arrived; DRAY_EAGAIN; DRAY_ECLOSED: the other
+ * side closed, or the connection broke; DRAY_EPROTO: more descriptors than a frame may have;
+ * DRAY_ENOMEM. */
 int dray__inbox_fill(dray__inbox *inbox, int socket, dray_error *error);
 /* Takes the next whole frame and its descriptors (close-on-exec; now the caller's to close).
  * DRAY_EAGAIN: not there yet. Anything else (DRAY_EPROTO, DRAY_ECHECKSUM): the stream is unusable;

@@ -5,7 +5,7 @@
 #include "base/hash.h"
 #include "control/coordinator.h"
 #include "control/frame.h"
-#include "control/secret.h"
+#include "control/token.h"
 
 #include <stdbool.h>
 
@@ -38,9 +38,10 @@ typedef struct dray__outgoing {
 struct dray__connection {
     dray__coordinator *coordinator;
     dray__connection *next;
-    dray__session *session;         /* NULL before HELLO or ATTACH */
-    const dray__listener *listener; /* where it came */
+    dray__session *session; /* NULL before HELLO or ATTACH */
     int fd;
+    dray__tls *tls; /* NULL: a Unix socket */
+    uint32_t may;   /* DRAY__MAY_...; 0: nothing is proven yet */
     bool local, doomed;
     int64_t pid, since_ns;
     struct event *readable, *writable;
@@ -84,8 +85,7 @@ struct dray__listener {
     struct event *event, *resume;
     char text[128];  /* as clients write it */
     char path[4096]; /* the socket's, or of TCP the token's: removed at the end while it is ours */
-    uint64_t device, inode;
-    dray__secret secret; /* TCP: what a HELLO must show */
+    uint64_t device, inode; /* 0: not ours */
 };
 
 struct dray__coordinator {
@@ -94,7 +94,9 @@ struct dray__coordinator {
     struct event *sweep;  /* dooms those that never said who they are */
     dray__listener listeners[DRAY__LISTENERS];
     uint32_t listener_count;
-    char *keeper_path;
+    char *keeper_path, *token_path;
+    dray__token master; /* whose tokens of roles get in over TCP */
+    dray__token data;   /* what members show each other */
     bool sessionless;
     size_t unread_bytes;
     int64_t hello_ns;

@@ -2,18 +2,32 @@
 
 #include <stddef.h>
 
-const char *dray__message_name(uint16_t type)
+typedef struct message {
+    uint16_t type, senders;
+    const char *name;
+} message;
+
+static const message *find(uint16_t type)
 {
-    static const struct {
-        uint16_t type;
-        const char *name;
-    } messages[] = {
-#define XX(name, value) {value, #name},
+    static const message messages[] = {
+#define XX(name, value, who) {value, DRAY__MAY_##who, #name},
         DRAY__MESSAGE_MAP(XX)
 #undef XX
     };
     for (size_t i = 0; i < sizeof messages / sizeof *messages; i++)
         if (messages[i].type == type)
-            return messages[i].name;
-    return "?";
+            return &messages[i];
+    return NULL;
+}
+
+const char *dray__message_name(uint16_t type)
+{
+    const message *found = find(type);
+    return found ? found->name : "?";
+}
+
+uint32_t dray__message_senders(uint16_t type)
+{
+    const message *found = find(type);
+    return found ? found->senders : DRAY__MAY_ANY;
 }

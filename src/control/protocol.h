@@ -16,61 +16,75 @@
 /* Header: u32 magic, u16 type, u16 descriptor count, u64 request id, u32 payload length,
  * u32 flags (1 = reply, 2 = error reply), u64 XXH3 of the header with this field 0 and payload. */
 
-/* The one table of messages: XX(name, value). Each service has a range of its own. */
+/* The one table of messages: XX(name, value, who may send it). Each service has a range of its own.
+ * Over TCP the role of the connection's token must be one of those (control/token.h); whoever comes
+ * over the Unix socket, or shows the master token, may send everything. */
 #define DRAY__MESSAGE_MAP(XX)                                                                      \
     /* control/session.c */                                                                        \
-    XX(HELLO, 0x0001)                                                                              \
-    XX(ATTACH, 0x0002)                                                                             \
-    XX(PING, 0x0003)                                                                               \
-    XX(BARRIER, 0x0004)                                                                            \
-    XX(STATUS, 0x0005)                                                                             \
-    XX(SHUTDOWN, 0x0006)                                                                           \
+    XX(HELLO, 0x0001, ANY)                                                                         \
+    XX(ATTACH, 0x0002, ANY)                                                                        \
+    XX(PING, 0x0003, ANY)                                                                          \
+    XX(BARRIER, 0x0004, WORKER)                                                                    \
+    XX(STATUS, 0x0005, ANY)                                                                        \
+    XX(SHUTDOWN, 0x0006, ANY)                                                                      \
     /* control/reports.c */                                                                        \
-    XX(REPORT_POST, 0x0101)                                                                        \
-    XX(REPORT_WATCH, 0x0102)                                                                       \
+    XX(REPORT_POST, 0x0101, WORKER)                                                                \
+    XX(REPORT_WATCH, 0x0102, ANY)                                                                  \
     /* control/registry.c: layouts, regions, versions, update groups */                            \
-    XX(PUBLISHER_OPEN, 0x0201)                                                                     \
-    XX(REGION_PUT, 0x0202)                                                                         \
-    XX(REGION_GET, 0x0203)                                                                         \
-    XX(PUBLISH, 0x0204)                                                                            \
-    XX(PUBLISHER_WAIT, 0x0205)                                                                     \
-    XX(SUBSCRIBER_OPEN, 0x0206)                                                                    \
-    XX(UPDATE_BEGIN, 0x0207)                                                                       \
-    XX(UPDATE_SOURCES, 0x0208)                                                                     \
-    XX(UPDATE_VOTE, 0x0209)                                                                        \
-    XX(CHECKSUMS_GET, 0x020A)                                                                      \
-    XX(WEIGHTS_CLOSE, 0x020B)                                                                      \
-    XX(UPDATE_WRITING, 0x020C)                                                                     \
-    XX(GROUP_STATE, 0x020D)                                                                        \
-    XX(UPDATE_REPORT, 0x020E)                                                                      \
+    XX(PUBLISHER_OPEN, 0x0201, TRAINER)                                                            \
+    XX(REGION_PUT, 0x0202, TRAINER)                                                                \
+    XX(REGION_GET, 0x0203, ENGINE)                                                                 \
+    XX(PUBLISH, 0x0204, TRAINER)                                                                   \
+    XX(PUBLISHER_WAIT, 0x0205, TRAINER)                                                            \
+    XX(SUBSCRIBER_OPEN, 0x0206, ENGINE)                                                            \
+    XX(UPDATE_BEGIN, 0x0207, ENGINE)                                                               \
+    XX(UPDATE_SOURCES, 0x0208, ENGINE)                                                             \
+    XX(UPDATE_VOTE, 0x0209, ENGINE)                                                                \
+    XX(CHECKSUMS_GET, 0x020A, ANY)                                                                 \
+    XX(WEIGHTS_CLOSE, 0x020B, ANY)                                                                 \
+    XX(UPDATE_WRITING, 0x020C, ENGINE)                                                             \
+    XX(GROUP_STATE, 0x020D, ANY)                                                                   \
+    XX(UPDATE_REPORT, 0x020E, ENGINE)                                                              \
     /* queue/controller.c */                                                                       \
-    XX(QUEUE_OPEN, 0x0301)                                                                         \
-    XX(QUEUE_INSERT, 0x0302)                                                                       \
-    XX(QUEUE_SEAL, 0x0303)                                                                         \
-    XX(QUEUE_CLEAR, 0x0304)                                                                        \
-    XX(QUEUE_WAIT, 0x0305)                                                                         \
-    XX(QUEUE_END, 0x0306)                                                                          \
-    XX(QUEUE_CLAIM, 0x0307)                                                                        \
-    XX(QUEUE_COMMIT, 0x0308)                                                                       \
-    XX(QUEUE_FAIL, 0x0309)                                                                         \
-    XX(QUEUE_RELEASE, 0x030A)                                                                      \
-    XX(QUEUE_STATUS, 0x030B)                                                                       \
-    XX(QUEUE_CHUNK, 0x030C)                                                                        \
-    XX(QUEUE_CLOSE, 0x030D)                                                                        \
-    XX(QUEUE_HOLD, 0x030E)                                                                         \
-    XX(QUEUE_REFILL, 0x030F)                                                                       \
-    XX(QUEUE_DECLINE, 0x0310)                                                                      \
+    XX(QUEUE_OPEN, 0x0301, ANY)                                                                    \
+    XX(QUEUE_INSERT, 0x0302, WORKER)                                                               \
+    XX(QUEUE_SEAL, 0x0303, WORKER)                                                                 \
+    XX(QUEUE_CLEAR, 0x0304, WORKER)                                                                \
+    XX(QUEUE_WAIT, 0x0305, WORKER)                                                                 \
+    XX(QUEUE_END, 0x0306, WORKER)                                                                  \
+    XX(QUEUE_CLAIM, 0x0307, WORKER)                                                                \
+    XX(QUEUE_COMMIT, 0x0308, WORKER)                                                               \
+    XX(QUEUE_FAIL, 0x0309, WORKER)                                                                 \
+    XX(QUEUE_RELEASE, 0x030A, WORKER)                                                              \
+    XX(QUEUE_STATUS, 0x030B, ANY)                                                                  \
+    XX(QUEUE_CHUNK, 0x030C, WORKER)                                                                \
+    XX(QUEUE_CLOSE, 0x030D, ANY)                                                                   \
+    XX(QUEUE_HOLD, 0x030E, WORKER)                                                                 \
+    XX(QUEUE_REFILL, 0x030F, WORKER)                                                               \
+    XX(QUEUE_DECLINE, 0x0310, WORKER)                                                              \
     /* queue/keeper.c (on the keeper's own socket) */                                              \
-    XX(KEEPER_PUT, 0x0401)                                                                         \
-    XX(KEEPER_GET, 0x0402)                                                                         \
-    XX(KEEPER_DROP, 0x0403)
+    XX(KEEPER_PUT, 0x0401, ANY)                                                                    \
+    XX(KEEPER_GET, 0x0402, ANY)                                                                    \
+    XX(KEEPER_DROP, 0x0403, ANY)
 
 enum {
-#define XX(name, value) DRAY__MSG_##name = value,
+#define XX(name, value, who) DRAY__MSG_##name = value,
     DRAY__MESSAGE_MAP(XX)
 #undef XX
 };
 
+/* What a session may do, as bits: the table's third column. */
+enum {
+    DRAY__MAY_TRAINER = 1,
+    DRAY__MAY_ENGINE = 2,
+    DRAY__MAY_TASK = 4,
+    DRAY__MAY_TOOL = 8,
+    DRAY__MAY_WORKER = DRAY__MAY_TRAINER | DRAY__MAY_ENGINE | DRAY__MAY_TASK,
+    DRAY__MAY_ANY = DRAY__MAY_WORKER | DRAY__MAY_TOOL,
+    DRAY__MAY_ALL = 255 /* the master's, and whoever comes over the Unix socket */
+};
+
 const char *dray__message_name(uint16_t type); /* "UPDATE_BEGIN"; "?" */
+uint32_t dray__message_senders(uint16_t type); /* their bits; DRAY__MAY_ANY for an unknown one */
 
 #endif

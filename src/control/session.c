@@ -45,16 +45,11 @@ static int read_hello(dray__reader *r, dray__session *session, dray_error *error
     session->rank = dray__get_u32(r);
     session->host = dray__get_u64(r);
     session->told_pid = dray__get_i64(r);
-    size_t size = 0;
-    const void *secret = r->at < r->size ? dray__get_blob(r, &size) : NULL;
-    const dray__connection *connection = session->first;
-    if (!r->failed && !connection->local &&
-        (size != sizeof(dray__secret) ||
-         !dray__same_bytes(secret, connection->listener->secret.bytes, size)))
-        return dray__fail(error, DRAY_EPERM,
-                          "HELLO: over TCP the coordinator's token expected, which is in its file "
-                          "%s ($DRAY_TOKEN_FILE names another)",
-                          connection->listener->path);
+    uint32_t may = session->first->may;
+    if (!r->failed && may != DRAY__MAY_ALL && dray__role_bits(session->role) != may)
+        return dray__fail(error, DRAY_EPERM, "HELLO: the role %s, but the token is for the role %s",
+                          session->role,
+                          dray__token_role_of(dray__tls_identity(session->first->tls)));
     /* A newer client may say more than this version knows. */
     if (newest > DRAY__PROTOCOL_VERSION && !r->failed)
         return DRAY_OK;
@@ -92,6 +87,14 @@ static int begin_session(dray__coordinator *coordinator, dray__request *request,
     return DRAY_OK;
 }
 
+/* Those who move weights may talk to each other, too. */
+static void put_data_token(dray__writer *w, const dray__coordinator *coordinator, uint32_t may)
+{
+    bool moves = may & (DRAY__MAY_TRAINER | DRAY__MAY_ENGINE);
+    dray__put_string(w, moves ? coordinator->data.identity : "");
+    dray__put_blob(w, coordinator->data.bytes, moves ? sizeof coordinator->data.bytes : 0);
+}
+
 static void hello(sessions *self, dray__request *request)
 {
     dray_error error;
@@ -113,6 +116,7 @@ static void hello(sessions *self, dray__request *request)
     dray__put_u64(&w, session->epoch);
     dray__put_blob(&w, session->token, sizeof session->token);
     dray__put_string(&w, self->coordinator->keeper_path);
+    put_data_token(&w, self->coordinator, request->connection->may);
     dray__request_reply(request, &w, NULL, 0);
     dray__writer_free(&w);
 }
@@ -138,6 +142,9 @@ static void attach(sessions *self, dray__request *request)
         status = dray__fail(&error, DRAY_EPROTO, "ATTACH: this connection has a session");
     else if (!status && (!session || session->first->doomed))
         status = dray__fail(&error, DRAY_ECLOSED, "ATTACH: the session of member %llu has ended",
+                            (unsigned long long)member);
+    else if (!status && request->connection->may != session->first->may)
+        status = dray__fail(&error, DRAY_EPERM, "ATTACH: member %llu came with another role",
                             (unsigned long long)member);
     else if (!status && (size != DRAY__TOKEN || !dray__same_bytes(token, session->token, size)))
         status = dray__fail(&error, DRAY_EPERM, "ATTACH: wrong token for member %llu",

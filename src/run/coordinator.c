@@ -139,6 +139,7 @@ int dray__serve(const dray__serve_options *options, dray_error *error)
         return dray__fail(error, DRAY_ESYS, "coordinator: no event loop");
     dray__coordinator_options listening = {.unix_path = options->unix_path,
                                            .tcp_address = options->tcp_address,
+                                           .token_path = options->token_path,
                                            .keeper_path = options->keeper_path};
     dray__coordinator *coordinator = NULL;
     keeper_thread keeper = {.wake = -1};

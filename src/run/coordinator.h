@@ -9,6 +9,8 @@
 typedef struct dray__serve_options {
     const char *unix_path;   /* socket to listen at; NULL: none */
     const char *tcp_address; /* "127.0.0.1:0"; NULL: none */
+    const char *token_path;  /* the master token's file, made when it is not there; NULL: one for
+                              * this time only, where clients of this host look for it */
     const char *keeper_path; /* the queue's keeper, told to clients; NULL: there is none */
     bool start_keeper;       /* run it here, in a thread; else somebody else does */
     /* Called once when everything listens. An address is NULL where there is none. */

@@ -7,6 +7,7 @@
 #include "control/address.h"
 #include "control/channel.h"
 #include "control/frame.h"
+#include "control/token.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -107,24 +108,57 @@ static int stop(void **state)
 
 /* ---- what the tests do again and again ------------------------------------------------------- */
 
-static int connect_raw(const char *text)
+/* A connection of the test's own; over TCP with TLS, or with garbage where TLS should be. */
+typedef struct raw {
+    int fd;
+    dray__tls *tls;
+} raw;
+
+static raw connect_plain(const char *text)
 {
     dray__address address;
-    int fd;
+    raw c = {-1, NULL};
     assert_int_equal(dray__address_parse(text, &address, NULL), DRAY_OK);
     assert_int_equal(
-        dray__address_connect(&address, text, dray__deadline(10 * DRAY__SECOND), &fd, NULL),
+        dray__address_connect(&address, text, dray__deadline(10 * DRAY__SECOND), &c.fd, NULL),
         DRAY_OK);
-    return fd;
+    return c;
+}
+
+static raw connect_raw(const char *text)
+{
+    dray__address address;
+    dray__token token;
+    raw c = connect_plain(text);
+    assert_int_equal(dray__address_parse(text, &address, NULL), DRAY_OK);
+    if (address.local)
+        return c;
+    assert_int_equal(dray__token_find(&address, &token, NULL), DRAY_OK);
+    assert_int_equal(dray__tls_connect(c.fd, &token, &c.tls, NULL), DRAY_OK);
+    int status;
+    while ((status = dray__tls_handshake(c.tls, NULL)) == DRAY_EAGAIN) {
+        struct pollfd p = {.fd = c.fd, .events = dray__tls_events(c.tls)};
+        assert_int_equal(poll(&p, 1, 30000), 1);
+    }
+    assert_int_equal(status, DRAY_OK);
+    return c;
+}
+
+static void close_raw(raw *c)
+{
+    dray__tls_free(c->tls);
+    close(c->fd);
 }
 
 /* Sends all, or as much as the other side takes before it closes. */
-static bool send_raw(int fd, const uint8_t *data, size_t size, const int *fds, uint32_t fd_count)
+static bool send_raw(const raw *c, const uint8_t *data, size_t size, const int *fds,
+                     uint32_t fd_count)
 {
-    while (size) {
-        ssize_t n = dray__frame_send(fd, data, size, fds, fd_count);
+    while (size || (c->tls && dray__tls_unsent(c->tls))) {
+        ssize_t n = size ? dray__link_send(c->fd, c->tls, data, size, fds, fd_count)
+                         : dray__tls_flush(c->tls);
         if (n == -EAGAIN) {
-            struct pollfd p = {.fd = fd, .events = POLLOUT};
+            struct pollfd p = {.fd = c->fd, .events = POLLOUT};
             assert_int_equal(poll(&p, 1, 30000), 1);
             continue;
         }
@@ -138,12 +172,12 @@ static bool send_raw(int fd, const uint8_t *data, size_t size, const int *fds, u
 }
 
 /* Whether the other side closes within half a minute; what it sends is thrown away. */
-static bool closes(int fd)
+static bool closes(const raw *c)
 {
     char data[4096];
-    struct pollfd p = {.fd = fd, .events = POLLIN};
+    struct pollfd p = {.fd = c->fd, .events = POLLIN};
     while (poll(&p, 1, 30000) == 1) {
-        ssize_t n = recv(fd, data, sizeof data, 0);
+        ssize_t n = recv(c->fd, data, sizeof data, 0);
         if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
             return true;
     }
@@ -282,21 +316,20 @@ static void one_fuzzed_connection(int spare)
             fix_checksum(out.data + starts[n], out.size - starts[n]);
     }
     if (!stops(out.data, out.size)) {
-        int fd = connect_raw(draw(4) ? f.unix_address : f.tcp_address);
+        bool far = draw(4) == 0;
+        raw c = far && draw(4) == 0 ? connect_plain(f.tcp_address)
+                                    : connect_raw(far ? f.tcp_address : f.unix_address);
         size_t size = draw(4) ? out.size : draw(out.size);
         size_t first = draw(size + 1); /* in two pieces */
         int fds[3] = {spare, spare, spare};
-        struct sockaddr_storage address;
-        socklen_t length = sizeof address;
-        getsockname(fd, (struct sockaddr *)&address, &length);
-        uint32_t count = address.ss_family == AF_UNIX && draw(4) == 0 ? (uint32_t)draw(4) : 0;
-        if (send_raw(fd, out.data, first, fds, first ? count : 0))
-            send_raw(fd, out.data + first, size - first, NULL, 0);
+        uint32_t count = !far && draw(4) == 0 ? (uint32_t)draw(4) : 0;
+        if (send_raw(&c, out.data, first, fds, first ? count : 0))
+            send_raw(&c, out.data + first, size - first, NULL, 0);
         if (draw(2)) {
-            shutdown(fd, SHUT_WR);
-            assert_true(closes(fd));
+            shutdown(c.fd, SHUT_WR);
+            assert_true(closes(&c));
         }
-        close(fd);
+        close_raw(&c);
     }
     dray__writer_free(&out);
 }
@@ -317,15 +350,16 @@ static void mutated_frames_hurt_nobody(void **state)
 }
 
 /* What the server says before it closes the connection; its code. */
-static int last_words(int fd, dray_error *told)
+static int last_words(const raw *c, dray_error *told)
 {
-    dray__inbox inbox = {0};
+    dray__inbox inbox = {.tls = c->tls};
     dray__frame frame;
     int fds[DRAY__FRAME_FDS], status;
     while ((status = dray__inbox_take(&inbox, &frame, fds, NULL)) == DRAY_EAGAIN) {
-        struct pollfd p = {.fd = fd, .events = POLLIN};
+        struct pollfd p = {.fd = c->fd, .events = POLLIN};
         assert_int_equal(poll(&p, 1, 30000), 1);
-        assert_int_equal(dray__inbox_fill(&inbox, fd, NULL), DRAY_OK);
+        int next = dray__inbox_fill(&inbox, c->fd, NULL);
+        assert_true(next == DRAY_OK || (c->tls && next == DRAY_EAGAIN));
     }
     assert_int_equal(status, DRAY_OK);
     assert_int_equal(frame.flags, DRAY__FRAME_REPLY | DRAY__FRAME_ERROR);
@@ -359,12 +393,12 @@ static void unusable_streams_are_closed_with_a_reason(void **state)
         out.data[cases[i].at] = cases[i].value;
         if (cases[i].fix)
             fix_checksum(out.data, out.size);
-        int fd = connect_raw(i % 2 ? f.unix_address : f.tcp_address);
-        assert_true(send_raw(fd, out.data, out.size, NULL, 0));
-        assert_int_equal(last_words(fd, &told), cases[i].code);
+        raw c = connect_raw(i % 2 ? f.unix_address : f.tcp_address);
+        assert_true(send_raw(&c, out.data, out.size, NULL, 0));
+        assert_int_equal(last_words(&c, &told), cases[i].code);
         assert_non_null(strstr(told.message, cases[i].says));
-        assert_true(closes(fd));
-        close(fd);
+        assert_true(closes(&c));
+        close_raw(&c);
         dray__writer_free(&out);
         dray__writer_free(&payload);
     }
@@ -374,14 +408,14 @@ static void forged_lengths_take_no_memory(void **state)
 {
     (void)state;
     enum { CONNECTIONS = 200 };
-    int fds[CONNECTIONS];
+    raw all[CONNECTIONS];
     dray__writer out = {0}, payload = {0};
     put_hello(&out, &payload);
     uint32_t size = DRAY__FRAME_MAX;
     memcpy(out.data + 16, &size, sizeof size);
     for (int i = 0; i < CONNECTIONS; i++) {
-        fds[i] = connect_raw(f.unix_address);
-        assert_true(send_raw(fds[i], out.data, out.size, NULL, 0));
+        all[i] = connect_raw(f.unix_address);
+        assert_true(send_raw(&all[i], out.data, out.size, NULL, 0));
     }
     still_serves();
     char path[64], line[256];
@@ -395,7 +429,7 @@ static void forged_lengths_take_no_memory(void **state)
     assert_true(kilobytes > 0 && kilobytes < 512 << 10); /* 200 × 64 MiB were announced */
 #endif
     for (int i = 0; i < CONNECTIONS; i++)
-        close(fds[i]);
+        close_raw(&all[i]);
     dray__writer_free(&out);
     dray__writer_free(&payload);
 }
@@ -468,25 +502,25 @@ static void descriptors_that_nobody_announced_are_closed(void **state)
     dray__writer hello = {0}, payload = {0};
     put_hello(&hello, &payload);
     for (uint32_t count = 1; count <= DRAY__FRAME_FDS; count += 21) {
-        int fd = connect_raw(f.unix_address); /* with a frame that says none */
-        assert_true(send_raw(fd, hello.data, hello.size, fds, count));
-        assert_true(closes(fd));
-        close(fd);
-        fd = connect_raw(f.unix_address); /* with the first byte only */
-        assert_true(send_raw(fd, hello.data, 1, fds, count));
-        close(fd);
-        fd = connect_raw(f.unix_address); /* again and again: more than a frame may have */
-        for (int i = 0; i < 5 && send_raw(fd, hello.data + i, 1, fds, DRAY__FRAME_FDS); i++)
+        raw c = connect_raw(f.unix_address); /* with a frame that says none */
+        assert_true(send_raw(&c, hello.data, hello.size, fds, count));
+        assert_true(closes(&c));
+        close_raw(&c);
+        c = connect_raw(f.unix_address); /* with the first byte only */
+        assert_true(send_raw(&c, hello.data, 1, fds, count));
+        close_raw(&c);
+        c = connect_raw(f.unix_address); /* again and again: more than a frame may have */
+        for (int i = 0; i < 5 && send_raw(&c, hello.data + i, 1, fds, DRAY__FRAME_FDS); i++)
             poll(NULL, 0, 5);
-        assert_true(closes(fd));
-        close(fd);
+        assert_true(closes(&c));
+        close_raw(&c);
     }
     hello.data[6] = 2; /* announced, and not there */
     fix_checksum(hello.data, hello.size);
-    int fd = connect_raw(f.unix_address);
-    assert_true(send_raw(fd, hello.data, hello.size, fds, 1));
-    assert_true(closes(fd));
-    close(fd);
+    raw c = connect_raw(f.unix_address);
+    assert_true(send_raw(&c, hello.data, hello.size, fds, 1));
+    assert_true(closes(&c));
+    close_raw(&c);
     fds_return_to(f.process, baseline);
     dray__writer_free(&hello);
     dray__writer_free(&payload);
@@ -517,15 +551,15 @@ static void who_does_not_read_is_closed(void **state)
     (void)state;
     const char *addresses[] = {f.unix_address, f.tcp_address};
     for (int a = 0; a < 2; a++) {
-        int fd = connect_raw(addresses[a]);
+        raw c = connect_raw(addresses[a]);
         dray__writer out = {0}, payload = {0};
         memset(dray__put_space(&payload, 64 << 10), 1, 64 << 10);
         put(&out, DRAY__MSG_PING, 9, &payload);
         size_t sent = 0;
-        while (sent < (size_t)256 << 20 && send_raw(fd, out.data, out.size, NULL, 0))
+        while (sent < (size_t)256 << 20 && send_raw(&c, out.data, out.size, NULL, 0))
             sent += out.size;
         assert_true(sent < (size_t)256 << 20); /* 4 MiB unread are too many */
-        close(fd);
+        close_raw(&c);
         still_serves();
         dray__writer_free(&out);
         dray__writer_free(&payload);
@@ -535,13 +569,13 @@ static void who_does_not_read_is_closed(void **state)
 static void who_writes_slowly_is_heard(void **state)
 {
     (void)state;
-    int fd = connect_raw(f.unix_address);
+    raw c = connect_raw(f.unix_address);
     dray__writer out = {0}, payload = {0};
     put_hello(&out, &payload);
     dray__put_u64(&payload, 77);
     put(&out, DRAY__MSG_PING, 2, &payload);
     for (size_t i = 0; i < out.size; i++) {
-        assert_true(send_raw(fd, out.data + i, 1, NULL, 0));
+        assert_true(send_raw(&c, out.data + i, 1, NULL, 0));
         if (i % 20 == 0)
             still_serves();
     }
@@ -551,9 +585,9 @@ static void who_writes_slowly_is_heard(void **state)
     for (uint64_t id = 1; id <= 2; id++) {
         int status;
         while ((status = dray__inbox_take(&inbox, &frame, fds, NULL)) == DRAY_EAGAIN) {
-            struct pollfd p = {.fd = fd, .events = POLLIN};
+            struct pollfd p = {.fd = c.fd, .events = POLLIN};
             assert_int_equal(poll(&p, 1, 30000), 1);
-            assert_int_equal(dray__inbox_fill(&inbox, fd, NULL), DRAY_OK);
+            assert_int_equal(dray__inbox_fill(&inbox, c.fd, NULL), DRAY_OK);
         }
         assert_int_equal(status, DRAY_OK);
         assert_true(frame.id == id && frame.flags == DRAY__FRAME_REPLY);
@@ -562,7 +596,7 @@ static void who_writes_slowly_is_heard(void **state)
     dray__inbox_free(&inbox);
     dray__writer_free(&out);
     dray__writer_free(&payload);
-    close(fd);
+    close_raw(&c);
 }
 
 static void who_says_nothing_is_closed(void **state)
@@ -573,9 +607,9 @@ static void who_says_nothing_is_closed(void **state)
     dray_context *context = fixture_open(&quick, "known", "task", 0);
     dray__channel *channel;
     assert_int_equal(dray__channel_open(context, &channel, NULL), DRAY_OK);
-    int fd = connect_raw(quick.unix_address);
-    assert_true(closes(fd));
-    close(fd);
+    raw c = connect_raw(quick.unix_address);
+    assert_true(closes(&c));
+    close_raw(&c);
     assert_int_equal(dray__call(channel, DRAY__MSG_PING, NULL, NULL, 0,
                                 dray__deadline(30 * DRAY__SECOND), NULL, NULL),
                      DRAY_OK); /* those with a session stay */

@@ -1,0 +1,65 @@
+/* TLS 1.3 over a stream socket, both sides proven by a key that they share (an external PSK with
+ * (EC)DHE, RFC 8446 section 2.2): no certificates, and a key that leaks later opens nothing that
+ * was recorded before. Tickets, early data and older versions are off, so nothing can be replayed.
+ *
+ * Nothing here blocks: on -EAGAIN wait until the socket is ready for dray__tls_events and go on.
+ * Works in a libevent loop, with poll, or in a data server. The descriptor stays the caller's, and
+ * must be non-blocking or not: it is only ever asked with MSG_DONTWAIT. One connection: one thread
+ * at a time. */
+#ifndef DRAY_BASE_TLS_H
+#define DRAY_BASE_TLS_H
+
+#include <dray/dray.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+enum { DRAY__TLS_KEY = 32, DRAY__TLS_IDENTITY = 128 };
+
+/* What one side shows, and what both must know. The identity travels in the clear. */
+typedef struct dray__tls_key {
+    char identity[DRAY__TLS_IDENTITY];
+    uint8_t bytes[DRAY__TLS_KEY];
+} dray__tls_key;
+
+typedef struct dray__tls dray__tls;
+
+/* The server's: fills the key that belongs to key->identity; false: there is none. Called during
+ * dray__tls_handshake, in its thread. */
+typedef bool (*dray__tls_find)(void *user, dray__tls_key *key);
+
+int dray__tls_connect(int fd, const dray__tls_key *key, dray__tls **out, dray_error *error);
+int dray__tls_accept(int fd, dray__tls_find find, void *user, dray__tls **out, dray_error *error);
+void dray__tls_goodbye(dray__tls *tls); /* as far as the socket takes it. NULL is fine */
+void dray__tls_free(dray__tls *tls);    /* leaves the socket alone. NULL is fine */
+
+/* DRAY_OK: done; DRAY_EAGAIN; DRAY_EPERM: the other side does not know our key, or shows a wrong
+ * one; DRAY_EPROTO: it speaks no TLS 1.3 with keys; DRAY_ECLOSED: it went away. Reading and writing
+ * finish the handshake by themselves. */
+int dray__tls_handshake(dray__tls *tls, dray_error *error);
+bool dray__tls_ready(const dray__tls *tls);           /* the handshake is done */
+const char *dray__tls_identity(const dray__tls *tls); /* the client's; "" before it is proven */
+
+/* Takes up to `size` bytes to be sent: how many (at least 1), or -EAGAIN: none, because the socket
+ * takes nothing now; -EPROTO, -EPERM, -ECONNRESET, ... What was taken may still lie here: it goes
+ * out with the next call, or dray__tls_flush. */
+ssize_t dray__tls_send(dray__tls *tls, const void *data, size_t size);
+int dray__tls_flush(dray__tls *tls); /* 0: all is out; -EAGAIN; another -errno */
+/* Bytes received (at least 1); 0: the other side is done, or gone; -EAGAIN; another -errno. */
+ssize_t dray__tls_recv(dray__tls *tls, void *data, size_t size);
+
+short dray__tls_events(const dray__tls *tls); /* POLLIN, and POLLOUT while something lies here */
+bool dray__tls_unsent(const dray__tls *tls);  /* some of what was taken still lies here */
+/* Something was read from the socket already: dray__tls_recv is worth a try before waiting. */
+bool dray__tls_pending(const dray__tls *tls);
+/* How much ciphertext is read or sent by one system call (at least, and by default, 64 KiB). For
+ * connections that carry much. DRAY_ENOMEM. */
+int dray__tls_buffer(dray__tls *tls, size_t bytes, dray_error *error);
+
+/* HMAC-SHA256(key, text): keys that one key is the source of. false: out of memory. */
+bool dray__derive_key(const uint8_t key[DRAY__TLS_KEY], const char *text,
+                      uint8_t out[DRAY__TLS_KEY]);
+/* Takes the same time for every wrong one. */
+bool dray__same_bytes(const void *a, const void *b, size_t size);
+void dray__forget_bytes(void *data, size_t size); /* zeros that no compiler leaves out */
+
+#endif

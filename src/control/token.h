@@ -1,0 +1,53 @@
+/* Tokens: what a connection over TCP shows to prove what it may do. A coordinator has a master
+ * token; those of roles are derived from it (HMAC-SHA256), so the coordinator keeps no list, and
+ * whoever holds an engine's token cannot make a trainer's.
+ *
+ * As text, in a file of mode 0600 or $DRAY_TOKEN:  dray1.SESSION.ROLE.KEY
+ * SESSION are 16 hexadecimal digits that say whose it is, KEY 64. All but the key is the identity
+ * that TLS sends; the key is the one that both sides must know (base/tls.h).
+ *
+ * (A Unix socket's mode and SO_PEERCRED prove the user, who may do everything.) */
+#ifndef DRAY_CONTROL_TOKEN_H
+#define DRAY_CONTROL_TOKEN_H
+
+#include "base/tls.h"
+#include "control/address.h"
+#include "control/protocol.h"
+
+/* "trainer", "engine", "task", "tool", "master": its bits; 0: no role that tokens are made for. */
+uint32_t dray__role_bits(const char *role);
+
+typedef dray__tls_key dray__token;
+
+/* The part of an identity that says the role, borrowed from it; "" when it is none. */
+const char *dray__token_role_of(const char *identity);
+
+/* Draws a new master token. DRAY_ESYS. */
+int dray__token_draw(dray__token *out, dray_error *error);
+/* What members show each other: drawn anew whenever a coordinator starts. DRAY_ESYS. */
+int dray__token_data(dray__token *out, dray_error *error);
+/* A role's. DRAY_EINVALID: not a role, or `master` is not a master's token; DRAY_ENOMEM. */
+int dray__token_derive(const dray__token *master, const char *role, dray__token *out,
+                       dray_error *error);
+/* Fills the key that a client with key->identity must know: the master's, or one that was derived
+ * from it. false: of another session, or not a role's. */
+bool dray__token_answer(const dray__token *master, dray__tls_key *key);
+/* DRAY_EFORMAT. where: for messages. */
+int dray__token_parse(const char *text, const char *where, dray__token *out, dray_error *error);
+enum { DRAY__TOKEN_TEXT = DRAY__TLS_IDENTITY + 2 * DRAY__TLS_KEY + 2 };
+char *dray__token_print(const dray__token *token, char out[DRAY__TOKEN_TEXT]); /* returns out */
+
+/* DRAY_ENOENT; DRAY_EPERM: somebody else's, or readable by others; DRAY_EFORMAT; DRAY_ESYS. */
+int dray__token_read(const char *path, dray__token *out, dray_error *error);
+/* Writes the file, mode 0600, whole or not at all. DRAY_EEXIST; DRAY_ESYS. */
+int dray__token_write(const char *path, const dray__token *token, dray_error *error);
+/* A server's: reads the file, or makes it. DRAY_EINVALID: it holds the token of a role. */
+int dray__token_master(const char *path, dray__token *out, dray_error *error);
+
+/* Where a server's token lies when nobody says another place: dray-tcp-PORT.token in
+ * $XDG_RUNTIME_DIR, or /tmp/dray-UID-tcp-PORT.token. Returns out. */
+char *dray__token_path(const dray__address *address, char *out, size_t capacity);
+/* The client's: $DRAY_TOKEN, else the file $DRAY_TOKEN_FILE, else the one at dray__token_path. */
+int dray__token_find(const dray__address *address, dray__token *out, dray_error *error);
+
+#endif
