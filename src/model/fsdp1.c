@@ -11,6 +11,8 @@
 #include <string.h>
 
 enum { FLAT_ALIGN = 16 }; /* bytes, _get_aligned_numel: "comes from TorchInductor" */
+#define ALIAS UINT32_MAX
+#define BUFFER (UINT32_MAX - 1) /* both are in no unit */
 
 /* The model's tensors by unit: what one flat parameter is made of. Unit 0 is the root. */
 typedef struct units {
@@ -18,6 +20,7 @@ typedef struct units {
     dray_dtype dtype;
     dray_region_kind kind;
     int64_t align;           /* elements; 0: none */
+    uint32_t *unit_of;       /* of each tensor; ALIAS or BUFFER */
     uint32_t *tensors;       /* grouped by unit, in checkpoint order within each */
     uint32_t *first;         /* of each unit, and the end */
     uint32_t count;          /* units */
@@ -49,52 +52,51 @@ static int check_compute_dtype(units *u, dray_error *error)
     return DRAY_OK;
 }
 
-/* Adds all tensors; `unit_of` gets each one's unit, UINT32_MAX for aliases. */
-static int add_tensors(const dray_model_config *config, const dray__family *family,
-                       dray_dtype dtype, dray_layout *layout, uint32_t **unit_of, dray_error *error)
+/* Adds all tensors. Those of a dtype of their own are buffers: FSDP leaves them alone. */
+static int add_tensors(units *u, const dray_model_config *config, const dray__family *family,
+                       dray_layout *layout, dray_error *error)
 {
     dray__walk walk = {.config = config, .family = family};
     const dray__parameter *parameter;
     uint32_t tensor, capacity = 0;
     bool is_alias;
     while ((parameter = dray__walk_next(&walk))) {
-        int status = dray__walk_add(&walk, parameter, dtype, layout, &tensor, &is_alias, error);
+        int status = dray__walk_add(&walk, parameter, u->dtype, layout, &tensor, &is_alias, error);
         if (status)
             return status;
         if (tensor >= capacity) {
             capacity = capacity ? capacity * 2 : 256;
-            uint32_t *more = realloc(*unit_of, capacity * sizeof *more);
+            uint32_t *more = realloc(u->unit_of, capacity * sizeof *more);
             if (!more)
                 return dray__nomem(error);
-            *unit_of = more;
+            u->unit_of = more;
         }
         uint32_t unit = dray__parameter_in_layer(parameter) ? 1 + (uint32_t)walk.layer : 0;
-        (*unit_of)[tensor] = is_alias ? UINT32_MAX : unit;
+        u->unit_of[tensor] = is_alias ? ALIAS : parameter->dtype != DRAY_DTYPE_NONE ? BUFFER : unit;
+        if (u->unit_of[tensor] == unit && unit >= u->count)
+            u->count = unit + 1;
     }
     return DRAY_OK;
 }
 
 /* A counting sort of the tensors by unit. */
-static int group(units *u, const dray_layout *layout, const uint32_t *unit_of, dray_error *error)
+static int group(units *u, const dray_layout *layout, dray_error *error)
 {
     uint32_t all = dray_layout_tensor_count(layout), most = 0;
-    for (uint32_t i = 0; i < all; i++)
-        if (unit_of[i] != UINT32_MAX && unit_of[i] >= u->count)
-            u->count = unit_of[i] + 1;
     u->tensors = calloc(all, sizeof *u->tensors);
     u->first = calloc((size_t)u->count + 2, sizeof *u->first);
     if (!u->tensors || !u->first)
         return dray__nomem(error);
     for (uint32_t i = 0; i < all; i++)
-        if (unit_of[i] != UINT32_MAX)
-            u->first[unit_of[i] + 2]++;
+        if (u->unit_of[i] < u->count)
+            u->first[u->unit_of[i] + 2]++;
     for (uint32_t unit = 0; unit < u->count; unit++) {
         most = u->first[unit + 2] > most ? u->first[unit + 2] : most;
         u->first[unit + 2] += u->first[unit + 1];
     }
     for (uint32_t i = 0; i < all; i++)
-        if (unit_of[i] != UINT32_MAX)
-            u->tensors[u->first[unit_of[i] + 1]++] = i;
+        if (u->unit_of[i] < u->count)
+            u->tensors[u->first[u->unit_of[i] + 1]++] = i;
     u->pieces = calloc(most ? most : 1, sizeof *u->pieces);
     return u->pieces ? DRAY_OK : dray__nomem(error);
 }
@@ -145,6 +147,26 @@ static void share_of(const units *u, uint32_t unit, const dray_layout *layout,
     lay_out(u, unit, layout, start, end, u->pieces);
 }
 
+/* The buffers, whole, at *end of the region: adds up their bytes, and with `add` their blocks. */
+static int place_buffers(const units *u, dray_layout *layout, bool add, uint64_t *end,
+                         dray_error *error)
+{
+    static const int64_t origin[DRAY_MAX_DIMS];
+    for (uint32_t i = 0; i < dray_layout_tensor_count(layout); i++) {
+        const dray_tensor_info *t = dray_layout_tensor(layout, i);
+        int64_t bytes;
+        if (u->unit_of[i] != BUFFER)
+            continue;
+        int status = add ? dray_layout_add_dense(layout, i, 0, origin, t->shape, *end, error) : 0;
+        if (status)
+            return status;
+        dray__dense_bytes((dray_dtype)t->dtype, t->ndim, t->shape, &bytes);
+        if (__builtin_add_overflow(*end, (uint64_t)bytes, end) || !dray__align(end))
+            return dray__fail(error, DRAY_EINVALID, "fsdp1: the model is too large");
+    }
+    return DRAY_OK;
+}
+
 static int place_units(const units *u, dray_layout *layout, dray_error *error)
 {
     dray_region_info region = {.kind = (int32_t)u->kind, .name = "weights"};
@@ -156,14 +178,16 @@ static int place_units(const units *u, dray_layout *layout, dray_error *error)
         if (region.bytes > INT64_MAX || !dray__align(&region.bytes))
             return dray__fail(error, DRAY_EINVALID, "fsdp1: the model is too large");
     }
-    int status = dray_layout_add_region(layout, &region, NULL, error);
+    int status = place_buffers(u, layout, false, &region.bytes, error);
+    if (!status)
+        status = dray_layout_add_region(layout, &region, NULL, error);
     for (uint32_t unit = 0; unit < u->count && !status; unit++) {
         share_of(u, unit, layout, &flat);
         status = dray_layout_add_flat(layout, 0, offset, &flat, error);
         offset += (uint64_t)flat.numel * element;
         dray__align(&offset);
     }
-    return status;
+    return status ? status : place_buffers(u, layout, true, &offset, error);
 }
 
 int dray_layout_fsdp1(const dray_model_config *config, const dray_fsdp1_spec *spec,
@@ -172,7 +196,6 @@ int dray_layout_fsdp1(const dray_model_config *config, const dray_fsdp1_spec *sp
     units u = {0};
     const dray__family *family;
     dray_layout *layout = NULL;
-    uint32_t *unit_of = NULL;
     int status = check_spec(spec, &u, error);
     if (!status)
         status = dray__config_check(config, &family, error);
@@ -183,12 +206,12 @@ int dray_layout_fsdp1(const dray_model_config *config, const dray_fsdp1_spec *sp
     if (!status)
         status = dray_layout_new(&layout, error);
     if (!status)
-        status = add_tensors(config, family, u.dtype, layout, &unit_of, error);
+        status = add_tensors(&u, config, family, layout, error);
     if (!status)
-        status = group(&u, layout, unit_of, error);
+        status = group(&u, layout, error);
     if (!status)
         status = place_units(&u, layout, error);
-    free(unit_of);
+    free(u.unit_of);
     free(u.tensors);
     free(u.first);
     free(u.pieces);
