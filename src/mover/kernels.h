@@ -19,6 +19,26 @@ typedef struct dray__cast {
     dray__cast_summed_fn run_summed; /* NULL: none that is better than one after the other */
 } dray__cast;
 
+/* Quantisation (quant.h): out[i] = x[i] · factor, narrowed; a NaN without its sign. */
+typedef void (*dray__quantise_fn)(const void *x, uint8_t *out, size_t count, float factor);
+/* out[i] = x[i] · scale, narrowed to nearest even; a NaN is the quiet one without payload. */
+typedef void (*dray__dequantise_fn)(const uint8_t *x, void *out, size_t count, float scale);
+
+typedef struct dray__quantiser {
+    int32_t from, to;
+    dray__quantise_fn run;
+} dray__quantiser;
+
+typedef struct dray__dequantiser {
+    int32_t from, to;
+    dray__dequantise_fn run;
+} dray__dequantiser;
+
+/* Transposes: the element at row r, column c of the source goes to row c, column r. Rows lie
+ * `stride` bytes apart on either side, their elements beside each other; any alignment. */
+typedef void (*dray__turn_fn)(const uint8_t *source, int64_t source_stride, uint8_t *destination,
+                              int64_t destination_stride, size_t rows, size_t columns);
+
 typedef struct dray__kernels {
     const char *name; /* "portable", "avx2", "avx512" */
     /* out[i] = B(first + i), see checksum.h. */
@@ -35,6 +55,13 @@ typedef struct dray__kernels {
     uint64_t (*copy2)(const uint32_t *columns, const void *data, void *out, size_t count);
     uint64_t (*copy4)(const uint32_t *columns, const void *data, void *out, size_t count);
     const dray__cast *casts; /* ends with run == NULL */
+    /* The largest magnitude (bits without the sign) among the elements and `most`; of 2 and 4
+     * bytes. A NaN is larger than infinity. */
+    uint32_t (*most2)(const void *x, size_t count, uint32_t most);
+    uint32_t (*most4)(const void *x, size_t count, uint32_t most);
+    const dray__quantiser *quantisers; /* both end with run == NULL */
+    const dray__dequantiser *dequantisers;
+    dray__turn_fn turn[9]; /* by the bytes of an element: 1, 2, 4, 8 */
 } dray__kernels;
 
 /* The best for this machine. $DRAY_KERNELS ("portable", "avx2", "avx512") asks for a lesser one;
@@ -48,7 +75,9 @@ extern const dray__kernels dray__kernels_portable, dray__kernels_avx2, dray__ker
 /* NULL: no such conversion. Rounding is to nearest even. NaN: to bf16 it becomes 0x7FC0 (what
  * PyTorch's scalar code gives; its vector code gives 0xFFFF, its GPU code 0x7FFF); to f16, f32 and
  * f64 it keeps sign and leading payload and becomes quiet, as the hardware does. f64 to 16 bits
- * goes through f32, as PyTorch does. */
+ * goes through f32, as PyTorch does. To F8E4M3 what is too large, infinity included, becomes 448
+ * and NaN 0x7F with its sign; to F8E5M2 infinity and 0x7F. From either a NaN keeps sign and
+ * payload and becomes quiet. All other conversions to and from 8 bits go through f32. */
 dray__cast_fn dray__cast_find(int32_t from, int32_t to);
 dray__cast_summed_fn dray__cast_find_summed(int32_t from, int32_t to); /* NULL: see above */
 

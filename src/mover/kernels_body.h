@@ -405,6 +405,9 @@ static void f64_f16(const void *source, void *destination, size_t count)
     through_f32(f64_f32, 8, f32_f16, 2, source, destination, count);
 }
 
+#include "mover/kernels_float8.h"
+#include "mover/kernels_turn.h"
+
 static const dray__cast casts[] = {
     {DRAY_F32, DRAY_BF16, f32_bf16, f32_bf16_summed},
     {DRAY_BF16, DRAY_F32, bf16_f32, NULL},
@@ -418,7 +421,13 @@ static const dray__cast casts[] = {
     {DRAY_F64, DRAY_BF16, f64_bf16, NULL},
     {DRAY_F16, DRAY_F64, f16_f64, NULL},
     {DRAY_F64, DRAY_F16, f64_f16, NULL},
-    {0, 0, NULL, NULL},
+#define XX(name, from, to, from_type, to_type, expression) {DRAY_##from, DRAY_##to, name, NULL},
+    FLOAT8_CASTS(XX)
+#undef XX
+#define XX(name, from, to, up, up_bytes, down, down_bytes) {DRAY_##from, DRAY_##to, name, NULL},
+        FLOAT8_THROUGH_F32(XX)
+#undef XX
+            {0, 0, NULL, NULL},
 };
 
 const dray__kernels KERNELS = {.name = KERNELS_NAME,
@@ -430,4 +439,9 @@ const dray__kernels KERNELS = {.name = KERNELS_NAME,
                                .copy1 = copy1,
                                .copy2 = copy2,
                                .copy4 = copy4,
-                               .casts = casts};
+                               .casts = casts,
+                               .most2 = most2,
+                               .most4 = most4,
+                               .quantisers = quantisers,
+                               .dequantisers = dequantisers,
+                               .turn = {[1] = turn1, [2] = turn2, [4] = turn4, [8] = turn8}};

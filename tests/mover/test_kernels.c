@@ -5,11 +5,14 @@
  *     list                              names of the tables that this machine can run
  *     cast TABLE FROM TO                stdin: elements; stdout: converted
  *     sum DTYPE SHAPE START EXTENT      stdin: the dense rectangle; stdout: its checksum
+ *     quantise FROM TO FORMAT START EXTENT CELL
+ *                                       stdin: a dense box; stdout: scales, quantised, dequantised
  */
 #include "mover/kernels.h"
 
 #include "base/random.h"
 #include "mover/checksum.h"
+#include "mover/quant.h"
 #include "mover/rect.h"
 
 #include <setjmp.h>
@@ -250,6 +253,36 @@ static void any_flipped_bit_changes_the_sum(void **state)
     }
 }
 
+static void turn(const dray__kernels *k, size_t size, size_t rows, size_t columns)
+{
+    enum { SIDE = 200, GAP = 24 };
+    static uint8_t in[SIDE * (SIDE + GAP) * 8 + 1], out[SIDE * (SIDE + GAP) * 8 + 1];
+    int64_t from = (int64_t)(columns * size + GAP), to = (int64_t)(rows * size + GAP);
+    fill_random(in, sizeof in);
+    memset(out, 0xEE, sizeof out);
+    k->turn[size](in + 1, from, out + 1, to, rows, columns);
+    for (size_t c = 0; c < columns; c++) {
+        for (size_t r = 0; r < rows; r++)
+            assert_memory_equal(out + 1 + (int64_t)c * to + (int64_t)(r * size),
+                                in + 1 + (int64_t)r * from + (int64_t)(c * size), size);
+        for (size_t i = 0; i < GAP; i++)
+            assert_int_equal(out[1 + (size_t)((int64_t)(c + 1) * to) - GAP + i], 0xEE);
+    }
+}
+
+static void transposes_agree(void **state)
+{
+    (void)state;
+    static const size_t sides[][2] = {{1, 1},    {3, 70},  {64, 64}, {65, 17},  {128, 31},
+                                      {131, 63}, {32, 15}, {8, 8},   {200, 200}};
+    for (const dray__kernels *const *k = dray__kernels_all(); *k; k++)
+        for (size_t size = 1; size <= 8; size *= 2)
+            for (size_t i = 0; i < sizeof sides / sizeof *sides; i++) {
+                turn(*k, size, sides[i][0], sides[i][1]);
+                turn(*k, size, sides[i][1], sides[i][0]);
+            }
+}
+
 /* The sum after a conversion is the sum of the converted elements. */
 static void sums_of_conversions(void **state)
 {
@@ -343,8 +376,41 @@ static int run_sum(char **arguments)
     return 0;
 }
 
+static int run_quantise(char **arguments)
+{
+    dray__quant_box box = {.dtype = (int32_t)dray_dtype_parse(arguments[0]),
+                           .quant_dtype = (int32_t)dray_dtype_parse(arguments[1])};
+    uint32_t ndim = read_numbers(arguments[3], box.start);
+    read_numbers(arguments[4], box.extent);
+    read_numbers(arguments[5], box.cell);
+    for (uint32_t d = ndim; d < DRAY_MAX_DIMS; d++)
+        box.extent[d] = box.cell[d] = 1;
+    int64_t first[DRAY_MAX_DIMS], count[DRAY_MAX_DIMS];
+    size_t cells = dray__quant_cells(&box, first, count), size;
+    uint8_t *values = read_all(&size);
+    size_t elements = size / dray_dtype_size((dray_dtype)box.dtype);
+    uint32_t *amax = calloc(cells, sizeof *amax);
+    float *scales = calloc(cells, sizeof *scales);
+    uint8_t *quantised = malloc(elements);
+    dray__quant_most(&box, values, amax);
+    for (size_t i = 0; i < cells; i++)
+        scales[i] = dray__quant_scale(&box, amax[i], atoi(arguments[2]));
+    dray__quantise(&box, values, scales, quantised);
+    dray__dequantise(&box, quantised, scales, values);
+    bool ok = fwrite(scales, sizeof *scales, cells, stdout) == cells &&
+              fwrite(quantised, 1, elements, stdout) == elements &&
+              fwrite(values, 1, size, stdout) == size;
+    free(values);
+    free(amax);
+    free(scales);
+    free(quantised);
+    return ok ? 0 : 1;
+}
+
 int main(int argc, char **argv)
 {
+    if (argc == 8 && strcmp(argv[1], "quantise") == 0)
+        return run_quantise(argv + 2);
     if (argc == 2 && strcmp(argv[1], "list") == 0) {
         for (const dray__kernels *const *k = dray__kernels_all(); *k; k++)
             puts((*k)->name);
@@ -362,7 +428,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(factors_agree),       cmocka_unit_test(any_flipped_bit_changes_the_sum),
         cmocka_unit_test(sums_of_conversions), cmocka_unit_test(copies_agree),
         cmocka_unit_test(rows_agree),          cmocka_unit_test(summed_conversions_agree),
-        cmocka_unit_test(rectangles_agree),
+        cmocka_unit_test(rectangles_agree),    cmocka_unit_test(transposes_agree),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-"""Conversions against PyTorch, bit for bit, NaN included; the checksum against its formula in Python.
+"""Conversions against PyTorch, bit for bit, NaN included; quantisation against its formula in
+PyTorch; the checksum against its formula in Python.
 
 PyTorch's own NaN depends on its code path: to bfloat16 its scalar code gives 0x7FC0 and its vector code
 0xFFFF; from bfloat16 to float16 the scalar code drops the payload. dray gives 0x7FC0 and keeps the
@@ -30,13 +31,15 @@ SEED = int(os.environ.get("DRAY_TEST_SEED", random.randrange(1 << 32)))
 print("DRAY_TEST_SEED=%d" % SEED)
 rng = np.random.default_rng(SEED)
 
-TORCH = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
-BITS = {"BF16": np.uint16, "F16": np.uint16, "F32": np.uint32, "F64": np.uint64}
+TORCH = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64,
+         "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
+BITS = {"BF16": np.uint16, "F16": np.uint16, "F32": np.uint32, "F64": np.uint64,
+        "F8_E4M3": np.uint8, "F8_E5M2": np.uint8}
 
 
-def call(data, *arguments):
+def call(data, *arguments, kernels=""):
     return subprocess.run([PROGRAM, *arguments], input=data, stdout=subprocess.PIPE, check=True,
-                          timeout=120).stdout
+                          timeout=120, env=dict(os.environ, DRAY_KERNELS=kernels)).stdout
 
 
 def f32_patterns():
@@ -45,6 +48,8 @@ def f32_patterns():
     halves = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32).view(np.uint32)
     near = [halves + step for step in (0, 1, 0xFFF, 0x1000, 0x1001, 0x1FFF)]  # the same for f16
     smallest = np.arange(0, 0x39000000, 9973, dtype=np.uint32)  # denormal in f16 or in f32
+    eighths = np.arange(0x37000000, 0x48000000, 1 << 19, dtype=np.uint32)  # ties of 8 bits
+    near += [sign | eighths + np.uint32(step) for step in (0, 1, 0xFFFFFFFF) for sign in (0, 0x80000000)]
     return np.concatenate(ties + near + [smallest, rng.integers(0, 1 << 32, 1 << 20, np.uint32)])
 
 
@@ -55,7 +60,9 @@ def f64_patterns():
 
 
 def patterns(name):
-    if name in ("BF16", "F16"):
+    if BITS[name] == np.uint8:
+        return np.arange(256, dtype=np.uint8)
+    if BITS[name] == np.uint16:
         return np.arange(65536, dtype=np.uint16)
     with np.errstate(all="ignore"):
         return f32_patterns() if name == "F32" else f64_patterns()
@@ -70,7 +77,7 @@ def check_casts(part):
             if source == target or (target == "BF16") != (part == TO_BF16):
                 continue
             size = np.dtype(BITS[target]).itemsize
-            integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+            integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
             converted = tensor.to(TORCH[target])
             want = converted.view(integer).numpy().view(BITS[target])
             nan = torch.isnan(converted).numpy()
@@ -84,6 +91,75 @@ def check_casts(part):
                     at = int(np.argmin(same))
                     sys.exit("%s, %s -> %s: %#x became %#x, PyTorch gives %#x" %
                              (name, source, target, bits[at], got[at], want[at]))
+
+
+def to_power_of_two(scale):
+    """DeepGEMM's ceil_to_ue8m0."""
+    bits = scale.abs().float().view(torch.int)
+    return ((((bits >> 23) & 0xFF) + (bits & 0x7FFFFF).bool().int()).clamp(1, 254) << 23).view(torch.float)
+
+
+def quantised(x, cell, target, format):
+    """quant.h's formula over x, a tensor cut into cells from its origin: (q, scales, y)."""
+    ends = [-(-n // c) for n, c in zip(x.shape, cell)]
+    padded = torch.zeros([e * c for e, c in zip(ends, cell)], dtype=x.dtype)
+    padded[tuple(slice(0, n) for n in x.shape)] = x
+    view = padded.view([n for pair in zip(ends, cell) for n in pair])
+    amax = view.abs().float().amax(dim=tuple(range(1, view.ndim, 2)), keepdim=True).clamp(1e-4)
+    scale = amax / torch.finfo(TORCH[target]).max
+    if format:
+        scale = to_power_of_two(scale)
+    q = (view * (1.0 / scale)).to(TORCH[target])
+    y = (q.float() * scale).to(x.dtype)
+    part = tuple(slice(0, n) for n in x.shape)
+    return q.view(padded.shape)[part], scale.view(ends), y.view(padded.shape)[part]
+
+
+def compare(got, want, dtype, what):
+    size = want.element_size()
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[size]
+    tensor = torch.from_numpy(np.frombuffer(got, "i%d" % size if size > 1 else "u1").copy())
+    nan = torch.isnan(want.float()).flatten()
+    same = (tensor == want.contiguous().view(integer).flatten()) | \
+        (nan & torch.isnan(tensor.view(want.dtype).float()))
+    assert same.all(), "%s: at %d, %s is wrong" % (what, int(torch.argmin(same.int())), dtype)
+
+
+def check_quantise(x, name, target, format, cell, kernels):
+    """Of x, a box that ends where the tensor does and begins where cells do, or inside them."""
+    q, scales, y = quantised(x, cell, target, format)
+    text = [",".join(map(str, v)) for v in ([0] * x.ndim, x.shape, cell)]
+    raw = x.contiguous().view(torch.uint8).numpy().tobytes()
+    out = call(raw, "quantise", name, target, str(format), *text, kernels=kernels)
+    what = "%s of %s to %s, cells %s, %s, format %d" % (list(x.shape), name, target, cell, kernels,
+                                                        format)
+    n = scales.numel() * 4
+    compare(out[:n], scales, "scale", what)
+    compare(out[n:n + q.numel()], q, target, what)
+    compare(out[n + q.numel():], y, name, what)
+
+
+def check_quantisation():
+    names = call(b"", "list").decode().split()
+    every = torch.arange(65536, dtype=torch.int32).to(torch.int16)
+    special = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-45, 3e38])
+    for kernels in names:
+        for name in ("F32", "BF16", "F16"):
+            for target in ("F8_E4M3", "F8_E5M2"):
+                format = int(rng.integers(2))
+                shape = tuple(int(n) for n in rng.integers(1, 300, 2))
+                x = torch.from_numpy(rng.normal(size=shape) * 10.0 ** rng.uniform(-6, 3)).to(TORCH[name])
+                check_quantise(x, name, target, format, (128, 128), kernels)
+                check_quantise(x, name, target, 1 - format, shape, kernels)
+                odd = torch.from_numpy(rng.normal(size=(3, 40, 50))).to(TORCH[name])
+                for value in special:
+                    odd[tuple(int(rng.integers(n)) for n in odd.shape)] = value
+                cell = (1, int(rng.integers(1, 45)), int(rng.integers(1, 60)))
+                check_quantise(odd, name, target, format, cell, kernels)
+                if name != "F32":  # each pattern among its neighbours, and each magnitude as the largest
+                    bits = every.view(TORCH[name]).view(256, 256)
+                    check_quantise(bits, name, target, format, (1, 64), kernels)
+                    check_quantise(bits, name, target, format, (1, 1), kernels)
 
 
 MASK = (1 << 64) - 1
@@ -165,3 +241,4 @@ def check_sums():
 check_casts(sys.argv[1])
 if sys.argv[1] == OTHERS:
     check_sums()
+    check_quantisation()

@@ -1,0 +1,203 @@
+/* Part of kernels_body.h: the two forms of 8-bit floats (Micikevicius et al., "FP8 formats for deep
+ * learning", 2022), their conversions, and quantisation's loops (quant.h has the arithmetic). */
+
+/* E4M3 without infinity: what is larger than 448 becomes 448, as in PyTorch since 2.13. */
+static inline uint32_t to_e4m3(uint32_t bits)
+{
+    uint32_t a = bits & 0x7FFFFFFF;
+    uint32_t normal = (a - ((127u - 7u) << 23) + 0x7FFFF + (a >> 20 & 1)) >> 20;
+    /* Below 2^-6 steps are 2^-9, which is what one bit of 2^14 is worth. */
+    uint32_t small = bits_of(float_of(a) + 0x1p14f) - bits_of(0x1p14f);
+    uint32_t e = a < 121u << 23 ? small : normal;
+    e = e > 0x7E ? 0x7E : e;
+    e = a > 0x7F800000 ? 0x7F : e;
+    return (bits >> 24 & 0x80) | e;
+}
+
+static inline uint32_t to_e5m2(uint32_t bits)
+{
+    uint32_t a = bits & 0x7FFFFFFF;
+    uint32_t normal = (a - ((127u - 15u) << 23) + 0xFFFFF + (a >> 21 & 1)) >> 21;
+    uint32_t small = bits_of(float_of(a) + 0x1p7f) - bits_of(0x1p7f);
+    uint32_t e = a < 113u << 23 ? small : normal;
+    e = e > 0x7C ? 0x7C : e;
+    e = a > 0x7F800000 ? 0x7F : e;
+    return (bits >> 24 & 0x80) | e;
+}
+
+static inline uint32_t from_e4m3(uint32_t value)
+{
+    uint32_t a = value & 0x7F, normal = (a << 20) + ((127u - 7u) << 23);
+    uint32_t f = a < 8 ? bits_of((float)(int32_t)a * 0x1p-9f) : normal;
+    return (value & 0x80) << 24 | (a == 0x7F ? 0x7FF00000 : f);
+}
+
+static inline uint32_t from_e5m2(uint32_t value)
+{
+    uint32_t a = value & 0x7F, normal = (a << 21) + ((127u - 15u) << 23);
+    uint32_t f = a < 4 ? bits_of((float)(int32_t)a * 0x1p-16f) : normal;
+    uint32_t special = 0x7F800000 | (a & 3) << 21 | (a > 0x7C ? 0x400000 : 0);
+    return (value & 0x80) << 24 | (a >= 0x7C ? special : f);
+}
+
+/* XX(name, from, to, element types, expression of x) */
+#define FLOAT8_CASTS(XX)                                                                           \
+    XX(f32_e4m3, F32, F8E4M3, u32_any, uint8_t, (uint8_t)to_e4m3(x))                               \
+    XX(f32_e5m2, F32, F8E5M2, u32_any, uint8_t, (uint8_t)to_e5m2(x))                               \
+    XX(bf16_e4m3, BF16, F8E4M3, u16_any, uint8_t, (uint8_t)to_e4m3(from_bf16(x)))                  \
+    XX(bf16_e5m2, BF16, F8E5M2, u16_any, uint8_t, (uint8_t)to_e5m2(from_bf16(x)))                  \
+    XX(e4m3_f32, F8E4M3, F32, uint8_t, u32_any, from_e4m3(x))                                      \
+    XX(e5m2_f32, F8E5M2, F32, uint8_t, u32_any, from_e5m2(x))                                      \
+    XX(e4m3_bf16, F8E4M3, BF16, uint8_t, u16_any, to_bf16(from_e4m3(x)))                           \
+    XX(e5m2_bf16, F8E5M2, BF16, uint8_t, u16_any, to_bf16(from_e5m2(x)))
+
+#define XX(name, from, to, from_type, to_type, expression)                                         \
+    static void name(const void *source, void *destination, size_t count)                          \
+    {                                                                                              \
+        const from_type *restrict in = source;                                                     \
+        to_type *restrict out = destination;                                                       \
+        for (size_t i = 0; i < count; i++) {                                                       \
+            from_type x = in[i];                                                                   \
+            out[i] = expression;                                                                   \
+        }                                                                                          \
+    }
+FLOAT8_CASTS(XX)
+#undef XX
+
+/* XX(name, from, to, up to f32, its bytes, down from f32, its bytes) */
+#define FLOAT8_THROUGH_F32(XX)                                                                     \
+    XX(f16_e4m3, F16, F8E4M3, f16_f32, 2, f32_e4m3, 1)                                             \
+    XX(f16_e5m2, F16, F8E5M2, f16_f32, 2, f32_e5m2, 1)                                             \
+    XX(f64_e4m3, F64, F8E4M3, f64_f32, 8, f32_e4m3, 1)                                             \
+    XX(f64_e5m2, F64, F8E5M2, f64_f32, 8, f32_e5m2, 1)                                             \
+    XX(e4m3_f16, F8E4M3, F16, e4m3_f32, 1, f32_f16, 2)                                             \
+    XX(e5m2_f16, F8E5M2, F16, e5m2_f32, 1, f32_f16, 2)                                             \
+    XX(e4m3_f64, F8E4M3, F64, e4m3_f32, 1, f32_f64, 8)                                             \
+    XX(e5m2_f64, F8E5M2, F64, e5m2_f32, 1, f32_f64, 8)                                             \
+    XX(e4m3_e5m2, F8E4M3, F8E5M2, e4m3_f32, 1, f32_e5m2, 1)                                        \
+    XX(e5m2_e4m3, F8E5M2, F8E4M3, e5m2_f32, 1, f32_e4m3, 1)
+
+#define XX(name, from, to, up, up_bytes, down, down_bytes)                                         \
+    static void name(const void *source, void *destination, size_t count)                          \
+    {                                                                                              \
+        through_f32(up, up_bytes, down, down_bytes, source, destination, count);                   \
+    }
+FLOAT8_THROUGH_F32(XX)
+#undef XX
+
+/* ---- quantisation -----------------------------------------------------------------------------
+ */
+
+/* Magnitudes compare as integers: a NaN is larger than everything. */
+static uint32_t most2(const void *source, size_t count, uint32_t most)
+{
+    const u16_any *in = source;
+    uint16_t m = (uint16_t)most;
+    for (size_t i = 0; i < count; i++) {
+        uint16_t a = in[i] & 0x7FFF;
+        m = a > m ? a : m;
+    }
+    return m;
+}
+
+static uint32_t most4(const void *source, size_t count, uint32_t most)
+{
+    const u32_any *in = source;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t a = in[i] & 0x7FFFFFFF;
+        most = a > most ? a : most;
+    }
+    return most;
+}
+
+/* A NaN has no sign here: which one a product gets is the machine's choice. */
+static inline uint32_t without_sign_of_nan(uint32_t e, uint32_t inf)
+{
+    return (e & 0x7F) > inf ? 0x7F : e;
+}
+
+/* XX(name, from, to, element type, bits of f32 from x, narrowing, largest that is no NaN) */
+#define QUANTISERS(XX)                                                                             \
+    XX(quantise_f32_e4m3, F32, F8E4M3, u32_any, x, to_e4m3, 0x7E)                                  \
+    XX(quantise_f32_e5m2, F32, F8E5M2, u32_any, x, to_e5m2, 0x7C)                                  \
+    XX(quantise_bf16_e4m3, BF16, F8E4M3, u16_any, from_bf16(x), to_e4m3, 0x7E)                     \
+    XX(quantise_bf16_e5m2, BF16, F8E5M2, u16_any, from_bf16(x), to_e5m2, 0x7C)
+
+#define XX(name, from, to, type, value, narrow, inf)                                               \
+    static void name(const void *source, uint8_t *restrict out, size_t count, float factor)        \
+    {                                                                                              \
+        const type *restrict in = source;                                                          \
+        for (size_t i = 0; i < count; i++) {                                                       \
+            type x = in[i];                                                                        \
+            uint32_t product = bits_of(float_of(value) * factor);                                  \
+            out[i] = (uint8_t)without_sign_of_nan(narrow(product), inf);                           \
+        }                                                                                          \
+    }
+QUANTISERS(XX)
+#undef XX
+
+#define XX(name, next)                                                                             \
+    static void name(const void *source, uint8_t *out, size_t count, float factor)                 \
+    {                                                                                              \
+        float chunk[CHUNK];                                                                        \
+        for (size_t i = 0, n; i < count; i += n) {                                                 \
+            n = count - i < CHUNK ? count - i : CHUNK;                                             \
+            f16_f32((const u16_any *)source + i, chunk, n);                                        \
+            next(chunk, out + i, n, factor);                                                       \
+        }                                                                                          \
+    }
+XX(quantise_f16_e4m3, quantise_f32_e4m3)
+XX(quantise_f16_e5m2, quantise_f32_e5m2)
+#undef XX
+
+static const dray__quantiser quantisers[] = {
+    {DRAY_F16, DRAY_F8E4M3, quantise_f16_e4m3},
+    {DRAY_F16, DRAY_F8E5M2, quantise_f16_e5m2},
+#define XX(name, from, to, type, value, narrow, inf) {DRAY_##from, DRAY_##to, name},
+    QUANTISERS(XX)
+#undef XX
+        {0, 0, NULL},
+};
+
+/* XX(name, from, to, widening, element type, expression of the product's bits p) */
+#define DEQUANTISERS(XX)                                                                           \
+    XX(dequantise_e4m3_f32, F8E4M3, F32, from_e4m3, u32_any, p)                                    \
+    XX(dequantise_e5m2_f32, F8E5M2, F32, from_e5m2, u32_any, p)                                    \
+    XX(dequantise_e4m3_bf16, F8E4M3, BF16, from_e4m3, u16_any, to_bf16(p))                         \
+    XX(dequantise_e5m2_bf16, F8E5M2, BF16, from_e5m2, u16_any, to_bf16(p))
+
+#define XX(name, from, to, widen, type, value)                                                     \
+    static void name(const uint8_t *restrict in, void *destination, size_t count, float scale)     \
+    {                                                                                              \
+        type *restrict out = destination;                                                          \
+        for (size_t i = 0; i < count; i++) {                                                       \
+            uint32_t p = bits_of(float_of(widen(in[i])) * scale);                                  \
+            p = (p & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC00000 : p;                                    \
+            out[i] = value;                                                                        \
+        }                                                                                          \
+    }
+DEQUANTISERS(XX)
+#undef XX
+
+#define XX(name, first)                                                                            \
+    static void name(const uint8_t *in, void *destination, size_t count, float scale)              \
+    {                                                                                              \
+        float chunk[CHUNK];                                                                        \
+        for (size_t i = 0, n; i < count; i += n) {                                                 \
+            n = count - i < CHUNK ? count - i : CHUNK;                                             \
+            first(in + i, chunk, n, scale);                                                        \
+            f32_f16(chunk, (u16_any *)destination + i, n);                                         \
+        }                                                                                          \
+    }
+XX(dequantise_e4m3_f16, dequantise_e4m3_f32)
+XX(dequantise_e5m2_f16, dequantise_e5m2_f32)
+#undef XX
+
+static const dray__dequantiser dequantisers[] = {
+    {DRAY_F8E4M3, DRAY_F16, dequantise_e4m3_f16},
+    {DRAY_F8E5M2, DRAY_F16, dequantise_e5m2_f16},
+#define XX(name, from, to, widen, type, value) {DRAY_##from, DRAY_##to, name},
+    DEQUANTISERS(XX)
+#undef XX
+        {0, 0, NULL},
+};
