@@ -110,6 +110,10 @@ typedef struct dray_tag {
     double number;
 } dray_tag;
 
+/* Tags that the queue itself reads: which version of the weights made the row (whole numbers; of
+ * several commits the oldest counts for staleness). */
+#define DRAY_TAG_VERSION "version"
+
 typedef struct dray_row {
     uint32_t slot;       /* place within the partition */
     uint32_t generation; /* a stale address is an error, never another sample */
@@ -204,6 +208,31 @@ int dray_queue_wait(dray_queue *queue, const char *partition, const char *task, 
 /* No more partitions will come: claims that can never be filled end with DRAY_EEND. */
 int dray_queue_end(dray_queue *queue, dray_error *error);
 
+/* Bounds asynchronous rollout: at any time the rows that `task` may still take are
+ *     min(concurrency - running, (staleness + version + 1) * batch_rows - (accepted + running))
+ * where running are the rows that it holds and accepted those that it has committed, less those
+ * lost afterwards. Its claims wait for that (a short one is given where up_to allows). */
+typedef struct dray_admission {
+    size_t size;
+    const char *task;    /* NULL: rows count as accepted when they are inserted, and inserts wait */
+    uint32_t batch_rows; /* of one training step */
+    uint32_t staleness;  /* versions that a sample may be behind */
+    uint32_t concurrency; /* 0: no bound */
+    int32_t resume;       /* 1: accepted = version * batch_rows, as of a run that goes on */
+    uint64_t version;     /* that the trainer has reached */
+} dray_admission;
+
+#define DRAY_ADMISSION_INIT                                                                        \
+    {                                                                                              \
+        .size = sizeof(dray_admission)                                                             \
+    }
+
+/* Sets the queue's admission, or changes it. DRAY_EINVALID: a version that goes back without
+ * resume. */
+int dray_queue_admit(dray_queue *queue, const dray_admission *admission, dray_error *error);
+/* The trainer has reached the version: more may be rolled out. DRAY_EINVALID: it goes back. */
+int dray_queue_version(dray_queue *queue, uint64_t version, dray_error *error);
+
 /* ---- consumers ----------------------------------------------------------------------------------
  */
 
@@ -225,6 +254,10 @@ typedef struct dray_claim_options {
     int32_t policy;        /* dray_policy */
     int64_t timeout_ns;
     int64_t max_hold_ns; /* the claim is taken back after this; 0: it lives as the session */
+    int32_t fresh; /* 1: ready rows whose oldest version + staleness < version are dropped, and
+                      lost as on_loss says; rows without a version are not */
+    uint32_t staleness;
+    uint64_t version; /* of the trainer that consumes */
 } dray_claim_options;
 
 #define DRAY_CLAIM_OPTIONS_INIT                                                                    \
@@ -303,13 +336,15 @@ int dray_batch_import(dray_queue *queue, const void *data, size_t size, dray_bat
                       dray_error *error);
 
 /* State as JSON: {"name", "ended", "rows", "capacity_rows", "bytes", "hidden_bytes",
- * "capacity_bytes", "chunks", "chunk_bytes", "claims", "clients", "waiters": {"claims": {task: n},
- * "inserts", "waits", "refills"}, "partitions": [{"name", "generation", "rows", "groups", "sealed",
- * "dead", "vacant", "refilled", "bytes", "reserved_bytes", "lost": {"failed", "stale",
- * "rolled_back"}, "columns": {column: rows committed}, "tasks": {task: {"ready", "taken",
- * "committed", "dead", "finished"}}, "deaths": [{"slot", "generation", "task", "cause", "attempts",
- * "refilled", "reason"}]}]}; dead of a task counts rows that died in its hands, vacant rows wait
- * for another sample, deaths are the first 64 rows that died or were refilled. *out is malloc'ed.
+ * "capacity_bytes", "chunks", "chunk_bytes", "claims", "clients", "admission": {"task",
+ * "version", "batch_rows", "staleness", "concurrency", "running", "accepted", "room"}, "waiters":
+ * {"claims": {task: n}, "inserts", "waits", "refills"}, "partitions": [{"name", "generation",
+ * "rows", "groups", "sealed", "dead", "vacant", "refilled", "bytes", "reserved_bytes", "lost":
+ * {"failed", "stale", "rolled_back"}, "columns": {column: rows committed}, "tasks": {task:
+ * {"ready", "taken", "committed", "dead", "finished"}}, "deaths": [{"slot", "generation", "task",
+ * "cause", "attempts", "refilled", "reason"}]}]}; dead of a task counts rows that died in its
+ * hands, vacant rows wait for another sample, deaths are the first 64 rows that died or were
+ * refilled. *out is malloc'ed.
  */
 int dray_queue_status(dray_queue *queue, char **out, dray_error *error);
 

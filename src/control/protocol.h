@@ -62,6 +62,8 @@
     XX(QUEUE_HOLD, 0x030E, WORKER)                                                                 \
     XX(QUEUE_REFILL, 0x030F, WORKER)                                                               \
     XX(QUEUE_DECLINE, 0x0310, WORKER)                                                              \
+    XX(QUEUE_ADMIT, 0x0311, WORKER)                                                                \
+    XX(QUEUE_VERSION, 0x0312, WORKER)                                                              \
     /* queue/keeper.c (on the keeper's own socket) */                                              \
     XX(KEEPER_PUT, 0x0401, ANY)                                                                    \
     XX(KEEPER_GET, 0x0402, ANY)                                                                    \

@@ -241,6 +241,9 @@ static int put_choice(dray_queue *queue, dray__writer *w, const dray_claim_optio
     dray__put_u8(w, o->up_to != 0);
     dray__put_u32(w, (uint32_t)o->policy);
     dray__put_i64(w, o->max_hold_ns);
+    dray__put_u8(w, o->fresh != 0);
+    dray__put_u32(w, o->staleness);
+    dray__put_u64(w, o->version);
     return DRAY_OK;
 }
 

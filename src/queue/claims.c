@@ -43,6 +43,7 @@ static void give_back(dray__table *table, dray__claim *claim, uint32_t item, boo
     track->taken_count--;
     if (slot < track->open_from)
         track->open_from = slot;
+    dray__admission_note(table, claim->task, 0);
     bool dead = dray__bit_get(p->dead, slot);
     track->taken_dead -= dead;
     if (failed && ++track->rows[slot].failures >= table->settings.max_attempts && !dead)
@@ -135,6 +136,10 @@ void dray__describe(const dray__table *table, const dray__want *want, char *out,
                       "%u dead",
                       p->name, p->rows, p->sealed ? "sealed" : "not sealed", track->ready_count,
                       track->taken_count, track->done_count, p->dead_count);
+    if (at > 0 && (size_t)at < size && want->task == table->admission.task)
+        at += snprintf(out + at, size - (size_t)at, ", %lld more admitted at version %llu",
+                       (long long)dray__admission_room(table),
+                       (unsigned long long)table->admission.version);
     if (at > 0 && (size_t)at < size)
         missing(table, p, want->task, out + at, size - (size_t)at);
 }
@@ -148,19 +153,24 @@ static bool fills(const dray__partition *p, const dray__want *want, const dray__
            (p->sealed && pick->count == dray__open_rows(p, want->task));
 }
 
-static int pick_rows(const dray__partition *p, const dray__want *want,
+static int pick_rows(dray__table *table, dray__partition *p, const dray__want *want,
                      const dray__policy_fn *policy, dray__pick *pick, dray_error *error)
 {
     if (policy->by_group && want->count % p->group_size)
         return dray__fail(error, DRAY_EINVALID,
                           "claim of %u rows by group: partition %s has groups of %u", want->count,
                           p->name, p->group_size);
+    int64_t room = table->admission.task == want->task ? dray__admission_room(table) : INT64_MAX;
     pick->count = pick->weight = 0;
-    policy->pick(p, &p->tracks[want->task], want->count, pick);
+    if (want->fresh)
+        dray__drop_stale(table, p, want);
+    if (room > 0)
+        policy->pick(p, &p->tracks[want->task], room < want->count ? (uint32_t)room : want->count,
+                     pick);
     return fills(p, want, pick) ? DRAY_OK : DRAY_EAGAIN;
 }
 
-static int choose(const dray__table *table, const dray__want *want, dray__pick *pick,
+static int choose(dray__table *table, const dray__want *want, dray__pick *pick,
                   dray__partition **out, dray_error *error)
 {
     const dray__policy_fn *policy = dray__policy_find(want->policy);
@@ -177,7 +187,7 @@ static int choose(const dray__table *table, const dray__want *want, dray__pick *
             return dray__fail(error, DRAY_EEND, "task %s has finished partition %s",
                               table->tasks[want->task].name, p->name);
         *out = p;
-        return pick_rows(p, want, policy, pick, error);
+        return pick_rows(table, p, want, policy, pick, error);
     }
     bool finished = table->ended;
     for (uint32_t i = 0; i < table->partition_count; i++) {
@@ -186,7 +196,7 @@ static int choose(const dray__table *table, const dray__want *want, dray__pick *
             continue;
         finished = false;
         *out = p;
-        int rc = pick_rows(p, want, policy, pick, error);
+        int rc = pick_rows(table, p, want, policy, pick, error);
         if (rc != DRAY_EAGAIN)
             return rc;
         if (policy->in_order && !(p->sealed && !dray__open_rows(p, want->task)))
@@ -380,6 +390,7 @@ static void acknowledge(dray__table *table, dray__claim *claim)
         dray__bit_set(track->done, slot);
         track->taken_count--;
         track->done_count++;
+        dray__admission_note(table, claim->task, 1);
         if (dray__bit_get(p->dead, slot)) {
             track->taken_dead--;
             continue;

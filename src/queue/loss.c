@@ -55,6 +55,7 @@ static void take_from_claims(dray__table *table, dray__partition *p, uint32_t sl
                 claim->state = DRAY__CLAIM_FAILED;
             dray__bit_clear(p->tracks[claim->task].taken, slot);
             p->tracks[claim->task].taken_count--;
+            dray__admission_note(table, claim->task, 0);
             holders &= ~(UINT64_C(1) << claim->task);
             break;
         }
@@ -94,6 +95,8 @@ static void vacate_row(dray__table *table, dray__partition *p, uint32_t slot)
             track->open_from = slot;
     }
     forget_columns(table, p, slot);
+    if (p->oldest)
+        p->oldest[slot] = p->newest[slot] = 0;
     dray__bit_set(p->vacant, slot);
     p->vacant_count++;
     dray__refresh_all_tasks(table, p, slot / 64, true);
@@ -135,6 +138,14 @@ static void ask(dray__table *table, dray__partition *p, dray__demand *demand)
         vacate_row(table, p, demand->slots[i]);
 }
 
+/* What rollout had accepted is not there any more. */
+static void note_drop(dray__table *table, const dray__partition *p, uint32_t slot)
+{
+    uint32_t task = table->admission.task;
+    if (task == DRAY__NONE || dray__bit_get(p->tracks[task].done, slot))
+        dray__admission_note(table, task, -1);
+}
+
 void dray__lose(dray__table *table, dray__partition *p, uint32_t task, uint32_t slot, int32_t cause,
                 const char *reason)
 {
@@ -156,6 +167,7 @@ void dray__lose(dray__table *table, dray__partition *p, uint32_t task, uint32_t 
         if (!shares_fate(p, task, s))
             continue;
         p->lost[cause]++;
+        note_drop(table, p, s);
         if (demand)
             demand->slots[demand->count++] = s;
         else
@@ -294,6 +306,7 @@ int dray__table_refill(dray__table *table, dray__client *client, const dray__new
         dray__bit_clear(p->vacant, demand->slots[i]);
         p->row_generations[demand->slots[i]] = (uint32_t)demand->id;
     }
+    dray__admission_note(table, DRAY__NONE, demand->count);
     p->vacant_count -= demand->count;
     p->refilled += demand->count;
     if (put)

@@ -23,11 +23,14 @@
  *          -> u64 id, str partition, u32 rows, u32 slot, u32 group, u32 task, u32 attempts,
  *             u32 cause, str reason
  *
- * DECLINE  u64 id
+ * DECLINE  u64 id        VERSION  u64
+ *
+ * ADMIT    u32 task (NONE: inserts), u32 rows a batch, u32 staleness, u32 concurrency, u64 version,
+ *          u8 resume
  *
  * CLAIM    u32 ticket, u32 columns known, u32 keys known, i64 timeout,
- *          u32 n, n * {u32 task, str partition ("": any), u32 count, u8 up to, i32 policy, i64
- * hold}
+ *          u32 n, n * {u32 task, str partition ("": any), u32 count, u8 up to, i32 policy,
+ *          i64 hold, u8 fresh, u32 staleness, u64 version}
  *          -> u32 which, columns {u32 index, str, spec}, keys {str}, body (below)
  *
  * COMMIT   u32 ticket, u32 generation, columns, tags

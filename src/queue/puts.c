@@ -211,6 +211,8 @@ int dray__put_check(const dray__table *table, const dray__client *client, int wr
     }
     for (uint32_t i = 0; i < tag_count; i++) {
         int rc = dray__name_check(tags[i].key, "tag", error);
+        if (!rc)
+            rc = dray__version_check(tags[i].key, tags[i].value, error);
         if (rc)
             return rc;
         if (writer >= 0 && tags[i].item >= items)
@@ -305,6 +307,11 @@ int dray__put_prepare(dray__table *table, dray__partition *p, int writer,
         rc = prepare_column(table, p, &columns[i], &put->columns[i], error);
     if (!rc)
         rc = prepare_tags(table, put, tags, tag_count, every, error);
+    for (uint32_t i = 0; !rc && i < tag_count; i++)
+        if (put->tags[i].key == table->version_key) {
+            rc = dray__versions_prepare(p, error);
+            break;
+        }
     if (rc) {
         dray__put_discard(put);
         return rc;
@@ -402,6 +409,7 @@ void dray__put_apply(dray__table *table, dray__partition *p, int writer, dray__p
                 !dray__bit_get(p->tracks[t].done, slot) && !dray__bit_get(p->dead, slot);
         rows++;
     }
+    dray__versions_note(table, p, put, slots, first, count, divisor);
     uint64_t bytes = 0;
     for (uint32_t c = 0; c < put->column_count; c++) {
         p->committed[put->columns[c].column] += rows;

@@ -517,6 +517,34 @@ int dray_queue_wait(dray_queue *queue, const char *partition, const char *task, 
     return dray__queue_call(queue, DRAY__MSG_QUEUE_WAIT, deadline, NULL, error);
 }
 
+/* ---- asynchronous rollout -------------------------------------------------------------------- */
+
+int dray_queue_admit(dray_queue *queue, const dray_admission *admission, dray_error *error)
+{
+    dray_admission o = DRAY_ADMISSION_INIT;
+    uint32_t task = UINT32_MAX;
+    int rc = dray__options_read(&o, sizeof o, dray__end_of(dray_admission, version), admission,
+                                "dray_admission", error);
+    if (!rc && o.task)
+        rc = dray__queue_task(queue, o.task, &task, error);
+    if (rc)
+        return rc;
+    dray__writer *w = dray__queue_begin(queue);
+    dray__put_u32(w, task);
+    dray__put_u32(w, o.batch_rows);
+    dray__put_u32(w, o.staleness);
+    dray__put_u32(w, o.concurrency);
+    dray__put_u64(w, o.version);
+    dray__put_u8(w, o.resume != 0);
+    return dray__queue_command(queue, DRAY__MSG_QUEUE_ADMIT, NULL, error);
+}
+
+int dray_queue_version(dray_queue *queue, uint64_t version, dray_error *error)
+{
+    dray__put_u64(dray__queue_begin(queue), version);
+    return dray__queue_command(queue, DRAY__MSG_QUEUE_VERSION, NULL, error);
+}
+
 /* ---- refills --------------------------------------------------------------------------------- */
 
 static void read_refill(const dray_queue *queue, dray__reader *r, dray_refill *out)

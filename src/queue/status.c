@@ -79,6 +79,19 @@ static json_t *waiter_counts(const dray__table *table, const dray__waiting *wait
                      (json_int_t)waiting->refills);
 }
 
+static json_t *admission(const dray__table *table)
+{
+    const dray__admission *a = &table->admission;
+    if (!a->batch)
+        return json_null();
+    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "task",
+                     a->task == DRAY__NONE ? "" : table->tasks[a->task].name, "version",
+                     (json_int_t)a->version, "batch_rows", (json_int_t)a->batch, "staleness",
+                     (json_int_t)a->staleness, "concurrency", (json_int_t)a->concurrency, "running",
+                     (json_int_t)dray__admission_running(table), "accepted",
+                     (json_int_t)a->accepted, "room", (json_int_t)dray__admission_room(table));
+}
+
 json_t *dray__table_json(const dray__table *table, const dray__waiting *waiting)
 {
     json_t *partitions = json_array();
@@ -88,12 +101,13 @@ json_t *dray__table_json(const dray__table *table, const dray__waiting *waiting)
         json_array_append_new(partitions, partition_json(table, table->partitions[i]));
     for (const dray__client *client = table->clients; client; client = client->next)
         clients++;
-    return json_pack("{s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "name",
-                     table->name, "ended", table->ended ? 1 : 0, "rows", (json_int_t)table->rows,
-                     "capacity_rows", (json_int_t)table->settings.capacity_rows, "bytes",
-                     (json_int_t)bytes, "hidden_bytes", (json_int_t)table->hidden, "capacity_bytes",
-                     (json_int_t)table->settings.capacity_bytes, "chunks",
-                     (json_int_t)table->chunks.count, "chunk_bytes", (json_int_t)table->chunk_bytes,
-                     "claims", (json_int_t)table->claim_count, "clients", (json_int_t)clients,
-                     "waiters", waiter_counts(table, waiting), "partitions", partitions);
+    return json_pack(
+        "{s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "name",
+        table->name, "ended", table->ended ? 1 : 0, "rows", (json_int_t)table->rows,
+        "capacity_rows", (json_int_t)table->settings.capacity_rows, "bytes", (json_int_t)bytes,
+        "hidden_bytes", (json_int_t)table->hidden, "capacity_bytes",
+        (json_int_t)table->settings.capacity_bytes, "chunks", (json_int_t)table->chunks.count,
+        "chunk_bytes", (json_int_t)table->chunk_bytes, "claims", (json_int_t)table->claim_count,
+        "clients", (json_int_t)clients, "admission", admission(table), "waiters",
+        waiter_counts(table, waiting), "partitions", partitions);
 }

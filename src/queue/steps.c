@@ -47,6 +47,25 @@ static int do_decline(step *s, dray_error *error)
     return rc ? rc : dray__table_decline(s->table, id, error);
 }
 
+static int do_admit(step *s, dray_error *error)
+{
+    dray__admission admission = {.task = dray__get_u32(s->r)};
+    admission.batch = dray__get_u32(s->r);
+    admission.staleness = dray__get_u32(s->r);
+    admission.concurrency = dray__get_u32(s->r);
+    admission.version = dray__get_u64(s->r);
+    bool resume = dray__get_u8(s->r) != 0;
+    int rc = dray__finish_reading(s->request, error);
+    return rc ? rc : dray__table_admit(s->table, &admission, resume, error);
+}
+
+static int do_version(step *s, dray_error *error)
+{
+    uint64_t version = dray__get_u64(s->r);
+    int rc = dray__finish_reading(s->request, error);
+    return rc ? rc : dray__table_version(s->table, version, error);
+}
+
 static int do_commit(step *s, dray_error *error)
 {
     uint32_t ticket = dray__get_u32(s->r), generation = dray__get_u32(s->r);
@@ -172,7 +191,8 @@ static const struct handler {
     {DRAY__MSG_QUEUE_END, do_end},         {DRAY__MSG_QUEUE_COMMIT, do_commit},
     {DRAY__MSG_QUEUE_FAIL, do_fail},       {DRAY__MSG_QUEUE_RELEASE, do_release},
     {DRAY__MSG_QUEUE_STATUS, do_status},   {DRAY__MSG_QUEUE_CHUNK, do_chunk},
-    {DRAY__MSG_QUEUE_DECLINE, do_decline}, {DRAY__MSG_QUEUE_CLOSE, do_close},
+    {DRAY__MSG_QUEUE_DECLINE, do_decline}, {DRAY__MSG_QUEUE_ADMIT, do_admit},
+    {DRAY__MSG_QUEUE_VERSION, do_version}, {DRAY__MSG_QUEUE_CLOSE, do_close},
     {DRAY__MSG_QUEUE_HOLD, do_hold},
 };
 

@@ -179,7 +179,10 @@ int dray__table_new(const char *name, const dray__task_names *tasks, uint32_t ta
     s->max_attempts = s->max_attempts ? s->max_attempts : 3;
     s->on_loss = s->on_loss ? s->on_loss : DRAY_ON_LOSS_REFILL;
     table->demands_tail = &table->demands;
+    table->admission.task = DRAY__NONE;
     rc = table->name && table->tasks && table->graves ? DRAY_OK : dray__nomem(error);
+    if (!rc)
+        rc = dray__table_key(table, DRAY_TAG_VERSION, &table->version_key, error);
     for (uint32_t t = 0; !rc && t < task_count; t++)
         rc = add_task(table, &tasks[t], error);
     if (rc) {
@@ -282,6 +285,8 @@ static void partition_free(const dray__table *table, dray__partition *p)
     free(p->dead);
     free(p->vacant);
     free(p->row_generations);
+    free(p->oldest);
+    free(p->newest);
     free(p->columns);
     free(p->committed);
     free(p->tracks);
@@ -310,6 +315,7 @@ static dray__partition *partition_new(const dray__table *table, const char *name
     }
     for (uint32_t t = 0; t < table->task_count; t++) {
         dray__track *track = &p->tracks[t];
+        track->floor = UINT64_MAX;
         track->head = track->tail = track->group_head = track->group_tail = DRAY__NONE;
     }
     return p;
@@ -388,6 +394,10 @@ static int grow_rows(const dray__table *table, dray__partition *p, uint32_t rows
         rc = dray__grow(&p->group_of, old, capacity, sizeof *p->group_of, error);
     if (!rc)
         rc = dray__grow(&p->row_generations, old, capacity, sizeof *p->row_generations, error);
+    if (!rc && p->oldest)
+        rc = dray__grow(&p->oldest, old, capacity, sizeof *p->oldest, error);
+    if (!rc && p->newest)
+        rc = dray__grow(&p->newest, old, capacity, sizeof *p->newest, error);
     for (uint32_t t = 0; !rc && t < table->task_count; t++) {
         dray__track *track = &p->tracks[t];
         rc = dray__grow(&track->taken, old_words, words, 8, error);
@@ -510,6 +520,12 @@ static int check_capacity(const dray__table *table, const dray__partition *p,
         return dray__fail(error, DRAY_EAGAIN, "insert into %s: %llu rows + %u > %llu",
                           rows->partition, (unsigned long long)table->rows, rows->rows,
                           (unsigned long long)table->settings.capacity_rows);
+    if (table->admission.task == DRAY__NONE && rows->rows > dray__admission_room(table))
+        return dray__fail(error, DRAY_EAGAIN,
+                          "insert into %s: %u rows, but rollout is %lld rows from its bound of "
+                          "staleness %u at version %llu",
+                          rows->partition, rows->rows, (long long)dray__admission_room(table),
+                          table->admission.staleness, (unsigned long long)table->admission.version);
     if (charge > table->settings.capacity_bytes || used > table->settings.capacity_bytes - charge)
         return dray__fail(error, DRAY_EAGAIN,
                           "insert into %s: %llu bytes of others + %llu of this partition > %llu",
@@ -604,6 +620,7 @@ int dray__table_insert(dray__table *table, dray__client *client, const dray__new
     table->charged += dray__partition_charge(p);
     *first_slot = p->rows;
     *generation = p->generation;
+    dray__admission_note(table, DRAY__NONE, rows->rows);
     add_rows(table, p, rows, group, put);
     return DRAY_OK;
 }

@@ -22,6 +22,7 @@
  *   loss     generation, {slot, row's generation}, task, cause, reason; the demand's id
  *   decline  the demand's id
  *   clear    partition        end
+ *   admit    the admission as it is now (its accepted follows from commits and losses)
  * Claims, attempts and pins are not kept: a restart voids them. */
 #ifndef DRAY_QUEUE_TABLE_H
 #define DRAY_QUEUE_TABLE_H
@@ -38,6 +39,7 @@ typedef struct dray__table dray__table;
 typedef struct dray__client dray__client;
 typedef struct dray__partition dray__partition;
 typedef struct dray__put dray__put;
+typedef struct dray__want dray__want;
 
 /* ---- columns and tasks ----------------------------------------------------------------------- */
 
@@ -75,6 +77,7 @@ typedef struct dray__track { /* one task's view of one partition */
     uint32_t ready_count, taken_count, done_count, settled_count, dead_count;
     uint32_t taken_dead; /* rows that died while this task had taken them: settled, too */
     uint32_t open_from;  /* no row before it is open (neither taken nor settled) */
+    uint64_t floor;      /* no open row is of an older version; UINT64_MAX: none has one */
     /* Groups whose members are all ready or settled, at least one ready; in order of completion. */
     uint64_t *whole;
     dray__link *groups;
@@ -116,7 +119,9 @@ struct dray__partition {
     bool sealed;
     uint64_t *dead, *vacant;
     uint32_t dead_count, vacant_count;
-    uint32_t *row_generations;             /* the partition's, or that of the refill */
+    uint32_t *row_generations; /* the partition's, or that of the refill */
+    uint64_t *oldest, *newest; /* 1 + version of the row's oldest and newest token; 0: not known;
+                                  NULL: no row has a version */
     uint32_t lost[DRAY__CAUSES], refilled; /* rows, over the partition's life */
     uint64_t **columns;                    /* [column]: committed bits; NULL: none yet */
     uint32_t *committed;
@@ -215,6 +220,14 @@ typedef struct dray__grave { /* a partition that was cleared */
     uint64_t finished; /* tasks that had finished it */
 } dray__grave;
 
+/* How much asynchronous rollout may be under way. */
+typedef struct dray__admission {
+    uint32_t batch; /* rows of a step; 0: rollout is not bounded */
+    uint32_t task;  /* NONE: rows are counted as they are inserted */
+    uint32_t staleness, concurrency;
+    uint64_t version, accepted;
+} dray__admission;
+
 typedef struct dray__settings { /* as opened; 0: the default, or when comparing, whatever it is */
     uint64_t capacity_rows, capacity_bytes;
     uint32_t max_attempts;
@@ -254,6 +267,8 @@ struct dray__table {
     uint32_t claim_count, put_count;
 
     dray__settings settings;
+    dray__admission admission;
+    uint32_t version_key;           /* of the tag that says which weights made a row */
     uint64_t rows, charged, hidden; /* hidden: cleared but pinned */
     uint64_t chunk_bytes;
 
@@ -358,15 +373,38 @@ int dray__table_refill(dray__table *table, dray__client *client, const dray__new
 void dray__demands_clear(dray__table *table, const dray__partition *p);
 void dray__demands_let_go(dray__table *table, const dray__client *client);
 
+/* ---- versions (versions.c) ---- */
+
+/* DRAY_EINVALID: a tag `version` that is no whole number from 0 to 2^53. */
+int dray__version_check(const char *key, double value, dray_error *error);
+/* Room for the versions of the partition's rows. */
+int dray__versions_prepare(dray__partition *p, dray_error *error);
+void dray__versions_note(const dray__table *table, dray__partition *p, const dray__put *put,
+                         const uint32_t *slots, uint32_t first, uint32_t count, uint32_t divisor);
+/* Loses the rows that are ready for the claim but too old for it. */
+void dray__drop_stale(dray__table *table, dray__partition *p, const dray__want *want);
+/* DRAY_EINVALID: the version goes back without `resume`. resume: accepted = version * batch. */
+int dray__table_admit(dray__table *table, const dray__admission *admission, bool resume,
+                      dray_error *error);
+int dray__table_version(dray__table *table, uint64_t version, dray_error *error);
+/* How many more rows may be rolled out; INT64_MAX: no bound. */
+int64_t dray__admission_room(const dray__table *table);
+uint64_t dray__admission_running(const dray__table *table);
+/* The task has let go of rows (by): +1 accepted each, -1 dropped each, 0 given back. */
+void dray__admission_note(dray__table *table, uint32_t task, int64_t by);
+
 /* ---- consumers ---- */
 
-typedef struct dray__want {
+struct dray__want {
     uint32_t task, count;
     const char *partition; /* NULL: any */
     bool up_to;
     int32_t policy;
     int64_t hold_until; /* INT64_MAX: as long as the session */
-} dray__want;
+    bool fresh;         /* rows whose oldest version + staleness < version are dropped */
+    uint32_t staleness;
+    uint64_t version;
+};
 
 /* DRAY_EAGAIN: not now (the message says what there is). */
 int dray__table_claim(dray__table *table, dray__client *client, uint32_t ticket,

@@ -27,35 +27,6 @@ static dray_batch *claim_some(dray_queue *queue, const char *task, uint32_t coun
     return batch;
 }
 
-static bool status_has(dray_queue *queue, const char *text)
-{
-    dray_error error;
-    char *status;
-    OK(dray_queue_status(queue, &status, &error));
-    bool found = strstr(status, text) != NULL;
-    if (!found)
-        fprintf(stderr, "no %s in %s\n", text, status);
-    free(status);
-    return found;
-}
-
-static void refill_ints(dray_queue *queue, const dray_refill *refill, int32_t value)
-{
-    dray_error error;
-    int32_t values[64];
-    for (uint32_t i = 0; i < 64; i++)
-        values[i] = value;
-    dray_column_data column = int_column("prompts", values);
-    dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
-    o.partition = refill->partition;
-    o.rows = refill->rows;
-    o.refill = refill->id;
-    o.columns = &column;
-    o.column_count = 1;
-    OK(dray_insert(queue, &o, NULL, &error));
-    FAILS(DRAY_EEXIST, dray_insert(queue, &o, NULL, &error));
-}
-
 /* ---- a reward that crashes on one prompt ----------------------------------------------------- */
 
 enum { B = 12, CRASHES = 50 };
@@ -133,6 +104,11 @@ static void test_reward_crashes_on_one_prompt(void **state)
     assert_non_null(strstr(refill.reason, "session of reward"));
     assert_true(status_has(queue, "\"vacant\":1"));
     refill_ints(queue, &refill, 777);
+    dray_insert_options late = DRAY_INSERT_OPTIONS_INIT;
+    late.partition = "0";
+    late.rows = 1;
+    late.refill = refill.id;
+    FAILS(DRAY_EEXIST, dray_insert(queue, &late, NULL, &error));
     uint32_t rows = 0;
     int64_t sum = 0;
     while (rows < B) {

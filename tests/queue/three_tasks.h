@@ -86,6 +86,35 @@ static inline void all_rows(dray_queue *queue, const char *task, const char *out
     dray_batch_free(batch);
 }
 
+static inline bool status_has(dray_queue *queue, const char *text)
+{
+    dray_error error;
+    char *status;
+    OK(dray_queue_status(queue, &status, &error));
+    bool found = strstr(status, text) != NULL;
+    if (!found)
+        fprintf(stderr, "no %s in %s\n", text, status);
+    free(status);
+    return found;
+}
+
+/* Answers a demand with prompts that all have one value. */
+static inline void refill_ints(dray_queue *queue, const dray_refill *refill, int32_t value)
+{
+    dray_error error;
+    int32_t values[64];
+    for (uint32_t i = 0; i < 64; i++)
+        values[i] = value;
+    dray_column_data column = int_column("prompts", values);
+    dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
+    o.partition = refill->partition;
+    o.rows = refill->rows;
+    o.refill = refill->id;
+    o.columns = &column;
+    o.column_count = 1;
+    OK(dray_insert(queue, &o, NULL, &error));
+}
+
 static inline int up(void **state)
 {
     (void)state;

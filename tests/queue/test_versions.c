@@ -1,0 +1,282 @@
+/* Staleness: rows that are too old for who claims them are dropped and refilled, and no more is
+ * rolled out than can still be young enough. */
+#include "queue/three_tasks.h"
+
+#include <stdatomic.h>
+#include <sys/mman.h>
+
+enum { B = 4, STEPS = 8, ETA = 1 };
+
+static dray_queue *open_refilling(dray_context *context, const char *name)
+{
+    dray_error error;
+    dray_queue *queue;
+    dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
+    options.tasks = three_tasks;
+    options.task_count = 3;
+    OK(dray_queue_open(context, name, &options, &queue, &error));
+    return queue;
+}
+
+static void set_version(dray_batch *batch, uint64_t version)
+{
+    dray_error error;
+    for (uint32_t i = 0; i < dray_batch_rows(batch); i++)
+        OK(dray_batch_set_tag(batch, i, DRAY_TAG_VERSION, (double)version, &error));
+}
+
+/* ---- an engine frozen for three steps -------------------------------------------------------- */
+
+typedef struct engine {
+    atomic_ullong *version; /* of the newest weights */
+    bool freezes;
+} engine;
+
+static void roll_out(void *argument)
+{
+    const engine *e = argument;
+    dray_error error;
+    dray_context *context = fixture_context(&f, e->freezes ? "frozen" : "engine");
+    dray_queue *queue = open_refilling(context, "frozen");
+    dray_claim_options o = want("rollout", B);
+    o.up_to = !e->freezes;
+    bool frozen = false;
+    dray_batch *batch;
+    int rc;
+    while ((rc = dray_claim(queue, &o, &batch, &error)) != DRAY_EEND) {
+        OK(rc);
+        uint64_t version = atomic_load(e->version);
+        if (e->freezes && !frozen)
+            raise(SIGSTOP);
+        frozen = true;
+        set_ints(batch, "responses", (int32_t)version * 100);
+        set_version(batch, version);
+        OK(dray_batch_commit(batch, &error));
+        dray_batch_free(batch);
+        if (e->freezes)
+            break;
+    }
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void score(void *argument)
+{
+    (void)argument;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "reward");
+    dray_queue *queue = open_refilling(context, "frozen");
+    dray_claim_options o = want("reward", B);
+    o.up_to = 1;
+    dray_batch *batch;
+    int rc;
+    while ((rc = dray_claim(queue, &o, &batch, &error)) != DRAY_EEND) {
+        OK(rc);
+        set_ints(batch, "rewards", 0);
+        OK(dray_batch_commit(batch, &error));
+        dray_batch_free(batch);
+    }
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void answer_refills(void *argument)
+{
+    (void)argument;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "producer");
+    dray_queue *queue = open_refilling(context, "frozen");
+    dray_refill refill = DRAY_REFILL_INIT;
+    int rc;
+    while ((rc = dray_refill_wait(queue, 20 * DRAY__SECOND, &refill, &error)) != DRAY_EEND) {
+        OK(rc);
+        assert_int_equal(refill.cause, DRAY_LOSS_STALE);
+        refill_ints(queue, &refill, 1000);
+    }
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void test_frozen_engine(void **state)
+{
+    (void)state;
+    dray_error error;
+    atomic_ullong *version =
+        mmap(NULL, sizeof *version, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    dray_context *context = fixture_context(&f, "trainer");
+    dray_queue *queue = open_refilling(context, "frozen");
+    dray_admission admission = DRAY_ADMISSION_INIT;
+    admission.task = "rollout";
+    admission.batch_rows = B;
+    admission.staleness = ETA;
+    OK(dray_queue_admit(queue, &admission, &error));
+    insert_ints(queue, "all", B * STEPS, 1);
+    OK(dray_seal(queue, "all", B * STEPS, &error));
+    engine slow = {version, true}, fast = {version, false};
+    pid_t frozen = child(roll_out, &slow);
+    int status;
+    assert_int_equal(waitpid(frozen, &status, WUNTRACED), frozen); /* it holds B rows */
+    assert_true(WIFSTOPPED(status));
+    pid_t engine_pid = child(roll_out, &fast), reward = child(score, NULL);
+    pid_t producer = child(answer_refills, NULL);
+    dray_claim_options o = want("actor", B);
+    o.fresh = 1;
+    o.staleness = ETA;
+    for (uint64_t v = 0; v < STEPS; v++) {
+        dray_batch *batch;
+        o.version = v;
+        OK(dray_claim(queue, &o, &batch, &error));
+        assert_int_equal(dray_batch_rows(batch), B);
+        for (uint32_t i = 0; i < B; i++) {
+            double made;
+            OK(dray_batch_tag(batch, i, DRAY_TAG_VERSION, &made, &error));
+            assert_true(made + ETA >= (double)v);
+        }
+        OK(dray_batch_commit(batch, &error));
+        dray_batch_free(batch);
+        atomic_store(version, v + 1);
+        OK(dray_queue_version(queue, v + 1, &error));
+        if (v == 3)
+            kill(frozen, SIGCONT);
+    }
+    OK(dray_queue_wait(queue, "all", NULL, 20 * DRAY__SECOND, &error));
+    assert_true(status_has(queue, "\"refilled\":4"));
+    assert_true(status_has(queue, "\"stale\":4"));
+    assert_true(status_has(queue, "too old for version"));
+    assert_true(status_has(queue, "\"accepted\":32"));
+    OK(dray_queue_end(queue, &error));
+    join(frozen);
+    join(engine_pid);
+    join(reward);
+    join(producer);
+    munmap(version, sizeof *version);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+/* ---- admission ------------------------------------------------------------------------------- */
+
+static uint32_t roll_out_some(dray_queue *queue, uint64_t version)
+{
+    dray_error error;
+    dray_claim_options o = want("rollout", 64);
+    o.up_to = 1;
+    o.timeout_ns = 0;
+    dray_batch *batch;
+    int rc = dray_claim(queue, &o, &batch, &error);
+    if (rc == DRAY_ETIMEDOUT) {
+        assert_non_null(strstr(error.message, "0 more admitted"));
+        return 0;
+    }
+    OK(rc);
+    uint32_t rows = dray_batch_rows(batch);
+    set_ints(batch, "responses", 0);
+    set_version(batch, version);
+    OK(dray_batch_commit(batch, &error));
+    dray_batch_free(batch);
+    return rows;
+}
+
+static void test_admission(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "admission");
+    dray_queue *queue = open_refilling(context, "admission");
+    FAILS(DRAY_EINVALID, dray_queue_version(queue, 1, &error));
+    dray_admission a = DRAY_ADMISSION_INIT;
+    a.task = "rollout";
+    FAILS(DRAY_EINVALID, dray_queue_admit(queue, &a, &error));
+    a.batch_rows = B;
+    a.staleness = ETA;
+    OK(dray_queue_admit(queue, &a, &error));
+    insert_ints(queue, "0", 64, 1);
+    assert_int_equal(roll_out_some(queue, 0), (ETA + 0 + 1) * B);
+    assert_int_equal(roll_out_some(queue, 0), 0);
+    OK(dray_queue_version(queue, 1, &error));
+    FAILS(DRAY_EINVALID, dray_queue_version(queue, 0, &error));
+    assert_int_equal(roll_out_some(queue, 1), B);
+    assert_int_equal(roll_out_some(queue, 1), 0);
+    /* A drop lets one more be made. */
+    dray_batch *batch;
+    dray_claim_options o = want("reward", 1);
+    for (int attempt = 0; attempt < 3; attempt++) {
+        o.policy = DRAY_POLICY_ORDERED;
+        OK(dray_claim(queue, &o, &batch, &error));
+        assert_int_equal(dray_batch_row(batch, 0)->slot, 0);
+        OK(dray_batch_fail(batch, NULL, 0, "broken", &error));
+        dray_batch_free(batch);
+    }
+    assert_int_equal(roll_out_some(queue, 1), 1);
+    assert_int_equal(roll_out_some(queue, 1), 0);
+    /* A run that goes on at version 5 has accepted 5 batches. */
+    a.version = 5;
+    a.resume = 1;
+    OK(dray_queue_admit(queue, &a, &error));
+    assert_true(status_has(queue, "\"accepted\":20"));
+    /* At most three at once. */
+    a.resume = 0;
+    a.concurrency = 3;
+    OK(dray_queue_admit(queue, &a, &error));
+    assert_int_equal(roll_out_some(queue, 5), 3);
+    assert_int_equal(roll_out_some(queue, 5), 3);
+    assert_int_equal(roll_out_some(queue, 5), 2);
+    assert_int_equal(roll_out_some(queue, 5), 0);
+    a.version = 4;
+    FAILS(DRAY_EINVALID, dray_queue_admit(queue, &a, &error));
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+/* Producers that insert whole samples are bounded at insert. */
+static void test_admission_of_inserts(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "inserts");
+    dray_queue *queue = open_refilling(context, "inserts");
+    dray_admission a = DRAY_ADMISSION_INIT;
+    a.batch_rows = B;
+    a.staleness = ETA;
+    OK(dray_queue_admit(queue, &a, &error));
+    insert_ints(queue, "0", 2 * B, 1);
+    dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
+    o.partition = "1";
+    o.rows = 1;
+    o.timeout_ns = 0;
+    FAILS(DRAY_EFULL, dray_insert(queue, &o, NULL, &error));
+    assert_non_null(strstr(error.message, "staleness 1 at version 0"));
+    OK(dray_queue_version(queue, 1, &error));
+    OK(dray_insert(queue, &o, NULL, &error));
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void test_bad_versions(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "bad");
+    dray_queue *queue = open_refilling(context, "bad");
+    insert_ints(queue, "0", 1, 1);
+    dray_batch *batch;
+    dray_claim_options o = want("rollout", 1);
+    OK(dray_claim(queue, &o, &batch, &error));
+    set_ints(batch, "responses", 0);
+    OK(dray_batch_set_tag(batch, 0, DRAY_TAG_VERSION, 1.5, &error));
+    FAILS(DRAY_EINVALID, dray_batch_commit(batch, &error));
+    dray_batch_free(batch);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_frozen_engine, up, down),
+        cmocka_unit_test_setup_teardown(test_admission, up, down),
+        cmocka_unit_test_setup_teardown(test_admission_of_inserts, up, down),
+        cmocka_unit_test_setup_teardown(test_bad_versions, up, down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
