@@ -135,6 +135,8 @@ typedef struct dray_update_report {
     /* Of `bytes`, those that were not copied because a delta says what changed in them, and what
      * was read of it instead. */
     uint64_t delta_covered_bytes, delta_bytes;
+    /* Sent and received over connections to other hosts: data, requests, checksums. */
+    uint64_t wire_bytes;
 } dray_update_report;
 
 #define DRAY_UPDATE_REPORT_INIT                                                                    \

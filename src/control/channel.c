@@ -282,6 +282,18 @@ static void update_waiting(dray__channel *channel)
     }
 }
 
+bool dray__channel_passes_fds(const dray__channel *channel)
+{
+    int domain = 0;
+    socklen_t size = sizeof domain;
+    return getsockopt(channel->fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_UNIX;
+}
+
+int dray__channel_socket(const dray__channel *channel)
+{
+    return channel->fd;
+}
+
 int dray__channel_fd(dray__channel *channel)
 {
     if (channel->waiting >= 0 || channel->pid != getpid())

@@ -44,6 +44,9 @@ int dray__notify(dray__channel *channel, uint16_t type, dray__writer *payload, d
 /* The role of the token that was shown; "" over a Unix socket. */
 const char *dray__channel_role(const dray__channel *channel);
 bool dray__channel_broken(const dray__channel *channel); /* every further call is DRAY_ECLOSED */
+int dray__channel_socket(const dray__channel *channel);  /* borrowed */
+/* Over a Unix socket; over TCP nobody can pass descriptors. */
+bool dray__channel_passes_fds(const dray__channel *channel);
 /* Readable when dray__call_poll is worth a try, also when another call put its reply aside. Made at
  * the first call of this function; -1 when the process has no descriptors left. */
 int dray__channel_fd(dray__channel *channel);

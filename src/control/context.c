@@ -129,6 +129,7 @@ int dray_open(const dray_options *given, dray_context **out, dray_error *error)
     pthread_mutex_init(&context->lock, NULL);
     context->pid = getpid();
     context->timeout_ns = options->timeout_ns ? options->timeout_ns : DEFAULT_TIMEOUT;
+    context->host_named = options->host != NULL;
     context->host = options->host ? dray__hash(options->host, strlen(options->host)) : this_host();
     int64_t deadline_ns = dray__deadline(context->timeout_ns);
     context->address = strdup(address);
@@ -148,6 +149,8 @@ void dray_close(dray_context *context)
 {
     if (!context)
         return;
+    if (context->server)
+        context->server_free(context->server);
     for (uint32_t i = 0; i < context->spare_count; i++)
         dray__channel_close(context->spare[i]);
     dray__channel_close(context->main);
@@ -309,4 +312,9 @@ const dray__networks *dray__context_trusted(const dray_context *context)
 uint64_t dray__context_host(const dray_context *context)
 {
     return context->host;
+}
+
+int dray__context_socket(const dray_context *context)
+{
+    return dray__channel_socket(context->main);
 }

@@ -23,7 +23,14 @@ struct dray_context {
     dray__tls_key data;     /* of other members; empty: none */
     dray__networks trusted; /* where bytes need no encryption */
     int64_t timeout_ns;
+    bool host_named; /* by the options: not this machine's own identity */
+    /* What a layer above keeps with the context, and ends it with: its data server. */
+    void *server;
+    void (*server_free)(void *server);
 };
+
+/* The session's own socket, borrowed. */
+int dray__context_socket(const dray_context *context);
 
 /* A channel of the context's for one blocking request, so that threads of one context do not wait
  * for each other; given back after it, or closed where it broke. */

@@ -3,8 +3,8 @@
  * or later. registry.c puts it behind the coordinator.
  *
  * Messages (payloads in base/wire.h's encoding; timeouts are relative, nanoseconds):
- *  PUBLISHER_OPEN   string model, u32 rank, u32 world, u64 token, u32 regions, u32 of them to
- *                   put, blob layout
+ *  PUBLISHER_OPEN   string model, u32 rank, u32 world, u64 token, string endpoint (of its data
+ *                   server, ""), u32 regions, u32 of them to put, blob layout
  *                   -> u64 key
  *  REGION_PUT       u64 key, u32 region, blob handle, one descriptor -> (empty)
  *  UPDATE_SOURCES   u64 key, u8 what, i64 timeout, u64 set, u32 index; what:
@@ -12,12 +12,14 @@
  *                       -> u64 incarnation, u64 set, u32 world
  *                   MEMBERS (the set's ranks from `index` on, as many as go into 1 MiB, at least
  *                       one) -> u32 how many, of each: u64 key, u64 member, u64 host, i64 pid,
- *                       u64 token, string name, blob layout
+ *                       u64 token, string endpoint, u8 its shared regions can be mapped, string
+ *                       name, blob layout
  *  REGION_GET       u64 key, u64 set, u32 index, u32 region -> blob handle, one descriptor
  *  PUBLISH          u64 key, u64 version, u8 checksums are there, sums -> (empty)
- *  PUBLISHER_WAIT   u64 key, u64 version, i64 timeout -> u32 dropped, string their names
- *  SUBSCRIBER_OPEN  string model, string group, u32 rank, u32 world, u64 token, blob layout
- *                   -> u64 key
+ *  PUBLISHER_WAIT   u64 key, u64 version, i64 timeout -> u32 dropped, string their names,
+ *                   u64 the oldest attempt that may still read
+ *  SUBSCRIBER_OPEN  string model, string group, u32 rank, u32 world, u64 token, string endpoint,
+ *                   blob layout -> u64 key
  *  UPDATE_BEGIN     u64 key, u8 mode, u64 min version, string path, u64 path version, u8 verify,
  *                   i64 timeout; kept until all ranks began and a version is there
  *                   -> u64 attempt, u8 mode, u64 incarnation, u64 version, u8 checksums are there,

@@ -260,6 +260,16 @@ static bool has_readers(const struct gang *gang, uint64_t number)
     return false;
 }
 
+/* Attempts from here on may read the gang's memory; older ones are over. */
+static uint64_t oldest_attempt(const dray__registry *r, const struct gang *gang)
+{
+    uint64_t oldest = r->next_id;
+    for (const struct group *group = gang->model->groups; group; group = group->next)
+        if (group->phase == ATTEMPT_MOVING && group->gang == gang && group->attempt < oldest)
+            oldest = group->attempt;
+    return oldest;
+}
+
 static void wait_answer(dray__registry *r, const struct entry *entry, uint64_t number, void *ticket)
 {
     uint32_t dropped = 0;
@@ -272,6 +282,7 @@ static void wait_answer(dray__registry *r, const struct entry *entry, uint64_t n
     dray__writer w = {0};
     dray__put_u32(&w, dropped);
     dray__put_string(&w, names);
+    dray__put_u64(&w, oldest_attempt(r, entry->gang));
     dray__reg_reply(r, ticket, &w, -1);
 }
 

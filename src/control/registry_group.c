@@ -220,6 +220,17 @@ static bool same_host(const struct gang *gang, const struct group *group)
     return true;
 }
 
+/* Has every publisher that some rank cannot map a data server? */
+static bool served(const struct gang *gang, const struct group *group)
+{
+    for (uint32_t i = 0; i < gang->set.world; i++)
+        for (uint32_t k = 0; k < group->set.world; k++)
+            if (gang->set.entries[i]->host != group->set.entries[k]->host &&
+                !gang->set.entries[i]->endpoint[0])
+                return false;
+    return true;
+}
+
 static dray__packed_layout *layouts_of(const struct set *set)
 {
     dray__packed_layout *list = calloc((size_t)set->world + 1, sizeof *list);
@@ -263,7 +274,8 @@ static int choose(struct group *group, dray_error *error)
     if (group->mode != DRAY_MODE_DISK)
         version = dray__reg_newest(group->model, min, &gang);
     bool near = version && same_host(gang, group);
-    if (group->mode == DRAY_MODE_AUTO && first->path[0] && !near)
+    if (group->mode == DRAY_MODE_AUTO && first->path[0] && !near &&
+        !(version && served(gang, group)))
         group->mode = DRAY_MODE_DISK;
     if (group->mode == DRAY_MODE_DISK) {
         group->goal = first->path_version;
@@ -271,15 +283,16 @@ static int choose(struct group *group, dray_error *error)
     }
     if (!version)
         return DRAY_EAGAIN;
-    if (!near)
-        return dray__fail(error, DRAY_EUNSUPPORTED,
-                          "group %s: publishers of %s on another host cannot be read yet; only "
-                          "modes tensor (same host) and disk are there",
-                          group->name, group->model->name);
+    if (!near && group->mode == DRAY_MODE_TENSOR)
+        return dray__fail(
+            error, DRAY_EUNSUPPORTED,
+            "group %s: publishers of %s are on another host, where mode tensor cannot "
+            "reach; use mode distributed, or auto",
+            group->name, group->model->name);
     if (group->verify && !version->unchecked && (rc = cover(group, gang, error)))
         return rc;
     if (group->mode == DRAY_MODE_AUTO)
-        group->mode = DRAY_MODE_TENSOR;
+        group->mode = near ? DRAY_MODE_TENSOR : DRAY_MODE_DISTRIBUTED;
     group->gang = gang;
     group->reading = version;
     group->goal = version->number;

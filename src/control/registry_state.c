@@ -100,19 +100,22 @@ static void entry_free(struct entry *entry)
     free(entry->regions);
     free(entry->layout);
     free(entry->name);
+    free(entry->endpoint);
     free(entry);
 }
 
 /* Not yet in the registry's list. Takes a copy of the layout. */
 static struct entry *entry_new(dray__registry *r, const dray__party *party, struct model *model,
-                               uint32_t rank, uint64_t token, const void *layout, size_t size)
+                               uint32_t rank, uint64_t token, const char *endpoint,
+                               const void *layout, size_t size)
 {
     struct entry *entry = calloc(1, sizeof *entry);
     if (!entry)
         return NULL;
     entry->name = strdup(party->name ? party->name : "");
+    entry->endpoint = strdup(endpoint);
     entry->layout = malloc(size ? size : 1);
-    if (!entry->name || !entry->layout) {
+    if (!entry->name || !entry->endpoint || !entry->layout) {
         entry_free(entry);
         return NULL;
     }
@@ -232,8 +235,8 @@ static int regions_new(struct entry *entry, uint32_t count, dray_error *error)
 }
 
 static int open_entry(call *c, const char *model_name, const char *group, uint32_t rank,
-                      uint32_t world, uint64_t token, uint32_t regions, uint32_t shared,
-                      const void *layout, size_t size, dray_error *error)
+                      uint32_t world, uint64_t token, const char *endpoint, uint32_t regions,
+                      uint32_t shared, const void *layout, size_t size, dray_error *error)
 {
     if (!model_name[0])
         return dray__fail(error, DRAY_EINVALID, "a model needs a name");
@@ -245,7 +248,7 @@ static int open_entry(call *c, const char *model_name, const char *group, uint32
     struct model *model = dray__reg_model(c->r, model_name, true);
     if (!model)
         return dray__nomem(error);
-    struct entry *entry = entry_new(c->r, c->party, model, rank, token, layout, size);
+    struct entry *entry = entry_new(c->r, c->party, model, rank, token, endpoint, layout, size);
     int rc = entry ? regions_new(entry, regions, error) : dray__nomem(error);
     if (rc == DRAY_OK) {
         entry->regions_missing = shared;
@@ -267,6 +270,7 @@ static int publisher_open(call *c, dray_error *error)
     char *model = dray__get_string(c->in, DRAY__NAME_MAX);
     uint32_t rank = dray__get_u32(c->in), world = dray__get_u32(c->in);
     uint64_t token = dray__get_u64(c->in);
+    char *endpoint = dray__get_string(c->in, DRAY__NAME_MAX);
     uint32_t regions = dray__get_u32(c->in), shared = dray__get_u32(c->in);
     size_t size;
     const void *layout = dray__get_blob(c->in, &size);
@@ -275,8 +279,10 @@ static int publisher_open(call *c, dray_error *error)
         rc = dray__fail(error, DRAY_EINVALID, "%" PRIu32 " of %" PRIu32 " regions to put", shared,
                         regions);
     if (rc == DRAY_OK)
-        rc = open_entry(c, model, NULL, rank, world, token, regions, shared, layout, size, error);
+        rc = open_entry(c, model, NULL, rank, world, token, endpoint, regions, shared, layout, size,
+                        error);
     free(model);
+    free(endpoint);
     return rc;
 }
 
@@ -286,15 +292,17 @@ static int subscriber_open(call *c, dray_error *error)
     char *group = dray__get_string(c->in, DRAY__NAME_MAX);
     uint32_t rank = dray__get_u32(c->in), world = dray__get_u32(c->in);
     uint64_t token = dray__get_u64(c->in);
+    char *endpoint = dray__get_string(c->in, DRAY__NAME_MAX);
     size_t size;
     const void *layout = dray__get_blob(c->in, &size);
     int rc = finish_reading(c, "SUBSCRIBER_OPEN", error);
     if (rc == DRAY_OK && !group[0])
         rc = dray__fail(error, DRAY_EINVALID, "a group needs a name");
     if (rc == DRAY_OK)
-        rc = open_entry(c, model, group, rank, world, token, 0, 0, layout, size, error);
+        rc = open_entry(c, model, group, rank, world, token, endpoint, 0, 0, layout, size, error);
     free(model);
     free(group);
+    free(endpoint);
     return rc;
 }
 
@@ -352,6 +360,15 @@ static int find_set(const struct model *model, uint64_t id, uint32_t index, cons
     return DRAY_OK;
 }
 
+/* Were the descriptors of its shared regions put? They pass over Unix sockets only. */
+static bool can_be_mapped(const struct entry *entry)
+{
+    for (uint32_t i = 0; i < entry->region_count; i++)
+        if (entry->regions[i].fd >= 0)
+            return true;
+    return false;
+}
+
 static void put_member(dray__writer *w, const struct entry *rank)
 {
     dray__put_u64(w, rank->key);
@@ -359,6 +376,8 @@ static void put_member(dray__writer *w, const struct entry *rank)
     dray__put_u64(w, rank->host);
     dray__put_i64(w, rank->pid);
     dray__put_u64(w, rank->token);
+    dray__put_string(w, rank->endpoint);
+    dray__put_u8(w, can_be_mapped(rank));
     dray__put_string(w, rank->name);
     dray__put_blob(w, rank->layout, rank->layout_size);
     dray__put_u32(w, rank->region_count);

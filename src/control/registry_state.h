@@ -36,7 +36,7 @@ struct entry {
     struct entry *next;
     uint64_t key, member, host, token;
     int64_t pid;
-    char *name;
+    char *name, *endpoint;
     struct model *model;
     struct gang *gang;
     struct group *group;

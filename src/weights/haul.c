@@ -14,7 +14,8 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-static const dray__lane_kind *const kinds[DRAY__LANES] = {&dray__lane_delta, &dray__lane_memory};
+static const dray__lane_kind *const kinds[DRAY__LANES] = {&dray__lane_delta, &dray__lane_remote,
+                                                          &dray__lane_memory};
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
@@ -221,6 +222,13 @@ bool dray__haul_waits(const dray__haul *h)
 int dray__haul_fd(const dray__haul *h)
 {
     return h->poll_fd;
+}
+
+void dray__haul_explain(const dray__haul *h, dray_error *error)
+{
+    for (uint32_t l = 0; l < DRAY__LANES; l++)
+        if (!h->lanes[l].done && h->lanes[l].kind->explain)
+            h->lanes[l].kind->explain(h->lanes[l].state, error);
 }
 
 /* ---- what came of it ------------------------------------------------------------------------- */

@@ -23,10 +23,12 @@ typedef struct dray__lane_kind {
     int (*fd)(const void *lane);                                  /* NULL: never waits */
     void (*report)(const void *lane, dray_update_report *report); /* adds; NULL: nothing to say */
     uint64_t (*held_bytes)(const void *lane);                     /* staging, at most */
-    void (*close)(void *lane);                                    /* NULL lane is fine */
+    /* Puts in front of an error at the deadline who did not do his part; NULL: nothing to say. */
+    void (*explain)(const void *lane, dray_error *error);
+    void (*close)(void *lane); /* NULL lane is fine */
 } dray__lane_kind;
 
-extern const dray__lane_kind dray__lane_delta, dray__lane_memory;
+extern const dray__lane_kind dray__lane_delta, dray__lane_remote, dray__lane_memory;
 
 struct dray__tensor_sum {
     int32_t dtype;
@@ -41,7 +43,7 @@ struct dray__lane {
     bool done, waits;
 };
 
-enum { DRAY__LANES = 2 };
+enum { DRAY__LANES = 3 };
 
 struct dray__haul {
     const dray__sources *sources;

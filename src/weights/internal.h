@@ -18,15 +18,24 @@ typedef void (*dray__weights_hook_fn)(void *user, const char *step);
 void dray__weights_hook(dray__weights_hook_fn fn, void *user); /* before threads start */
 void dray__weights_step(const char *step);
 
-/* ---- local.c: publishers of this process, whose private memory can be read directly --------- */
+/* ---- local.c: what members of this process hold, for readers here and for its data server -----
+ */
 typedef struct dray__local dray__local;
-int dray__local_add(uint64_t token, dray_region *const *regions, uint32_t count, dray_error *error);
+/* Layout and regions are borrowed until dray__local_remove. count: the layout's regions come first,
+ * others may follow. */
+int dray__local_add(uint64_t token, const dray_layout *layout, dray_region *const *regions,
+                    uint32_t count, dray_error *error);
 /* Waits until nobody holds it. */
 void dray__local_remove(uint64_t token);
 /* While it is held the publisher cannot close. NULL: not (or no longer) of this process. */
 dray__local *dray__local_hold(uint64_t token);
 void dray__local_release(dray__local *local);
 dray_region *dray__local_region(const dray__local *local, uint32_t index);
+const dray_layout *dray__local_layout(const dray__local *local);
+/* Updates older than `attempt` must not read any more: the memory may change. */
+void dray__local_revoke(uint64_t token, uint64_t attempt);
+/* DRAY_ESTALE: revoked. */
+int dray__local_check(const dray__local *local, uint64_t attempt, dray_error *error);
 uint64_t dray__local_token(void); /* a new one */
 
 /* ---- pieces.c: which elements of a member's blocks count ------------------------------------- */
@@ -119,17 +128,18 @@ typedef struct dray__op {
 typedef struct dray__source {
     uint64_t member, host, token;
     int64_t pid;
-    char *name;
+    char *name, *endpoint; /* of its data server; "": none */
     dray_layout *layout;
-    dray_region **regions; /* imported ones; NULL where not, or where `local` has them */
-    bool local;
-    bool has_delta;                 /* behind the layout's regions it has one that holds a delta */
+    dray_region **regions;   /* imported ones; NULL where not, or where `local` has them */
+    bool local, mapped;      /* mapped: its shared regions can be */
+    struct dray__peer *peer; /* the remote lane's connection, kept from one update to the next */
+    bool has_delta;          /* behind the layout's regions it has one that holds a delta */
     struct dray__delta_view *delta; /* that region, imported; NULL: not */
 } dray__source;
 
 typedef struct dray__sources {
-    uint64_t source_set; /* 0: a checkpoint on disk */
-    uint64_t group_set;
+    uint64_t source_set;      /* 0: a checkpoint on disk */
+    uint64_t group_set, host; /* host: the destination's */
     char *path;
     void *disk; /* its packed layout: to see a changed one */
     size_t disk_size;
@@ -181,6 +191,8 @@ int dray__sources_import(dray__sources *sources, dray__channel *channel, uint64_
 int dray__sources_disk_sums(dray__sources *sources, dray_error *error);
 /* Is the checkpoint still the one that was planned for? */
 bool dray__sources_disk_same(const dray__sources *sources, const char *path);
+/* Is this region reached through its member's data server, rather than mapped? */
+bool dray__source_remote(const dray__source *source, uint32_t region, uint64_t host);
 /* Forgets the imported regions: the next import makes them anew. */
 void dray__sources_close(dray__sources *sources);
 void dray__sources_free(dray__sources *sources);
@@ -198,6 +210,7 @@ typedef struct dray__haul_options {
     int32_t strategy;
     uint64_t bucket_bytes;
     bool verify;
+    uint64_t attempt; /* what data servers are told */
     /* For each destination tensor: will the coordinator compare it as a whole with what publishers
      * announced? NULL: none. Borrowed until close. */
     const bool *compared;
@@ -216,6 +229,8 @@ int dray__haul_open(const dray__sources *sources, const dray__destination *desti
 int dray__haul_step(dray__haul *haul, int64_t budget_ns, dray_error *error);
 /* After a step: nothing can be done until dray__haul_fd is readable. */
 bool dray__haul_waits(const dray__haul *haul);
+/* Adds to an error at the deadline what the update was waiting for. */
+void dray__haul_explain(const dray__haul *haul, dray_error *error);
 int dray__haul_fd(const dray__haul *haul); /* level-triggered; -1: never waits */
 /* Compares what was meant with what is there. DRAY_ECHECKSUM. */
 int dray__haul_check(const dray__haul *haul, dray_error *error);

@@ -1,8 +1,10 @@
-/* Publishers of this very process: a subscriber here reads their regions as they are, private
- * memory included. Found by a random token that travels with the publisher's description. */
+/* What the members of this very process hold: a subscriber here reads their regions as they are,
+ * private memory included, and so does the data server for readers on other hosts. Found by a
+ * random token that travels with the member's description. */
 #include "base/error.h"
 #include "weights/internal.h"
 
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +16,8 @@ struct dray__local {
     uint64_t token;
     pid_t pid; /* a forked child has the list, but not the memory as it is now */
     uint32_t readers;
+    uint64_t floor; /* attempts below it are revoked */
+    const dray_layout *layout;
     dray_region *const *regions;
     uint32_t count;
 };
@@ -47,7 +51,8 @@ static void watch_forks(void)
     pthread_atfork(before_fork, after_fork, after_fork);
 }
 
-int dray__local_add(uint64_t token, dray_region *const *regions, uint32_t count, dray_error *error)
+int dray__local_add(uint64_t token, const dray_layout *layout, dray_region *const *regions,
+                    uint32_t count, dray_error *error)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     dray__local *local = calloc(1, sizeof *local);
@@ -56,6 +61,7 @@ int dray__local_add(uint64_t token, dray_region *const *regions, uint32_t count,
     pthread_once(&once, watch_forks);
     local->token = token;
     local->pid = getpid();
+    local->layout = layout;
     local->regions = regions;
     local->count = count;
     pthread_mutex_lock(&list_lock);
@@ -108,4 +114,32 @@ void dray__local_release(dray__local *local)
 dray_region *dray__local_region(const dray__local *local, uint32_t index)
 {
     return index < local->count ? local->regions[index] : NULL;
+}
+
+const dray_layout *dray__local_layout(const dray__local *local)
+{
+    return local->layout;
+}
+
+void dray__local_revoke(uint64_t token, uint64_t attempt)
+{
+    pthread_mutex_lock(&list_lock);
+    dray__local *local = list;
+    while (local && local->token != token)
+        local = local->next;
+    if (local && local->floor < attempt)
+        local->floor = attempt;
+    while (local && local->readers) /* those inside were let in before: they leave soon */
+        pthread_cond_wait(&released, &list_lock);
+    pthread_mutex_unlock(&list_lock);
+}
+
+int dray__local_check(const dray__local *local, uint64_t attempt, dray_error *error)
+{
+    pthread_mutex_lock(&list_lock);
+    bool revoked = attempt < local->floor;
+    pthread_mutex_unlock(&list_lock);
+    return revoked ? dray__fail(error, DRAY_ESTALE,
+                                "update %" PRIu64 " is over: the memory may change again", attempt)
+                   : DRAY_OK;
 }

@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "control/registry.h"
 #include "weights/delta.h"
+#include "weights/serve.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -68,25 +69,31 @@ static int register_rank(dray_publisher *p, const char *model, dray__writer *pac
                          dray_error *error)
 {
     uint32_t regions = region_count(p), shared = 0;
-    for (uint32_t i = 0; i < regions; i++)
+    bool descriptors = dray__channel_passes_fds(p->channel);
+    for (uint32_t i = 0; i < regions && descriptors; i++)
         shared += dray_region_get_kind(p->regions[i]) == DRAY_REGION_SHARED;
+    const char *endpoint = NULL;
+    int rc = dray__serve_start(p->context, &endpoint, error);
+    if (rc)
+        return rc;
     int64_t deadline = deadline_of(p, DRAY_WAIT_DEFAULT);
     dray__writer w = {0};
     dray__put_string(&w, model);
     dray__put_u32(&w, p->rank);
     dray__put_u32(&w, p->world);
     dray__put_u64(&w, p->token);
+    dray__put_string(&w, endpoint);
     dray__put_u32(&w, regions);
     dray__put_u32(&w, shared);
     dray__put_bytes(&w, packed->data, packed->size);
     dray__reply reply;
-    int rc = dray__call(p->channel, DRAY__MSG_PUBLISHER_OPEN, &w, NULL, 0, deadline, &reply, error);
+    rc = dray__call(p->channel, DRAY__MSG_PUBLISHER_OPEN, &w, NULL, 0, deadline, &reply, error);
     dray__writer_free(&w);
     if (rc)
         return rc;
     p->key = dray__get_u64(&reply.payload);
     rc = dray__reader_finish(&reply.payload, "PUBLISHER_OPEN", error);
-    for (uint32_t i = 0; i < regions && rc == DRAY_OK; i++)
+    for (uint32_t i = 0; i < regions && descriptors && rc == DRAY_OK; i++)
         if (dray_region_get_kind(p->regions[i]) == DRAY_REGION_SHARED)
             rc = put_region(p, i, deadline, error);
     return rc;
@@ -152,7 +159,7 @@ int dray_publisher_open(dray_context *context, const char *model, const dray_lay
     if (rc == DRAY_OK && options->delta)
         rc = open_delta(p, error);
     if (rc == DRAY_OK)
-        rc = dray__local_add(p->token, p->regions, dray_layout_region_count(layout), error);
+        rc = dray__local_add(p->token, p->layout, p->regions, region_count(p), error);
     p->local = rc == DRAY_OK;
     if (rc == DRAY_OK)
         rc = dray__channel_open(context, &p->channel, error);
@@ -283,10 +290,13 @@ int dray_publisher_wait(dray_publisher *p, uint64_t version, int64_t timeout_ns,
         return rc;
     uint32_t count = dray__get_u32(&reply.payload);
     char *names = dray__get_string(&reply.payload, 4096);
+    uint64_t oldest = dray__get_u64(&reply.payload);
     rc = dray__reader_finish(&reply.payload, "PUBLISHER_WAIT", error);
     if (rc == DRAY_OK && count)
         dray__log(DRAY_LOG_WARN, "dropped from version %" PRIu64 ": %s", version, names);
     free(names);
+    if (rc == DRAY_OK)
+        dray__local_revoke(p->token, oldest);
     if (rc == DRAY_OK && dropped)
         *dropped = count;
     if (rc)

@@ -5,6 +5,7 @@
 #include "control/coverage.h"
 #include "control/registry.h"
 #include "weights/delta.h"
+#include "weights/peer.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -33,8 +34,10 @@ void dray__sources_close(dray__sources *s)
 void dray__source_clear(dray__source *source)
 {
     free_regions(source);
+    dray__peer_free(source->peer);
     dray_layout_free(source->layout);
     free(source->name);
+    free(source->endpoint);
     *source = (dray__source){0};
 }
 
@@ -84,6 +87,8 @@ static int get_member(dray__reader *r, dray__source *out, dray_error *error)
     source.host = dray__get_u64(r);
     source.pid = dray__get_i64(r);
     source.token = dray__get_u64(r);
+    source.endpoint = dray__get_string(r, 256);
+    source.mapped = dray__get_u8(r) != 0;
     source.name = dray__get_string(r, 256);
     size_t size;
     const void *layout = dray__get_blob(r, &size);
@@ -92,6 +97,7 @@ static int get_member(dray__reader *r, dray__source *out, dray_error *error)
                        : dray_layout_unpack(layout, size, &source.layout, error);
     if (rc) {
         free(source.name);
+        free(source.endpoint);
         return rc;
     }
     source.has_delta = regions > dray_layout_region_count(source.layout);
@@ -333,6 +339,7 @@ static dray__sources *sources_new(uint32_t count, uint64_t group_set,
         return NULL;
     s->sources = calloc((size_t)count + 1, sizeof *s->sources);
     s->group = calloc((size_t)destination->world + 1, sizeof *s->group);
+    s->host = destination->host;
     s->group_set = group_set;
     s->group_count = destination->world;
     if (s->sources && s->group)
@@ -420,8 +427,16 @@ static int get_region(dray__reply *reply, dray_region **out, dray_error *error)
     return rc;
 }
 
+bool dray__source_remote(const dray__source *source, uint32_t region, uint64_t host)
+{
+    int32_t kind = dray_layout_region(source->layout, region)->kind;
+    return !source->local && source->endpoint && source->endpoint[0] &&
+           (source->host != host || kind == DRAY_REGION_HOST ||
+            (kind == DRAY_REGION_SHARED && !source->mapped));
+}
+
 /* Makes a region reachable, unless the coordinator must be asked for it: DRAY_EAGAIN. */
-static int import_one(dray__source *source, uint32_t region, dray_error *error)
+static int import_one(dray__source *source, uint32_t region, uint64_t host, dray_error *error)
 {
     const dray_region_info *info = dray_layout_region(source->layout, region);
     if (!source->regions) {
@@ -430,8 +445,14 @@ static int import_one(dray__source *source, uint32_t region, dray_error *error)
         if (!source->regions)
             return dray__nomem(error);
     }
-    if (source->regions[region] || source->local)
+    if (source->regions[region] || source->local || dray__source_remote(source, region, host))
         return DRAY_OK;
+    if (source->host != host)
+        return dray__fail(
+            error, DRAY_EUNSUPPORTED,
+            "publisher %s is on another host and has no data server: let it reach the "
+            "coordinator by TCP, or set DRAY_DATA_ADDRESS to an address of its host",
+            source->name);
     if (info->kind == DRAY_REGION_FILE)
         return dray_region_open(info->name, 0, &source->regions[region], error);
     if (info->kind != DRAY_REGION_SHARED)
@@ -489,8 +510,12 @@ static int take_answer(dray__sources *s, dray__channel *channel, dray_error *err
     if (type == DRAY__MSG_REGION_GET) {
         return get_region(&reply, &s->sources[s->asked_source].regions[s->asked_region], error);
     }
-    if (s->count < s->wanted)
-        return get_members(&reply.payload, s->sources, s->wanted, &s->count, error);
+    if (s->count < s->wanted) {
+        rc = get_members(&reply.payload, s->sources, s->wanted, &s->count, error);
+        for (uint32_t i = 0; i < s->count; i++)
+            s->sources[i].local &= s->sources[i].host == s->host;
+        return rc;
+    }
     uint32_t next = group_next(s);
     return get_members(&reply.payload, s->group, s->group_count, &next, error);
 }
@@ -512,7 +537,7 @@ static int import_next(dray__sources *s, dray__channel *channel, uint64_t key, d
 {
     for (; s->next_op < s->op_count; s->next_op++) {
         const dray_copy *copy = &s->ops[s->next_op].copy;
-        int rc = import_one(&s->sources[copy->source], copy->source_region, error);
+        int rc = import_one(&s->sources[copy->source], copy->source_region, s->host, error);
         if (rc == DRAY_OK)
             continue;
         if (rc != DRAY_EAGAIN)

@@ -1,6 +1,8 @@
 /* Opening and closing an engine rank, and questions about what it holds. */
 #include "weights/subscriber.h"
 
+#include "weights/serve.h"
+
 #include "base/clock.h"
 #include "base/error.h"
 
@@ -56,16 +58,21 @@ static int open_descriptors(dray_subscriber *s, dray_error *error)
 
 static int register_rank(dray_subscriber *s, dray__writer *packed, dray_error *error)
 {
+    const char *endpoint = NULL;
+    int rc = dray__serve_start(s->context, &endpoint, error);
+    if (rc)
+        return rc;
     dray__writer w = {0};
     dray__put_string(&w, s->model);
     dray__put_string(&w, s->group);
     dray__put_u32(&w, s->destination.rank);
     dray__put_u32(&w, s->destination.world);
-    dray__put_u64(&w, 0); /* nobody reads a subscriber's memory directly yet */
+    dray__put_u64(&w, s->token);
+    dray__put_string(&w, endpoint);
     dray__put_bytes(&w, packed->data, packed->size);
     dray__reply reply;
-    int rc = dray__call(s->channel, DRAY__MSG_SUBSCRIBER_OPEN, &w, NULL, 0,
-                        dray__context_deadline(s->context, s->timeout_ns), &reply, error);
+    rc = dray__call(s->channel, DRAY__MSG_SUBSCRIBER_OPEN, &w, NULL, 0,
+                    dray__context_deadline(s->context, s->timeout_ns), &reply, error);
     dray__writer_free(&w);
     if (rc)
         return rc;
@@ -100,6 +107,12 @@ int dray_subscriber_open(dray_context *context, const char *model, const dray_la
     rc = s->model && s->group && s->destination.regions
              ? dray__layout_copy(layout, &s->destination.layout, &packed, error)
              : dray__nomem(error);
+    if (rc == DRAY_OK) {
+        s->token = dray__local_token();
+        rc = dray__local_add(s->token, s->destination.layout, s->destination.regions,
+                             dray_layout_region_count(layout), error);
+        s->local = rc == DRAY_OK;
+    }
     if (rc == DRAY_OK)
         rc = dray__channel_open(context, &s->channel, error);
     if (rc == DRAY_OK)
@@ -132,6 +145,8 @@ void dray_subscriber_close(dray_subscriber *s)
                    dray__deadline(5 * DRAY__SECOND), NULL, NULL);
         dray__writer_free(&w);
     }
+    if (s->local)
+        dray__local_remove(s->token);
     dray__update_release(s);
     dray__sources_free(s->live);
     dray__sources_free(s->disk);

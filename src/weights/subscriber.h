@@ -20,7 +20,8 @@ struct dray_subscriber {
     dray__channel *channel;
     bool channel_stuck; /* a started request was left without its answer */
     dray__destination destination;
-    uint64_t key;
+    uint64_t key, token;
+    bool local; /* known to this process's data server */
     char *model, *group;
     int64_t timeout_ns;
     int poll_fd, event_fd, timer_fd;

@@ -226,6 +226,7 @@ static int on_import(dray_subscriber *s)
         .strategy = s->options.strategy,
         .bucket_bytes = s->options.bucket_bytes ? s->options.bucket_bytes : DRAY__BUCKET_DEFAULT,
         .verify = s->options.verify >= 0,
+        .attempt = s->attempt,
         .compared = s->compared,
         .has_base = s->held_incarnation && s->held_incarnation == s->report.incarnation,
         .incarnation = s->report.incarnation,
@@ -269,6 +270,7 @@ static int on_move(dray_subscriber *s)
     dray_error error;
     if (dray__now() >= s->deadline_ns) {
         dray__fail(&error, DRAY_ETIMEDOUT, "the deadline passed while bytes were moved");
+        dray__haul_explain(s->haul, &error);
         return vote(s, &error);
     }
     int rc = dray__haul_step(s->haul, SLICE_NS, &error);

@@ -184,6 +184,9 @@ static inline void fixture_stop(coordinator_fixture *f)
     *f = (coordinator_fixture){0};
 }
 
+/* The host of the contexts that are opened next; NULL: this machine. */
+static const char *fixture_host;
+
 static inline dray_context *fixture_open_at(const char *address, const char *name, const char *role,
                                             uint32_t rank)
 {
@@ -194,6 +197,7 @@ static inline dray_context *fixture_open_at(const char *address, const char *nam
     options.name = name;
     options.role = role;
     options.rank = rank;
+    options.host = fixture_host;
     if (dray_open(&options, &context, &error))
         fixture_die("dray_open", &error);
     return context;

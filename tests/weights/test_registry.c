@@ -107,6 +107,7 @@ static int try_publisher(uint64_t member, uint32_t rank, uint32_t world, uint64_
     dray__put_u32(&w, rank);
     dray__put_u32(&w, world);
     dray__put_u64(&w, 1);
+    dray__put_string(&w, "");
     dray__put_u32(&w, 0);
     dray__put_u32(&w, 0);
     put_part(&w, rank, world);
@@ -133,6 +134,7 @@ static void open_subscriber(uint64_t member, const char *group, uint32_t rank, u
     dray__put_u32(&w, rank);
     dray__put_u32(&w, world);
     dray__put_u64(&w, 1);
+    dray__put_string(&w, "");
     put_layout(&w, from, to);
     send(member, DRAY__MSG_SUBSCRIBER_OPEN, &w, t);
 }
@@ -541,6 +543,7 @@ static void test_layouts_are_checked_when_they_come(void **state)
     dray__put_u32(&w, 0);
     dray__put_u32(&w, 1);
     dray__put_u64(&w, 1);
+    dray__put_string(&w, "");
     dray__put_blob(&w, "layout", 6);
     send(20, DRAY__MSG_SUBSCRIBER_OPEN, &w, &t);
     assert_int_equal(t.answered, 1);
@@ -735,6 +738,7 @@ static void test_regions_pass_on_descriptors(void **state)
     dray__put_u32(&w, 0);
     dray__put_u32(&w, 1);
     dray__put_u64(&w, 1);
+    dray__put_string(&w, "");
     dray__put_u32(&w, 2);
     dray__put_u32(&w, 1);
     put_layout(&w, 0, 20);

@@ -1,0 +1,230 @@
+/* TCP connections of the data plane (stream.h). */
+#include "mover/stream.h"
+
+#include "base/error.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { STREAM_TIMEOUT_MS = 10000, BACKLOG = 512 };
+
+struct dray__stream {
+    int fd;
+    bool connecting;
+};
+
+/* ---- addresses ------------------------------------------------------------------------------- */
+
+/* "HOST", "HOST:PORT", "[V6]:PORT". */
+static int parse(const char *text, struct sockaddr_storage *out, socklen_t *size, dray_error *error)
+{
+    char host[DRAY__STREAM_ADDRESS], *port = NULL;
+    snprintf(host, sizeof host, "%s", text);
+    char *begin = host, *colon = strrchr(host, ':');
+    if (*begin == '[') {
+        char *end = strchr(++begin, ']');
+        if (end) {
+            port = end[1] == ':' ? end + 2 : NULL;
+            *end = 0;
+        }
+    } else if (colon && strchr(host, ':') == colon) {
+        port = colon + 1;
+        *colon = 0;
+    }
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM,
+                             .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE},
+                    *found = NULL;
+    int rc = strlen(text) < sizeof host ? getaddrinfo(begin, port ? port : "0", &hints, &found)
+                                        : EAI_NONAME;
+    if (rc)
+        return dray__fail(error, DRAY_EINVALID,
+                          "data address \"%s\": a numeric address and port expected (%s)", text,
+                          gai_strerror(rc));
+    memcpy(out, found->ai_addr, found->ai_addrlen);
+    *size = found->ai_addrlen;
+    freeaddrinfo(found);
+    return DRAY_OK;
+}
+
+/* "10.0.0.1", "::1"; port: where it goes. */
+static bool print_host(const struct sockaddr_storage *socket, char out[DRAY__STREAM_ADDRESS],
+                       uint16_t *port)
+{
+    const struct sockaddr_in *v4 = (const void *)socket;
+    const struct sockaddr_in6 *v6 = (const void *)socket;
+    bool is4 = socket->ss_family == AF_INET;
+    if (!is4 && socket->ss_family != AF_INET6)
+        return false;
+    *port = ntohs(is4 ? v4->sin_port : v6->sin6_port);
+    return inet_ntop(socket->ss_family, is4 ? (const void *)&v4->sin_addr : &v6->sin6_addr, out,
+                     DRAY__STREAM_ADDRESS) != NULL;
+}
+
+bool dray__stream_own_address(int fd, char out[DRAY__STREAM_ADDRESS])
+{
+    struct sockaddr_storage own;
+    socklen_t size = sizeof own;
+    uint16_t port;
+    return getsockname(fd, (struct sockaddr *)&own, &size) == 0 && print_host(&own, out, &port);
+}
+
+/* ---- sockets --------------------------------------------------------------------------------- */
+
+/* A link that is cut, or a host that is switched off, must not look like a slow one. */
+static void tune(int fd)
+{
+    static const struct {
+        int level, name, value;
+    } options[] = {
+        {IPPROTO_TCP, TCP_NODELAY, 1},   {IPPROTO_TCP, TCP_USER_TIMEOUT, STREAM_TIMEOUT_MS},
+        {SOL_SOCKET, SO_KEEPALIVE, 1},   {IPPROTO_TCP, TCP_KEEPIDLE, 5},
+        {IPPROTO_TCP, TCP_KEEPINTVL, 2}, {IPPROTO_TCP, TCP_KEEPCNT, 3},
+    };
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+        setsockopt(fd, options[i].level, options[i].name, &options[i].value, sizeof(int));
+}
+
+static int stream_new(int fd, bool connecting, dray__stream **out, dray_error *error)
+{
+    dray__stream *stream = calloc(1, sizeof *stream);
+    if (!stream) {
+        close(fd);
+        return dray__nomem(error);
+    }
+    tune(fd);
+    stream->fd = fd;
+    stream->connecting = connecting;
+    *out = stream;
+    return DRAY_OK;
+}
+
+int dray__stream_listen(const char *address, char endpoint[DRAY__STREAM_ADDRESS], int *out,
+                        dray_error *error)
+{
+    struct sockaddr_storage at;
+    socklen_t size;
+    int rc = parse(address, &at, &size, error);
+    if (rc)
+        return rc;
+    int fd = socket(at.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), one = 1;
+    if (fd < 0)
+        return dray__fail_errno(error, errno, "socket");
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    char host[DRAY__STREAM_ADDRESS];
+    uint16_t port;
+    if (bind(fd, (struct sockaddr *)&at, size) || listen(fd, BACKLOG) ||
+        getsockname(fd, (struct sockaddr *)&at, &size) || !print_host(&at, host, &port)) {
+        rc = dray__fail_errno(error, errno, "data server at %s", address);
+        close(fd);
+        return rc;
+    }
+    snprintf(endpoint, DRAY__STREAM_ADDRESS, strchr(host, ':') ? "tcp:[%.60s]:%u" : "tcp:%.60s:%u",
+             host, port);
+    *out = fd;
+    return DRAY_OK;
+}
+
+int dray__stream_accept(int listener, dray__stream **out, dray_error *error)
+{
+    int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd < 0)
+        return errno == EAGAIN || errno == EINTR || errno == ECONNABORTED
+                   ? DRAY_EAGAIN
+                   : dray__fail_errno(error, errno, "accept");
+    return stream_new(fd, false, out, error);
+}
+
+int dray__stream_connect(const char *endpoint, dray__stream **out, dray_error *error)
+{
+    struct sockaddr_storage to;
+    socklen_t size;
+    if (strncmp(endpoint, "tcp:", 4) != 0)
+        return dray__fail(error, DRAY_EINVALID, "endpoint \"%s\": tcp:ADDRESS:PORT expected",
+                          endpoint);
+    int rc = parse(endpoint + 4, &to, &size, error);
+    if (rc)
+        return rc;
+    int fd = socket(to.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return dray__fail_errno(error, errno, "socket");
+    if (connect(fd, (struct sockaddr *)&to, size) && errno != EINPROGRESS) {
+        rc = dray__fail_errno(error, errno, "connect to %s", endpoint);
+        close(fd);
+        return rc;
+    }
+    return stream_new(fd, true, out, error);
+}
+
+void dray__stream_close(dray__stream *stream)
+{
+    if (!stream)
+        return;
+    close(stream->fd);
+    free(stream);
+}
+
+int dray__stream_fd(const dray__stream *stream)
+{
+    return stream->fd;
+}
+
+short dray__stream_events(const dray__stream *stream)
+{
+    return stream->connecting ? POLLOUT : POLLIN;
+}
+
+bool dray__stream_pending(const dray__stream *stream)
+{
+    (void)stream;
+    return false;
+}
+
+/* ---- bytes ----------------------------------------------------------------------------------- */
+
+/* 0: connected. */
+static int connected(dray__stream *stream)
+{
+    if (!stream->connecting)
+        return 0;
+    struct pollfd p = {.fd = stream->fd, .events = POLLOUT};
+    if (poll(&p, 1, 0) == 0)
+        return -EAGAIN;
+    int failed = 0;
+    socklen_t size = sizeof failed;
+    if (getsockopt(stream->fd, SOL_SOCKET, SO_ERROR, &failed, &size))
+        return -errno;
+    stream->connecting = failed != 0;
+    return -failed;
+}
+
+ssize_t dray__stream_send(dray__stream *stream, const void *data, size_t size, bool more)
+{
+    int rc = connected(stream);
+    if (rc)
+        return rc;
+    ssize_t n = send(stream->fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
+    return n < 0 ? -(errno == EINTR ? EAGAIN : errno) : n;
+}
+
+ssize_t dray__stream_recv(dray__stream *stream, void *data, size_t size)
+{
+    int rc = connected(stream);
+    if (rc)
+        return rc;
+    ssize_t n = recv(stream->fd, data, size, MSG_DONTWAIT);
+    return n < 0 ? -(errno == EINTR ? EAGAIN : errno) : n;
+}
+
+int dray__stream_flush(dray__stream *stream)
+{
+    return connected(stream);
+}

@@ -1,0 +1,44 @@
+/* A stream of bytes to another host: TCP, inside TLS 1.3 unless it is plain. Nothing here waits: on
+ * -EAGAIN wait for dray__stream_events and go on.
+ *
+ * A broken link shows as a failed call within STREAM_TIMEOUT of data that nobody acknowledged; a
+ * peer that is stopped acknowledges, so that its silence is for the caller to time. */
+#ifndef DRAY_MOVER_STREAM_H
+#define DRAY_MOVER_STREAM_H
+
+#include <dray/dray.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/socket.h>
+#include <sys/types.h>
+
+typedef struct dray__stream dray__stream;
+
+enum { DRAY__STREAM_ADDRESS = 80 };
+
+/* Listens at `address`, "10.0.0.1", "10.0.0.1:7000" or "[::1]:7000" (port 0 or none: any).
+ * endpoint: gets "tcp:ADDRESS:PORT". *out: a non-blocking, close-on-exec descriptor. */
+int dray__stream_listen(const char *address, char endpoint[DRAY__STREAM_ADDRESS], int *out,
+                        dray_error *error);
+/* The next connection; DRAY_EAGAIN: none waits. */
+int dray__stream_accept(int listener, dray__stream **out, dray_error *error);
+/* Begins to connect to an endpoint. DRAY_EINVALID, DRAY_ESYS. */
+int dray__stream_connect(const char *endpoint, dray__stream **out, dray_error *error);
+void dray__stream_close(dray__stream *stream); /* NULL is fine */
+
+/* The host part of an address of a socket's own side, "10.0.0.1". false: not a network's socket. */
+bool dray__stream_own_address(int fd, char out[DRAY__STREAM_ADDRESS]);
+
+int dray__stream_fd(const dray__stream *stream);
+short dray__stream_events(const dray__stream *stream); /* POLLIN, POLLOUT: besides what one wants */
+/* More bytes are here already, although the descriptor may not be readable. */
+bool dray__stream_pending(const dray__stream *stream);
+
+/* How many bytes were taken (at least 1), or -errno; -EAGAIN. more: others follow at once. */
+ssize_t dray__stream_send(dray__stream *stream, const void *data, size_t size, bool more);
+/* How many came (at least 1); 0: the other side closed; -errno; -EAGAIN. */
+ssize_t dray__stream_recv(dray__stream *stream, void *data, size_t size);
+/* Bytes that TLS took and the socket did not: 0 when all are out, -EAGAIN, -errno. */
+int dray__stream_flush(dray__stream *stream);
+
+#endif

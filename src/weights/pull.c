@@ -1,0 +1,252 @@
+/* Requests for rectangles and their answers (pull.h): encoding, checking, packing. */
+#include "weights/pull.h"
+
+#include "base/error.h"
+#include "mover/checksum.h"
+#include "mover/mover.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the reader's side ----------------------------------------------------------------------- */
+
+void dray__pull_put_request(dray__writer *w, uint32_t id, bool sums, uint64_t token,
+                            uint64_t attempt, const dray__pull_rect *rects, uint32_t count)
+{
+    dray__put_u32(w, DRAY__PULL_MAGIC);
+    dray__put_u16(w, DRAY__PULL_VERSION);
+    dray__put_u16(w, sums ? DRAY__PULL_SUMS : 0);
+    dray__put_u32(w, id);
+    size_t size_at = w->size;
+    dray__put_u32(w, 0);
+    dray__put_u64(w, token);
+    dray__put_u64(w, attempt);
+    dray__put_u32(w, count);
+    for (uint32_t i = 0; i < count; i++) {
+        const dray__pull_rect *rect = &rects[i];
+        dray__put_u32(w, rect->block);
+        dray__put_u8(w, (uint8_t)rect->dtype);
+        dray__put_u8(w, rect->twice ? DRAY__PULL_TWICE : 0);
+        for (uint32_t d = 0; d < rect->ndim; d++) {
+            dray__put_i64(w, rect->rect.start[d]);
+            dray__put_i64(w, rect->rect.extent[d]);
+        }
+    }
+    if (!w->failed)
+        dray__put_u32_at(w, size_at, (uint32_t)(w->size - size_at - 4));
+}
+
+int dray__pull_get_answer(const uint8_t header[DRAY__PULL_ANSWER_HEADER], dray__answer_header *out,
+                          dray_error *error)
+{
+    dray__reader r = dray__reader_of(header, DRAY__PULL_ANSWER_HEADER);
+    uint32_t magic = dray__get_u32(&r);
+    out->status = (int32_t)dray__get_u32(&r);
+    out->id = dray__get_u32(&r);
+    out->head_bytes = dray__get_u32(&r);
+    out->data_bytes = dray__get_u64(&r);
+    if (magic != DRAY__PULL_MAGIC || out->status > 0 || out->head_bytes > DRAY__PULL_HEAD_MAX ||
+        out->data_bytes > DRAY__PULL_DATA_MAX)
+        return dray__fail(error, DRAY_EPROTO, "what came is no data server's answer");
+    return DRAY_OK;
+}
+
+/* ---- the server's side ----------------------------------------------------------------------- */
+
+int dray__pull_get_request(const uint8_t header[DRAY__PULL_REQUEST_HEADER], dray__pull_header *out,
+                           dray_error *error)
+{
+    dray__reader r = dray__reader_of(header, DRAY__PULL_REQUEST_HEADER);
+    uint32_t magic = dray__get_u32(&r);
+    uint16_t version = dray__get_u16(&r);
+    out->flags = dray__get_u16(&r);
+    out->id = dray__get_u32(&r);
+    out->body_bytes = dray__get_u32(&r);
+    if (magic != DRAY__PULL_MAGIC || out->body_bytes > DRAY__PULL_BODY_MAX)
+        return dray__fail(error, DRAY_EPROTO, "what came is no request for weights");
+    if (version != DRAY__PULL_VERSION || out->flags > DRAY__PULL_SUMS)
+        return dray__fail(error, DRAY_EVERSION,
+                          "data protocol %u with flags %x; version %d is spoken here", version,
+                          out->flags, DRAY__PULL_VERSION);
+    return DRAY_OK;
+}
+
+struct dray__packer {
+    dray_copy copies[DRAY__PULL_RECTS_MAX];
+    bool twice[DRAY__PULL_RECTS_MAX];
+    uint64_t sums[DRAY__PULL_RECTS_MAX], source_sums[DRAY__PULL_RECTS_MAX];
+    uint32_t count;
+    uint64_t data_bytes;
+    uint8_t *scratch;
+};
+
+dray__packer *dray__packer_new(void)
+{
+    dray__packer *packer = calloc(1, sizeof *packer);
+    if (packer)
+        packer->scratch = aligned_alloc(4096, DRAY__MOVE_STAGING);
+    if (packer && packer->scratch)
+        return packer;
+    free(packer);
+    return NULL;
+}
+
+void dray__packer_free(dray__packer *packer)
+{
+    if (!packer)
+        return;
+    free(packer->scratch);
+    free(packer);
+}
+
+/* Reads a rectangle and checks that it lies in its block. */
+static int get_rect(dray__packer *p, const dray_layout *layout, dray__reader *in, dray_error *error)
+{
+    uint32_t index = dray__get_u32(in);
+    int32_t dtype = dray__get_u8(in);
+    uint8_t flags = dray__get_u8(in);
+    if (in->failed || index >= dray_layout_block_count(layout))
+        return dray__fail(error, DRAY_EINVALID, "block %" PRIu32 " of %" PRIu32, index,
+                          dray_layout_block_count(layout));
+    const dray_block *block = dray_layout_block(layout, index);
+    const dray_tensor_info *tensor = dray_layout_tensor(layout, block->tensor);
+    dray_copy *copy = &p->copies[p->count];
+    *copy = (dray_copy){.source_region = block->region,
+                        .tensor = block->tensor,
+                        .ndim = tensor->ndim ? tensor->ndim : 1,
+                        .source_dtype = tensor->dtype,
+                        .source_offset = block->offset};
+    copy->extent[0] = 1;
+    uint64_t bytes = dray_dtype_size((dray_dtype)dtype);
+    bool inside = bytes > 0;
+    for (uint32_t d = 0; d < tensor->ndim && inside; d++) {
+        int64_t start = dray__get_i64(in), extent = dray__get_i64(in), skip;
+        inside = !in->failed && extent > 0 && start >= block->start[d] &&
+                 !__builtin_sub_overflow(start, block->start[d], &skip) &&
+                 skip <= block->extent[d] && extent <= block->extent[d] - skip &&
+                 !__builtin_mul_overflow(bytes, (uint64_t)extent, &bytes) &&
+                 bytes <= DRAY__PULL_DATA_MAX;
+        if (!inside)
+            break;
+        copy->start[d] = start;
+        copy->extent[d] = extent;
+        copy->source_stride[d] = block->stride[d];
+        copy->source_offset += (uint64_t)skip * (uint64_t)block->stride[d];
+    }
+    if (!inside || p->data_bytes + bytes > DRAY__PULL_DATA_MAX)
+        return dray__fail(error, DRAY_EINVALID,
+                          "a rectangle that does not lie in block %" PRIu32
+                          " of tensor %s, of no dtype, or more than %d bytes at once",
+                          index, tensor->name, DRAY__PULL_DATA_MAX);
+    for (uint32_t d = tensor->ndim; d < DRAY_MAX_DIMS; d++)
+        copy->extent[d] = 1;
+    dray__copy_to_dense(copy, dtype, p->data_bytes);
+    p->twice[p->count++] = flags & DRAY__PULL_TWICE;
+    p->data_bytes += bytes;
+    return DRAY_OK;
+}
+
+/* The source's bits, read a second time by another way than the mover's. */
+static int read_again(const dray__packer *p, uint32_t i, const dray_layout *layout,
+                      const dray_region *region, dray_error *error)
+{
+    const dray_copy *copy = &p->copies[i];
+    const dray_tensor_info *tensor = dray_layout_tensor(layout, copy->tensor);
+    const uint8_t *base = dray_region_base(region);
+    if (!p->twice[i] || !base)
+        return DRAY_OK;
+    dray__sum_of source = {copy->source_dtype,
+                           tensor->ndim,
+                           tensor->shape,
+                           copy->start,
+                           copy->extent,
+                           copy->source_stride,
+                           base + copy->source_offset};
+    if (dray__sum(&source) == p->source_sums[i])
+        return DRAY_OK;
+    return dray__fail(error, DRAY_ECHECKSUM, "tensor %s: two readings of its memory differ",
+                      tensor->name);
+}
+
+/* Moves the rectangles into staging, those of one region together. */
+static int pack(dray__packer *p, const dray__local *local, const dray_layout *layout, bool sums,
+                dray_region *staging, dray_error *error)
+{
+    memset(p->sums, 0, p->count * sizeof *p->sums);
+    memset(p->source_sums, 0, p->count * sizeof *p->source_sums);
+    for (uint32_t i = 0, end; i < p->count; i = end) {
+        for (end = i + 1;
+             end < p->count && p->copies[end].source_region == p->copies[i].source_region; end++)
+            ;
+        dray_region *region = dray__local_region(local, p->copies[i].source_region);
+        dray__move_options options = {.layout = layout,
+                                      .staging = p->scratch,
+                                      .staging_bytes = DRAY__MOVE_STAGING,
+                                      .sums = sums ? p->sums + i : NULL,
+                                      .source_sums = sums ? p->source_sums + i : NULL};
+        int rc = dray__move_all(region, staging, p->copies + i, end - i, &options, error);
+        for (uint32_t k = i; k < end && rc == DRAY_OK && sums; k++)
+            rc = read_again(p, k, layout, region, error);
+        if (rc)
+            return rc;
+    }
+    return DRAY_OK;
+}
+
+static int read_request(dray__packer *p, const dray__pull_header *header, const uint8_t *body,
+                        dray_region *staging, dray_error *error)
+{
+    dray__reader in = dray__reader_of(body, header->body_bytes);
+    uint64_t token = dray__get_u64(&in), attempt = dray__get_u64(&in);
+    uint32_t count = dray__get_u32(&in);
+    p->count = 0;
+    p->data_bytes = 0;
+    if (in.failed || count == 0 || count > DRAY__PULL_RECTS_MAX)
+        return dray__fail(error, DRAY_EFORMAT, "a request for %" PRIu32 " rectangles: 1 to %d",
+                          count, DRAY__PULL_RECTS_MAX);
+    dray__local *local = dray__local_hold(token);
+    if (!local)
+        return dray__fail(error, DRAY_EDEAD, "it closed, or this ticket never was one");
+    int rc = dray__local_check(local, attempt, error);
+    for (uint32_t i = 0; i < count && rc == DRAY_OK; i++)
+        rc = get_rect(p, dray__local_layout(local), &in, error);
+    if (rc == DRAY_OK)
+        rc = dray__reader_finish(&in, "a request for weights", error);
+    if (rc == DRAY_OK)
+        rc = pack(p, local, dray__local_layout(local), header->flags & DRAY__PULL_SUMS, staging,
+                  error);
+    dray__local_release(local);
+    return rc;
+}
+
+static void put_header(dray__writer *w, int status, uint32_t id, uint32_t head, uint64_t data)
+{
+    dray__put_u32(w, DRAY__PULL_MAGIC);
+    dray__put_u32(w, (uint32_t)status);
+    dray__put_u32(w, id);
+    dray__put_u32(w, head);
+    dray__put_u64(w, data);
+}
+
+bool dray__pull_answer(dray__packer *p, const dray__pull_header *header, const uint8_t *body,
+                       dray_region *staging, dray__writer *out, uint64_t *data_bytes)
+{
+    dray_error error;
+    int rc = read_request(p, header, body, staging, &error);
+    bool sums = header->flags & DRAY__PULL_SUMS;
+    dray__writer_reset(out);
+    if (rc) {
+        put_header(out, rc, header->id, (uint32_t)strlen(error.message) + 4, 0);
+        dray__put_string(out, error.message);
+        *data_bytes = 0;
+        return !out->failed;
+    }
+    put_header(out, 0, header->id, sums ? p->count * 16 : 0, p->data_bytes);
+    for (uint32_t i = 0; i < p->count && sums; i++) {
+        dray__put_u64(out, p->source_sums[i]);
+        dray__put_u64(out, p->sums[i]);
+    }
+    *data_bytes = p->data_bytes;
+    return !out->failed;
+}

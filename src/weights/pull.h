@@ -1,0 +1,72 @@
+/* What a reader asks a data server, and what it answers. A request names rectangles of the blocks
+ * of one registered layout and the dtype that each is wanted in; its answer is their elements,
+ * dense, one after the other, with two checksums of each: of the source's bits, and of what was
+ * sent. So nobody needs to trust a network's own checksum, and nothing outside a registered block
+ * can be asked for.
+ *
+ *  request  u32 magic, u16 version, u16 flags (1: with sums), u32 id, u32 body bytes; body: u64
+ *           token, u64 attempt, u32 count, of each rectangle: u32 block, u8 dtype, u8 flags (1:
+ * read the source again and compare), and for each dimension of its tensor i64 start, i64 extent
+ * (global coordinates) answer   u32 magic, i32 status, u32 id, u32 head bytes, u64 data bytes;
+ * head: status 0: of each rectangle u64 source sum, u64 sent sum (none without the flag), else a
+ * string; data
+ *
+ * Answers come in the order of the requests. */
+#ifndef DRAY_WEIGHTS_PULL_H
+#define DRAY_WEIGHTS_PULL_H
+
+#include "base/wire.h"
+#include "weights/internal.h"
+
+#define DRAY__PULL_MAGIC 0x4c505244u /* "DRPL" */
+
+enum {
+    DRAY__PULL_VERSION = 1,
+    DRAY__PULL_REQUEST_HEADER = 16,
+    DRAY__PULL_ANSWER_HEADER = 24,
+    DRAY__PULL_BODY_MAX = 64 << 10,
+    DRAY__PULL_HEAD_MAX = 16 << 10,
+    DRAY__PULL_DATA_MAX = 512 << 10,
+    DRAY__PULL_RECTS_MAX = 256,
+    DRAY__PULL_SUMS = 1, /* a request's flag */
+    DRAY__PULL_TWICE = 1 /* a rectangle's flag */
+};
+
+typedef struct dray__pull_header {
+    uint16_t flags;
+    uint32_t id, body_bytes;
+} dray__pull_header;
+
+typedef struct dray__pull_rect {
+    uint32_t block, ndim;
+    int32_t dtype;
+    bool twice;
+    dray__rect rect;
+} dray__pull_rect;
+
+/* ---- the reader's side */
+void dray__pull_put_request(dray__writer *w, uint32_t id, bool sums, uint64_t token,
+                            uint64_t attempt, const dray__pull_rect *rects, uint32_t count);
+typedef struct dray__answer_header {
+    int32_t status;
+    uint32_t id, head_bytes;
+    uint64_t data_bytes;
+} dray__answer_header;
+/* DRAY_EPROTO: not an answer, or larger than any can be. */
+int dray__pull_get_answer(const uint8_t header[DRAY__PULL_ANSWER_HEADER], dray__answer_header *out,
+                          dray_error *error);
+
+/* ---- the server's side */
+/* DRAY_EPROTO, DRAY_EVERSION. */
+int dray__pull_get_request(const uint8_t header[DRAY__PULL_REQUEST_HEADER], dray__pull_header *out,
+                           dray_error *error);
+/* Reads what the body asks for into `staging` (DRAY__PULL_DATA_MAX bytes), and puts header and head
+ * of the answer. What is wrong with the request becomes the answer, with no data. false: out of
+ * memory. `packer` is the server's own. */
+typedef struct dray__packer dray__packer;
+dray__packer *dray__packer_new(void);
+void dray__packer_free(dray__packer *packer);
+bool dray__pull_answer(dray__packer *packer, const dray__pull_header *header, const uint8_t *body,
+                       dray_region *staging, dray__writer *out, uint64_t *data_bytes);
+
+#endif

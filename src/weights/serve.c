@@ -1,0 +1,378 @@
+/* The data server (serve.h): one thread, an epoll, a state for each connection: a request is read,
+ * packed into a staging buffer, sent, and only then is the next one looked at. So a reader that
+ * does not take its answers holds one buffer and its own socket, one that asks for much waits its
+ * turn behind the others, and what the server needs is bounded whatever anybody sends. */
+#include "weights/serve.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "control/context.h"
+#include "mover/stream.h"
+#include "weights/pull.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+enum { CONNECTIONS_MAX = 1024, BUFFERS_MAX = 64, EVENTS = 64, TICK_MS = 1000 };
+#define STUCK_NS (30 * DRAY__SECOND) /* in the middle of a request or an answer */
+
+struct connection {
+    struct connection *next, **link;
+    dray__stream *stream;
+    uint8_t *in; /* header and body of the request that is being read */
+    size_t in_have;
+    dray__writer head; /* header and head of the answer, */
+    dray_region *data; /* and its data; NULL: none is being sent */
+    uint64_t data_bytes, out_at;
+    bool full, answering; /* a whole request is here; its answer is being sent */
+    int64_t moved_ns;
+    short events;
+};
+
+struct server {
+    pthread_t thread;
+    pid_t pid;
+    int listener, poll, stop;
+    char endpoint[DRAY__STREAM_ADDRESS];
+    struct connection *connections;
+    uint32_t count;
+    dray_region *buffers[BUFFERS_MAX]; /* free ones */
+    uint32_t free_buffers, made_buffers;
+    dray__packer *packer;
+};
+
+/* ---- connections ----------------------------------------------------------------------------- */
+
+static void give_buffer(struct server *s, dray_region *buffer)
+{
+    if (buffer)
+        s->buffers[s->free_buffers++] = buffer;
+}
+
+static dray_region *take_buffer(struct server *s)
+{
+    dray_region *buffer;
+    if (s->free_buffers)
+        return s->buffers[--s->free_buffers];
+    if (s->made_buffers == BUFFERS_MAX ||
+        dray_region_alloc(DRAY_REGION_HOST, DRAY__PULL_DATA_MAX, "answer", &buffer, NULL))
+        return NULL;
+    s->made_buffers++;
+    return buffer;
+}
+
+static void end(struct server *s, struct connection *c)
+{
+    *c->link = c->next;
+    if (c->next)
+        c->next->link = c->link;
+    s->count--;
+    give_buffer(s, c->data);
+    dray__stream_close(c->stream); /* leaves the epoll with its descriptor */
+    dray__writer_free(&c->head);
+    free(c->in);
+    free(c);
+}
+
+static void begin(struct server *s, dray__stream *stream)
+{
+    struct connection *c = calloc(1, sizeof *c);
+    uint8_t *in = malloc(DRAY__PULL_REQUEST_HEADER + DRAY__PULL_BODY_MAX);
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = c};
+    if (!c || !in || s->count == CONNECTIONS_MAX ||
+        epoll_ctl(s->poll, EPOLL_CTL_ADD, dray__stream_fd(stream), &event)) {
+        dray__stream_close(stream);
+        free(in);
+        free(c);
+        return;
+    }
+    c->stream = stream;
+    c->in = in;
+    c->events = POLLIN;
+    c->moved_ns = dray__now();
+    c->next = s->connections;
+    c->link = &s->connections;
+    if (c->next)
+        c->next->link = &c->next;
+    s->connections = c;
+    s->count++;
+}
+
+static void accept_all(struct server *s)
+{
+    dray__stream *stream;
+    while (dray__stream_accept(s->listener, &stream, NULL) == DRAY_OK)
+        begin(s, stream);
+}
+
+/* ---- one request ----------------------------------------------------------------------------- */
+
+/* Below, 0: go on; -EAGAIN: not now; another -errno: the connection is over. */
+
+static int receive(struct connection *c)
+{
+    while (!c->full) {
+        size_t need = DRAY__PULL_REQUEST_HEADER;
+        dray__pull_header header;
+        if (c->in_have >= need) {
+            if (dray__pull_get_request(c->in, &header, NULL))
+                return -EPROTO;
+            need += header.body_bytes;
+        }
+        if (c->in_have == need && need > DRAY__PULL_REQUEST_HEADER) {
+            c->full = true;
+            break;
+        }
+        if (c->in_have == need) /* a request without a body */
+            return -EPROTO;
+        ssize_t n = dray__stream_recv(c->stream, c->in + c->in_have, need - c->in_have);
+        if (n <= 0)
+            return n ? (int)n : -ECONNRESET;
+        c->in_have += (size_t)n;
+        c->moved_ns = dray__now();
+    }
+    return 0;
+}
+
+static int answer(struct server *s, struct connection *c)
+{
+    dray__pull_header header;
+    c->data = take_buffer(s);
+    if (!c->data)
+        return -EAGAIN; /* until another connection gives one back */
+    dray__pull_get_request(c->in, &header, NULL);
+    if (!dray__pull_answer(s->packer, &header, c->in + DRAY__PULL_REQUEST_HEADER, c->data, &c->head,
+                           &c->data_bytes))
+        return -ENOMEM;
+    c->full = false;
+    c->in_have = 0;
+    c->answering = true;
+    c->out_at = 0;
+    c->moved_ns = dray__now();
+    return 0;
+}
+
+static int transmit(struct server *s, struct connection *c)
+{
+    uint64_t end_at = c->head.size + c->data_bytes;
+    while (c->out_at < end_at) {
+        bool in_head = c->out_at < c->head.size;
+        const uint8_t *from =
+            in_head ? c->head.data + c->out_at
+                    : (uint8_t *)dray_region_base(c->data) + (c->out_at - c->head.size);
+        size_t size = (size_t)((in_head ? c->head.size : end_at) - c->out_at);
+        ssize_t n = dray__stream_send(c->stream, from, size, in_head && c->data_bytes);
+        if (n < 0)
+            return (int)n;
+        c->out_at += (uint64_t)n;
+        c->moved_ns = dray__now();
+    }
+    give_buffer(s, c->data);
+    c->data = NULL;
+    c->answering = false;
+    return 0;
+}
+
+/* One request at most, so that all connections have their turn. */
+static int work(struct server *s, struct connection *c)
+{
+    int rc = c->answering ? transmit(s, c) : 0;
+    if (rc == 0 && !c->answering)
+        rc = receive(c);
+    if (rc == 0 && c->full)
+        rc = answer(s, c);
+    if (rc == 0 && c->answering)
+        rc = transmit(s, c);
+    if (rc == 0 || rc == -EAGAIN) {
+        int flushed = dray__stream_flush(c->stream);
+        return flushed == -EAGAIN ? 0 : flushed;
+    }
+    return rc;
+}
+
+/* What the connection waits for. */
+static void arm(struct server *s, struct connection *c)
+{
+    short events = dray__stream_events(c->stream);
+    if (c->answering)
+        events = (short)((events & ~POLLIN) | POLLOUT);
+    else if (c->full)
+        events = (short)(events & ~POLLIN); /* for a buffer */
+    if (events == c->events)
+        return;
+    struct epoll_event event = {.events = (uint32_t)events, .data.ptr = c};
+    if (epoll_ctl(s->poll, EPOLL_CTL_MOD, dray__stream_fd(c->stream), &event) == 0)
+        c->events = events;
+}
+
+static void turn(struct server *s, struct connection *c)
+{
+    if (work(s, c))
+        end(s, c);
+    else
+        arm(s, c);
+}
+
+/* ---- the thread ------------------------------------------------------------------------------ */
+
+/* Has something to do that its descriptor does not show? */
+static bool ready(const struct server *s, const struct connection *c)
+{
+    if (c->full && !c->answering)
+        return s->free_buffers || s->made_buffers < BUFFERS_MAX;
+    return !c->answering && dray__stream_pending(c->stream);
+}
+
+/* Those that wait for a buffer, or whose next request lies in TLS's own buffer. true: some may have
+ * more. */
+static bool others(struct server *s)
+{
+    bool more = false;
+    for (struct connection *c = s->connections, *next; c; c = next) {
+        next = c->next;
+        if (ready(s, c))
+            turn(s, c);
+    }
+    for (struct connection *c = s->connections; c && !more; c = c->next)
+        more = ready(s, c);
+    return more;
+}
+
+static void drop_stuck(struct server *s)
+{
+    int64_t now = dray__now();
+    for (struct connection *c = s->connections, *next; c; c = next) {
+        next = c->next;
+        if ((c->in_have || c->answering) && now - c->moved_ns > STUCK_NS)
+            end(s, c);
+    }
+}
+
+static void *serve(void *user)
+{
+    struct server *s = user;
+    bool more = false;
+    for (int64_t tick = 0;;) {
+        struct epoll_event events[EVENTS];
+        int n = epoll_wait(s->poll, events, EVENTS, more ? 0 : TICK_MS);
+        for (int i = 0; i < n; i++) {
+            if (events[i].data.ptr == &s->stop)
+                return NULL;
+            if (events[i].data.ptr == &s->listener)
+                accept_all(s);
+            else
+                turn(s, events[i].data.ptr);
+        }
+        more = others(s);
+        if (dray__now() - tick > TICK_MS * DRAY__MILLISECOND) {
+            drop_stuck(s);
+            tick = dray__now();
+        }
+    }
+}
+
+/* ---- the context's --------------------------------------------------------------------------- */
+
+static void server_free(void *server)
+{
+    struct server *s = server;
+    bool own = s->pid == getpid(); /* a forked child has no such thread */
+    uint64_t one = 1;
+    if (own && s->thread && write(s->stop, &one, sizeof one) == (ssize_t)sizeof one)
+        pthread_join(s->thread, NULL);
+    while (s->connections)
+        end(s, s->connections);
+    for (uint32_t i = 0; i < s->free_buffers; i++)
+        dray_region_free(s->buffers[i]);
+    int fds[] = {s->listener, s->poll, s->stop};
+    for (size_t i = 0; i < 3; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    dray__packer_free(s->packer);
+    free(s);
+}
+
+static int watch(struct server *s, int *fd)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = fd};
+    return epoll_ctl(s->poll, EPOLL_CTL_ADD, *fd, &event);
+}
+
+static int start(struct server *s, const char *address, dray_error *error)
+{
+    s->packer = dray__packer_new();
+    if (!s->packer)
+        return dray__nomem(error);
+    int rc = dray__stream_listen(address, s->endpoint, &s->listener, error);
+    if (rc)
+        return rc;
+    s->poll = epoll_create1(EPOLL_CLOEXEC);
+    s->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (s->poll < 0 || s->stop < 0 || watch(s, &s->stop) || watch(s, &s->listener))
+        return dray__fail_errno(error, errno, "descriptors of a data server");
+    int failed = pthread_create(&s->thread, NULL, serve, s);
+    if (failed) {
+        s->thread = 0;
+        return dray__fail_errno(error, failed, "thread of a data server");
+    }
+    dray__log(DRAY_LOG_INFO, "data server at %s", s->endpoint);
+    return DRAY_OK;
+}
+
+static int server_new(const char *address, struct server **out, dray_error *error)
+{
+    struct server *s = calloc(1, sizeof *s);
+    if (!s)
+        return dray__nomem(error);
+    s->pid = getpid();
+    s->listener = s->poll = s->stop = -1;
+    int rc = start(s, address, error);
+    if (rc) {
+        server_free(s);
+        return rc;
+    }
+    *out = s;
+    return DRAY_OK;
+}
+
+/* Where to listen; false: nowhere. */
+static bool own_address(const dray_context *context, char out[DRAY__STREAM_ADDRESS])
+{
+    const char *given = getenv("DRAY_DATA_ADDRESS");
+    if (given && given[0] && strlen(given) < DRAY__STREAM_ADDRESS) {
+        strcpy(out, given);
+        return true;
+    }
+    if (dray__stream_own_address(dray__context_socket(context), out))
+        return true;
+    strcpy(out, "127.0.0.1");
+    return context->host_named;
+}
+
+int dray__serve_start(dray_context *context, const char **endpoint, dray_error *error)
+{
+    char address[DRAY__STREAM_ADDRESS];
+    int rc = DRAY_OK;
+    struct server *s = NULL;
+    pthread_mutex_lock(&context->lock);
+    if (!context->server && own_address(context, address)) {
+        rc = server_new(address, &s, error);
+        if (rc == DRAY_OK) {
+            context->server = s;
+            context->server_free = server_free;
+        }
+    }
+    s = context->server;
+    pthread_mutex_unlock(&context->lock);
+    if (rc)
+        return rc;
+    *endpoint = s ? s->endpoint : NULL;
+    return DRAY_OK;
+}
