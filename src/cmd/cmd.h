@@ -22,6 +22,7 @@
     XX(verify, "say whether two checkpoints or sessions hold the same weights")                    \
     XX(serve, "run a coordinator on its own")                                                      \
     XX(status, "ask a coordinator what it knows")                                                  \
+    XX(token, "make a token, with which a process of another host gets in")                        \
     XX(plan, "say what an update would move, from whom to whom, and how long it takes")            \
     XX(bench, "measure updates and planning against what the machine can do")                      \
     XX(doctor, "say what this machine has, and what is off without the rest")

@@ -54,8 +54,15 @@ static void ready(void *user, const char *unix_address, const char *tcp_address)
     for (int i = 0; i < 2; i++)
         if (addresses[i])
             printf("listening at %s\n", addresses[i]);
-    printf("clients: export DRAY_ADDRESS=%s\n", unix_address ? unix_address : tcp_address);
+    printf("clients: export DRAY_ADDRESS=%s\n",
+           unix_address ? unix_address : (tcp_address ? tcp_address : ""));
     fflush(stdout);
+    if (tcp_address && !dray__is_local_address(tcp_address) && !a->token_path)
+        fprintf(
+            stderr,
+            "dray serve: other hosts reach this coordinator, but its master token ends with it, "
+            "and theirs too: start it with --master FILE, and make them with `dray token "
+            "--role ROLE --master FILE --out FILE`\n");
 }
 
 int cmd_serve(int argc, char **argv)

@@ -336,10 +336,11 @@ static int admit(const dray__connection *connection, const dray__frame *frame,
     if (!registered)
         return dray__fail(error, DRAY_EUNSUPPORTED, "message %04x (%s): not served here",
                           frame->type, dray__message_name(frame->type));
-    if (!(connection->may & dray__message_senders(frame->type)))
-        return dray__fail(error, DRAY_EPERM, "message %s: a token of the role %s may not send it",
+    uint32_t may = connection->session ? connection->session->may : connection->may;
+    if (!(may & dray__message_senders(frame->type)))
+        return dray__fail(error, DRAY_EPERM, "message %s: a session of the role %s may not send it",
                           dray__message_name(frame->type),
-                          dray__token_role_of(dray__tls_identity(connection->tls)));
+                          connection->session ? connection->session->role : "?");
     bool greets = frame->type == DRAY__MSG_HELLO || frame->type == DRAY__MSG_ATTACH ||
                   frame->type == DRAY__MSG_PING;
     if (!connection->session && !greets && !connection->coordinator->sessionless)

@@ -23,6 +23,7 @@ struct dray__session {
     uint32_t rank;
     int64_t pid, told_pid; /* by the kernel; by the client */
     int64_t since_ns;
+    uint32_t may;               /* DRAY__MAY_... */
     uint8_t token[DRAY__TOKEN]; /* whoever knows it may attach */
     bool ended;
 };
@@ -41,7 +42,7 @@ struct dray__connection {
     dray__session *session; /* NULL before HELLO or ATTACH */
     int fd;
     dray__tls *tls; /* NULL: a Unix socket */
-    uint32_t may;   /* DRAY__MAY_...; 0: nothing is proven yet */
+    uint32_t may;   /* DRAY__MAY_... of its token; 0: nothing is proven yet */
     bool local, doomed;
     int64_t pid, since_ns;
     struct event *readable, *writable;

@@ -1,7 +1,9 @@
 #include "run/coordinator.h"
 
 #include "base/error.h"
+#include "base/network.h"
 #include "control/coordinator.h"
+#include "control/token.h"
 #include "queue/controller.h"
 #include "queue/keeper.h"
 
@@ -23,6 +25,39 @@ char *dray__default_socket(char *out, size_t capacity)
     else
         snprintf(out, capacity, "/tmp/dray-%u.socket", (unsigned)getuid());
     return out;
+}
+
+int dray__make_token(const char *master, const char *role, const char *path, char **text,
+                     dray_error *error)
+{
+    dray__token token;
+    int status;
+    if (!master || !master[0])
+        master = getenv("DRAY_TOKEN_FILE");
+    if (strcmp(role, "master") == 0)
+        status = dray__token_draw(&token, error);
+    else if (!master || !master[0])
+        status =
+            dray__fail(error, DRAY_ENOENT,
+                       "no master token: neither --master FILE nor $DRAY_TOKEN_FILE says where "
+                       "it is");
+    else if (!(status = dray__token_read(master, &token, error)))
+        status = dray__token_derive(&token, role, &token, error);
+    if (!status && path)
+        status = dray__token_write(path, &token, error);
+    if (!status && !path && !(*text = malloc(DRAY__TOKEN_TEXT)))
+        status = dray__nomem(error);
+    if (!status && !path)
+        dray__token_print(&token, *text);
+    dray__forget_bytes(&token, sizeof token);
+    return status;
+}
+
+bool dray__is_local_address(const char *text)
+{
+    dray__address address;
+    return dray__address_parse(text, &address, NULL) == DRAY_OK &&
+           (address.local || dray__is_loopback((const struct sockaddr *)&address.socket));
 }
 
 /* ---- the queue's keeper, in a thread with a loop of its own ---------------------------------- */

@@ -22,6 +22,16 @@ typedef struct dray__serve_options {
  * signals over while it runs. */
 int dray__serve(const dray__serve_options *options, dray_error *error);
 
+/* The token of a role, made from the master token at `master` (NULL: $DRAY_TOKEN_FILE), which role
+ * "master" draws anew instead. Written to `path` (mode 0600; it must not exist), or as text, to be
+ * freed. DRAY_ENOENT: no master; DRAY_EINVALID: not a role, or the file is no master's; what
+ * reading and writing files returns. */
+int dray__make_token(const char *master, const char *role, const char *path, char **text,
+                     dray_error *error);
+
+/* Nobody but this machine reaches it. */
+bool dray__is_local_address(const char *text);
+
 /* Path of the socket that `dray serve` listens at, and `dray status` looks at, when nobody says
  * another: $XDG_RUNTIME_DIR/dray.socket, or /tmp/dray-<uid>.socket. Returns out. */
 char *dray__default_socket(char *out, size_t capacity);

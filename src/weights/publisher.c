@@ -7,9 +7,13 @@
 #include "weights/delta.h"
 #include "weights/serve.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct dray_publisher {
     dray_context *context;
@@ -39,6 +43,16 @@ static uint32_t region_count(const dray_publisher *p)
     return dray_layout_region_count(p->layout) + (p->delta != NULL);
 }
 
+/* What others get cannot be mapped for writing: a reader that goes wrong hurts nobody else. Without
+ * /proc it is the descriptor itself. */
+static int open_for_readers(const dray_region *region)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", dray_region_fd(region));
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    return fd < 0 && errno == ENOENT ? fcntl(dray_region_fd(region), F_DUPFD_CLOEXEC, 0) : fd;
+}
+
 static int put_region(dray_publisher *p, uint32_t index, int64_t deadline_ns, dray_error *error)
 {
     const dray_region *region = p->regions[index];
@@ -59,8 +73,14 @@ static int put_region(dray_publisher *p, uint32_t index, int64_t deadline_ns, dr
     dray__put_u64(&w, p->key);
     dray__put_u32(&w, index);
     dray__put_blob(&w, packed, dray_handle_packed_size());
-    int fd = dray_region_fd(region);
-    rc = dray__call(p->channel, DRAY__MSG_REGION_PUT, &w, &fd, 1, deadline_ns, NULL, error);
+    int fd = open_for_readers(region);
+    if (fd < 0)
+        rc = dray__fail_errno(error, errno, "region %s: opening it for readers",
+                              dray_region_name(region));
+    else
+        rc = dray__call(p->channel, DRAY__MSG_REGION_PUT, &w, &fd, 1, deadline_ns, NULL, error);
+    if (fd >= 0)
+        close(fd);
     dray__writer_free(&w);
     return rc;
 }
