@@ -35,7 +35,7 @@ check:
 
 bench:
 	@scripts/deps.sh build
-	@$(BUILD) dray_benchmarks
+	@$(BUILD) dray_benchmarks dray_program
 	@scripts/bench.sh $(BENCH_FLAGS)
 
 soak:

@@ -7,7 +7,7 @@
 
 static void usage(const char *part, FILE *out, int status)
 {
-    fprintf(out, "Usage: bench_%s [--json] [--strict] [--quick] [--repeats N]\n", part);
+    fprintf(out, "Usage: bench_%s [--json] [--strict] [--quick] [--repeat N]\n", part);
     exit(status);
 }
 
@@ -16,7 +16,7 @@ static unsigned repeats_of(const char *part, const char *text)
     char *end = NULL;
     unsigned long n = text ? strtoul(text, &end, 10) : 0;
     if (!text || *end || n < 1 || n > 1000) {
-        fprintf(stderr, "bench %s: --repeats: expected a number from 1 to 1000\n", part);
+        fprintf(stderr, "bench %s: --repeat: expected a number from 1 to 1000\n", part);
         exit(2);
     }
     return (unsigned)n;
@@ -32,7 +32,7 @@ bench *bench_open(int argc, char **argv, const char *part)
             settings.strict = true;
         else if (strcmp(argv[i], "--quick") == 0)
             settings.quick = true;
-        else if (strcmp(argv[i], "--repeats") == 0)
+        else if (strcmp(argv[i], "--repeat") == 0)
             settings.repeats = repeats_of(part, argv[++i]);
         else if (strcmp(argv[i], "--help") == 0)
             usage(part, stdout, 0);

@@ -10,7 +10,7 @@
  *     return bench_close(b);
  *
  * Arguments of every one: --json (one object a line), --strict (exit 1 when a target is missed),
- * --repeats N (default 5), --quick (1 repeat: does it run at all?). What users measure is a part of
+ * --repeat N (default 5), --quick (1 repeat: does it run at all?). What users measure is a part of
  * `dray bench` instead. */
 #ifndef DRAY_BENCH_H
 #define DRAY_BENCH_H

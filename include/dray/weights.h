@@ -61,22 +61,80 @@ uint64_t dray_publisher_incarnation(const dray_publisher *publisher);
  * Waits for readers of this process to finish a slice (milliseconds). NULL is fine. */
 void dray_publisher_close(dray_publisher *publisher);
 
+/* ---- load_weights: engines that cannot tell their layout ----------------------------------------
+ * Such an engine gets full named tensors, bucket by bucket, through a callback, and cuts out what
+ * it wants itself. */
+
+/* One tensor of a bucket, or a slice of its rows. */
+typedef struct dray_load_tensor {
+    const char *name;
+    int32_t dtype;
+    uint32_t ndim;
+    int64_t shape[DRAY_MAX_DIMS]; /* of the whole tensor */
+    int64_t first_row, rows;      /* along dimension 0: all of it, but in slices; a scalar: 0, 1 */
+    uint64_t start, end;          /* bytes from the bucket's start; dense, C order */
+    uint64_t numel;               /* of what is here: end - start in elements */
+} dray_load_tensor;
+
+typedef struct dray_load_bucket {
+    size_t size;
+    uint64_t version;
+    const void *data; /* each tensor aligned to 64 bytes, padding between them is anything */
+    uint64_t bytes;
+    const dray_load_tensor *tensors;
+    uint32_t count;
+    uint32_t index, buckets; /* of this update: the last one has index buckets - 1 */
+} dray_load_bucket;
+
+/* The engine's load_weights. bucket and all that it points to are borrowed for the call: copies
+ * out of it must be complete when it returns. Not 0: the update fails with this DRAY_E... code and
+ * what was put into *error; from the first bucket on the group is torn then. Must not use the
+ * subscriber. */
+typedef int (*dray_load_fn)(void *user, const dray_load_bucket *bucket, dray_error *error);
+
+typedef struct dray_load_options {
+    size_t size;
+    dray_load_fn load;
+    void *user;
+    uint64_t
+        bucket_bytes; /* ceiling of all memory that an update holds here, >= 512 KiB; 0: 64 MiB */
+    int32_t slices; /* 1: a tensor that no bucket holds comes in slices of rows, in order; 0: it is
+                       DRAY_EFULL at open, with what it takes */
+    /* Tensors that must arrive in one call: each entry names parts, "a,b", and tensors whose names
+     * are the same up to ".a." or ".b." come together. NULL: "q_a_proj,kv_a_proj_with_mqa", which
+     * engines fuse. An empty list (count 0): none must. Borrowed for the call. */
+    const char *const *together;
+    uint32_t together_count;
+} dray_load_options;
+
+#define DRAY_LOAD_OPTIONS_INIT                                                                     \
+    {                                                                                              \
+        sizeof(dray_load_options), NULL, NULL, 0, 0, NULL, 0                                       \
+    }
+
 typedef struct dray_subscriber_options {
     size_t size;
     dray_region *const *regions; /* live regions, in the layout's order; borrowed until close */
     const char *group;           /* the engine: its ranks commit together */
     uint32_t rank, world;        /* within the group */
     int64_t timeout_ns;          /* 0: the context's */
+    /* Not NULL: the layout says only which tensors this engine takes, in which dtype and order (as
+     * of dray_layout_full or of a checkpoint); its blocks and `regions` are not looked at, aliases
+     * are left out. Each update then hands all of them to load->load, from dray_update_poll or the
+     * call that waits, bucket by bucket; its strategy and bucket_bytes say nothing. What was handed
+     * over is verified and committed with the group like everything else. Borrowed for the call. */
+    const dray_load_options *load;
 } dray_subscriber_options;
 
 #define DRAY_SUBSCRIBER_OPTIONS_INIT                                                               \
     {                                                                                              \
-        sizeof(dray_subscriber_options), NULL, NULL, 0, 1, 0                                       \
+        sizeof(dray_subscriber_options), NULL, NULL, 0, 1, 0, NULL                                 \
     }
 
 /* Registers this rank's blocks as a destination. Regions must be addressable. Does not wait for the
  * other ranks. DRAY_EEXIST: the rank is taken by a living member; DRAY_EINVALID: the group has
- * another world size. */
+ * another world size; DRAY_EFULL: a tensor, or what must arrive together, is larger than the load
+ * options' bucket. */
 int dray_subscriber_open(dray_context *context, const char *model, const dray_layout *layout,
                          const dray_subscriber_options *options, dray_subscriber **out,
                          dray_error *error);
@@ -188,7 +246,8 @@ int dray_subscriber_version(const dray_subscriber *subscriber, uint64_t *version
                             uint64_t *incarnation, int32_t *state, dray_error *error);
 /* Recomputes the checksums of this rank's memory and compares them with those of its last update:
  * DRAY_ECHECKSUM names the first tensor and block that differ and how many differ in all.
- * DRAY_ENOENT: no update was committed here with verification on. Reads all of the memory. */
+ * DRAY_ENOENT: no update was committed here with verification on; DRAY_EUNSUPPORTED: what it got
+ * went to load_weights. Reads all of the memory. */
 int dray_subscriber_verify(dray_subscriber *subscriber, dray_error *error);
 
 /* ---- checksums ----------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 /* One update's bytes: the ops dealt to lanes, the lanes stepped in turns, and the books in which
  * they enter what they found (haul.h). */
 #include "weights/haul.h"
+#include "weights/load.h"
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -19,16 +20,47 @@ static const dray__lane_kind *const kinds[DRAY__LANES] = {&dray__lane_delta, &dr
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
+/* The ops by the round whose bucket they fill (counting sort). */
+static int order_by_round(dray__haul *h, dray_error *error)
+{
+    const dray__sources *s = h->sources;
+    uint32_t rounds = dray__load_rounds(h->options.load);
+    h->round_first = calloc((size_t)rounds + 2, sizeof *h->round_first);
+    h->by_round = calloc((size_t)s->op_count + 1, sizeof *h->by_round);
+    if (!h->round_first || !h->by_round)
+        return dray__nomem(error);
+    uint64_t *at = h->round_first + 1;
+    for (uint64_t i = 0; i < s->op_count; i++)
+        at[s->ops[i].copy.destination_region + 1]++;
+    for (uint32_t r = 0; r < rounds; r++)
+        at[r + 1] += at[r];
+    for (uint64_t i = 0; i < s->op_count; i++)
+        h->by_round[at[s->ops[i].copy.destination_region]++] = i;
+    return DRAY_OK;
+}
+
+/* How many ops there are to deal now, and which the i-th is. */
+static uint64_t dealt_count(const dray__haul *h)
+{
+    return h->by_round ? h->round_first[h->round + 1] - h->round_first[h->round]
+                       : h->sources->op_count;
+}
+
+static uint64_t dealt(const dray__haul *h, uint64_t i)
+{
+    return h->by_round ? h->by_round[h->round_first[h->round] + i] : i;
+}
+
 /* Deals the ops: each to the first lane that takes it. */
 static int deal(dray__haul *h, dray_error *error)
 {
-    const dray__sources *s = h->sources;
-    uint8_t *lane_of = malloc((size_t)s->op_count + 1);
+    uint64_t count = dealt_count(h);
+    uint8_t *lane_of = malloc((size_t)count + 1);
     if (!lane_of)
         return dray__nomem(error);
-    for (uint64_t i = 0; i < s->op_count; i++) {
+    for (uint64_t i = 0; i < count; i++) {
         uint8_t lane = 0;
-        while (!kinds[lane]->takes(h, &s->ops[i]))
+        while (!kinds[lane]->takes(h, &h->sources->ops[dealt(h, i)]))
             lane++;
         lane_of[i] = lane;
         h->lanes[lane].count++;
@@ -43,9 +75,9 @@ static int deal(dray__haul *h, dray_error *error)
             rc = dray__nomem(error);
         lane->count = 0;
     }
-    for (uint64_t i = 0; i < s->op_count && rc == DRAY_OK; i++) {
+    for (uint64_t i = 0; i < count && rc == DRAY_OK; i++) {
         struct dray__lane *lane = &h->lanes[lane_of[i]];
-        lane->ops[lane->count++] = i;
+        lane->ops[lane->count++] = dealt(h, i);
     }
     free(lane_of);
     return rc;
@@ -97,19 +129,39 @@ static int haul_init(dray__haul *h, dray_error *error)
         if (!h->tensors || !h->expected || !h->found)
             return dray__nomem(error);
     }
-    int rc = deal(h, error);
+    int rc = DRAY_OK;
+    if (h->options.load) {
+        h->options.strategy = DRAY_STRATEGY_DIRECT; /* into the bucket */
+        h->options.bucket_bytes = dray__load_staging(h->options.load);
+        rc = dray__load_begin(h->options.load, h->destination, error);
+        h->loading = true;
+        if (rc == DRAY_OK)
+            rc = order_by_round(h, error);
+    }
+    if (rc == DRAY_OK)
+        rc = deal(h, error);
     return rc ? rc : open_lanes(h, error);
+}
+
+static void close_lanes(dray__haul *h)
+{
+    for (uint32_t l = 0; l < DRAY__LANES; l++) {
+        if (h->lanes[l].state)
+            h->lanes[l].kind->close(h->lanes[l].state);
+        free(h->lanes[l].ops);
+        h->lanes[l] = (struct dray__lane){0};
+    }
 }
 
 void dray__haul_close(dray__haul *h)
 {
     if (!h)
         return;
-    for (uint32_t l = 0; l < DRAY__LANES; l++) {
-        if (h->lanes[l].state)
-            h->lanes[l].kind->close(h->lanes[l].state);
-        free(h->lanes[l].ops);
-    }
+    close_lanes(h);
+    if (h->loading)
+        dray__load_end(h->options.load, h->destination);
+    free(h->by_round);
+    free(h->round_first);
     if (h->poll_fd >= 0)
         close(h->poll_fd);
     free(h->tensors);
@@ -190,6 +242,50 @@ static struct dray__lane *next_lane(dray__haul *h)
     return NULL;
 }
 
+static uint64_t held_bytes(const dray__haul *h)
+{
+    uint64_t held = 0;
+    for (uint32_t l = 0; l < DRAY__LANES; l++)
+        if (h->lanes[l].state)
+            held += h->lanes[l].kind->held_bytes(h->lanes[l].state);
+    return held;
+}
+
+/* As dray__haul_check, of the blocks that this round filled. */
+static int check_round(const dray__haul *h, dray_error *error)
+{
+    for (uint64_t i = 0; h->options.verify && i < dealt_count(h); i++) {
+        uint32_t block = h->sources->ops[dealt(h, i)].block;
+        if (h->expected[block] != h->found[block])
+            return dray__haul_check(h, error);
+    }
+    return DRAY_OK;
+}
+
+/* The lanes are done: what they filled is handed over, and the next round begins. */
+static int next_round(dray__haul *h, dray_error *error)
+{
+    if (!h->options.load)
+        return DRAY_OK;
+    int rc = check_round(h, error);
+    if (rc == DRAY_OK)
+        rc = dray__load_deliver(h->options.load, h->destination, h->round, h->options.version,
+                                error);
+    if (rc || h->round + 1 == dray__load_rounds(h->options.load))
+        return rc;
+    uint64_t held = held_bytes(h);
+    h->held_most = held > h->held_most ? held : h->held_most;
+    for (uint32_t l = 0; l < DRAY__LANES; l++)
+        if (h->lanes[l].state && h->lanes[l].kind->report)
+            h->lanes[l].kind->report(h->lanes[l].state, &h->told);
+    close_lanes(h);
+    h->round++;
+    rc = deal(h, error);
+    if (rc == DRAY_OK)
+        rc = open_lanes(h, error);
+    return rc ? rc : DRAY_EAGAIN;
+}
+
 int dray__haul_step(dray__haul *h, int64_t budget_ns, dray_error *error)
 {
     int64_t until = dray__now() + budget_ns;
@@ -208,7 +304,7 @@ int dray__haul_step(dray__haul *h, int64_t budget_ns, dray_error *error)
     for (uint32_t l = 0; l < DRAY__LANES; l++)
         if (!h->lanes[l].done)
             return DRAY_EAGAIN;
-    return DRAY_OK;
+    return next_round(h, error);
 }
 
 bool dray__haul_waits(const dray__haul *h)
@@ -289,13 +385,14 @@ void dray__haul_report(const dray__haul *h, dray_update_report *report)
         report->source_bytes += dray_plan_source_bytes(h->sources->plan, i);
     for (int link = 0; link < DRAY_LINK_COUNT; link++)
         report->link_bytes[link] = dray_plan_bytes(h->sources->plan, (dray_link)link);
-    report->peak_extra_bytes = 0;
-    for (uint32_t l = 0; l < DRAY__LANES; l++) {
-        const struct dray__lane *lane = &h->lanes[l];
-        if (!lane->state)
-            continue;
-        report->peak_extra_bytes += lane->kind->held_bytes(lane->state);
-        if (lane->kind->report)
-            lane->kind->report(lane->state, report);
-    }
+    report->peak_extra_bytes = held_bytes(h) > h->held_most ? held_bytes(h) : h->held_most;
+    if (h->options.load)
+        report->peak_extra_bytes += dray__load_held_bytes(h->options.load);
+    report->retries += h->told.retries;
+    report->wire_bytes += h->told.wire_bytes;
+    report->delta_bytes += h->told.delta_bytes;
+    report->delta_covered_bytes += h->told.delta_covered_bytes;
+    for (uint32_t l = 0; l < DRAY__LANES; l++)
+        if (h->lanes[l].state && h->lanes[l].kind->report)
+            h->lanes[l].kind->report(h->lanes[l].state, report);
 }

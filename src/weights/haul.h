@@ -49,6 +49,12 @@ struct dray__haul {
     const dray__sources *sources;
     const dray__destination *destination;
     dray__haul_options options;
+    /* Of a load_weights engine: the ops by round, which are hauled one after the other. */
+    uint64_t *by_round, *round_first; /* NULL: all ops at once */
+    uint32_t round;
+    bool loading;            /* its bucket is there */
+    uint64_t held_most;      /* by the lanes of the rounds that are over */
+    dray_update_report told; /* by them: what lanes add to a report */
     struct dray__lane lanes[DRAY__LANES];
     int poll_fd; /* readable when a waiting lane can go on; -1: none ever waits */
     uint32_t turn;

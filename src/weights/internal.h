@@ -207,6 +207,7 @@ void dray__source_clear(dray__source *source);
 typedef struct dray__haul dray__haul;
 
 typedef struct dray__haul_options {
+    struct dray__load *load; /* NULL: into the destination's own memory. Borrowed until close. */
     int32_t strategy;
     uint64_t bucket_bytes;
     bool verify;
@@ -220,6 +221,7 @@ typedef struct dray__haul_options {
 } dray__haul_options;
 
 #define DRAY__BUCKET_MIN ((uint64_t)128 << 10)
+#define DRAY__LOAD_MIN ((uint64_t)512 << 10)
 #define DRAY__BUCKET_DEFAULT ((uint64_t)64 << 20)
 
 /* Sources and destination are borrowed until close. */

@@ -103,7 +103,9 @@ static int open_scratch(struct memory_lane *m, uint64_t ceiling, dray_error *err
     if (!m->haul->sources->files && !m->haul->sources->casts)
         return DRAY_OK;
     uint64_t bytes = m->haul->sources->files ? DRAY__MOVE_STAGING : DRAY__SLICE_BYTES;
-    if (m->haul->options.strategy != DRAY_STRATEGY_DIRECT && bytes > ceiling / 4)
+    if (m->haul->options.load && bytes > ceiling)
+        bytes = ceiling;
+    else if (m->haul->options.strategy != DRAY_STRATEGY_DIRECT && bytes > ceiling / 4)
         bytes = ceiling / 4;
     if (bytes < DRAY__MOVE_STAGING_MIN)
         bytes = DRAY__MOVE_STAGING_MIN;

@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "weights/load.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -31,6 +32,8 @@ static int check(dray_context *context, const char *model, const dray_layout *la
     if (options->timeout_ns < 0 || !options->group || !options->group[0])
         return dray__fail(error, DRAY_EINVALID,
                           "a subscriber needs a group's name and a timeout that is not negative");
+    if (options->load)
+        return DRAY_OK;
     int rc = dray__regions_check(layout, options->regions, error);
     for (uint32_t i = 0; i < dray_layout_region_count(layout) && rc == DRAY_OK; i++)
         if (!dray_region_base(options->regions[i]) && dray_region_bytes(options->regions[i]))
@@ -58,8 +61,8 @@ static int open_descriptors(dray_subscriber *s, dray_error *error)
 
 static int register_rank(dray_subscriber *s, dray__writer *packed, dray_error *error)
 {
-    const char *endpoint = NULL;
-    int rc = dray__serve_start(s->context, &endpoint, error);
+    const char *endpoint = ""; /* nobody reads what went to load_weights */
+    int rc = s->load ? DRAY_OK : dray__serve_start(s->context, &endpoint, error);
     if (rc)
         return rc;
     dray__writer w = {0};
@@ -80,6 +83,33 @@ static int register_rank(dray_subscriber *s, dray__writer *packed, dray_error *e
     return dray__reader_finish(&reply.payload, "SUBSCRIBER_OPEN", error);
 }
 
+/* The destination: the caller's layout and regions, or ours of a load_weights engine. */
+static int take_layout(dray_subscriber *s, const dray_layout *layout,
+                       const dray_subscriber_options *options, dray__writer *packed,
+                       dray_error *error)
+{
+    dray_load_options load = DRAY_LOAD_OPTIONS_INIT;
+    dray_layout *made = NULL;
+    int rc = DRAY_OK;
+    if (options->load) {
+        rc = dray__options_read(&load, sizeof load, dray__end_of(dray_load_options, together_count),
+                                options->load, "dray_load_options", error);
+        if (rc == DRAY_OK)
+            rc = dray__load_open(layout, &load, &s->load, &made, error);
+        if (rc)
+            return rc;
+        layout = made;
+        s->destination.regions =
+            calloc((size_t)dray__load_rounds(s->load) + 1, sizeof *s->destination.regions);
+    } else {
+        s->destination.regions = dray__regions_copy(layout, options->regions);
+    }
+    rc = s->destination.regions ? dray__layout_copy(layout, &s->destination.layout, packed, error)
+                                : dray__nomem(error);
+    dray_layout_free(made);
+    return rc;
+}
+
 int dray_subscriber_open(dray_context *context, const char *model, const dray_layout *layout,
                          const dray_subscriber_options *given, dray_subscriber **out,
                          dray_error *error)
@@ -98,16 +128,14 @@ int dray_subscriber_open(dray_context *context, const char *model, const dray_la
     s->timeout_ns = options->timeout_ns ? options->timeout_ns : DRAY_WAIT_DEFAULT;
     s->model = strdup(model);
     s->group = strdup(options->group);
-    s->destination.regions = dray__regions_copy(layout, options->regions);
     s->destination.member = dray_context_member(context);
     s->destination.host = dray__context_host(context);
     s->destination.rank = options->rank;
     s->destination.world = options->world ? options->world : 1;
     dray__writer packed = {0};
-    rc = s->model && s->group && s->destination.regions
-             ? dray__layout_copy(layout, &s->destination.layout, &packed, error)
-             : dray__nomem(error);
-    if (rc == DRAY_OK) {
+    rc =
+        s->model && s->group ? take_layout(s, layout, options, &packed, error) : dray__nomem(error);
+    if (rc == DRAY_OK && !s->load) {
         s->token = dray__local_token();
         rc = dray__local_add(s->token, s->destination.layout, s->destination.regions,
                              dray_layout_region_count(layout), error);
@@ -157,6 +185,7 @@ void dray_subscriber_close(dray_subscriber *s)
     free(s->block_sums);
     dray_layout_free(s->destination.layout);
     free(s->destination.regions);
+    dray__load_close(s->load);
     free(s->model);
     free(s->group);
     free(s);
@@ -219,6 +248,10 @@ int dray_subscriber_verify(dray_subscriber *s, dray_error *error)
         return dray__fail(error, DRAY_EINVALID, "subscriber must be given");
     if (s->phase != PHASE_IDLE)
         return dray__fail(error, DRAY_EBUSY, "an update is in progress");
+    if (s->load)
+        return dray__fail(error, DRAY_EUNSUPPORTED,
+                          "group %s, rank %" PRIu32 ": its weights went to load_weights", s->group,
+                          s->destination.rank);
     if (!s->block_sums)
         return dray__fail(error, DRAY_ENOENT,
                           "group %s, rank %" PRIu32 ": no update was committed and verified here",

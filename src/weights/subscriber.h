@@ -21,7 +21,8 @@ struct dray_subscriber {
     bool channel_stuck; /* a started request was left without its answer */
     dray__destination destination;
     uint64_t key, token;
-    bool local; /* known to this process's data server */
+    bool local;              /* known to this process's data server */
+    struct dray__load *load; /* NULL: the destination has memory */
     char *model, *group;
     int64_t timeout_ns;
     int poll_fd, event_fd, timer_fd;

@@ -223,12 +223,13 @@ static int on_import(dray_subscriber *s)
     if (rc == DRAY_EAGAIN)
         return rc;
     dray__haul_options options = {
+        .load = s->load,
         .strategy = s->options.strategy,
         .bucket_bytes = s->options.bucket_bytes ? s->options.bucket_bytes : DRAY__BUCKET_DEFAULT,
         .verify = s->options.verify >= 0,
         .attempt = s->attempt,
         .compared = s->compared,
-        .has_base = s->held_incarnation && s->held_incarnation == s->report.incarnation,
+        .has_base = !s->load && s->held_incarnation && s->held_incarnation == s->report.incarnation,
         .incarnation = s->report.incarnation,
         .base = s->held_version,
         .version = s->report.version};
