@@ -302,18 +302,38 @@ typedef struct dray_column {
     const uint64_t *lengths; /* elements of each row's value */
 } dray_column;
 
-/* The column must be one that the task needs (DRAY_ENOENT). cells and lengths are the batch's.
- * DRAY_EFORMAT: the producer's offsets lead outside its values; DRAY_ECLOSED, DRAY_EUNSUPPORTED:
- * the keeper is not there, or there is none. Waits for the keeper at the first read of a chunk. */
+/* The column must be one that the task needs (DRAY_ENOENT), or one that it writes, where it left
+ * rows open before. A value that was committed in pieces is read as one. cells and lengths are the
+ * batch's. DRAY_EFORMAT: the producer's offsets lead outside its values; DRAY_ECLOSED,
+ * DRAY_EUNSUPPORTED: the keeper is not there, or there is none. Waits for the keeper at the first
+ * read of a chunk. */
 int dray_batch_column(dray_batch *batch, const char *name, dray_column *out, dray_error *error);
 /* The same, copied back to back into `out` (capacity bytes; DRAY_EFULL names the size needed). */
 int dray_batch_gather(dray_batch *batch, const char *name, void *out, size_t capacity,
                       size_t *bytes, dray_error *error);
+/* One commit's part of a row's value. */
+typedef struct dray_piece {
+    uint64_t elements;
+    double version; /* the tag `version` of that commit; -1: it had none */
+} dray_piece;
+
+/* The pieces that the value of the row's column was committed in, first to last. *count: how many
+ * there are; out gets the first `capacity` of them. */
+int dray_batch_pieces(dray_batch *batch, const char *name, uint32_t index, dray_piece *out,
+                      uint32_t capacity, uint32_t *count, dray_error *error);
 /* Writes an output column for all rows of the batch, in batch order. Not visible before commit.
  * Setting it again replaces it. Copies the values; waits only where new memory is needed. */
 int dray_batch_set(dray_batch *batch, const dray_column_data *column, dray_error *error);
 int dray_batch_set_tag(dray_batch *batch, uint32_t index, const char *key, double value,
                        dray_error *error);
+/* What the next commit writes for these rows (places in the batch; row_count 0: all) is a piece: it
+ * is appended to what was committed for them before, and they stay open for the task, which claims
+ * them again, before rows that it has not begun, those of the oldest version first, and can then
+ * read the columns that it writes as far as they are. Others see them once a commit leaves them not
+ * open. All columns that the task writes must be ragged. Calling it again replaces the list. Does
+ * not block. */
+int dray_batch_leave_open(dray_batch *batch, const uint32_t *rows, uint32_t row_count,
+                          dray_error *error);
 /* Outputs, tags and the acknowledgement in one step: all or none. Repeating it succeeds, also after
  * DRAY_ETIMEDOUT. DRAY_ESTALE: the claim was superseded, its outputs are freed; DRAY_EGONE: the
  * partition was cleared; DRAY_EINVALID: a column in `writes` was not set; DRAY_EPERM: imported. */

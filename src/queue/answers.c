@@ -74,9 +74,9 @@ static void put_news(dray__writer *w, const dray__table *table, uint32_t columns
     dray__put_words(w, (const char *const *)table->keys + keys, table->key_count - keys);
 }
 
-static bool reads(const dray__table *table, uint32_t task, uint32_t column)
+static bool reads(const dray__table *table, const dray__put *put, uint32_t task, uint32_t column)
 {
-    return table->columns[column].readers >> task & 1;
+    return (table->columns[column].readers | put->goes_on) >> task & 1;
 }
 
 static void put_puts(dray__writer *w, const dray__table *table, const dray__claim *claim)
@@ -86,16 +86,77 @@ static void put_puts(dray__writer *w, const dray__table *table, const dray__clai
         const dray__put *put = claim->pins[i];
         uint32_t count = 0;
         for (uint32_t c = 0; c < put->column_count; c++)
-            count += reads(table, claim->task, put->columns[c].column);
+            count += reads(table, put, claim->task, put->columns[c].column);
         dray__put_u32(w, put->items);
         dray__put_u32(w, count);
         for (uint32_t c = 0; c < put->column_count; c++) {
-            if (!reads(table, claim->task, put->columns[c].column))
+            if (!reads(table, put, claim->task, put->columns[c].column))
                 continue;
             dray__put_u32(w, put->columns[c].column);
             dray__put_extent(w, &put->columns[c].extent);
         }
     }
+}
+
+/* Rows that the task has begun: it reads what it wrote. */
+static bool goes_on(const dray__claim *claim)
+{
+    const dray__partition *p = claim->partition;
+    for (uint32_t i = 0; p->earlier[claim->task] && i < claim->count; i++)
+        if (dray__is_partial(p, claim->task, claim->slots[i]))
+            return true;
+    return false;
+}
+
+static double version_of(const dray__table *table, const dray__put *put, uint32_t item)
+{
+    uint32_t to = put->tag_start ? put->tag_start[item + 1] : put->tag_count;
+    for (uint32_t i = to; i > (put->tag_start ? put->tag_start[item] : 0); i--)
+        if (put->tags[i - 1].key == table->version_key)
+            return put->tags[i - 1].value;
+    return -1;
+}
+
+/* They are listed last first; n counts from 1. */
+static const dray__place *nth_place(const dray__partition *p, int writer, uint32_t slot, uint32_t n)
+{
+    uint32_t next = DRAY__NONE;
+    const dray__place *place = NULL;
+    while (n-- && dray__next_place(p, writer, slot, &next, &place))
+        ;
+    return place;
+}
+
+/* The pieces of rows that have several, first to last. */
+static void put_segments(dray__writer *w, const dray__table *table, const dray__claim *claim,
+                         const uint32_t *writers, uint32_t count)
+{
+    const dray__partition *p = claim->partition;
+    size_t at = w->size;
+    uint32_t total = 0;
+    dray__put_u32(w, 0);
+    for (uint32_t k = 0; k < count; k++) {
+        int writer = (int)writers[k] - 1;
+        for (uint32_t row = 0; writer >= 0 && p->earlier[writer] && row < claim->count; row++) {
+            uint32_t slot = claim->slots[row], next = DRAY__NONE, pieces = 0;
+            if (p->earlier[writer][slot] == DRAY__NONE)
+                continue;
+            for (const dray__place *place = NULL; dray__next_place(p, writer, slot, &next, &place);)
+                pieces++;
+            dray__put_u32(w, k);
+            dray__put_u32(w, row);
+            dray__put_u32(w, pieces);
+            for (uint32_t i = pieces; i > 0; i--) {
+                const dray__place *place = nth_place(p, writer, slot, i);
+                const dray__put *put = p->puts[place->put];
+                dray__put_u32(w, put->mark_index);
+                dray__put_u32(w, place->item);
+                dray__put_f64(w, version_of(table, put, place->item));
+            }
+            total++;
+        }
+    }
+    dray__put_u32_at(w, at, total);
 }
 
 /* Where each needed column's values are: columns of one writer share their places. */
@@ -104,24 +165,29 @@ static void put_places(dray__writer *w, const dray__table *table, const dray__cl
     const dray__partition *p = claim->partition;
     const dray__qtask *task = &table->tasks[claim->task];
     uint32_t writers[DRAY__TASKS_MAX + 1], count = 0;
-    dray__put_u32(w, task->needs_count);
-    for (uint32_t i = 0; i < task->needs_count; i++) {
-        uint32_t writer = (uint32_t)(table->columns[task->needs[i]].writer + 1), at = 0;
+    uint32_t own = goes_on(claim) ? task->writes_count : 0;
+    dray__put_u32(w, task->needs_count + own);
+    for (uint32_t i = 0; i < task->needs_count + own; i++) {
+        uint32_t column =
+            i < task->needs_count ? task->needs[i] : task->writes[i - task->needs_count];
+        uint32_t writer = (uint32_t)(table->columns[column].writer + 1), at = 0;
         while (at < count && writers[at] != writer)
             at++;
         if (at == count)
             writers[count++] = writer;
-        dray__put_u32(w, task->needs[i]);
+        dray__put_u32(w, column);
         dray__put_u32(w, at);
     }
     dray__put_u32(w, count);
     for (uint32_t i = 0; i < count; i++) {
         for (uint32_t row = 0; row < claim->count; row++) {
             dray__place place = p->places[writers[i]][claim->slots[row]];
-            dray__put_u32(w, p->puts[place.put]->mark_index);
-            dray__put_u32(w, place.item);
+            bool none = place.put == DRAY__NONE; /* not begun yet */
+            dray__put_u32(w, none ? DRAY__NONE : p->puts[place.put]->mark_index);
+            dray__put_u32(w, none ? 0 : place.item);
         }
     }
+    put_segments(w, table, claim, writers, count);
 }
 
 static uint32_t put_tags_of(dray__writer *w, const dray__put *put, uint32_t row, uint32_t item)

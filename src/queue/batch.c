@@ -119,6 +119,62 @@ static int ragged_cell(const struct dray__batch_extent *extent, const dray__batc
     return DRAY_OK;
 }
 
+static int piece_cell(dray_batch *batch, const dray__batch_column *column, dray__batch_place at,
+                      const void **cell, uint64_t *length, dray_error *error)
+{
+    struct dray__batch_extent *extent = NULL;
+    int rc = find_extent(batch, column, &batch->puts[at.put], &extent, error);
+    if (!rc && !column->spec.ragged)
+        rc = dray__fail(error, DRAY_EFORMAT, "column %s: pieces of a fixed shape", column->name);
+    return rc ? rc : ragged_cell(extent, column, at.item, cell, length, error);
+}
+
+/* The pieces of one row as one value: in place where they lie side by side, else copied. */
+static int join(dray_batch *batch, const dray__batch_column *column,
+                const dray__batch_pieces *pieces, const void **cell, uint64_t *length,
+                dray_error *error)
+{
+    size_t unit = dray_dtype_size((dray_dtype)column->spec.dtype);
+    const uint8_t *first = NULL, *end = NULL;
+    uint64_t total = 0;
+    bool together = true;
+    for (uint32_t i = 0; i < pieces->count; i++) {
+        const void *at;
+        uint64_t count;
+        int rc = piece_cell(batch, column, pieces->items[i].at, &at, &count, error);
+        if (rc)
+            return rc;
+        if (!count)
+            continue;
+        together &= !first || end == at;
+        first = first ? first : at;
+        end = (const uint8_t *)at + count * unit; /* within its chunk: checked */
+        total += count;
+    }
+    *cell = first;
+    *length = total;
+    if (together)
+        return DRAY_OK;
+    uint8_t *copy = dray__arena_get(&batch->arena, total * unit);
+    if (!copy)
+        return dray__nomem(error);
+    *cell = copy;
+    for (uint32_t i = 0; i < pieces->count; i++) {
+        const void *at;
+        uint64_t count, room = total - (uint64_t)(copy - (const uint8_t *)*cell) / unit;
+        int rc = piece_cell(batch, column, pieces->items[i].at, &at, &count, error);
+        if (!rc && count > room) /* read again, and changed by its producer */
+            rc = dray__fail(error, DRAY_EFORMAT, "column %s: its offsets change", column->name);
+        if (rc)
+            return rc;
+        if (count)
+            memcpy(copy, at, count * unit);
+        copy += count * unit;
+    }
+    *length = (uint64_t)(copy - (const uint8_t *)*cell) / unit;
+    return DRAY_OK;
+}
+
 static int read_column(dray_batch *batch, dray__batch_column *column, dray_error *error)
 {
     const void **cells = dray__arena_get(&batch->arena, batch->row_count * sizeof *cells);
@@ -131,6 +187,10 @@ static int read_column(dray_batch *batch, dray__batch_column *column, dray_error
     for (uint32_t row = 0; row < batch->row_count; row++) {
         dray__batch_place place = batch->places[column->place][row];
         int rc = DRAY_OK;
+        cells[row] = NULL;
+        lengths[row] = 0;
+        if (place.put == UINT32_MAX) /* this task has not begun the row */
+            continue;
         if (!extent || place.put != last)
             rc = find_extent(batch, column, &batch->puts[place.put], &extent, error);
         if (rc)
@@ -140,6 +200,14 @@ static int read_column(dray_batch *batch, dray__batch_column *column, dray_error
         lengths[row] = elements;
         if (column->spec.ragged)
             rc = ragged_cell(extent, column, place.item, &cells[row], &lengths[row], error);
+        if (rc)
+            return rc;
+    }
+    for (uint32_t i = 0; i < batch->pieces_count; i++) {
+        const dray__batch_pieces *pieces = &batch->pieces[i];
+        int rc = DRAY_OK;
+        if (pieces->place == column->place)
+            rc = join(batch, column, pieces, &cells[pieces->row], &lengths[pieces->row], error);
         if (rc)
             return rc;
     }
@@ -180,6 +248,38 @@ int dray_batch_column(dray_batch *batch, const char *name, dray_column *out, dra
     memcpy(out->shape, column->spec.shape, sizeof out->shape);
     if (column->spec.ragged)
         out->shape[0] = -1;
+    return DRAY_OK;
+}
+
+int dray_batch_pieces(dray_batch *batch, const char *name, uint32_t index, dray_piece *out,
+                      uint32_t capacity, uint32_t *count, dray_error *error)
+{
+    dray__batch_column *column = NULL;
+    int rc = check_row(batch, index, error);
+    if (!rc)
+        rc = find_column(batch, name, &column, error);
+    if (rc)
+        return rc;
+    const dray__batch_pieces *pieces = NULL;
+    for (uint32_t i = 0; i < batch->pieces_count && !pieces; i++)
+        if (batch->pieces[i].place == column->place && batch->pieces[i].row == index)
+            pieces = &batch->pieces[i];
+    if (!pieces) { /* one commit, or none */
+        double version = -1;
+        dray_batch_tag(batch, index, DRAY_TAG_VERSION, &version, NULL);
+        *count = column->lengths[index] ? 1 : 0;
+        if (*count && capacity)
+            *out = (dray_piece){.elements = column->lengths[index], .version = version};
+        return DRAY_OK;
+    }
+    for (uint32_t i = 0; i < pieces->count && i < capacity; i++) {
+        const void *cell;
+        rc = piece_cell(batch, column, pieces->items[i].at, &cell, &out[i].elements, error);
+        if (rc)
+            return rc;
+        out[i].version = pieces->items[i].version;
+    }
+    *count = pieces->count;
     return DRAY_OK;
 }
 
@@ -285,6 +385,25 @@ int dray_batch_set_tag(dray_batch *batch, uint32_t index, const char *key, doubl
     return DRAY_OK;
 }
 
+int dray_batch_leave_open(dray_batch *batch, const uint32_t *rows, uint32_t row_count,
+                          dray_error *error)
+{
+    int rc = check_open(batch, "dray_batch_leave_open", error);
+    for (uint32_t i = 0; !rc && i < row_count; i++)
+        rc = check_row(batch, rows[i], error);
+    if (rc)
+        return rc;
+    uint32_t count = row_count ? row_count : batch->row_count;
+    uint32_t *open = dray__arena_get(&batch->arena, count * sizeof *open);
+    if (!open)
+        return dray__nomem(error);
+    for (uint32_t i = 0; i < count; i++)
+        open[i] = row_count ? rows[i] : i;
+    batch->open = open;
+    batch->open_count = count;
+    return DRAY_OK;
+}
+
 static void put_outputs(const dray_batch *batch, dray__writer *w)
 {
     uint32_t count = 0;
@@ -362,6 +481,9 @@ int dray_batch_commit(dray_batch *batch, dray_error *error)
     dray__put_u32(w, batch->generation);
     put_outputs(batch, w);
     put_tags(batch, w);
+    dray__put_u32(w, batch->open_count);
+    for (uint32_t i = 0; i < batch->open_count; i++)
+        dray__put_u32(w, batch->open[i]);
     dray__reply reply;
     rc = dray__queue_command(batch->queue, DRAY__MSG_QUEUE_COMMIT, &reply, error);
     /* Without an answer the commit may have happened: what it holds must stay as it is. */

@@ -141,6 +141,31 @@ static void read_columns(dray_batch *batch, const dray__names *names, dray__read
     }
 }
 
+static bool is_place(const dray_batch *batch, dray__batch_place place)
+{
+    return place.put < batch->put_count && place.item < batch->puts[place.put].items;
+}
+
+static void read_pieces(dray_batch *batch, dray__reader *r)
+{
+    batch->pieces_count = dray__get_count(r, 12);
+    batch->pieces = array(batch, r, batch->pieces_count, sizeof *batch->pieces);
+    for (uint32_t i = 0; i < batch->pieces_count && !r->failed; i++) {
+        dray__batch_pieces *pieces = &batch->pieces[i];
+        pieces->place = dray__get_u32(r);
+        pieces->row = dray__get_u32(r);
+        pieces->count = dray__get_count(r, 16);
+        r->failed |= pieces->place >= batch->place_count || pieces->row >= batch->row_count;
+        pieces->items = array(batch, r, pieces->count, sizeof *pieces->items);
+        for (uint32_t k = 0; k < pieces->count && !r->failed; k++) {
+            pieces->items[k].at.put = dray__get_u32(r);
+            pieces->items[k].at.item = dray__get_u32(r);
+            pieces->items[k].version = dray__get_f64(r);
+            r->failed |= !is_place(batch, pieces->items[k].at);
+        }
+    }
+}
+
 static void read_places(dray_batch *batch, dray__reader *r)
 {
     batch->place_count = dray__get_count(r, (size_t)batch->row_count * 8);
@@ -150,8 +175,7 @@ static void read_places(dray_batch *batch, dray__reader *r)
         for (uint32_t row = 0; row < batch->row_count && !r->failed; row++) {
             dray__batch_place place = {.put = dray__get_u32(r)};
             place.item = dray__get_u32(r);
-            if (place.put >= batch->put_count || place.item >= batch->puts[place.put].items)
-                r->failed = true;
+            r->failed |= place.put != UINT32_MAX && !is_place(batch, place);
             batch->places[i][row] = place;
         }
     }
@@ -196,6 +220,7 @@ int dray__batch_read(dray_queue *queue, const dray__names *names, uint32_t ticke
     read_puts(batch, r);
     read_columns(batch, names, r);
     read_places(batch, r);
+    read_pieces(batch, r);
     read_tags(batch, names, r);
     int rc = dray__reader_finish(r, "batch", error);
     if (!rc && task >= queue->task_count)

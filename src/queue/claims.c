@@ -209,6 +209,8 @@ static int choose(dray__table *table, const dray__want *want, dray__pick *pick,
 
 static bool reads_any(const dray__table *table, const dray__put *put, uint32_t task)
 {
+    if (put->goes_on >> task & 1)
+        return true;
     for (uint32_t i = 0; i < put->column_count; i++)
         if (table->columns[put->columns[i].column].readers >> task & 1)
             return true;
@@ -223,17 +225,20 @@ static int pin_puts(dray__table *table, dray__claim *claim, dray_error *error)
     uint64_t mark = ++table->marks;
     for (uint32_t w = 0; w <= table->task_count; w++) {
         for (uint32_t i = 0; p->places[w] && i < claim->count; i++) {
-            uint32_t index = p->places[w][claim->slots[i]].put;
-            dray__put *put = index == DRAY__NONE ? NULL : p->puts[index];
-            if (!put || put->mark == mark || !reads_any(table, put, claim->task))
-                continue;
-            int rc = dray__grow_full(&claim->pins, claim->pin_count, &capacity, sizeof(dray__put *),
-                                     error);
-            if (rc)
-                return rc;
-            put->mark = mark;
-            put->mark_index = claim->pin_count;
-            claim->pins[claim->pin_count++] = put;
+            uint32_t at = DRAY__NONE;
+            const dray__place *place = NULL;
+            while (dray__next_place(p, (int)w - 1, claim->slots[i], &at, &place)) {
+                dray__put *put = p->puts[place->put];
+                if (put->mark == mark || !reads_any(table, put, claim->task))
+                    continue;
+                int rc = dray__grow_full(&claim->pins, claim->pin_count, &capacity,
+                                         sizeof(dray__put *), error);
+                if (rc)
+                    return rc;
+                put->mark = mark;
+                put->mark_index = claim->pin_count;
+                claim->pins[claim->pin_count++] = put;
+            }
         }
     }
     for (uint32_t i = 0; i < claim->pin_count; i++)
@@ -378,7 +383,7 @@ static int check_writes(const dray__table *table, const dray__claim *claim,
     return DRAY_OK;
 }
 
-static void acknowledge(dray__table *table, dray__claim *claim)
+static void acknowledge(dray__table *table, dray__claim *claim, const bool *stays)
 {
     dray__partition *p = claim->partition;
     dray__track *track = &p->tracks[claim->task];
@@ -387,11 +392,18 @@ static void acknowledge(dray__table *table, dray__claim *claim)
         if (slot == DRAY__NONE)
             continue;
         dray__bit_clear(track->taken, slot);
-        dray__bit_set(track->done, slot);
         track->taken_count--;
+        bool dead = dray__bit_get(p->dead, slot);
+        if (stays && stays[i]) {
+            track->taken_dead -= dead;
+            track->open_from = slot < track->open_from ? slot : track->open_from;
+            dray__admission_note(table, claim->task, 0);
+            continue;
+        }
+        dray__bit_set(track->done, slot);
         track->done_count++;
         dray__admission_note(table, claim->task, 1);
-        if (dray__bit_get(p->dead, slot)) {
+        if (dead) {
             track->taken_dead--;
             continue;
         }
@@ -409,9 +421,31 @@ static void acknowledge(dray__table *table, dray__claim *claim)
     claim->state = DRAY__CLAIM_COMMITTED;
 }
 
+/* Which rows of the claim stay open; only ragged columns can be appended to. */
+static int read_open(const dray__claim *claim, const dray__outputs *o, bool **out,
+                     dray_error *error)
+{
+    for (uint32_t i = 0; i < o->open_count; i++)
+        if (o->open[i] >= claim->count)
+            return dray__fail(error, DRAY_EINVALID, "partial commit: row %u of a claim of %u",
+                              o->open[i], claim->count);
+    for (uint32_t c = 0; o->open_count && c < o->column_count; c++)
+        if (!o->columns[c].spec.ragged)
+            return dray__fail(error, DRAY_EINVALID,
+                              "partial commit: column %s is not ragged, nothing can be appended",
+                              o->columns[c].name);
+    if (!o->open_count)
+        return DRAY_OK;
+    if (!o->column_count)
+        return dray__fail(error, DRAY_EINVALID, "partial commit: the task writes no column");
+    *out = calloc(claim->count, sizeof **out);
+    for (uint32_t i = 0; *out && i < o->open_count; i++)
+        (*out)[o->open[i]] = true;
+    return *out ? DRAY_OK : dray__nomem(error);
+}
+
 int dray__claim_commit(dray__table *table, dray__client *client, uint32_t ticket,
-                       uint32_t generation, const dray__new_column *columns, uint32_t column_count,
-                       const dray__new_tag *tags, uint32_t tag_count, dray_error *error)
+                       uint32_t generation, const dray__outputs *o, dray_error *error)
 {
     dray__claim *claim = NULL;
     int rc = find_active(table, client, ticket, &claim, error);
@@ -423,21 +457,27 @@ int dray__claim_commit(dray__table *table, dray__client *client, uint32_t ticket
     if (claim->state == DRAY__CLAIM_COMMITTED)
         return DRAY_OK;
     uint64_t bytes;
-    rc = check_writes(table, claim, columns, column_count, error);
+    bool *stays = NULL;
+    rc = check_writes(table, claim, o->columns, o->column_count, error);
     if (!rc)
-        rc = dray__put_check(table, client, (int)claim->task, columns, column_count, tags,
-                             tag_count, claim->count, &bytes, error);
+        rc = dray__put_check(table, client, (int)claim->task, o->columns, o->column_count, o->tags,
+                             o->tag_count, claim->count, &bytes, error);
+    if (!rc)
+        rc = read_open(claim, o, &stays, error);
     dray__put *put = NULL;
     if (!rc)
-        rc = dray__put_prepare(table, claim->partition, (int)claim->task, columns, column_count,
-                               tags, tag_count, false, claim->count, &put, error);
-    if (rc)
-        return rc;
-    if (put)
+        rc = dray__segments_prepare(claim->partition, claim->task, claim->count, stays, error);
+    if (!rc)
+        rc = dray__put_prepare(table, claim->partition, (int)claim->task, o->columns,
+                               o->column_count, o->tags, o->tag_count, false, claim->count, &put,
+                               error);
+    if (!rc && put)
         dray__put_apply(table, claim->partition, (int)claim->task, put, claim->slots, 0,
-                        claim->count, 1);
-    acknowledge(table, claim);
-    return DRAY_OK;
+                        claim->count, 1, stays);
+    if (!rc)
+        acknowledge(table, claim, stays);
+    free(stays);
+    return rc;
 }
 
 int dray__claim_fail(dray__table *table, dray__client *client, uint32_t ticket,

@@ -59,6 +59,14 @@ typedef struct dray__batch_place {
     uint32_t put, item;
 } dray__batch_place;
 
+typedef struct dray__batch_pieces { /* of one row and place, first to last */
+    uint32_t place, row, count;
+    struct dray__batch_piece {
+        dray__batch_place at;
+        double version; /* -1: not known */
+    } * items;
+} dray__batch_pieces;
+
 typedef struct dray__batch_column {
     uint32_t column, place;
     const char *name;
@@ -101,6 +109,10 @@ struct dray_batch {
     uint32_t column_count;
     dray__batch_place **places;
     uint32_t place_count;
+    dray__batch_pieces *pieces;
+    uint32_t pieces_count;
+    uint32_t *open; /* rows that the commit leaves open */
+    uint32_t open_count;
     dray__batch_tag *tags;
     uint32_t *tag_start;         /* [row_count + 1] */
     dray__batch_output *outputs; /* as task->writes */

@@ -59,6 +59,16 @@ const dray__new_tag *dray__get_tags(dray__reader *r, dray__arena *arena, uint32_
     return tags;
 }
 
+void dray__get_outputs(dray__reader *r, dray__arena *arena, dray__outputs *out)
+{
+    out->columns = dray__get_columns(r, arena, &out->column_count);
+    out->tags = dray__get_tags(r, arena, &out->tag_count);
+    uint32_t *open = dray__get_array(r, arena, 4, sizeof *open, &out->open_count);
+    for (uint32_t i = 0; i < out->open_count && !r->failed; i++)
+        open[i] = dray__get_u32(r);
+    out->open = open;
+}
+
 static void get_names(dray__reader *r, dray__arena *arena, const char *const **out, uint32_t *count)
 {
     const char **names = dray__get_array(r, arena, 4, sizeof *names, count);

@@ -74,6 +74,8 @@ static void forget_columns(const dray__table *table, dray__partition *p, uint32_
             dray__bit_clear(p->columns[column], slot);
         }
         p->places[w][slot] = (dray__place){DRAY__NONE, DRAY__NONE};
+        if (w && p->earlier[w - 1])
+            p->earlier[w - 1][slot] = DRAY__NONE;
     }
 }
 
@@ -311,7 +313,7 @@ int dray__table_refill(dray__table *table, dray__client *client, const dray__new
     p->refilled += demand->count;
     if (put)
         dray__put_apply(table, p, -1, put, demand->slots, 0, demand->count,
-                        rows->per_group ? demand->count : 1);
+                        rows->per_group ? demand->count : 1, NULL);
     for (uint32_t i = 0; i < demand->count; i++)
         dray__refresh_all_tasks(table, p, demand->slots[i] / 64, false);
     *first_slot = demand->slots[0];

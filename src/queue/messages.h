@@ -33,7 +33,7 @@
  *          i64 hold, u8 fresh, u32 staleness, u64 version}
  *          -> u32 which, columns {u32 index, str, spec}, keys {str}, body (below)
  *
- * COMMIT   u32 ticket, u32 generation, columns, tags
+ * COMMIT   u32 ticket, u32 generation, outputs
  *
  * FAIL     u32 ticket, u32 n, n * u32 items, str reason
  *
@@ -47,11 +47,14 @@
  *
  * columns: u32 n, n * {str name, spec, extent};  tags: u32 n keys, n * str,
  *          u32 n, n * {u32 item, u32 key of these, f64}
+ * outputs: columns, tags, u32 n, n * u32 items that stay open
  * body:    str partition, u32 generation, u32 task,
  *          u32 n rows, n * {u32 slot, u32 attempt, u32 group, u32 generation},
  *          u32 n puts, n * {u32 items, u32 m, m * {u32 column, extent}},
  *          u32 n needed columns, n * {u32 column, u32 place},
- *          u32 n places, n * (rows * {u32 put, u32 item}),
+ * u32 n places, n * (rows * {u32 put (NONE: nothing yet), u32 item}),
+ *          u32 n rows of pieces, n * {u32 place, u32 row, u32 m, m * {u32 put, u32 item,
+ *              f64 version (-1: not known)}},
  *          u32 n tags, n * {u32 row, u32 key, f64} */
 #ifndef DRAY_QUEUE_MESSAGES_H
 #define DRAY_QUEUE_MESSAGES_H

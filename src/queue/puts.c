@@ -375,7 +375,8 @@ static void trim(dray__table *table, dray__put *put)
         return;
     for (uint32_t i = 0; i < put->column_count; i++) {
         dray__put_column *column = &put->columns[i];
-        if (column->chunk && !(table->columns[column->column].readers & put->open_tasks))
+        if (column->chunk &&
+            !((table->columns[column->column].readers | put->goes_on) & put->open_tasks))
             free_column(table, put, column);
     }
 }
@@ -389,8 +390,57 @@ static void free_put(dray__table *table, dray__put *put)
     dray__put_discard(put);
 }
 
+/* ---- rows that one task commits piece by piece ----------------------------------------------- */
+
+bool dray__is_partial(const dray__partition *p, uint32_t task, uint32_t slot)
+{
+    const dray__place *places = p->places[task + 1];
+    return places && places[slot].put != DRAY__NONE && !dray__bit_get(p->tracks[task].done, slot);
+}
+
+int dray__segments_prepare(dray__partition *p, uint32_t task, uint32_t rows, bool open,
+                           dray_error *error)
+{
+    if (!open && !p->earlier[task])
+        return DRAY_OK;
+    int rc = DRAY_OK;
+    if (!p->earlier[task]) {
+        rc = dray__grow(&p->earlier[task], 0, p->row_capacity, sizeof **p->earlier, error);
+        if (!rc)
+            memset(p->earlier[task], 0xFF, p->row_capacity * sizeof **p->earlier);
+    }
+    while (!rc && p->segment_capacity - p->segment_count < rows)
+        rc = dray__grow_full(&p->segments, p->segment_capacity, &p->segment_capacity,
+                             sizeof *p->segments, error);
+    return rc;
+}
+
+static void push_segment(dray__partition *p, uint32_t task, uint32_t slot)
+{
+    uint32_t *last = &p->earlier[task][slot];
+    p->segments[p->segment_count] =
+        (dray__segment){.place = p->places[task + 1][slot], .previous = *last};
+    *last = p->segment_count++;
+}
+
+bool dray__next_place(const dray__partition *p, int writer, uint32_t slot, uint32_t *at,
+                      const dray__place **place)
+{
+    if (!*place) {
+        *place = p->places[writer + 1] ? &p->places[writer + 1][slot] : NULL;
+        *at = writer >= 0 && p->earlier[writer] ? p->earlier[writer][slot] : DRAY__NONE;
+        return *place && (*place)->put != DRAY__NONE;
+    }
+    if (*at == DRAY__NONE)
+        return false;
+    *place = &p->segments[*at].place;
+    *at = p->segments[*at].previous;
+    return true;
+}
+
 void dray__put_apply(dray__table *table, dray__partition *p, int writer, dray__put *put,
-                     const uint32_t *slots, uint32_t first, uint32_t count, uint32_t divisor)
+                     const uint32_t *slots, uint32_t first, uint32_t count, uint32_t divisor,
+                     const bool *stays)
 {
     uint32_t index = p->put_count++, rows = 0;
     p->puts[index] = put;
@@ -401,13 +451,18 @@ void dray__put_apply(dray__table *table, dray__partition *p, int writer, dray__p
         uint32_t slot = slots ? slots[i] : first + i;
         if (slot == DRAY__NONE)
             continue;
+        if (writer >= 0 && dray__is_partial(p, (uint32_t)writer, slot))
+            push_segment(p, (uint32_t)writer, slot);
         p->places[writer + 1][slot] = (dray__place){.put = index, .item = i / divisor};
-        for (uint32_t c = 0; c < put->column_count; c++)
+        bool complete = !stays || !stays[i];
+        for (uint32_t c = 0; complete && c < put->column_count; c++)
             dray__bit_set(p->columns[put->columns[c].column], slot);
+        if (!complete)
+            put->goes_on = UINT64_C(1) << writer;
         for (uint32_t t = 0; t < table->task_count; t++)
             put->unsettled[t] +=
                 !dray__bit_get(p->tracks[t].done, slot) && !dray__bit_get(p->dead, slot);
-        rows++;
+        rows += complete;
     }
     dray__versions_note(table, p, put, slots, first, count, divisor);
     uint64_t bytes = 0;
@@ -428,13 +483,15 @@ void dray__put_apply(dray__table *table, dray__partition *p, int writer, dray__p
 void dray__put_settled(dray__table *table, dray__partition *p, uint32_t task, uint32_t slot)
 {
     for (uint32_t w = 0; w <= table->task_count; w++) {
-        if (!p->places[w] || p->places[w][slot].put == DRAY__NONE)
-            continue;
-        dray__put *put = p->puts[p->places[w][slot].put];
-        if (--put->unsettled[task])
-            continue;
-        put->open_tasks &= ~(UINT64_C(1) << task);
-        trim(table, put);
+        uint32_t at = DRAY__NONE;
+        const dray__place *place = NULL;
+        while (dray__next_place(p, (int)w - 1, slot, &at, &place)) {
+            dray__put *put = p->puts[place->put];
+            if (--put->unsettled[task])
+                continue;
+            put->open_tasks &= ~(UINT64_C(1) << task);
+            trim(table, put);
+        }
     }
 }
 

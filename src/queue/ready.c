@@ -13,16 +13,34 @@ uint32_t dray__open_rows(const dray__partition *p, uint32_t task)
     return p->rows - track->settled_count - (track->taken_count - track->taken_dead);
 }
 
-static void list_append(dray__track *track, uint32_t slot)
+/* What the task has begun comes before what it has not, oldest version first. 0: not begun. */
+static uint64_t begun(const dray__partition *p, uint32_t task, uint32_t slot)
 {
+    return !dray__is_partial(p, task, slot) ? 0 : p->oldest ? p->oldest[slot] + 1 : 1;
+}
+
+/* The row that the slot comes before; NONE: it is the last. */
+static uint32_t place_in_list(const dray__partition *p, uint32_t task, uint32_t slot)
+{
+    const dray__track *track = &p->tracks[task];
+    uint64_t age = begun(p, task, slot);
+    uint32_t at = age ? track->head : DRAY__NONE;
+    for (; at != DRAY__NONE; at = track->rows[at].next) {
+        uint64_t other = begun(p, task, at);
+        if (!other || other > age || (other == age && at > slot))
+            break;
+    }
+    return at;
+}
+
+static void list_add(const dray__partition *p, uint32_t task, uint32_t slot)
+{
+    dray__track *track = &p->tracks[task];
     dray__row_state *row = &track->rows[slot];
-    row->next = DRAY__NONE;
-    row->prev = track->tail;
-    if (track->tail == DRAY__NONE)
-        track->head = slot;
-    else
-        track->rows[track->tail].next = slot;
-    track->tail = slot;
+    row->next = place_in_list(p, task, slot);
+    row->prev = row->next == DRAY__NONE ? track->tail : track->rows[row->next].prev;
+    *(row->prev == DRAY__NONE ? &track->head : &track->rows[row->prev].next) = slot;
+    *(row->next == DRAY__NONE ? &track->tail : &track->rows[row->next].prev) = slot;
     track->ready_count++;
 }
 
@@ -40,16 +58,33 @@ static void list_remove(dray__track *track, uint32_t slot)
     track->ready_count--;
 }
 
-static void group_append(dray__track *track, uint32_t g)
+/* Of the members that the task has begun, the oldest; 0: none is. */
+static uint64_t group_begun(const dray__partition *p, uint32_t task, uint32_t g)
 {
+    uint64_t oldest = 0;
+    for (uint32_t s = p->groups[g].first; s < p->groups[g].first + p->groups[g].count; s++) {
+        uint64_t age = begun(p, task, s);
+        if (age && (!oldest || age < oldest))
+            oldest = age;
+    }
+    return oldest;
+}
+
+static void group_add(const dray__partition *p, uint32_t task, uint32_t g)
+{
+    dray__track *track = &p->tracks[task];
     dray__link *link = &track->groups[g];
-    link->next = DRAY__NONE;
-    link->prev = track->group_tail;
-    if (track->group_tail == DRAY__NONE)
-        track->group_head = g;
-    else
-        track->groups[track->group_tail].next = g;
-    track->group_tail = g;
+    uint64_t age = group_begun(p, task, g);
+    uint32_t at = age ? track->group_head : DRAY__NONE;
+    for (; at != DRAY__NONE; at = track->groups[at].next) {
+        uint64_t other = group_begun(p, task, at);
+        if (!other || other > age)
+            break;
+    }
+    link->next = at;
+    link->prev = at == DRAY__NONE ? track->group_tail : track->groups[at].prev;
+    *(link->prev == DRAY__NONE ? &track->group_head : &track->groups[link->prev].next) = g;
+    *(link->next == DRAY__NONE ? &track->group_tail : &track->groups[link->next].prev) = g;
     dray__bit_set(track->whole, g);
 }
 
@@ -81,7 +116,7 @@ static void refresh_group(dray__table *table, dray__partition *p, uint32_t task,
     if (whole == dray__bit_get(track->whole, g))
         return;
     if (whole) {
-        group_append(track, g);
+        group_add(p, task, g);
         table->dirty |= UINT64_C(1) << task;
     } else {
         group_remove(track, g);
@@ -103,7 +138,7 @@ void dray__refresh(dray__table *table, dray__partition *p, uint32_t task, uint32
     for (uint64_t left = changed; left; left &= left - 1) {
         uint32_t bit = (uint32_t)__builtin_ctzll(left), slot = w * 64 + bit;
         if (ready >> bit & 1)
-            list_append(track, slot);
+            list_add(p, task, slot);
         else
             list_remove(track, slot);
     }

@@ -69,13 +69,11 @@ static int do_version(step *s, dray_error *error)
 static int do_commit(step *s, dray_error *error)
 {
     uint32_t ticket = dray__get_u32(s->r), generation = dray__get_u32(s->r);
-    uint32_t column_count, tag_count;
-    const dray__new_column *columns = dray__get_columns(s->r, &s->arena, &column_count);
-    const dray__new_tag *tags = dray__get_tags(s->r, &s->arena, &tag_count);
+    dray__outputs outputs;
+    dray__get_outputs(s->r, &s->arena, &outputs);
     int rc = dray__finish_reading(s->request, error);
     if (!rc)
-        rc = dray__claim_commit(s->table, s->client, ticket, generation, columns, column_count,
-                                tags, tag_count, error);
+        rc = dray__claim_commit(s->table, s->client, ticket, generation, &outputs, error);
     if (!rc)
         dray__answer_storage(s->out, s->table, s->client, s->drops_seen);
     return rc;

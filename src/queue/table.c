@@ -279,8 +279,12 @@ static void partition_free(const dray__table *table, dray__partition *p)
     }
     for (uint32_t w = 0; p->places && w <= table->task_count; w++)
         free(p->places[w]);
+    for (uint32_t t = 0; p->earlier && t < table->task_count; t++)
+        free(p->earlier[t]);
     for (uint32_t c = 0; c < p->column_capacity; c++)
         free(p->columns[c]);
+    free(p->earlier);
+    free(p->segments);
     free(p->name);
     free(p->dead);
     free(p->vacant);
@@ -309,7 +313,8 @@ static dray__partition *partition_new(const dray__table *table, const char *name
     p->group_size = group_size;
     p->tracks = calloc(table->task_count, sizeof *p->tracks);
     p->places = calloc(table->task_count + 1, sizeof(dray__place *));
-    if (!p->name || !p->tracks || !p->places) {
+    p->earlier = calloc(table->task_count, sizeof(uint32_t *));
+    if (!p->name || !p->tracks || !p->places || !p->earlier) {
         partition_free(table, p);
         return NULL;
     }
@@ -417,6 +422,13 @@ static int grow_rows(const dray__table *table, dray__partition *p, uint32_t rows
         rc = dray__grow(&p->places[w], old, capacity, sizeof **p->places, error);
         if (!rc)
             memset(p->places[w] + old, 0xFF, (capacity - old) * sizeof **p->places);
+    }
+    for (uint32_t t = 0; !rc && t < table->task_count; t++) {
+        if (!p->earlier[t])
+            continue;
+        rc = dray__grow(&p->earlier[t], old, capacity, sizeof **p->earlier, error);
+        if (!rc)
+            memset(p->earlier[t] + old, 0xFF, (capacity - old) * sizeof **p->earlier);
     }
     if (!rc)
         p->row_capacity = capacity;
@@ -568,7 +580,8 @@ static void add_rows(dray__table *table, dray__partition *p, const dray__new_row
     table->rows += rows->rows;
     set_groups(p, first, rows->rows);
     if (put)
-        dray__put_apply(table, p, -1, put, NULL, first, rows->rows, rows->per_group ? group : 1);
+        dray__put_apply(table, p, -1, put, NULL, first, rows->rows, rows->per_group ? group : 1,
+                        NULL);
     for (uint32_t w = first / 64; w <= (p->rows - 1) / 64; w++)
         dray__refresh_all_tasks(table, p, w, false);
 }

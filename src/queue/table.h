@@ -18,7 +18,7 @@
  *            with their bytes, tags; a refill: the demand's id and its columns and tags
  *   seal     partition, rows
  *   commit   generation, task, {slot, row's generation} of every row that counted, columns with
- *            their bytes, tags
+ *            their bytes, tags; which of the rows stay open (a partial commit)
  *   loss     generation, {slot, row's generation}, task, cause, reason; the demand's id
  *   decline  the demand's id
  *   clear    partition        end
@@ -88,6 +88,12 @@ typedef struct dray__place { /* where the columns that one writer committed for 
     uint32_t put, item;      /* index in partition->puts; item of that put */
 } dray__place;
 
+/* A commit of a row that a later one of the same task was appended to. */
+typedef struct dray__segment {
+    dray__place place;
+    uint32_t previous; /* index in partition->segments; NONE: it is the first */
+} dray__segment;
+
 typedef struct dray__group_range {
     uint32_t first, count;
 } dray__group_range;
@@ -128,6 +134,9 @@ struct dray__partition {
     uint32_t column_capacity;
     dray__track *tracks;  /* [task] */
     dray__place **places; /* [1 + task], [0] = insert; NULL: nothing put yet */
+    uint32_t **earlier;   /* [task]: of each row, its last segment but one; NULL: none has two */
+    dray__segment *segments;
+    uint32_t segment_count, segment_capacity;
     uint32_t *group_of;
     dray__group_range *groups;
     uint32_t group_size; /* of every group of the partition */
@@ -170,6 +179,7 @@ struct dray__put {
     uint32_t items;
     uint32_t pins;
     uint64_t open_tasks; /* tasks with rows of this put that are not settled */
+    uint64_t goes_on;    /* the task that will append to rows of it, and reads it then */
     uint32_t *unsettled; /* [task]: how many */
     dray__put_column *columns;
     uint32_t column_count;
@@ -411,9 +421,14 @@ int dray__table_claim(dray__table *table, dray__client *client, uint32_t ticket,
                       const dray__want *want, dray__claim **out, dray_error *error);
 dray__claim *dray__table_find_claim(const dray__table *table, const dray__client *client,
                                     uint32_t ticket);
+typedef struct dray__outputs {
+    const dray__new_column *columns;
+    const dray__new_tag *tags;
+    const uint32_t *open; /* places in the claim of rows that the task will append to */
+    uint32_t column_count, tag_count, open_count;
+} dray__outputs;
 int dray__claim_commit(dray__table *table, dray__client *client, uint32_t ticket,
-                       uint32_t generation, const dray__new_column *columns, uint32_t column_count,
-                       const dray__new_tag *tags, uint32_t tag_count, dray_error *error);
+                       uint32_t generation, const dray__outputs *outputs, dray_error *error);
 /* items: places in the claim; count 0: all that are left. Items given back before are skipped. */
 int dray__claim_fail(dray__table *table, dray__client *client, uint32_t ticket,
                      const uint32_t *items, uint32_t count, const char *reason, dray_error *error);
@@ -455,9 +470,21 @@ int dray__put_prepare(dray__table *table, dray__partition *p, int writer,
                       dray__put **out, dray_error *error);
 void dray__put_discard(dray__put *put);
 /* Records the put for rows: places, columns' bits, bytes. Row i is slots[i] (DRAY__NONE: skipped),
- * or first + i where slots is NULL; it has item i / divisor. Cannot fail. */
+ * or first + i where slots is NULL; it has item i / divisor. stays[i]: the row's columns are not
+ * complete yet; NULL: all are. Cannot fail. */
 void dray__put_apply(dray__table *table, dray__partition *p, int writer, dray__put *put,
-                     const uint32_t *slots, uint32_t first, uint32_t count, uint32_t divisor);
+                     const uint32_t *slots, uint32_t first, uint32_t count, uint32_t divisor,
+                     const bool *stays);
+/* Room for `rows` further commits of the task to rows that have some already; open: there will be
+ * such rows. */
+int dray__segments_prepare(dray__partition *p, uint32_t task, uint32_t rows, bool open,
+                           dray_error *error);
+/* The row has commits of the task, and is not complete. */
+bool dray__is_partial(const dray__partition *p, uint32_t task, uint32_t slot);
+/* Steps through what a writer (a task, or -1) committed for the row, last first: starts with
+ * *at = DRAY__NONE and place NULL; false: there is no more. */
+bool dray__next_place(const dray__partition *p, int writer, uint32_t slot, uint32_t *at,
+                      const dray__place **place);
 /* The row was settled for the task: what only it still needed is freed. */
 void dray__put_settled(dray__table *table, dray__partition *p, uint32_t task, uint32_t slot);
 void dray__put_unpin(dray__table *table, dray__put *put, bool retire);

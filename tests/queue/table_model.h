@@ -31,6 +31,7 @@ typedef struct model_row {
     unsigned columns;
     struct {
         enum { FREE, TAKEN, DONE } state;
+        bool begun; /* committed in part */
         uint32_t attempt, failures;
         uint64_t ready_since; /* number of the step; 0: not ready */
     } task[TASKS];
@@ -47,7 +48,7 @@ typedef struct model_partition {
 
 typedef struct model_put { /* one column of one put */
     uint32_t generation, rows, slots[ROWS], row_generations[ROWS];
-    int column, pins;
+    int column, pins, goes_on; /* the task that appends to rows of it; -1: none */
     uint64_t bytes;
     bool cleared;
 } model_put;
@@ -164,6 +165,20 @@ static inline bool whole(const model_partition *p, int t, uint32_t g)
     return r && r + d == p->group;
 }
 
+/* In which order rows are given out: what is begun first, by slot. */
+static inline uint64_t row_age(const model_partition *p, int t, uint32_t slot)
+{
+    return p->row[slot].task[t].begun ? slot : ROWS + p->row[slot].task[t].ready_since;
+}
+
+static inline uint64_t group_age(const model_partition *p, int t, uint32_t g)
+{
+    bool begun = false;
+    for (uint32_t s = g * p->group; s < (g + 1) * p->group; s++)
+        begun |= p->row[s].task[t].begun;
+    return p->group_since[t][g] + (begun ? 0 : UINT32_MAX);
+}
+
 /* After every step: since when is what ready? */
 static inline void stamp(world *w)
 {
@@ -190,7 +205,8 @@ static inline bool extent_lives(world *w, const model_put *put)
     if (!p)
         return false;
     for (int t = 0; t < TASKS; t++)
-        for (uint32_t i = 0; (needs[t] >> put->column & 1) && i < put->rows; i++)
+        for (uint32_t i = 0; (needs[t] >> put->column & 1 || put->goes_on == t) && i < put->rows;
+             i++)
             if (p->row[put->slots[i]].generation == put->row_generations[i] &&
                 !p->row[put->slots[i]].vacant && !settled(&p->row[put->slots[i]], t))
                 return true;

@@ -25,9 +25,9 @@ static void check_track(world *w, const model_partition *m, const dray__partitio
     uint32_t listed = 0, groups = 0;
     uint64_t last = 0;
     for (uint32_t s = track->head; s != DRAY__NONE; s = track->rows[s].next, listed++) {
-        CHECK(m->row[s].task[t].ready_since >= last); /* in order of readiness */
-        last = m->row[s].task[t].ready_since;
-        CHECK(last);
+        CHECK(row_age(m, t, s) >= last); /* in order of readiness, what is begun first */
+        last = row_age(m, t, s);
+        CHECK(m->row[s].task[t].ready_since);
     }
     CHECK(listed == track->ready_count && listed == popcount(track->ready, p->rows));
     CHECK(track->taken_count == popcount(track->taken, p->rows));
@@ -127,18 +127,24 @@ static void change_chunk(world *w, int c)
 static dray__new_column make_column(world *w, int client, int column, uint32_t items)
 {
     dray__new_column c = {.name = column_names[column]};
-    c.spec = (dray__column_spec){.dtype = DRAY_F32, .ndim = 1, .shape = {8}};
+    c.spec = (dray__column_spec){.dtype = DRAY_F32, .ndim = 2, .ragged = true, .shape = {0, 8}};
     c.extent.chunk = w->chunks[client];
     c.extent.values = 64 * (uint64_t)draw(w, 100);
     c.extent.bytes = (uint64_t)items * 32;
     return c;
 }
 
+static uint64_t put_bytes(uint32_t items)
+{
+    return items * 32ull + (items + 1) * 8ull; /* values and offsets */
+}
+
 static model_put *add_put(world *w, const model_partition *p, int column, uint32_t items)
 {
     CHECK(w->put_count < PUTS);
     model_put *put = &w->puts[w->put_count++];
-    *put = (model_put){.generation = p->generation, .column = column, .bytes = items * 32ull};
+    *put = (model_put){
+        .generation = p->generation, .column = column, .bytes = put_bytes(items), .goes_on = -1};
     return put;
 }
 
@@ -198,7 +204,7 @@ static void step_insert(world *w)
     dray__new_column column = make_column(w, client, 0, items);
     rows.columns = &column;
     rows.column_count = draw(w, 10) != 0;
-    int expected = expect_insert(w, p, &rows, rows.column_count ? column.extent.bytes : 0);
+    int expected = expect_insert(w, p, &rows, rows.column_count ? put_bytes(items) : 0);
     uint32_t first = 0, generation = 0;
     int rc = dray__table_insert(w->table, w->clients[client], &rows, &first, &generation, NULL);
     CHECK(rc == expected);
@@ -321,12 +327,12 @@ static void check_choice(world *w, const model_partition *p, const dray__want *w
             CHECK(taken[s] || settled(&p->row[s], t) || p->row[s].task[t].state == TAKEN);
     } else if (want->policy == DRAY_POLICY_FIFO) {
         for (uint32_t i = 0; i < claim->count; i++) {
-            uint64_t since = p->row[claim->slots[i]].task[t].ready_since;
+            uint64_t since = row_age(p, t, claim->slots[i]);
             CHECK(since >= newest);
             newest = since;
         }
         for (uint32_t s = 0; s < p->rows; s++)
-            CHECK(taken[s] || !ready(&p->row[s], t) || p->row[s].task[t].ready_since >= newest);
+            CHECK(taken[s] || !ready(&p->row[s], t) || row_age(p, t, s) >= newest);
     } else {
         weight = 0;
         for (uint32_t g = 0; g < p->rows / p->group; g++) {
@@ -336,8 +342,8 @@ static void check_choice(world *w, const model_partition *p, const dray__want *w
                 could += ready(&p->row[s], t);
             }
             CHECK(here == 0 || (here == could && whole(p, t, g)));
-            if (here && p->group_since[t][g] > newest)
-                newest = p->group_since[t][g];
+            if (here && group_age(p, t, g) > newest)
+                newest = group_age(p, t, g);
             weight += here ? p->group : 0;
         }
         for (uint32_t g = 0; g < p->rows / p->group; g++) {
@@ -345,7 +351,7 @@ static void check_choice(world *w, const model_partition *p, const dray__want *w
             for (uint32_t k = g * p->group; k < (g + 1) * p->group; k++)
                 here |= taken[k];
             if (left && !here)
-                CHECK(weight == want->count && p->group_since[t][g] >= newest);
+                CHECK(weight == want->count && group_age(p, t, g) >= newest);
         }
     }
     CHECK(weight == expected);
@@ -394,7 +400,8 @@ static void step_claim(world *w)
     }
     for (uint32_t k = 0; k < w->put_count; k++) {
         model_put *put = &w->puts[k];
-        if (put->generation != p->generation || !(needs[want.task] >> put->column & 1))
+        if (put->generation != p->generation ||
+            !(needs[want.task] >> put->column & 1 || put->goes_on == (int)want.task))
             continue;
         bool hit = false;
         for (uint32_t i = 0; i < put->rows && !hit; i++)
@@ -438,8 +445,14 @@ static void step_commit(world *w)
         expected = DRAY_ESTALE;
     if (!expected && !m->committed && forget)
         expected = DRAY_EINVALID;
-    int rc = dray__claim_commit(w->table, w->clients[m->client], m->ticket, generation, &c,
-                                column >= 0 && !forget, NULL, 0, NULL);
+    uint32_t open[ROWS];
+    dray__outputs outputs = {.columns = &c, .column_count = column >= 0 && !forget, .open = open};
+    bool stays[ROWS] = {false};
+    for (uint32_t i = 0; column >= 0 && draw(w, 3) == 0 && i < m->count; i++)
+        if ((stays[i] = draw(w, 2)))
+            open[outputs.open_count++] = i;
+    int rc =
+        dray__claim_commit(w->table, w->clients[m->client], m->ticket, generation, &outputs, NULL);
     CHECK(rc == expected);
     if (rc || m->committed)
         return;
@@ -449,9 +462,11 @@ static void step_commit(world *w)
     for (uint32_t i = 0; i < m->count; i++) {
         if (m->slots[i] == DRAY__NONE)
             continue;
-        p->row[m->slots[i]].task[m->task].state = DONE;
+        p->row[m->slots[i]].task[m->task].state = stays[i] ? FREE : DONE;
+        p->row[m->slots[i]].task[m->task].begun = stays[i];
         if (put) {
-            p->row[m->slots[i]].columns |= 1u << column;
+            p->row[m->slots[i]].columns |= stays[i] ? 0 : 1u << column;
+            put->goes_on = stays[i] ? m->task : put->goes_on;
             put_row(put, p, m->slots[i]);
         }
     }
