@@ -128,6 +128,10 @@ int dray_open(const dray_options *given, dray_context **out, dray_error *error)
         return dray__nomem(error);
     pthread_mutex_init(&context->lock, NULL);
     context->pid = getpid();
+    const char *encrypt = getenv("DRAY_DATA_ENCRYPT");
+    context->keys = (dray__stream_keys){.key = &context->data,
+                                        .trusted = &context->trusted,
+                                        .always = encrypt && strcmp(encrypt, "always") == 0};
     context->timeout_ns = options->timeout_ns ? options->timeout_ns : DEFAULT_TIMEOUT;
     context->host_named = options->host != NULL;
     context->host = options->host ? dray__hash(options->host, strlen(options->host)) : this_host();
@@ -317,4 +321,9 @@ uint64_t dray__context_host(const dray_context *context)
 int dray__context_socket(const dray_context *context)
 {
     return dray__channel_socket(context->main);
+}
+
+const dray__stream_keys *dray__context_keys(const dray_context *context)
+{
+    return &context->keys;
 }

@@ -6,6 +6,7 @@
 #include "base/tls.h"
 #include "control/address.h"
 #include "control/channel.h"
+#include "mover/stream.h"
 
 #include <pthread.h>
 
@@ -22,6 +23,7 @@ struct dray_context {
     uint8_t token[16];
     dray__tls_key data;     /* of other members; empty: none */
     dray__networks trusted; /* where bytes need no encryption */
+    dray__stream_keys keys; /* both, as the data plane wants them */
     int64_t timeout_ns;
     bool host_named; /* by the options: not this machine's own identity */
     /* What a layer above keeps with the context, and ends it with: its data server. */

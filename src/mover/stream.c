@@ -17,9 +17,16 @@
 
 enum { STREAM_TIMEOUT_MS = 10000, BACKLOG = 512 };
 
+enum { TLS_BUFFER = 256 << 10, TLS_HANDSHAKE = 0x16 /* the first byte of a TLS connection */ };
+
 struct dray__stream {
     int fd;
     bool connecting;
+    bool unknown;   /* accepted, and nothing seen of it yet */
+    bool encrypted; /* tls is made when it is connected */
+    bool trusted;   /* may be plain */
+    const dray__stream_keys *keys;
+    dray__tls *tls;
 };
 
 /* ---- addresses ------------------------------------------------------------------------------- */
@@ -93,7 +100,8 @@ static void tune(int fd)
         setsockopt(fd, options[i].level, options[i].name, &options[i].value, sizeof(int));
 }
 
-static int stream_new(int fd, bool connecting, dray__stream **out, dray_error *error)
+static int stream_new(int fd, const struct sockaddr_storage *other, const dray__stream_keys *keys,
+                      dray__stream **out, dray_error *error)
 {
     dray__stream *stream = calloc(1, sizeof *stream);
     if (!stream) {
@@ -102,7 +110,9 @@ static int stream_new(int fd, bool connecting, dray__stream **out, dray_error *e
     }
     tune(fd);
     stream->fd = fd;
-    stream->connecting = connecting;
+    stream->keys = keys;
+    stream->trusted = dray__is_loopback((const void *)other) ||
+                      dray__networks_have(keys->trusted, (const void *)other);
     *out = stream;
     return DRAY_OK;
 }
@@ -133,17 +143,24 @@ int dray__stream_listen(const char *address, char endpoint[DRAY__STREAM_ADDRESS]
     return DRAY_OK;
 }
 
-int dray__stream_accept(int listener, dray__stream **out, dray_error *error)
+int dray__stream_accept(int listener, const dray__stream_keys *keys, dray__stream **out,
+                        dray_error *error)
 {
-    int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    struct sockaddr_storage other = {0};
+    socklen_t size = sizeof other;
+    int fd = accept4(listener, (struct sockaddr *)&other, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0)
         return errno == EAGAIN || errno == EINTR || errno == ECONNABORTED
                    ? DRAY_EAGAIN
                    : dray__fail_errno(error, errno, "accept");
-    return stream_new(fd, false, out, error);
+    int rc = stream_new(fd, &other, keys, out, error);
+    if (rc == DRAY_OK)
+        (*out)->unknown = true;
+    return rc;
 }
 
-int dray__stream_connect(const char *endpoint, dray__stream **out, dray_error *error)
+int dray__stream_connect(const char *endpoint, const dray__stream_keys *keys, dray__stream **out,
+                         dray_error *error)
 {
     struct sockaddr_storage to;
     socklen_t size;
@@ -161,13 +178,27 @@ int dray__stream_connect(const char *endpoint, dray__stream **out, dray_error *e
         close(fd);
         return rc;
     }
-    return stream_new(fd, true, out, error);
+    dray__stream *stream;
+    rc = stream_new(fd, &to, keys, &stream, error);
+    if (rc)
+        return rc;
+    stream->connecting = true;
+    stream->encrypted = !stream->trusted || keys->always;
+    if (stream->encrypted && !keys->key->identity[0]) {
+        dray__stream_close(stream);
+        return dray__fail(
+            error, DRAY_EPERM,
+            "%s is in no trusted network, and this session has no key to encrypt with", endpoint);
+    }
+    *out = stream;
+    return DRAY_OK;
 }
 
 void dray__stream_close(dray__stream *stream)
 {
     if (!stream)
         return;
+    dray__tls_free(stream->tls);
     close(stream->fd);
     free(stream);
 }
@@ -179,19 +210,58 @@ int dray__stream_fd(const dray__stream *stream)
 
 short dray__stream_events(const dray__stream *stream)
 {
-    return stream->connecting ? POLLOUT : POLLIN;
+    if (stream->connecting)
+        return POLLOUT;
+    return stream->tls ? dray__tls_events(stream->tls) : POLLIN;
+}
+
+bool dray__stream_encrypts(const dray__stream *stream)
+{
+    return stream->encrypted;
 }
 
 bool dray__stream_pending(const dray__stream *stream)
 {
-    (void)stream;
-    return false;
+    return stream->tls && dray__tls_pending(stream->tls);
 }
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
-/* 0: connected. */
-static int connected(dray__stream *stream)
+static bool find_key(void *user, dray__tls_key *key)
+{
+    const dray__tls_key *own = user;
+    if (!own->identity[0] || strcmp(own->identity, key->identity) != 0)
+        return false;
+    memcpy(key->bytes, own->bytes, sizeof key->bytes);
+    return true;
+}
+
+static int start_tls(dray__stream *stream, bool server)
+{
+    dray_error error;
+    const dray__tls_key *key = stream->keys->key;
+    int rc = server ? dray__tls_accept(stream->fd, find_key, (void *)key, &stream->tls, &error)
+                    : dray__tls_connect(stream->fd, key, &stream->tls, &error);
+    if (rc == DRAY_OK)
+        rc = dray__tls_buffer(stream->tls, TLS_BUFFER, &error);
+    return rc ? -ENOMEM : 0;
+}
+
+/* What an accepted connection begins with says what it is. */
+static int recognise(dray__stream *stream)
+{
+    uint8_t first;
+    ssize_t n = recv(stream->fd, &first, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (n <= 0)
+        return n == 0 ? -ECONNRESET : -errno;
+    stream->unknown = false;
+    stream->encrypted = first == TLS_HANDSHAKE;
+    if (!stream->encrypted && (!stream->trusted || stream->keys->always))
+        return -EPERM;
+    return 0;
+}
+
+static int connect_done(dray__stream *stream)
 {
     if (!stream->connecting)
         return 0;
@@ -206,11 +276,25 @@ static int connected(dray__stream *stream)
     return -failed;
 }
 
+/* 0: bytes can go. */
+static int connected(dray__stream *stream)
+{
+    bool server = stream->unknown;
+    int rc = connect_done(stream);
+    if (rc == 0 && stream->unknown)
+        rc = recognise(stream);
+    if (rc == 0 && stream->encrypted && !stream->tls)
+        rc = start_tls(stream, server);
+    return rc;
+}
+
 ssize_t dray__stream_send(dray__stream *stream, const void *data, size_t size, bool more)
 {
     int rc = connected(stream);
     if (rc)
         return rc;
+    if (stream->tls)
+        return dray__tls_send(stream->tls, data, size);
     ssize_t n = send(stream->fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
     return n < 0 ? -(errno == EINTR ? EAGAIN : errno) : n;
 }
@@ -220,11 +304,14 @@ ssize_t dray__stream_recv(dray__stream *stream, void *data, size_t size)
     int rc = connected(stream);
     if (rc)
         return rc;
+    if (stream->tls)
+        return dray__tls_recv(stream->tls, data, size);
     ssize_t n = recv(stream->fd, data, size, MSG_DONTWAIT);
     return n < 0 ? -(errno == EINTR ? EAGAIN : errno) : n;
 }
 
 int dray__stream_flush(dray__stream *stream)
 {
-    return connected(stream);
+    int rc = connected(stream);
+    return rc == 0 && stream->tls ? dray__tls_flush(stream->tls) : rc;
 }

@@ -1,12 +1,15 @@
-/* A stream of bytes to another host: TCP, inside TLS 1.3 unless it is plain. Nothing here waits: on
- * -EAGAIN wait for dray__stream_events and go on.
+/* A stream of bytes to another host: TCP, inside TLS 1.3 (base/tls.h) unless the other side's
+ * address is of a trusted network, or of this machine's loopback. Nothing here waits: on -EAGAIN
+ * wait for dray__stream_events and go on.
  *
  * A broken link shows as a failed call within STREAM_TIMEOUT of data that nobody acknowledged; a
  * peer that is stopped acknowledges, so that its silence is for the caller to time. */
 #ifndef DRAY_MOVER_STREAM_H
 #define DRAY_MOVER_STREAM_H
 
-#include <dray/dray.h>
+#include "base/network.h"
+#include "base/tls.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <sys/socket.h>
@@ -16,21 +19,32 @@ typedef struct dray__stream dray__stream;
 
 enum { DRAY__STREAM_ADDRESS = 80 };
 
+/* Borrowed by the streams made with it. */
+typedef struct dray__stream_keys {
+    const dray__tls_key *key; /* that both sides know; an empty identity: none, plain ones only */
+    const dray__networks *trusted;
+    bool always; /* encrypt on trusted networks, too */
+} dray__stream_keys;
+
 /* Listens at `address`, "10.0.0.1", "10.0.0.1:7000" or "[::1]:7000" (port 0 or none: any).
  * endpoint: gets "tcp:ADDRESS:PORT". *out: a non-blocking, close-on-exec descriptor. */
 int dray__stream_listen(const char *address, char endpoint[DRAY__STREAM_ADDRESS], int *out,
                         dray_error *error);
 /* The next connection; DRAY_EAGAIN: none waits. */
-int dray__stream_accept(int listener, dray__stream **out, dray_error *error);
-/* Begins to connect to an endpoint. DRAY_EINVALID, DRAY_ESYS. */
-int dray__stream_connect(const char *endpoint, dray__stream **out, dray_error *error);
+int dray__stream_accept(int listener, const dray__stream_keys *keys, dray__stream **out,
+                        dray_error *error);
+/* Begins to connect to an endpoint. DRAY_EINVALID; DRAY_EPERM: not a trusted network, and no key;
+ * DRAY_ESYS. */
+int dray__stream_connect(const char *endpoint, const dray__stream_keys *keys, dray__stream **out,
+                         dray_error *error);
+bool dray__stream_encrypts(const dray__stream *stream);
 void dray__stream_close(dray__stream *stream); /* NULL is fine */
 
 /* The host part of an address of a socket's own side, "10.0.0.1". false: not a network's socket. */
 bool dray__stream_own_address(int fd, char out[DRAY__STREAM_ADDRESS]);
 
 int dray__stream_fd(const dray__stream *stream);
-short dray__stream_events(const dray__stream *stream); /* POLLIN, POLLOUT: besides what one wants */
+short dray__stream_events(const dray__stream *stream); /* POLLIN, and POLLOUT where it must write */
 /* More bytes are here already, although the descriptor may not be readable. */
 bool dray__stream_pending(const dray__stream *stream);
 

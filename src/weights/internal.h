@@ -212,6 +212,8 @@ typedef struct dray__haul_options {
     uint64_t bucket_bytes;
     bool verify;
     uint64_t attempt; /* what data servers are told */
+    const struct dray__stream_keys
+        *keys; /* of the connections to them; borrowed, also after close */
     /* For each destination tensor: will the coordinator compare it as a whole with what publishers
      * announced? NULL: none. Borrowed until close. */
     const bool *compared;

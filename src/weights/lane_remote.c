@@ -34,7 +34,7 @@ enum {
 };
 #define WINDOW_MAX ((uint64_t)32 << 20)
 #define STALL_NS (3 * DRAY__SECOND)
-#define REFUSED_NS (10 * DRAY__SECOND)
+#define REFUSED_NS (3 * DRAY__SECOND)
 #define PAUSE_MIN_NS (50 * DRAY__MILLISECOND)
 #define PAUSE_MAX_NS DRAY__SECOND
 #define TICK_NS (100 * DRAY__MILLISECOND)
@@ -206,7 +206,7 @@ static int open_source(struct remote_lane *l, uint32_t index, const uint64_t *op
     blocks_free(&blocks);
     l->count++;
     if (rc == DRAY_OK && !s->of->peer)
-        rc = dray__peer_new(s->of->endpoint, &s->of->peer, error);
+        rc = dray__peer_new(s->of->endpoint, l->haul->options.keys, &s->of->peer, error);
     if (rc == DRAY_OK)
         l->wire_before += dray__peer_wire_bytes(s->of->peer);
     return rc;
@@ -432,6 +432,8 @@ static void put(struct remote_lane *l, struct source *s, struct request *request
     request->id = ++l->last_id;
     dray__pull_put_request(dray__peer_out(s->of->peer), request->id, l->haul->options.verify,
                            s->of->token, l->haul->options.attempt, rects, request->count);
+    if (!s->flying.first)
+        dray__peer_touch(s->of->peer);
     *s->flying.last = request;
     s->flying.last = &request->next;
     s->flying_bytes += request->bytes;
@@ -666,6 +668,8 @@ static int break_off(struct remote_lane *l, struct source *s, const dray_error *
 
 static int watch(struct remote_lane *l, struct source *s, dray_error *error)
 {
+    if (!dray__peer_is_open(s->of->peer))
+        return DRAY_OK; /* the tick wakes us when it is time to try again */
     short events = dray__peer_events(s->of->peer);
     if (s->slot == NULL && !l->free_slots)
         events = (short)(events & ~POLLIN); /* another source's answer wakes us */

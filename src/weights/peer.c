@@ -3,7 +3,6 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "mover/stream.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -12,6 +11,7 @@
 
 struct dray__peer {
     char *endpoint;
+    const dray__stream_keys *keys;
     dray__stream *stream;
     dray__writer out;
     size_t out_at;
@@ -24,10 +24,12 @@ struct dray__peer {
     uint64_t wire_bytes;
 };
 
-int dray__peer_new(const char *endpoint, dray__peer **out, dray_error *error)
+int dray__peer_new(const char *endpoint, const dray__stream_keys *keys, dray__peer **out,
+                   dray_error *error)
 {
     dray__peer *peer = calloc(1, sizeof *peer);
     if (peer) {
+        peer->keys = keys;
         peer->endpoint = strdup(endpoint);
         peer->in = malloc(DRAY__PULL_ANSWER_HEADER + DRAY__PULL_HEAD_MAX);
     }
@@ -62,8 +64,16 @@ void dray__peer_free(dray__peer *peer)
 
 int dray__peer_open(dray__peer *peer, dray_error *error)
 {
+    if (peer->stream)
+        return DRAY_OK;
     peer->moved_ns = dray__now();
-    return peer->stream ? DRAY_OK : dray__stream_connect(peer->endpoint, &peer->stream, error);
+    return dray__stream_connect(peer->endpoint, peer->keys, &peer->stream, error);
+}
+
+/* It is asked again after a time in which nothing was expected of it. */
+void dray__peer_touch(dray__peer *peer)
+{
+    peer->moved_ns = dray__now();
 }
 
 bool dray__peer_is_open(const dray__peer *peer)

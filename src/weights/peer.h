@@ -3,11 +3,14 @@
 #ifndef DRAY_WEIGHTS_PEER_H
 #define DRAY_WEIGHTS_PEER_H
 
+#include "mover/stream.h"
 #include "weights/pull.h"
 
 typedef struct dray__peer dray__peer;
 
-int dray__peer_new(const char *endpoint, dray__peer **out, dray_error *error);
+/* keys: borrowed until free. */
+int dray__peer_new(const char *endpoint, const dray__stream_keys *keys, dray__peer **out,
+                   dray_error *error);
 void dray__peer_free(dray__peer *peer); /* NULL is fine */
 
 /* Begins to connect, unless it is connected. */
@@ -17,7 +20,8 @@ bool dray__peer_is_open(const dray__peer *peer);
 void dray__peer_drop(dray__peer *peer);
 int dray__peer_fd(const dray__peer *peer);       /* -1: not open */
 short dray__peer_events(const dray__peer *peer); /* what its descriptor should be polled for */
-/* When it last made progress. */
+/* When it last made progress, or was touched: begins to owe something. */
+void dray__peer_touch(dray__peer *peer);
 int64_t dray__peer_moved(const dray__peer *peer);
 /* Bytes sent and received since it was made. */
 uint64_t dray__peer_wire_bytes(const dray__peer *peer);

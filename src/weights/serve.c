@@ -46,6 +46,7 @@ struct server {
     dray_region *buffers[BUFFERS_MAX]; /* free ones */
     uint32_t free_buffers, made_buffers;
     dray__packer *packer;
+    const dray__stream_keys *keys;
 };
 
 /* ---- connections ----------------------------------------------------------------------------- */
@@ -108,7 +109,7 @@ static void begin(struct server *s, dray__stream *stream)
 static void accept_all(struct server *s)
 {
     dray__stream *stream;
-    while (dray__stream_accept(s->listener, &stream, NULL) == DRAY_OK)
+    while (dray__stream_accept(s->listener, s->keys, &stream, NULL) == DRAY_OK)
         begin(s, stream);
 }
 
@@ -326,12 +327,14 @@ static int start(struct server *s, const char *address, dray_error *error)
     return DRAY_OK;
 }
 
-static int server_new(const char *address, struct server **out, dray_error *error)
+static int server_new(const char *address, const dray__stream_keys *keys, struct server **out,
+                      dray_error *error)
 {
     struct server *s = calloc(1, sizeof *s);
     if (!s)
         return dray__nomem(error);
     s->pid = getpid();
+    s->keys = keys;
     s->listener = s->poll = s->stop = -1;
     int rc = start(s, address, error);
     if (rc) {
@@ -363,7 +366,7 @@ int dray__serve_start(dray_context *context, const char **endpoint, dray_error *
     struct server *s = NULL;
     pthread_mutex_lock(&context->lock);
     if (!context->server && own_address(context, address)) {
-        rc = server_new(address, &s, error);
+        rc = server_new(address, &context->keys, &s, error);
         if (rc == DRAY_OK) {
             context->server = s;
             context->server_free = server_free;

@@ -228,6 +228,7 @@ static int on_import(dray_subscriber *s)
         .bucket_bytes = s->options.bucket_bytes ? s->options.bucket_bytes : DRAY__BUCKET_DEFAULT,
         .verify = s->options.verify >= 0,
         .attempt = s->attempt,
+        .keys = dray__context_keys(s->context),
         .compared = s->compared,
         .has_base = !s->load && s->held_incarnation && s->held_incarnation == s->report.incarnation,
         .incarnation = s->report.incarnation,

@@ -1,5 +1,6 @@
 /* Updates between hosts: simulated ones (contexts that name their hosts), over loopback. Everything
- * that a network and a peer can do wrong must end as an error that names the peer, or be repaired. */
+ * that a network and a peer can do wrong must end as an error that names the peer, or be repaired.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -117,6 +118,8 @@ static void test_random_hosts(void **state)
                 s.tp, s.hosts, dray_dtype_name(s.from), dray_dtype_name(s.to));
         if (s.hosts > 1 && s.kind == DRAY_REGION_SHARED && s.world == 1 && s.tp == 1)
             s.hosts = 1; /* else both may be on one */
+        if (x >> 50 & 1)
+            setenv("DRAY_DATA_ENCRYPT", "always", 1);
         pid_t pids[16];
         uint32_t count = 0;
         for (s.rank = 0; s.rank < s.world; s.rank++)
@@ -125,13 +128,399 @@ static void test_random_hosts(void **state)
             pids[count++] = spawn(run_engine, &s);
         for (uint32_t k = 0; k < count; k++)
             must_end_well(pids[k]);
+        unsetenv("DRAY_DATA_ENCRYPT");
     }
+}
+
+/* ---- one process: a trainer on one host, an engine on another -------------------------------- */
+
+static int start_thread(void **state)
+{
+    (void)state;
+    fixture_start(&f, dray__registry_add);
+    return 0;
+}
+
+typedef struct pair {
+    trainer t;
+    engine e;
+} pair;
+
+static dray_model_config wide_config(void)
+{
+    dray_model_config c = small_config(false, 3);
+    c.hidden_size = 256;
+    c.head_dim = 64;
+    c.intermediate_size = 512;
+    c.vocab_size = 4096; /* a tensor of 4 MiB */
+    return c;
+}
+
+static void pair_open(pair *p, const dray_model_config *config, dray_dtype from, dray_dtype to)
+{
+    fixture_host = "trainers";
+    trainer_open(&p->t, f.unix_address, config, from, 0, 1, 7, DRAY_REGION_HOST);
+    fixture_host = "engines";
+    engine_open(&p->e, f.unix_address, config, from, to, "engine", 0, 1);
+    fixture_host = NULL;
+}
+
+static void pair_close(pair *p)
+{
+    engine_close(&p->e);
+    trainer_close(&p->t);
+}
+
+static uint64_t elements_of(const dray_layout *layout)
+{
+    uint64_t sum = 0;
+    for (uint32_t b = 0; b < dray_layout_block_count(layout); b++) {
+        dray__rect rect = dray__rect_of(layout, b);
+        sum += dray__rect_elements(&rect);
+    }
+    return sum;
+}
+
+/* Narrowed before the wire; a tensor that is 32 times the ceiling. */
+static void test_bytes_and_ceiling(void **state)
+{
+    (void)state;
+    dray_model_config config = wide_config();
+    pair p;
+    pair_open(&p, &config, DRAY_F32, DRAY_BF16);
+    MUST(dray_publish(p.t.publisher, 1, NULL, error));
+    for (int32_t strategy = 0; strategy < 3; strategy++) {
+        dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+        dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+        options.strategy = strategy;
+        options.bucket_bytes = 128 << 10;
+        poison(p.e.layout, p.e.region);
+        MUST(dray_update_weights(p.e.subscriber, &options, &report, error));
+        assert_int_equal(engine_wrong(&p.e, 7), 0);
+        assert_true(report.peak_extra_bytes <= options.bucket_bytes);
+        assert_int_equal(report.link_bytes[DRAY_LINK_NETWORK], report.bytes);
+        options.bucket_bytes = 0;
+        MUST(dray_update_weights(p.e.subscriber, &options, &report, error));
+        assert_true((double)report.wire_bytes <= 2.02 * (double)elements_of(p.e.layout));
+        assert_true(report.wire_bytes >= 2 * elements_of(p.e.layout));
+        assert_int_equal(report.retries, 0);
+    }
+    pair_close(&p);
+}
+
+/* ---- movers that do wrong, on either side ---------------------------------------------------- */
+
+typedef struct plan_of_faults {
+    int64_t at;
+    dray__fault fault;
+    int64_t calls;
+} plan_of_faults;
+
+static dray__fault nth(void *user, const char *tensor)
+{
+    (void)tensor;
+    plan_of_faults *p = user;
+    int64_t call = __atomic_add_fetch(&p->calls, 1, __ATOMIC_SEQ_CST);
+    return call == p->at ? p->fault : DRAY__FAULT_NONE;
+}
+
+/* Whatever one piece suffers, the engine ends with the right bytes, or says that it is torn. */
+static void test_faults(void **state)
+{
+    (void)state;
+    dray_model_config config = small_config(false, 1);
+    pair p;
+    plan_of_faults plan = {0};
+    dray__mover_faults(nth, &plan);
+    pair_open(&p, &config, DRAY_F32, DRAY_F32);
+    MUST(dray_publish(p.t.publisher, 1, NULL, error));
+    int repaired = 0, found = 0;
+    MUST(dray_update_weights(p.e.subscriber, NULL, NULL, error));
+    int64_t calls = __atomic_load_n(&plan.calls, __ATOMIC_SEQ_CST);
+    assert_true(calls > 4);
+    for (dray__fault fault = DRAY__FAULT_FAIL; fault < DRAY__FAULT_COUNT; fault++)
+        for (int64_t at = 1; at <= calls; at += 1 + calls / 12) {
+            plan = (plan_of_faults){.at = at, .fault = fault};
+            poison(p.e.layout, p.e.region);
+            int rc = dray_update_weights(p.e.subscriber, NULL, NULL, NULL);
+            if (rc == DRAY_OK) {
+                assert_int_equal(engine_wrong(&p.e, 7), 0);
+                repaired++;
+            } else {
+                assert_int_equal(rc, DRAY_ETORN);
+                found++;
+            }
+        }
+    fprintf(stderr, "%d faults were repaired, %d made the update fail\n", repaired, found);
+    assert_true(found > 0 && repaired > 0);
+    plan = (plan_of_faults){0};
+    MUST(dray_update_weights(p.e.subscriber, NULL, NULL, error));
+    assert_int_equal(engine_wrong(&p.e, 7), 0);
+    dray__mover_faults(NULL, NULL);
+    pair_close(&p);
+}
+
+/* ---- forged requests ------------------------------------------------------------------------- */
+
+typedef struct raw {
+    int fd;
+    uint64_t token;
+} raw;
+
+/* The trainer's data server and ticket, as a reader learns them. */
+static raw raw_open(const pair *p)
+{
+    dray__channel *channel;
+    dray__source source = {0};
+    MUST(dray__channel_open(p->e.context, &channel, error));
+    /* asked for by the publisher's own key: any member of the model may */
+    dray__writer w = {0};
+    dray__reply reply;
+    uint64_t key = 0, set = 0;
+    for (uint64_t k = 1; k < 64 && !key; k++)
+        for (uint64_t s = 1; s < 64 && !key; s++) {
+            dray__put_u64(&w, k);
+            dray__put_u8(&w, DRAY__SOURCES_MEMBERS);
+            dray__put_i64(&w, 0);
+            dray__put_u64(&w, s);
+            dray__put_u32(&w, 0);
+            dray_error said;
+            if (dray__call(channel, DRAY__MSG_UPDATE_SOURCES, &w, NULL, 0,
+                           dray__deadline(DRAY__SECOND), &reply, &said) == DRAY_OK) {
+                dray__get_u32(&reply.payload);
+                dray__get_u64(&reply.payload);
+                uint64_t member = dray__get_u64(&reply.payload);
+                if (member == dray_context_member(p->t.context)) {
+                    key = k;
+                    set = s;
+                }
+            }
+            dray__writer_free(&w);
+        }
+    CHECK(key && set);
+    MUST(dray__members_fetch(channel, key, set, &source, 1, dray__deadline(DRAY__SECOND), error));
+    raw r = {.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), .token = source.token};
+    struct sockaddr_in to = {.sin_family = AF_INET};
+    to.sin_port = htons((uint16_t)atoi(strrchr(source.endpoint, ':') + 1));
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    CHECK(strncmp(source.endpoint, "tcp:127.0.0.1:", 14) == 0);
+    CHECK(connect(r.fd, (struct sockaddr *)&to, sizeof to) == 0);
+    dray__source_clear(&source);
+    dray__channel_close(channel);
+    return r;
+}
+
+/* The status of the answer; 1: the server hung up. */
+static int ask_raw(const raw *r, const dray__writer *w)
+{
+    uint8_t header[DRAY__PULL_ANSWER_HEADER], rest[4096];
+    CHECK(send(r->fd, w->data, w->size, MSG_NOSIGNAL) == (ssize_t)w->size);
+    struct pollfd ready = {.fd = r->fd, .events = POLLIN};
+    CHECK(poll(&ready, 1, 10000) == 1);
+    ssize_t n = recv(r->fd, header, sizeof header, MSG_WAITALL);
+    if (n != sizeof header)
+        return 1;
+    dray__answer_header answer;
+    MUST(dray__pull_get_answer(header, &answer, error));
+    uint64_t left = answer.head_bytes + answer.data_bytes;
+    while (left) {
+        n = recv(r->fd, rest, left < sizeof rest ? left : sizeof rest, 0);
+        CHECK(n > 0);
+        left -= (uint64_t)n;
+    }
+    return answer.status;
+}
+
+static int ask_rect(const raw *r, uint64_t token, uint32_t block, int32_t dtype, uint32_t ndim,
+                    int64_t start, int64_t extent)
+{
+    dray__writer w = {0};
+    dray__pull_rect rect = {.block = block, .ndim = ndim, .dtype = dtype};
+    for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++)
+        rect.rect.extent[d] = 1;
+    rect.rect.start[0] = start;
+    rect.rect.extent[0] = extent;
+    dray__pull_put_request(&w, 1, true, token, UINT64_MAX, &rect, 1);
+    int status = ask_raw(r, &w);
+    dray__writer_free(&w);
+    return status;
+}
+
+static void test_forged_requests(void **state)
+{
+    (void)state;
+    dray_model_config config = small_config(false, 1);
+    pair p;
+    pair_open(&p, &config, DRAY_F32, DRAY_F32);
+    MUST(dray_publish(p.t.publisher, 1, NULL, error));
+    raw r = raw_open(&p);
+    uint32_t ndim = dray_layout_tensor(p.t.layout, dray_layout_block(p.t.layout, 0)->tensor)->ndim;
+    int64_t rows = dray_layout_block(p.t.layout, 0)->extent[0];
+    uint32_t blocks = dray_layout_block_count(p.t.layout);
+    assert_int_equal(ask_rect(&r, r.token, 0, DRAY_F32, ndim, 0, 1), 0);
+    assert_int_equal(ask_rect(&r, r.token, 0, DRAY_BF16, ndim, rows - 1, 1), 0);
+    assert_int_equal(ask_rect(&r, r.token + 1, 0, DRAY_F32, ndim, 0, 1), DRAY_EDEAD);
+    assert_int_equal(ask_rect(&r, r.token, blocks, DRAY_F32, ndim, 0, 1), DRAY_EINVALID);
+    assert_int_equal(ask_rect(&r, r.token, UINT32_MAX, DRAY_F32, ndim, 0, 1), DRAY_EINVALID);
+    assert_int_equal(ask_rect(&r, r.token, 0, 99, ndim, 0, 1), DRAY_EINVALID);
+    assert_int_equal(ask_rect(&r, r.token, 0, DRAY_F32, ndim, -1, 1), DRAY_EINVALID);
+    assert_int_equal(ask_rect(&r, r.token, 0, DRAY_F32, ndim, INT64_MIN, 1), DRAY_EINVALID);
+    assert_int_equal(ask_rect(&r, r.token, 0, DRAY_F32, ndim, INT64_MAX, 1), DRAY_EINVALID);
+    assert_int_equal(ask_rect(&r, r.token, 0, DRAY_F32, ndim, 0, rows + 1), DRAY_EINVALID);
+    assert_int_equal(ask_rect(&r, r.token, 0, DRAY_F32, ndim, 1, INT64_MAX), DRAY_EINVALID);
+    assert_int_equal(ask_rect(&r, r.token, 0, DRAY_F32, ndim, 0, 0), DRAY_EINVALID);
+    assert_int_equal(ask_rect(&r, r.token, 0, DRAY_F32, ndim, 0, -1), DRAY_EINVALID);
+    assert_int_equal(ask_rect(&r, r.token, 0, DRAY_F32, ndim - 1, 0, 1), DRAY_EINVALID);
+    assert_int_equal(ask_rect(&r, r.token, 0, DRAY_F32, ndim + 1, 0, 1), DRAY_EFORMAT);
+    assert_int_equal(ask_rect(&r, r.token, 0, DRAY_F32, ndim, 0, 1), 0); /* it goes on */
+    /* noise: any bytes in a well-formed frame are refused, or answered; the server lives on */
+    uint64_t seed = (uint64_t)getpid();
+    fprintf(stderr, "seed %" PRIu64 "\n", seed);
+    for (int i = 0; i < 300 * fixture_scale(); i++) {
+        dray__writer w = {0};
+        dray__pull_rect rect = {.ndim = ndim, .dtype = DRAY_F32};
+        dray__pull_put_request(&w, 1, true, r.token, 9, &rect, 1);
+        for (size_t k = 16; k < w.size; k++)
+            if (mix(seed + k * 7 + (uint64_t)i * 1000) % 4 == 0)
+                w.data[k] = (uint8_t)mix(seed ^ (k * 31 + (uint64_t)i));
+        assert_true(ask_raw(&r, &w) <= 0);
+        dray__writer_free(&w);
+    }
+    /* a frame that says it is larger than any may be, and one that is none: hung up on */
+    for (int i = 0; i < 2; i++) {
+        dray__writer w = {0};
+        dray__put_u32(&w, i ? 0x12345678 : DRAY__PULL_MAGIC);
+        dray__put_u16(&w, DRAY__PULL_VERSION);
+        dray__put_u16(&w, 0);
+        dray__put_u32(&w, 1);
+        dray__put_u32(&w, i ? 16 : UINT32_MAX);
+        assert_int_equal(ask_raw(&r, &w), 1);
+        dray__writer_free(&w);
+        close(r.fd);
+        r = raw_open(&p);
+    }
+    MUST(dray_update_weights(p.e.subscriber, NULL, NULL, error));
+    assert_int_equal(engine_wrong(&p.e, 7), 0);
+    close(r.fd);
+    pair_close(&p);
+}
+
+/* ---- peers that die or stop ------------------------------------------------------------------ */
+
+static void run_big_trainer(void *user)
+{
+    const scene *s = user;
+    trainer t;
+    fixture_host = "trainers";
+    trainer_open(&t, f.unix_address, &s->config, DRAY_F32, 0, 1, 7, DRAY_REGION_SHARED);
+    MUST(dray_publish(t.publisher, 1, NULL, error));
+    raise_flag(s->board, 0);
+    await_flag(s->board, 1);
+    trainer_close(&t);
+}
+
+/* Starts an update of little budget a poll, and stops when some of it was moved. */
+static void start_some(engine *e, int64_t timeout_ns)
+{
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    options.timeout_ns = timeout_ns;
+    options.bucket_bytes = 128 << 10;
+    MUST(dray_update_start(e->subscriber, &options, error));
+    uint8_t *last = (uint8_t *)dray_region_base(e->region[0]) + 4096;
+    while (*last == 0xA5)
+        CHECK(dray_update_poll(e->subscriber, NULL) == DRAY_EAGAIN);
+}
+
+static int finish(engine *e, dray_error *said)
+{
+    dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+    while (dray_update_poll(e->subscriber, NULL) == DRAY_EAGAIN) {
+        struct pollfd p = {.fd = dray_subscriber_fd(e->subscriber), .events = POLLIN};
+        CHECK(poll(&p, 1, 60000) == 1); /* something always wakes it */
+    }
+    int rc = dray_update_finish(e->subscriber, &report, said);
+    if (rc == DRAY_OK)
+        fprintf(stderr, "%u retries\n", report.retries);
+    return rc;
+}
+
+static void test_peers(void **state)
+{
+    (void)state;
+    static const struct {
+        int signal;
+        int64_t pause_ms, timeout_s;
+        int outcome;
+    } cases[] = {
+        {SIGKILL, 0, 20, DRAY_ETORN},      /* dies */
+        {SIGSTOP, 3500, 30, DRAY_OK},      /* silent for longer than a connection is waited for */
+        {SIGSTOP, 1000000, 4, DRAY_ETORN}, /* for ever */
+    };
+    for (size_t i = 0; i < 3; i++) {
+        scene s = {.config = wide_config(), .board = board_new()};
+        s.config.vocab_size = 16384;
+        pid_t pid = spawn(run_big_trainer, &s);
+        await_flag(s.board, 0);
+        engine e;
+        fixture_host = "engines";
+        engine_open(&e, f.unix_address, &s.config, DRAY_F32, DRAY_F32, "engine", 0, 1);
+        int64_t begin = dray__now();
+        start_some(&e, cases[i].timeout_s * DRAY__SECOND);
+        kill(pid, cases[i].signal);
+        dray_error said = {0};
+        if (cases[i].outcome == DRAY_OK) {
+            int64_t until = dray__deadline(cases[i].pause_ms * DRAY__MILLISECOND);
+            while (dray__now() < until && dray_update_poll(e.subscriber, NULL) == DRAY_EAGAIN)
+                usleep(1000);
+            kill(pid, SIGCONT);
+        }
+        int rc = finish(&e, &said);
+        fprintf(stderr, "%s after %.1f s: %s\n", dray_error_name(rc),
+                (double)(dray__now() - begin) * 1e-9, said.message);
+        assert_int_equal(rc, cases[i].outcome);
+        assert_true(dray__now() - begin < (cases[i].timeout_s + 2) * DRAY__SECOND);
+        if (rc == DRAY_OK)
+            assert_int_equal(engine_wrong(&e, 7), 0);
+        else
+            assert_non_null(strstr(said.message, "trainer"));
+        raise_flag(s.board, 1);
+        kill(pid, SIGCONT);
+        end_of(pid);
+        engine_close(&e);
+        munmap(s.board, sizeof(board));
+    }
+}
+
+/* A reader that is dropped is told so by the data server itself: the memory may change. */
+static void test_revoked(void **state)
+{
+    (void)state;
+    dray_model_config config = wide_config();
+    pair p;
+    pair_open(&p, &config, DRAY_F32, DRAY_F32);
+    MUST(dray_publish(p.t.publisher, 1, NULL, error));
+    start_some(&p.e, 20 * DRAY__SECOND);
+    uint32_t dropped = 0;
+    MUST(dray_publisher_wait(p.t.publisher, 1, 0, &dropped, error));
+    assert_int_equal(dropped, 1);
+    fill(p.t.layout, p.t.region, false, 8);
+    dray_error said;
+    assert_int_equal(finish(&p.e, &said), DRAY_ETORN);
+    MUST(dray_publish(p.t.publisher, 2, NULL, error));
+    MUST(dray_update_weights(p.e.subscriber, NULL, NULL, error));
+    assert_int_equal(engine_wrong(&p.e, 8), 0);
+    pair_close(&p);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_random_hosts, start_process, stop),
+        cmocka_unit_test_setup_teardown(test_bytes_and_ceiling, start_thread, stop),
+        cmocka_unit_test_setup_teardown(test_faults, start_thread, stop),
+        cmocka_unit_test_setup_teardown(test_forged_requests, start_thread, stop),
+        cmocka_unit_test_setup_teardown(test_peers, start_process, stop),
+        cmocka_unit_test_setup_teardown(test_revoked, start_thread, stop),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
