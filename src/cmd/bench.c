@@ -1,6 +1,5 @@
 /* dray bench: looks up the part and calls it. */
 #include "cmd/bench.h"
-#include "base/words.h"
 
 #include <string.h>
 
@@ -80,8 +79,8 @@ int cmd_bench(int argc, char **argv)
         print_help(stdout);
         return CMD_OK;
     }
-    const char *names[PARTS + 1];
-    char hint[128], name[64];
+    const char *names[PARTS];
+    char name[64];
     for (size_t i = 0; i < PARTS; i++) {
         names[i] = parts[i].name;
         if (!word || strcmp(word, names[i]) != 0)
@@ -90,14 +89,8 @@ int cmd_bench(int argc, char **argv)
         argv[1] = name;
         return parts[i].main(argc - 1, argv + 1);
     }
-    names[PARTS] = "--help";
-    bool option = word && word[0] == '-';
-    if (!word)
-        print_help(stderr);
-    else
-        fprintf(stderr, "dray bench: unknown %s '%s'%s\nTry 'dray bench --help' for the list.\n",
-                option ? "option" : "part", word,
-                dray__word_hint_or_all(word, option ? names + PARTS : names, option ? 1 : PARTS,
-                                       hint, sizeof(hint)));
+    if (word)
+        return cmd_bad_part("bench", word, names, PARTS);
+    print_help(stderr);
     return CMD_USAGE;
 }

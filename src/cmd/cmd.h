@@ -24,6 +24,7 @@
     XX(status, "ask a coordinator what it knows")                                                  \
     XX(token, "make a token, with which a process of another host gets in")                        \
     XX(plan, "say what an update would move, from whom to whom, and how long it takes")            \
+    XX(queue, "put, claim, read and commit rows of a queue, from a shell")                         \
     XX(bench, "measure updates and planning against what the machine can do")                      \
     XX(doctor, "say what this machine has, and what is off without the rest")
 
@@ -44,6 +45,9 @@ void cmd_parse(const struct argp *argp, int argc, char **argv, void *input);
  * the words. */
 void cmd_bad_word(const struct argp_state *state, const char *what, const char *word,
                   const char *const *words, size_t count);
+/* Of a command with parts, for a first argument that is none: says so on stderr, with the nearest
+ * right word. Returns CMD_USAGE. */
+int cmd_bad_part(const char *command, const char *word, const char *const *parts, size_t count);
 /* A whole decimal number from min to max. A usage error that names `what` otherwise. */
 int64_t cmd_number(const struct argp_state *state, const char *what, const char *text, int64_t min,
                    int64_t max);
@@ -53,6 +57,10 @@ int64_t cmd_number(const struct argp_state *state, const char *what, const char 
 
 int cmd_fail(const char *name, const dray_error *error);
 int cmd_failf(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Fills *error and returns its code: for what a command finds wrong itself. */
+int cmd_error(dray_error *error, int code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* ---- numbers for people ---------------------------------------------------------------------- */
 

@@ -124,6 +124,19 @@ void cmd_bad_word(const struct argp_state *state, const char *what, const char *
                dray__word_hint_or_all(word, words, count, hint, sizeof(hint)));
 }
 
+int cmd_bad_part(const char *command, const char *word, const char *const *parts, size_t count)
+{
+    static const char *const help[] = {"--help"};
+    char hint[256];
+    bool option = word[0] == '-';
+    fprintf(
+        stderr, "dray %s: unknown %s '%s'%s\nTry 'dray %s --help' for the list.\n", command,
+        option ? "option" : "part", word,
+        dray__word_hint_or_all(word, option ? help : parts, option ? 1 : count, hint, sizeof(hint)),
+        command);
+    return CMD_USAGE;
+}
+
 int64_t cmd_number(const struct argp_state *state, const char *what, const char *text, int64_t min,
                    int64_t max)
 {
@@ -153,6 +166,16 @@ int cmd_failf(const char *name, const char *format, ...)
     va_end(arguments);
     fputc('\n', stderr);
     return CMD_FAILED;
+}
+
+int cmd_error(dray_error *error, int code, const char *format, ...)
+{
+    va_list arguments;
+    *error = (dray_error){.code = code};
+    va_start(arguments, format);
+    vsnprintf(error->message, sizeof(error->message), format, arguments);
+    va_end(arguments);
+    return code;
 }
 
 /* ---- numbers --------------------------------------------------------------------------------- */

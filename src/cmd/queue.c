@@ -1,0 +1,294 @@
+/* dray queue: a queue from a shell. One line a verb; claims outlive the command that made them
+ * (queue_claim.h). */
+#include "cmd/queue.h"
+
+#include "run/coordinator.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { HOLD_SECONDS = 600, WAIT_SECONDS = 60 };
+
+/* A verb's options are the common ones and those whose keys it lists. */
+typedef struct verb {
+    const char *name, *arguments, *summary, *keys, *doc;
+    uint32_t least_words, most_words;
+    int (*run)(const queue_arguments *a, dray_error *error);
+} verb;
+
+typedef struct parsing {
+    const verb *verb;
+    queue_arguments *to;
+} parsing;
+
+enum { KEY_SEAL = 256, KEY_CAPACITY_BYTES, KEY_CAPACITY_ROWS, KEY_ATTEMPTS };
+
+/* ---- the command line ------------------------------------------------------------------------ */
+
+static const verb verbs[] = {
+    {"open", "", "make a queue: its tasks, and how much it may hold", "tabr",
+     "Makes the queue, or checks that it has these tasks.", 0, 0, cmd_queue_open},
+    {"insert", "[ROW...]", "put rows, given as JSON objects (or lines of standard input)", "pgds",
+     "Puts rows at the end of a partition: all of them are visible at once, or none.", 0,
+     QUEUE_LIST_MAX, cmd_queue_insert},
+    {"load", "FILE.jsonl...", "put the rows of files, one JSON object a line", "pgds",
+     "Puts the rows of files (-: standard input) at the end of a partition, 1,024 at a time.", 1,
+     QUEUE_LIST_MAX, cmd_queue_load},
+    {"seal", "", "say that a partition is complete", "pn",
+     "Fixes a partition's number of rows: those that it has, or --rows.", 0, 0, cmd_queue_seal},
+    {"claim", "", "take rows for a task, and hold them", "pkcuoHw",
+     "Takes rows that are ready for a task, prints the claim's name, and leaves a process behind "
+     "that holds them for `read`, `commit`, `fail` and `release`.",
+     0, 0, cmd_queue_claim},
+    {"read", "CLAIM", "print the rows of a claim as JSON lines", "l",
+     "Prints the columns that the task needs, or those named, a JSON object a row.", 1, 1,
+     cmd_queue_read},
+    {"commit", "CLAIM [FILE.jsonl]", "hand in a claim's outputs, and end it", "d",
+     "Makes the outputs (one JSON object a row, in the order of `read`; -: standard input) "
+     "visible, "
+     "with the acknowledgement, in one step.",
+     1, 2, cmd_queue_commit},
+    {"fail", "CLAIM", "give a claim's rows back as failed", "e",
+     "Gives the rows back; each counts as one failed attempt.", 1, 1, cmd_queue_fail},
+    {"release", "CLAIM", "give a claim's rows back, uncounted", "", "Gives the rows back.", 1, 1,
+     cmd_queue_release},
+    {"wait", "", "wait until tasks are done with a partition", "pkw",
+     "Waits until a task (all, without --task) is done with a sealed partition.", 0, 0,
+     cmd_queue_wait},
+    {"clear", "", "drop a partition", "p",
+     "Hides a partition's rows now; their memory is freed after the last reader.", 0, 0,
+     cmd_queue_clear},
+    {"end", "", "say that no more partitions will come", "", "Lets tasks that wait for rows end.",
+     0, 0, cmd_queue_end},
+    {"stat", "", "print what the queue holds", "", "Shows partitions, columns and tasks.", 0, 0,
+     cmd_queue_stat},
+};
+
+enum { VERBS = sizeof verbs / sizeof verbs[0] };
+
+/* All options; `group` is the letter by which verbs list them, 0 the common ones. */
+static const struct option_of {
+    char letter;
+    struct argp_option option;
+} all_options[] = {
+    {'t',
+     {"task", 't', "NAME:NEEDS>WRITES", 0,
+      "A task: its name, the columns that it needs and those that it writes (again for each)", 0}},
+    {'a',
+     {"max-attempts", KEY_ATTEMPTS, "N", 0, "Failed attempts after which a row is lost (3)", 0}},
+    {'b',
+     {"capacity-bytes", KEY_CAPACITY_BYTES, "BYTES", 0,
+      "Most bytes of columns at once (4294967296)", 0}},
+    {'r', {"capacity-rows", KEY_CAPACITY_ROWS, "N", 0, "Most rows at once (1000000)", 0}},
+    {'p', {"partition", 'p', "NAME", 0, "The partition", 0}},
+    {'g', {"group-size", 'g', "N", 0, "Rows of one prompt, following each other (1)", 0}},
+    {'d',
+     {"dtype", 'd', "COLUMN=DTYPE", 0,
+      "What numbers of a column are stored as (i64, f64 or bool without it)", 0}},
+    {'s', {"seal", KEY_SEAL, NULL, 0, "Seal the partition afterwards", 0}},
+    {'n', {"rows", 'n', "N", 0, "How many rows it must have", 0}},
+    {'k', {"task", 't', "NAME", 0, "The task", 0}},
+    {'c', {"count", 'n', "N", 0, "Rows to take (1)", 0}},
+    {'u', {"up-to", 'u', NULL, 0, "Take fewer where fewer are ready", 0}},
+    {'o', {"policy", 'o', "POLICY", 0, "fifo (default), ordered or group", 0}},
+    {'H', {"hold", 'H', "SECONDS", 0, "Take the rows back after this (600)", 0}},
+    {'w', {"timeout", 'w', "SECONDS", 0, "How long to wait (60)", 0}},
+    {'l', {"column", 'l', "NAME", 0, "Only this column (again for each)", 0}},
+    {'e', {"reason", 'e', "TEXT", 0, "Why, for people", 0}},
+    {0, {"queue", 'q', "NAME", 0, "The queue (samples)", 20}},
+    {0,
+     {"connect", 'C', "ADDRESS", 0,
+      "The coordinator. Default: $DRAY_ADDRESS, or where dray serve listens by default", 20}},
+    {0, {"json", 'j', NULL, 0, "Print what was done as one JSON object", 20}},
+};
+
+enum { OPTIONS = sizeof all_options / sizeof all_options[0] };
+
+static void add_dtype(struct argp_state *state, queue_arguments *a, const char *text)
+{
+    const char *equals = strchr(text, '=');
+    dray_dtype dtype = equals ? dray_dtype_parse(equals + 1) : DRAY_DTYPE_NONE;
+    cmd_dtype *out = &a->dtypes[a->dtype_count];
+    if (!dtype || equals == text || (size_t)(equals - text) >= sizeof out->column)
+        argp_error(state, "--dtype '%s': COLUMN=DTYPE expected, like tokens=i32", text);
+    snprintf(out->column, sizeof out->column, "%.*s", (int)(equals - text), text);
+    out->dtype = dtype;
+    a->dtype_count++;
+}
+
+static void add_to(struct argp_state *state, const char **list, uint32_t *count, const char *text)
+{
+    if (*count == QUEUE_LIST_MAX)
+        argp_error(state, "more than %d of one kind", QUEUE_LIST_MAX);
+    list[(*count)++] = text;
+}
+
+static int read_policy(struct argp_state *state, const char *text)
+{
+    static const char *const names[] = {"fifo", "ordered", "group"};
+    for (int i = 0; i < 3; i++)
+        if (strcmp(names[i], text) == 0)
+            return i;
+    cmd_bad_word(state, "policy", text, names, 3);
+    return 0;
+}
+
+static void check_words(struct argp_state *state, const verb *v, const queue_arguments *a)
+{
+    if (a->word_count < v->least_words)
+        argp_error(state, "expected %s", v->arguments);
+    if (strchr(v->keys, 'p') && !a->partition && v->run != cmd_queue_claim)
+        argp_error(state, "which partition? --partition NAME expected");
+    if (v->run == cmd_queue_claim && !a->task)
+        argp_error(state, "for which task? --task NAME expected");
+    if (v->run == cmd_queue_open && !a->task_count)
+        argp_error(state, "a queue needs tasks: --task NAME:NEEDS>WRITES expected");
+}
+
+/* Options that are numbers, texts and flags. */
+static const struct number {
+    int key;
+    size_t at;
+    const char *what;
+    int64_t min, max;
+} numbers[] = {
+    {'g', offsetof(queue_arguments, group_size), "--group-size", 1, INT32_MAX},
+    {'n', offsetof(queue_arguments, rows), "a number of rows", 0, INT32_MAX},
+    {'H', offsetof(queue_arguments, hold_s), "--hold", 1, 7 * 86400},
+    {'w', offsetof(queue_arguments, timeout_s), "--timeout", 0, 7 * 86400},
+    {KEY_ATTEMPTS, offsetof(queue_arguments, max_attempts), "--max-attempts", 1, 1000000},
+    {KEY_CAPACITY_ROWS, offsetof(queue_arguments, capacity_rows), "--capacity-rows", 1, INT32_MAX},
+    {KEY_CAPACITY_BYTES, offsetof(queue_arguments, capacity_bytes), "--capacity-bytes", 1,
+     INT64_MAX},
+};
+
+static const struct text {
+    int key;
+    size_t at;
+} texts[] = {{'t', offsetof(queue_arguments, task)},
+             {'p', offsetof(queue_arguments, partition)},
+             {'q', offsetof(queue_arguments, queue)},
+             {'e', offsetof(queue_arguments, reason)},
+             {'C', offsetof(queue_arguments, address)}},
+  flags[] = {{'u', offsetof(queue_arguments, up_to)},
+             {'j', offsetof(queue_arguments, json)},
+             {KEY_SEAL, offsetof(queue_arguments, seal)}};
+
+/* false: the key is in none of the tables. */
+static bool parse_simple(int key, char *text, struct argp_state *state, char *to)
+{
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        if (numbers[i].key == key) {
+            *(int64_t *)(void *)(to + numbers[i].at) =
+                cmd_number(state, numbers[i].what, text, numbers[i].min, numbers[i].max);
+            return true;
+        }
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+        if (texts[i].key == key) {
+            *(const char **)(void *)(to + texts[i].at) = text;
+            return true;
+        }
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
+        if (flags[i].key == key) {
+            *(bool *)(to + flags[i].at) = true;
+            return true;
+        }
+    return false;
+}
+
+static error_t parse(int key, char *text, struct argp_state *state)
+{
+    const parsing *p = state->input;
+    queue_arguments *a = p->to;
+    bool simple = parse_simple(key, text, state, (char *)a);
+    if (key == 't')
+        add_to(state, a->tasks, &a->task_count, text);
+    else if (key == 'd')
+        add_dtype(state, a, text);
+    else if (key == 'l')
+        add_to(state, a->columns, &a->column_count, text);
+    else if (key == 'o')
+        a->policy = read_policy(state, text);
+    else if (key == ARGP_KEY_ARG && a->word_count < p->verb->most_words)
+        a->words[a->word_count++] = text;
+    else if (key == ARGP_KEY_ARG)
+        argp_error(state, "expected %s, found '%s' too",
+                   p->verb->most_words ? p->verb->arguments : "no arguments", text);
+    else if (key == ARGP_KEY_END)
+        check_words(state, p->verb, a);
+    else if (!simple)
+        return ARGP_ERR_UNKNOWN;
+    return 0;
+}
+
+static void print_help(FILE *out)
+{
+    fputs("Usage: dray queue PART [OPTION...]\n"
+          "Uses a queue of a running coordinator from a shell: rows are JSON objects, a key a\n"
+          "column.\n\nParts:\n",
+          out);
+    for (size_t i = 0; i < VERBS; i++)
+        fprintf(out, "  %-8s %-18s %s\n", verbs[i].name, verbs[i].arguments, verbs[i].summary);
+    fputs("\n"
+          "  dray queue PART --help   what PART takes\n"
+          "\n"
+          "For example, with `dray serve` running:\n"
+          "  dray queue open --task 'reward:prompts,responses>rewards'\n"
+          "  dray queue insert --partition step-1 '{\"prompts\": \"2+2=\", \"responses\": \"4\"}'\n"
+          "  claim=$(dray queue claim --task reward)\n"
+          "  dray queue read $claim\n"
+          "  echo '{\"rewards\": 1.0}' | dray queue commit $claim -\n"
+          "  dray queue stat\n",
+          out);
+}
+
+static int run_verb(const verb *v, int argc, char **argv)
+{
+    struct argp_option options[OPTIONS + 1] = {{0}};
+    char path[256], fallback[300], name[48];
+    queue_arguments a = {.address = getenv("DRAY_ADDRESS"),
+                         .queue = "samples",
+                         .reason = "given back from a shell",
+                         .rows = -1,
+                         .group_size = 1,
+                         .hold_s = HOLD_SECONDS,
+                         .timeout_s = WAIT_SECONDS};
+    parsing input = {v, &a};
+    size_t count = 0;
+    for (size_t i = 0; i < OPTIONS; i++)
+        if (!all_options[i].letter || strchr(v->keys, all_options[i].letter))
+            options[count++] = all_options[i].option;
+    const struct argp argp = {
+        .options = options, .parser = parse, .args_doc = v->arguments, .doc = v->doc};
+    snprintf(name, sizeof name, "dray queue %s", v->name);
+    argv[1] = name;
+    cmd_parse(&argp, argc - 1, argv + 1, &input);
+    if (!a.address || !a.address[0]) {
+        snprintf(fallback, sizeof fallback, "unix:%s", dray__default_socket(path, sizeof path));
+        a.address = fallback;
+    }
+    dray_error error = {0};
+    int rc = v->run(&a, &error);
+    if (rc && !error.code)
+        cmd_error(&error, rc, "%s", dray_strerror(rc));
+    return rc ? cmd_fail(name + strlen("dray "), &error) : CMD_OK;
+}
+
+int cmd_queue(int argc, char **argv)
+{
+    const char *names[VERBS], *word = argc > 1 ? argv[1] : NULL;
+    if (word && (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0)) {
+        print_help(stdout);
+        return CMD_OK;
+    }
+    for (size_t i = 0; i < VERBS; i++) {
+        names[i] = verbs[i].name;
+        if (word && strcmp(word, names[i]) == 0)
+            return run_verb(&verbs[i], argc, argv);
+    }
+    if (word)
+        return cmd_bad_part("queue", word, names, VERBS);
+    print_help(stderr);
+    return CMD_USAGE;
+}

@@ -1,0 +1,35 @@
+/* What the options of `dray queue` say, and what its parts do. */
+#ifndef DRAY_CMD_QUEUE_H
+#define DRAY_CMD_QUEUE_H
+
+#include "cmd/queue_json.h"
+
+enum { QUEUE_LIST_MAX = 64 };
+
+typedef struct queue_arguments {
+    const char *address, *queue, *partition, *task, *reason;
+    const char *words[QUEUE_LIST_MAX], *columns[QUEUE_LIST_MAX], *tasks[QUEUE_LIST_MAX];
+    cmd_dtype dtypes[QUEUE_LIST_MAX];
+    uint32_t word_count, column_count, task_count, dtype_count;
+    int64_t rows; /* --rows, --count; -1: not given */
+    int64_t group_size, hold_s, timeout_s, max_attempts, capacity_rows, capacity_bytes;
+    int policy;
+    bool up_to, seal, json;
+} queue_arguments;
+
+/* Each does its part, prints the result to stdout, and returns DRAY_OK or what *error says. */
+int cmd_queue_open(const queue_arguments *a, dray_error *error);
+int cmd_queue_insert(const queue_arguments *a, dray_error *error);
+int cmd_queue_load(const queue_arguments *a, dray_error *error);
+int cmd_queue_seal(const queue_arguments *a, dray_error *error);
+int cmd_queue_clear(const queue_arguments *a, dray_error *error);
+int cmd_queue_end(const queue_arguments *a, dray_error *error);
+int cmd_queue_wait(const queue_arguments *a, dray_error *error);
+int cmd_queue_claim(const queue_arguments *a, dray_error *error);
+int cmd_queue_read(const queue_arguments *a, dray_error *error);
+int cmd_queue_commit(const queue_arguments *a, dray_error *error);
+int cmd_queue_fail(const queue_arguments *a, dray_error *error);
+int cmd_queue_release(const queue_arguments *a, dray_error *error);
+int cmd_queue_stat(const queue_arguments *a, dray_error *error);
+
+#endif

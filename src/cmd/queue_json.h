@@ -1,0 +1,48 @@
+/* Rows of a queue as JSON objects: one a row, a key a column.
+ *
+ *     "text"               a string (UTF-8)
+ *     {"base64": "..."}    bytes
+ *     3, 0.5, true         one i64, f64, bool
+ *     [1, 2], [0.5, 1]     i64, f64 of any length (ragged)
+ *
+ * A column's type follows from all of its values: one 0.5 among integers makes it f64. Another
+ * dtype can be asked for by name. Numbers that it cannot hold are refused. Going the other way,
+ * elements become the number that they are (bf16 and f16 through f32), rows of several dimensions
+ * nested lists. */
+#ifndef DRAY_CMD_QUEUE_JSON_H
+#define DRAY_CMD_QUEUE_JSON_H
+
+#include "cmd/cmd.h"
+
+#include <dray/queue.h>
+#include <jansson.h>
+
+/* "tokens=i32": what the values of a column are stored as. */
+typedef struct cmd_dtype {
+    char column[64];
+    dray_dtype dtype;
+} cmd_dtype;
+
+/* What the columns of an array of rows are. */
+typedef struct cmd_types cmd_types;
+
+/* Looks at all rows: objects that have the same keys. DRAY_EFORMAT names row (counted from 1) and
+ * column. Borrows the rows until freed. */
+int cmd_types_of(const json_t *rows, const cmd_dtype *dtypes, size_t dtype_count, cmd_types **out,
+                 dray_error *error);
+void cmd_types_free(cmd_types *types); /* NULL is fine */
+
+typedef struct cmd_columns {
+    dray_column_data *items;
+    uint32_t count;
+} cmd_columns;
+
+/* The rows first to first + count - 1. Free with cmd_columns_free. */
+int cmd_columns_of(const cmd_types *types, size_t first, size_t count, cmd_columns *out,
+                   dray_error *error);
+void cmd_columns_free(cmd_columns *columns);
+
+/* Row i of a column as it was read; NULL: out of memory. */
+json_t *cmd_cell_json(const dray_column *column, uint32_t index);
+
+#endif

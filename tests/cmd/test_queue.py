@@ -1,0 +1,88 @@
+"""Rows of every kind go through `dray queue load`, `claim`, `read` and `commit` unchanged; Python's
+own json and struct say what they must be."""
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+seed = int(os.environ.get("DRAY_TEST_SEED", time.time_ns() % 2**32))
+print("seed", seed)
+rng = random.Random(seed)
+program = os.environ["DRAY_PROGRAM"]
+
+
+def dray(*arguments, **more):
+    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60, **more)
+
+
+def must(*arguments, **more):
+    done = dray(*arguments, **more)
+    assert done.returncode == 0, (arguments, done.stderr)
+    return done.stdout
+
+
+def f32(x):
+    return struct.unpack("<f", struct.pack("<f", x))[0]
+
+
+def text():
+    return "".join(rng.choice("ab\\\"/\n\tä€😀 {}") for _ in range(rng.randrange(20)))
+
+
+def row():
+    return {
+        "text": text(),
+        "bytes": {"base64": __import__("base64").b64encode(rng.randbytes(rng.randrange(9))).decode()},
+        "tokens": [rng.randrange(-2**31, 2**31) for _ in range(rng.randrange(6))],
+        "long": rng.randrange(-2**63, 2**63),
+        "logp": [f32(rng.uniform(-9, 9)) for _ in range(rng.randrange(4))],
+        "score": rng.uniform(-1e300, 1e300),
+        "done": rng.random() < 0.5,
+    }
+
+
+rows = [row() for _ in range(3000)]
+with tempfile.TemporaryDirectory() as folder:
+    os.environ["DRAY_ADDRESS"] = f"unix:{folder}/s"
+    os.environ["XDG_RUNTIME_DIR"] = folder
+    server = subprocess.Popen([program, "serve", "--listen", f"unix:{folder}/s"],
+                              stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout.readline().startswith("listening")
+        must("queue", "open", "--task", "copy:" + ",".join(rows[0]) + ">again", "--task", "last:again")
+        with open(f"{folder}/rows.jsonl", "w") as f:
+            f.write("\n".join(json.dumps(r) for r in rows) + "\n\n")
+        must("queue", "load", f"{folder}/rows.jsonl", "-p", "p", "-d", "tokens=i32", "-d", "logp=f32",
+             "--seal")
+        left = iter(rows)
+        while True:
+            done = dray("queue", "claim", "-t", "copy", "-p", "p", "-n", "700", "-o", "ordered")
+            if done.returncode:
+                break
+            claim = done.stdout.strip()
+            got = [json.loads(line) for line in must("queue", "read", claim).splitlines()]
+            assert got
+            for one in got:
+                assert one == next(left), seed
+            outputs = "".join(json.dumps({"again": one["text"]}) + "\n" for one in got)
+            must("queue", "commit", claim, "-", input=outputs)
+        assert next(left, None) is None, seed
+        claim = must("queue", "claim", "-t", "last", "-n", "3000", "-o", "ordered").strip()
+        again = [json.loads(line)["again"] for line in must("queue", "read", claim).splitlines()]
+        assert again == [r["text"] for r in rows], seed
+        must("queue", "commit", claim)
+        must("queue", "wait", "-p", "p", "-w", "20")
+        for bad, why in [('{"tokens": [3000000000]}', "cannot hold"), ('{"x": null}', "expected"),
+                         ('{"bytes": {"base64": "A"}}', "base64"), ("[1]", "object"),
+                         ('{"a": 1}\n{"a": "x"}', "row 2"), ('{"a": 1}\n{"b": 1}', "column")]:
+            dtype = ["-d", "tokens=i32"] if "tokens" in bad else []
+            done = dray("queue", "insert", "-p", "bad", *dtype, input=bad)
+            assert done.returncode == 1 and why in done.stderr, (bad, done.stderr)
+        assert '"bad"' not in must("queue", "stat", "--json")
+    finally:
+        server.terminate()
+        server.wait()
