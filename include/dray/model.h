@@ -325,32 +325,122 @@ int dray_layout_fsdp1(const dray_model_config *config, const dray_fsdp1_spec *sp
 /* ---- builder: engine ---------------------------------------------------------------------------
  */
 
+/* Where SGLang and vLLM differ. */
+typedef enum dray_engine_kind { DRAY_ENGINE_SGLANG = 0, DRAY_ENGINE_VLLM } dray_engine_kind;
+
+/* What an engine holds of the layers of multi-token prediction: its draft model. */
+typedef enum dray_draft {
+    DRAY_DRAFT_SHARED = 0, /* the draft model shares the embedding and the head */
+    DRAY_DRAFT_COPIES,     /* it has copies of its own: blocks of the same tensors */
+    DRAY_DRAFT_NONE        /* no draft model */
+} dray_draft;
+
+/* Classes of parameters. */
+enum {
+    DRAY_PART_ATTENTION = 1,
+    DRAY_PART_DENSE = 2,   /* MLPs of dense layers */
+    DRAY_PART_SHARED = 4,  /* shared experts */
+    DRAY_PART_EXPERTS = 8, /* routed experts */
+    DRAY_PART_ROUTER = 16,
+    DRAY_PART_LINEAR = 31 /* all of them: not embeddings, heads and norms */
+};
+
+/* Which expert is in which slot, EPLB's physical_to_logical_map. Row i is for layer i; layers
+ * beyond the last row, and all without a map, have expert s % experts in slot s. A map that changes
+ * gives another layout: build it anew, and open what was opened with the old one anew. */
+typedef struct dray_expert_map {
+    size_t size;
+    uint64_t version;       /* the caller's; becomes part of the region's name, for people */
+    uint32_t layers;        /* rows */
+    uint32_t slots;         /* of all expert-parallel ranks together: experts + redundant ones */
+    const int32_t *experts; /* [layers][slots]; rows of dense layers are not looked at */
+} dray_expert_map;
+
+#define DRAY_EXPERT_MAP_INIT                                                                       \
+    {                                                                                              \
+        sizeof(dray_expert_map), 0, 0, 0, NULL                                                     \
+    }
+
+/* An engine's quantization_config. Linear layers of DRAY_PART_LINEAR but the router are stored as
+ * F8E4M3, their scales in the tensors NAME_scale_inv (BLOCK) or NAME_scale (TENSOR) beside them. */
+typedef struct dray_engine_quant {
+    size_t size;
+    int32_t kind;         /* DRAY_QUANT_BLOCK or DRAY_QUANT_TENSOR */
+    int32_t scale_format; /* dray_scale_format */
+    int64_t block[2];     /* BLOCK: weight_block_size; 0: 128 */
+    /* Modules that stay as they are (modules_to_not_convert, ignored_layers, ignore), matched as
+     * upstream does: the checkpoint's full module name, with or without "model." in front; of a
+     * fused parameter either all parts or none; any module within a layer's experts is all of
+     * them. */
+    const char *const *ignore;
+    uint32_t ignore_count;
+} dray_engine_quant;
+
+#define DRAY_ENGINE_QUANT_INIT                                                                     \
+    {                                                                                              \
+        sizeof(dray_engine_quant), 0, 0, {0, 0}, NULL, 0                                           \
+    }
+
+/* Reads the quantization_config of a config.json, or of a folder with one: quant_method fp8 with or
+ * without weight_block_size, scale_fmt, modules_to_not_convert. *out is the caller's, for
+ * dray_engine_quant_free; NULL where the model is not quantised. DRAY_EUNSUPPORTED names the
+ * method. */
+int dray_engine_quant_load(const char *path, dray_engine_quant **out, dray_error *error);
+/* NULL is fine. */
+void dray_engine_quant_free(dray_engine_quant *quant);
+
 typedef struct dray_engine_spec {
     size_t size;
-    uint32_t tp, tp_rank;
+    uint32_t tp, tp_rank;   /* ranks of one pipeline stage: SGLang's tp_size, vLLM's tensor x data
+                               parallel size */
     int32_t dtype;          /* storage dtype; NONE: the config's */
     int64_t vocab_multiple; /* vocabulary padded to a multiple of this; 0: 64 */
     int32_t kind;           /* dray_region_kind of the region; 0: SHARED */
+    const uint32_t *pp_layers;      /* layers of each of the `pp` stages; NULL: as engines do */
+    const dray_expert_map *experts; /* NULL: expert s % experts in slot s */
+    const dray_engine_quant *quant; /* NULL: not quantised */
+    uint32_t pp, pp_rank;           /* pipeline stages; 0: 1 */
+    /* Experts are spread over `ep` groups of tp / ep neighbouring ranks, which cut each of them.
+     * 0: 1. */
+    uint32_t ep;
+    uint32_t dp;    /* attention data parallelism: attention is cut over tp / dp; 0: 1 */
+    int32_t engine; /* dray_engine_kind */
+    int32_t draft;  /* dray_draft */
+    /* Over how many neighbouring ranks these are cut, where it is not the engine's default: 1 is
+     * whole on every rank (SGLang's moe_dense_tp_size, shared experts under DeepEP). With dp > 1
+     * the default is tp for SGLang's dense MLPs, shared experts and head, tp / dp for the rest. */
+    uint32_t dense_tp, shared_tp, embed_tp, head_tp;
+    int32_t fuse_shared; /* SGLang's fusion: the shared expert is one more slot of every rank */
+    uint32_t redundant;  /* slots beyond one an expert, where there is no map */
+    uint32_t transposed; /* DRAY_PART_... whose matrices are stored [in, out], scales too */
 } dray_engine_spec;
 
 #define DRAY_ENGINE_SPEC_INIT                                                                      \
     {                                                                                              \
-        sizeof(dray_engine_spec), 1, 0, 0, 0, 0                                                    \
+        sizeof(dray_engine_spec), 1, 0, 0, 0, 0, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,   \
+            0, 0, 0                                                                                \
     }
 
-/* Dense Llama / Qwen2 / Qwen3 under tensor parallelism with SGLang's and vLLM's fused parameters:
- * qkv_proj = [q; k; v] with KV heads replicated where tp > kv_heads, gate_up_proj = [gate; up],
- * o_proj and down_proj cut along the input, vocabulary-parallel embedding and head with padding,
- * norms replicated, a tied head as an alias. One region, each parameter aligned to 256 bytes;
- * padding is memory in no block. spec NULL: its defaults. DRAY_EINVALID names the numbers that do
- * not divide: heads, intermediate_size and the padded vocabulary by tp; KV heads by tp, or tp by KV
- * heads. */
+/* One rank's parameters as SGLang and vLLM load them: qkv_proj = [q; k; v] with KV heads replicated
+ * where there are more ranks than heads, gate_up_proj = [gate; up], o_proj and down_proj cut along
+ * the input, fused_qkv_a_proj_with_mqa = [q_a; kv_a], q_b and kv_b by heads, stacked experts
+ * w13_weight = [slots, gate; up, in] and w2_weight = [slots, out, in], vocabulary-parallel
+ * embedding and head with padding, norms and router replicated, a tied head as an alias. What
+ * engines derive from these after loading (w_kc and w_vc, shuffled or requantised weights) has no
+ * blocks. One region, each parameter aligned to 256 bytes; padding is memory in no block; tensors
+ * of other stages and other ranks' experts are not in the layout; an expert in several slots has a
+ * block for each. spec NULL: its defaults. DRAY_EINVALID names the numbers that do not fit: heads,
+ * sizes and the padded vocabulary that the group they are cut over does not divide, KV heads
+ * neither multiple nor divisor, experts and slots by ep, cuts that are not on the edge of a
+ * quantised block, experts in no slot. */
 int dray_layout_engine(const dray_model_config *config, const dray_engine_spec *spec,
                        dray_layout **out, dray_error *error);
-/* Where the fused parameter `name` ("model.layers.0.self_attn.qkv_proj.weight",
- * "model.layers.0.mlp.gate_up_proj.weight", or any unfused one) lies: bytes from the region's start
- * and its local shape including padding; shape has room for DRAY_MAX_DIMS. A tied head lies where
- * the embedding does. DRAY_ENOENT. */
+/* Where the engine's parameter `name` ("model.layers.0.self_attn.qkv_proj.weight",
+ * "model.layers.3.mlp.experts.w13_weight", "model.layers.3.mlp.experts.w2_weight_scale_inv", or any
+ * unfused one) lies: bytes from the region's start and its local shape including padding, in the
+ * order of memory; shape has room for DRAY_MAX_DIMS. A tied head lies where the embedding does. A
+ * draft model's parameters have the checkpoint's layer numbers. DRAY_ENOENT: also for a parameter
+ * of another stage. */
 int dray_engine_parameter(const dray_model_config *config, const dray_engine_spec *spec,
                           const char *name, uint64_t *offset, uint32_t *ndim, int64_t *shape,
                           dray_error *error);

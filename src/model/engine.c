@@ -1,269 +1,303 @@
-/* The engine's layout: fused parameters under tensor parallelism. All layers are alike, so the
- * arithmetic is done once per row of the family's table; a layer is an offset. The cuts are those
- * of vLLM's model_executor/layers/linear.py and vocab_parallel_embedding.py (SGLang's are the
- * same). */
-#include "model/family.h"
+/* The engine's layout, unit by unit, and where its parameters lie. */
+#include "model/engine.h"
 #include "model/layout.h"
 
 #include "base/error.h"
-#include "base/options.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { BEFORE, LAYER, AFTER, SECTIONS };
+/* ---- units ----------------------------------------------------------------------------------- */
 
-/* One row of the family's table on this rank. */
-typedef struct placed {
-    bool used, tied;
-    uint32_t ndim, section;
-    int64_t start[2], extent[2]; /* of the checkpoint tensor; extent[0] may be 0 (only padding) */
-    int64_t rows;                /* local rows, padding included */
-    int64_t columns;             /* local columns; 1 for vectors */
-    int64_t fused_rows;          /* of the whole parameter */
-    uint64_t offset;             /* from the section's start */
-    uint64_t parameter;          /* offset of the fused parameter */
-} placed;
-
-typedef struct engine {
-    const dray_model_config *config;
-    const dray__family *family;
-    dray_engine_spec spec;
-    dray_dtype dtype;
-    dray_region_kind kind;
-    placed rows[DRAY__MOST_PARAMETERS];
-    uint64_t bytes[SECTIONS];
-} engine;
-
-static const char *engine_name(const dray__parameter *p)
+static void engine_free(dray__engine *e)
 {
-    return p->fused ? p->fused : p->name;
+    dray__map_free(&e->ignored);
+    free(e->patterns);
+    free(e->units);
 }
 
-static int indivisible(const dray__parameter *p, const char *what, int64_t value, uint32_t tp,
-                       dray_error *error)
+static bool on_last_stage(const dray__engine *e)
 {
-    return dray__fail(error, DRAY_EINVALID, "%s: %s %" PRId64 " is not divisible by tp %u",
-                      engine_name(p), what, value, tp);
+    return e->spec.pp_rank + 1 == e->spec.pp;
 }
 
-/* KV heads: tp / kv_heads neighbouring ranks share one where there are fewer heads than ranks. */
-static int cut_kv(const engine *e, const dray__parameter *p, placed *row, dray_error *error)
+static bool has_draft(const dray__engine *e)
 {
-    int64_t heads = e->config->kv_heads, dim = e->config->head_dim, tp = e->spec.tp;
-    if (heads >= tp && heads % tp)
-        return indivisible(p, "num_key_value_heads", heads, e->spec.tp, error);
-    if (heads < tp && tp % heads)
-        return dray__fail(error, DRAY_EINVALID,
-                          "%s: tp %u is not a multiple of num_key_value_heads %" PRId64,
-                          engine_name(p), e->spec.tp, heads);
-    int64_t each = heads >= tp ? heads / tp : 1, share = heads >= tp ? 1 : tp / heads;
-    row->extent[0] = row->rows = each * dim;
-    row->start[0] = e->spec.tp_rank / share * each * dim;
-    return DRAY_OK;
+    return e->config->mtp_layers > 0 && e->spec.draft != DRAY_DRAFT_NONE;
 }
 
-static int cut_vocab(const engine *e, const dray__parameter *p, placed *row, dray_error *error)
+/* The last stage has the embedding again for a tied head, and for a draft model. */
+static bool is_here(const dray__engine *e, int64_t layer)
 {
-    int64_t multiple = e->spec.vocab_multiple, size = e->config->vocab_size, tp = e->spec.tp;
-    int64_t padded = (size + multiple - 1) / multiple * multiple;
-    if (padded % tp)
-        return dray__fail(error, DRAY_EINVALID,
-                          "%s: vocabulary %" PRId64 " padded to %" PRId64 " (a multiple of %" PRId64
-                          ") is not divisible by tp %u",
-                          engine_name(p), size, padded, multiple, e->spec.tp);
-    row->rows = padded / tp;
-    row->start[0] = row->rows * e->spec.tp_rank;
-    int64_t left = size - row->start[0];
-    row->extent[0] = left < 0 ? 0 : left < row->rows ? left : row->rows;
-    return DRAY_OK;
+    if (layer == DRAY__BEFORE_LAYERS)
+        return e->spec.pp_rank == 0 || (on_last_stage(e) && (e->config->tied || has_draft(e)));
+    if (layer == DRAY__BEHIND_LAYERS)
+        return on_last_stage(e);
+    if (layer >= e->config->layers)
+        return on_last_stage(e) && has_draft(e);
+    return layer >= e->first_layer && layer < e->end_layer;
 }
 
-/* This rank's equal part of dimension d; `count` is what must be divisible (heads, or elements). */
-static int cut_even(const engine *e, const dray__parameter *p, uint32_t d, const char *what,
-                    int64_t count, placed *row, dray_error *error)
-{
-    if (count % e->spec.tp)
-        return indivisible(p, what, count, e->spec.tp, error);
-    row->extent[d] /= e->spec.tp;
-    row->start[d] = row->extent[d] * e->spec.tp_rank;
-    row->rows = row->extent[0];
-    return DRAY_OK;
-}
-
-static int cut_row(const engine *e, const dray__parameter *p, placed *row, dray_error *error)
-{
-    int64_t inner = e->config->intermediate_size;
-    row->ndim = dray__parameter_shape(p, e->config, row->extent);
-    row->rows = row->extent[0];
-    switch (p->cut) {
-    case DRAY__CUT_NONE:
-        return DRAY_OK;
-    case DRAY__CUT_COLUMN:
-        return cut_even(e, p, 0, "intermediate_size", inner, row, error);
-    case DRAY__CUT_ROW:
-        return cut_even(e, p, 1, "intermediate_size", inner, row, error);
-    case DRAY__CUT_HEADS:
-        return cut_even(e, p, 0, "num_attention_heads", e->config->heads, row, error);
-    case DRAY__CUT_HEADS_ROW:
-        return cut_even(e, p, 1, "num_attention_heads", e->config->heads, row, error);
-    case DRAY__CUT_KV_HEADS:
-        return cut_kv(e, p, row, error);
-    case DRAY__CUT_VOCAB:
-        return cut_vocab(e, p, row, error);
-    }
-    return dray__fail(error, DRAY_EINTERNAL, "%s: unknown cut", p->name);
-}
-
-/* Gives row i its place: at the end of its section if it begins a parameter, else behind the rows
- * that are fused in front of it. */
-static int place_row(engine *e, uint32_t i, dray_error *error)
+/* The rows of a unit; `aliases`: those that are other names of parameters. */
+static void rows_of(const dray__engine *e, int64_t layer, dray__pattern *pattern)
 {
     const dray__parameter *table = e->family->parameters;
-    placed *row = &e->rows[i];
-    uint64_t *end = &e->bytes[row->section], bytes;
-    uint64_t row_bytes = (uint64_t)row->columns * dray_dtype_size(e->dtype);
-    int64_t before = 0, total = 0;
-    const placed *first = NULL;
-    for (uint32_t j = 0; j < e->family->count; j++) {
-        const placed *other = &e->rows[j];
-        if (!other->used || other->tied || strcmp(engine_name(&table[j]), engine_name(&table[i])))
-            continue;
-        first = first ? first : other;
-        before += j < i ? other->rows : 0;
-        total += other->rows;
-    }
-    row->fused_rows = total;
-    row->parameter = first == row ? *end : first->parameter;
-    row->offset = row->parameter + (uint64_t)before * row_bytes;
-    if (first == row && (__builtin_mul_overflow((uint64_t)total, row_bytes, &bytes) ||
-                         __builtin_add_overflow(*end, bytes, end) || !dray__align(end)))
-        return dray__fail(error, DRAY_EINVALID, "%s: the model is too large", engine_name(table));
-    return DRAY_OK;
-}
-
-static int place_rows(engine *e, dray_error *error)
-{
-    const dray__parameter *table = e->family->parameters;
-    uint32_t section = BEFORE;
+    bool behind = false;
     for (uint32_t i = 0; i < e->family->count; i++) {
-        placed *row = &e->rows[i];
         bool inside = dray__parameter_in_layer(&table[i]);
-        section = inside ? LAYER : section == BEFORE ? BEFORE : AFTER;
-        *row = (placed){.used = dray__parameter_used(&table[i], e->config),
-                        .tied = dray__parameter_tied(&table[i], e->config),
-                        .section = section};
-        if (!row->used)
+        behind |= inside;
+        int64_t place = behind ? DRAY__BEHIND_LAYERS : DRAY__BEFORE_LAYERS;
+        bool here =
+            inside ? layer >= 0 && dray__parameter_in(&table[i], e->config, layer) : layer == place;
+        if (!here || !dray__parameter_used(&table[i], e->config))
             continue;
-        int status = cut_row(e, &table[i], row, error);
-        if (status)
-            return status;
-        row->columns = row->ndim == 2 ? row->extent[1] : 1;
+        pattern->used |= UINT64_C(1) << i;
+        bool copied = inside && e->spec.draft == DRAY_DRAFT_COPIES;
+        if (dray__parameter_tied(&table[i], e->config) && !copied)
+            pattern->aliases |= UINT64_C(1) << i;
     }
-    for (uint32_t i = 0; i < e->family->count; i++) {
-        if (!e->rows[i].used || e->rows[i].tied)
-            continue;
-        int status = place_row(e, i, error);
-        if (status)
-            return status;
-    }
-    return DRAY_OK;
 }
 
-static int check_spec(const dray_engine_spec *given, dray_engine_spec *spec, dray_error *error)
+/* The pattern of a unit: one that was made already, or a new one. */
+static int pattern_of(dray__engine *e, int64_t layer, uint32_t *index, dray_error *error)
 {
-    *spec = (dray_engine_spec)DRAY_ENGINE_SPEC_INIT;
-    int status = dray__options_read(spec, sizeof *spec, dray__end_of(dray_engine_spec, kind), given,
-                                    "dray_engine_spec", error);
+    dray__pattern wanted = {0};
+    rows_of(e, layer, &wanted);
+    int status = dray__engine_quantised(e, wanted.used, layer, &wanted.quantised, error);
     if (status)
         return status;
-    if (spec->tp == 0)
-        spec->tp = 1;
-    if (spec->vocab_multiple == 0)
-        spec->vocab_multiple = 64;
-    if (spec->tp_rank >= spec->tp)
-        return dray__fail(error, DRAY_EINVALID, "engine: tp rank %u of %u", spec->tp_rank,
-                          spec->tp);
-    if (spec->vocab_multiple < 1 || spec->vocab_multiple > INT64_C(1) << 30)
-        return dray__fail(error, DRAY_EINVALID, "engine: vocabulary multiple %" PRId64,
-                          spec->vocab_multiple);
-    return DRAY_OK;
+    for (*index = 0; *index < e->pattern_count; ++*index)
+        if (e->patterns[*index].used == wanted.used &&
+            e->patterns[*index].quantised == wanted.quantised)
+            return DRAY_OK;
+    dray__pattern *more = realloc(e->patterns, (e->pattern_count + 1) * sizeof *more);
+    if (!more)
+        return dray__nomem(error);
+    e->patterns = more;
+    e->patterns[*index] = wanted;
+    e->pattern_count++;
+    return dray__engine_pattern(e, &e->patterns[*index], error);
 }
 
-static int engine_init(engine *e, const dray_model_config *config, const dray_engine_spec *spec,
-                       dray_error *error)
+static int make_unit(dray__engine *e, int64_t layer, dray_error *error)
 {
-    *e = (engine){.config = config};
-    int status = check_spec(spec, &e->spec, error);
+    dray__unit *unit = &e->units[e->unit_count++];
+    *unit = (dray__unit){.layer = layer, .pattern = UINT32_MAX, .offset = e->bytes};
+    if (!is_here(e, layer))
+        return DRAY_OK;
+    int status = pattern_of(e, layer, &unit->pattern, error);
+    if (!status && (__builtin_add_overflow(e->bytes, e->patterns[unit->pattern].bytes, &e->bytes) ||
+                    e->bytes > INT64_MAX))
+        status = dray__fail(error, DRAY_EINVALID, "engine: the model is too large");
+    return status;
+}
+
+static int engine_init(dray__engine *e, const dray_model_config *config,
+                       const dray_engine_spec *spec, dray_error *error)
+{
+    int status = dray__engine_read(e, config, spec, error);
+    int64_t layers = status ? 0 : config->layers, all = status ? 0 : layers + config->mtp_layers;
     if (!status)
-        status = dray__config_check(config, &e->family, error);
-    if (!status && (e->family->moe || e->family->latent))
-        status = dray__fail(error, DRAY_EUNSUPPORTED,
-                            "engine: no layout for %s, which has experts or latent attention",
-                            e->family->name);
-    e->dtype = (dray_dtype)e->spec.dtype;
-    e->kind = (dray_region_kind)e->spec.kind;
+        e->units = calloc((size_t)all + 2, sizeof *e->units);
+    if (!status && !e->units)
+        status = dray__nomem(error);
     if (!status)
-        status = dray__builder_defaults(config, &e->dtype, &e->kind, error);
-    return status ? status : place_rows(e, error);
+        status = make_unit(e, DRAY__BEFORE_LAYERS, error);
+    for (int64_t layer = 0; layer < layers && !status; layer++)
+        status = make_unit(e, layer, error);
+    if (!status)
+        status = make_unit(e, DRAY__BEHIND_LAYERS, error);
+    for (int64_t layer = layers; layer < all && !status; layer++)
+        status = make_unit(e, layer, error);
+    if (status)
+        engine_free(e);
+    return status;
 }
 
-static uint64_t section_start(const engine *e, uint32_t section, int64_t layer)
+/* ---- the layout ------------------------------------------------------------------------------ */
+
+/* A slot of this rank and its expert. */
+typedef struct held {
+    int32_t expert;
+    uint32_t slot;
+} held;
+
+/* What is being built. */
+typedef struct building {
+    const dray__engine *e;
+    dray_layout *layout;
+    const dray__unit *unit;
+    const dray__pattern *pattern;
+    held *held; /* of the unit's layer, by expert */
+    dray_error *error;
+} building;
+
+/* Rows of the parameter lie one after the other; transposed, its columns do. */
+static void place_block(const dray__piece *piece, bool transposed, dray_block *block)
 {
-    uint64_t layers = (uint64_t)(section == AFTER ? e->config->layers : layer);
-    return (section == BEFORE ? 0 : e->bytes[BEFORE]) +
-           (section == BEFORE ? 0 : layers * e->bytes[LAYER]);
+    int64_t element = (int64_t)dray_dtype_size(piece->dtype);
+    int64_t down = transposed ? element : piece->columns * element;
+    memcpy(block->start, piece->start, sizeof piece->start);
+    memcpy(block->extent, piece->extent, sizeof piece->extent);
+    block->stride[0] = down;
+    block->stride[1] = transposed ? piece->total * element : element;
+    block->offset += (uint64_t)(piece->before * down);
 }
 
-static bool total_bytes(const engine *e, uint64_t *bytes)
+static int add_block(const building *b, const dray__piece *piece, bool transposed, uint32_t tensor,
+                     uint32_t slot)
 {
-    uint64_t layers;
-    return !__builtin_mul_overflow(e->bytes[LAYER], (uint64_t)e->config->layers, &layers) &&
-           !__builtin_add_overflow(layers, e->bytes[BEFORE], bytes) &&
-           !__builtin_add_overflow(*bytes, e->bytes[AFTER], bytes);
+    uint64_t element = dray_dtype_size(piece->dtype);
+    dray_block block = {.tensor = tensor, .offset = b->unit->offset + piece->offset};
+    block.offset += (uint64_t)slot * (uint64_t)(piece->total * piece->columns) * element;
+    if (piece->ndim > 0 && piece->extent[0] == 0)
+        return DRAY_OK;
+    place_block(piece, transposed, &block);
+    return dray_layout_add_block(b->layout, &block, b->error);
 }
 
-static int add_all(const engine *e, dray_layout *layout, dray_error *error)
+static int add_slot(const building *b, const dray__row *row, const uint32_t *tensors, uint32_t slot)
 {
-    dray__walk walk = {.config = e->config, .family = e->family};
-    const dray__parameter *parameter;
-    while ((parameter = dray__walk_next(&walk))) {
-        const placed *row = &e->rows[walk.row];
-        dray_block block = {.extent = {row->extent[0], row->extent[1]},
-                            .start = {row->start[0], row->start[1]}};
-        bool is_alias;
-        int status =
-            dray__walk_add(&walk, parameter, e->dtype, layout, &block.tensor, &is_alias, error);
-        if (status)
-            return status;
-        if (is_alias || row->extent[0] == 0)
-            continue;
-        block.offset = section_start(e, row->section, walk.layer) + row->offset;
-        dray__dense_strides(e->dtype, row->ndim, row->extent, block.stride);
-        status = dray_layout_add_block(layout, &block, error);
-        if (status)
-            return status;
+    int status = add_block(b, &row->weight, row->transposed, tensors[0], slot);
+    if (!status && row->quantised)
+        status = add_block(b, &row->scales, row->transposed, tensors[1], slot);
+    return status;
+}
+
+/* Adds the tensor of a row and that of its scales: tensors[0] and [1]. */
+static int add_tensors(const building *b, const dray__row *row, const char *name, uint32_t *tensors)
+{
+    const dray__piece *w = &row->weight, *s = &row->scales;
+    const dray_engine_quant *q = &b->e->quant;
+    char scales[DRAY__PARAMETER_NAME + 16];
+    int status =
+        dray_layout_add_tensor(b->layout, name, w->dtype, w->ndim, w->shape, &tensors[0], b->error);
+    if (status || !row->quantised)
+        return status;
+    snprintf(scales, sizeof scales, "%s%s", name, dray__engine_scales_suffix(b->e));
+    status = dray_layout_add_tensor(b->layout, scales, s->dtype, s->ndim, s->shape, &tensors[1],
+                                    b->error);
+    dray_quant quant = {.kind = q->kind,
+                        .scale_format = q->scale_format,
+                        .scales = tensors[1],
+                        .block = {q->block[0], q->block[1]}};
+    return status ? status : dray_layout_set_quant(b->layout, tensors[0], &quant, b->error);
+}
+
+/* A row of which this rank has one part: all but experts. */
+static int add_row(const building *b, uint32_t i)
+{
+    const dray__parameter *p = &b->e->family->parameters[i];
+    const dray__row *row = &b->pattern->rows[i];
+    char name[DRAY__PARAMETER_NAME];
+    uint32_t tensors[2];
+    dray__parameter_name(p->name, b->unit->layer, 0, name);
+    if (dray__parameter_tied(p, b->e->config)) {
+        int status = dray_layout_find(b->layout, p->tied, &tensors[0], b->error);
+        if (!status)
+            status = dray_layout_add_alias(b->layout, name, tensors[0], NULL, b->error);
+        bool copied = !(b->pattern->aliases >> i & 1);
+        const dray_tensor_info *info = dray_layout_tensor(b->layout, tensors[0]);
+        if (!status && info->alias_of >= 0)
+            tensors[0] = (uint32_t)info->alias_of;
+        return status || !copied ? status : add_slot(b, row, tensors, 0);
+    }
+    bool fused = row->part == DRAY__SHARED && row->weight.slots;
+    int status = add_tensors(b, row, name, tensors);
+    return status ? status : add_slot(b, row, tensors, fused ? (uint32_t)b->e->local_slots : 0);
+}
+
+static int by_expert(const void *a, const void *b)
+{
+    const held *x = a, *y = b;
+    if (x->expert != y->expert)
+        return x->expert < y->expert ? -1 : 1;
+    return x->slot < y->slot ? -1 : 1;
+}
+
+/* The experts that lie on this rank, each with all its slots, through rows [first, end). */
+static int add_experts(const building *b, uint32_t first, uint32_t end)
+{
+    const dray__engine *e = b->e;
+    uint32_t count = (uint32_t)e->local_slots, next;
+    char name[DRAY__PARAMETER_NAME];
+    for (uint32_t slot = 0; slot < count; slot++)
+        b->held[slot] = (held){dray__engine_expert(e, b->unit->layer, e->first_slot + slot), slot};
+    qsort(b->held, count, sizeof *b->held, by_expert);
+    for (uint32_t h = 0; h < count; h = next) {
+        for (next = h; next < count && b->held[next].expert == b->held[h].expert;)
+            next++;
+        for (uint32_t i = first; i < end; i++) {
+            const dray__row *row = &b->pattern->rows[i];
+            uint32_t tensors[2];
+            dray__parameter_name(e->family->parameters[i].name, b->unit->layer, b->held[h].expert,
+                                 name);
+            int status = add_tensors(b, row, name, tensors);
+            for (uint32_t k = h; k < next && !status; k++)
+                status = add_slot(b, row, tensors, b->held[k].slot);
+            if (status)
+                return status;
+        }
     }
     return DRAY_OK;
+}
+
+static int add_unit(const building *b)
+{
+    const dray__parameter *table = b->e->family->parameters;
+    uint32_t count = b->e->family->count;
+    int status = DRAY_OK;
+    for (uint32_t i = 0; i < count && !status; i++) {
+        uint32_t end = i;
+        while (end < count && (b->pattern->used >> end & 1) &&
+               dray__parameter_of_expert(&table[end]))
+            end++;
+        if (end > i) {
+            status = add_experts(b, i, end);
+            i = end - 1;
+        } else if (b->pattern->used >> i & 1) {
+            status = add_row(b, i);
+        }
+    }
+    return status;
+}
+
+static int add_all(const dray__engine *e, dray_layout *layout, dray_error *error)
+{
+    char name[64] = "weights";
+    dray_region_info region = {.kind = (int32_t)e->kind, .bytes = e->bytes, .name = name};
+    if (e->spec.experts)
+        snprintf(name, sizeof name, "weights, expert map %" PRIu64, e->map.version);
+    building b = {.e = e, .layout = layout, .error = error};
+    b.held = calloc((size_t)e->local_slots + 1, sizeof *b.held);
+    int status = b.held ? DRAY_OK : dray__nomem(error);
+    if (!status)
+        status = dray_layout_add_region(layout, &region, NULL, error);
+    for (uint32_t i = 0; i < e->unit_count && !status; i++) {
+        b.unit = &e->units[i];
+        if (b.unit->pattern == UINT32_MAX)
+            continue;
+        b.pattern = &e->patterns[b.unit->pattern];
+        status = add_unit(&b);
+    }
+    free(b.held);
+    return status;
 }
 
 int dray_layout_engine(const dray_model_config *config, const dray_engine_spec *spec,
                        dray_layout **out, dray_error *error)
 {
-    engine e;
+    dray__engine e;
+    dray_layout *layout = NULL;
     int status = engine_init(&e, config, spec, error);
     if (status)
         return status;
-    dray_region_info region = {.kind = (int32_t)e.kind, .name = "weights"};
-    if (!total_bytes(&e, &region.bytes))
-        return dray__fail(error, DRAY_EINVALID, "engine: the model is too large");
-    dray_layout *layout = NULL;
     status = dray_layout_new(&layout, error);
     if (!status)
-        status = dray_layout_add_region(layout, &region, NULL, error);
-    if (!status)
         status = add_all(&e, layout, error);
+    engine_free(&e);
     if (status) {
         dray_layout_free(layout);
         return status;
@@ -272,49 +306,103 @@ int dray_layout_engine(const dray_model_config *config, const dray_engine_spec *
     return DRAY_OK;
 }
 
-/* Does `name` follow the pattern? *layer is the number in place of its star. */
-static bool matches(const char *pattern, const char *name, int64_t layers, int64_t *layer)
+/* ---- parameters ------------------------------------------------------------------------------ */
+
+/* Does `name` follow the pattern? *layer is the number in place of its star; *tail is what is
+ * behind the pattern. */
+static bool matches(const char *pattern, const char *name, int64_t layers, int64_t *layer,
+                    const char **tail)
 {
     const char *star = strchr(pattern, '*');
-    *layer = 0;
-    if (!star)
-        return strcmp(pattern, name) == 0;
-    size_t head = (size_t)(star - pattern);
+    size_t head = star ? (size_t)(star - pattern) : strlen(pattern);
     if (strncmp(pattern, name, head) != 0)
         return false;
-    const char *digits = name + head, *at = digits;
-    for (; *at >= '0' && *at <= '9' && *layer < layers; at++)
+    *tail = name + head;
+    if (!star)
+        return true;
+    const char *digits = *tail, *at = digits;
+    for (*layer = 0; *at >= '0' && *at <= '9' && *layer < layers; at++)
         *layer = *layer * 10 + (*at - '0');
-    if (at == digits || (digits[0] == '0' && at > digits + 1) || *layer >= layers)
+    if (at == digits || (digits[0] == '0' && at > digits + 1) || *layer >= layers ||
+        strncmp(star + 1, at, strlen(star + 1)) != 0)
         return false;
-    return strcmp(star + 1, at) == 0;
+    *tail = at + strlen(star + 1);
+    return true;
+}
+
+/* The shape in memory: [slots,] rows, columns. */
+static uint32_t shape_of(const dray__piece *piece, bool transposed, int64_t *shape)
+{
+    uint32_t ndim = 0;
+    if (piece->slots)
+        shape[ndim++] = piece->slots;
+    if (piece->slots && piece->ndim == 0 && piece->total == 1)
+        return ndim; /* one scale a slot */
+    shape[ndim] = transposed ? piece->columns : piece->total;
+    if (piece->ndim < 2)
+        return ndim + 1;
+    shape[ndim + 1] = transposed ? piece->total : piece->columns;
+    return ndim + 2;
+}
+
+static const dray__unit *unit_of(const dray__engine *e, int64_t layer)
+{
+    for (uint32_t i = 0; i < e->unit_count; i++)
+        if (e->units[i].layer == layer)
+            return &e->units[i];
+    return NULL;
+}
+
+/* The unit, row and piece that `name` says; false: there are none on this rank. */
+static bool find_parameter(const dray__engine *e, const char *name, const dray__unit **unit,
+                           const dray__row **row, const dray__piece **piece)
+{
+    const dray__parameter *table = e->family->parameters;
+    int64_t layers = e->config->layers + e->config->mtp_layers, layer = 0;
+    const char *tail, *suffix = dray__engine_scales_suffix(e);
+    bool behind = false;
+    for (uint32_t i = 0; i < e->family->count; i++) {
+        bool inside = dray__parameter_in_layer(&table[i]);
+        behind |= inside;
+        if (!matches(dray__engine_name(&table[i]), name, layers, &layer, &tail))
+            continue;
+        *unit = unit_of(e, inside ? layer : behind ? DRAY__BEHIND_LAYERS : DRAY__BEFORE_LAYERS);
+        if (!*unit || (*unit)->pattern == UINT32_MAX)
+            continue;
+        const dray__pattern *pattern = &e->patterns[(*unit)->pattern];
+        *row = &pattern->rows[i];
+        bool scales = (*row)->quantised && strcmp(tail, suffix) == 0;
+        *piece = scales ? &(*row)->scales : &(*row)->weight;
+        bool in_slots = (*row)->part == DRAY__SHARED && (*piece)->slots;
+        if (!(pattern->used >> i & 1) || (*tail && !scales) || in_slots)
+            continue;
+        if (!(pattern->aliases >> i & 1))
+            return true;
+        return find_parameter(e, table[i].tied, unit, row, piece);
+    }
+    return false;
 }
 
 int dray_engine_parameter(const dray_model_config *config, const dray_engine_spec *spec,
                           const char *name, uint64_t *offset, uint32_t *ndim, int64_t *shape,
                           dray_error *error)
 {
-    engine e;
-    int64_t layer;
+    dray__engine e;
+    const dray__unit *unit;
+    const dray__row *row;
+    const dray__piece *piece;
     int status = engine_init(&e, config, spec, error);
     if (status)
         return status;
-    const dray__parameter *table = e.family->parameters;
-    for (uint32_t i = 0; i < e.family->count; i++)
-        if (e.rows[i].tied && strcmp(name, table[i].name) == 0)
-            name = table[i].tied;
-    for (uint32_t i = 0; i < e.family->count; i++) {
-        const placed *row = &e.rows[i];
-        if (!row->used || row->tied ||
-            !matches(engine_name(&table[i]), name, config->layers, &layer))
-            continue;
-        *offset = section_start(&e, row->section, layer) + row->parameter;
-        *ndim = row->ndim;
-        shape[0] = row->fused_rows;
-        if (row->ndim == 2)
-            shape[1] = row->columns;
-        return DRAY_OK;
+    if (find_parameter(&e, name, &unit, &row, &piece)) {
+        *offset = unit->offset + piece->offset;
+        *ndim = shape_of(piece, row->transposed, shape);
+    } else {
+        status = dray__fail(error, DRAY_ENOENT,
+                            "%s of %" PRId64 " layers has no parameter %.200s on tp rank %u of "
+                            "stage %u",
+                            config->family, config->layers, name, e.spec.tp_rank, e.spec.pp_rank);
     }
-    return dray__fail(error, DRAY_ENOENT, "%s of %" PRId64 " layers has no parameter %.200s",
-                      config->family, config->layers, name);
+    engine_free(&e);
+    return status;
 }

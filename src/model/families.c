@@ -113,6 +113,10 @@
          .shape = {Q, QA}},                                                                        \
         {.name = LAYER "self_attn.kv_a_proj_with_mqa.weight",                                      \
          .fused = LAYER "self_attn.fused_qkv_a_proj_with_mqa.weight",                              \
+         .when = DRAY__WHEN_Q_LORA,                                                                \
+         .shape = {KVA, H}},                                                                       \
+        {.name = LAYER "self_attn.kv_a_proj_with_mqa.weight",                                      \
+         .when = DRAY__WHEN_NO_Q_LORA,                                                             \
          .shape = {KVA, H}},                                                                       \
         {.name = LAYER "self_attn.kv_a_layernorm.weight", .shape = {KVC}},                         \
         {.name = LAYER "self_attn.kv_b_proj.weight", .cut = DRAY__CUT_HEADS, .shape = {KVB, KVC}}, \

@@ -11,29 +11,62 @@
 #include <string.h>
 
 /* What a word can be told. WORLD is the bare number of "fsdp:4". */
-enum { WORLD, TP, VOCAB, ORIG, NUMBERS, DTYPE = NUMBERS, KEYS };
+enum {
+    WORLD,
+    TP,
+    EP,
+    DP,
+    PP,
+    VOCAB,
+    QUANT,
+    BLOCK,
+    TRANSPOSED,
+    REDUNDANT,
+    DRAFT,
+    FUSED,
+    LIKE,
+    ORIG,
+    NUMBERS,
+    DTYPE = NUMBERS,
+    KEYS
+};
 
-enum { MOST_RANKS = 4096, MOST_VOCAB = 1 << 30 };
+enum { MOST_RANKS = 4096, MOST_VOCAB = 1 << 30, MOST_SLOTS = 1 << 20, MOST_CHOICES = 4 };
+
+static const char *const quants[MOST_CHOICES] = {"none", "fp8-block", "fp8-tensor"};
+static const char *const drafts[MOST_CHOICES] = {"shared", "copies", "none"};
+static const char *const engines[MOST_CHOICES] = {"sglang", "vllm"};
 
 #define RANKS(name)                                                                                \
     {                                                                                              \
-        name, 1, MOST_RANKS, "a number of ranks from 1 to 4096"                                    \
+        name, 1, MOST_RANKS, "a number of ranks from 1 to 4096", NULL                              \
     }
 #define SWITCH(name)                                                                               \
     {                                                                                              \
-        name, 0, 1, "0 or 1"                                                                       \
+        name, 0, 1, "0 or 1", NULL                                                                 \
     }
 
 static const struct {
     const char *name;
     int64_t least, most;
     const char *expected;
+    const char *const *choices; /* words for the numbers from 0 */
 } keys[KEYS] = {
     [WORLD] = RANKS("N"),
     [TP] = RANKS("tp"),
-    [VOCAB] = {"vocab", 1, MOST_VOCAB, "a multiple from 1 to 2^30"},
+    [EP] = RANKS("ep"),
+    [DP] = RANKS("dp"),
+    [PP] = RANKS("pp"),
+    [VOCAB] = {"vocab", 1, MOST_VOCAB, "a multiple from 1 to 2^30", NULL},
+    [QUANT] = {"quant", 0, 0, "none, fp8-block or fp8-tensor", quants},
+    [BLOCK] = {"block", 1, 1 << 20, "a size from 1 to 2^20", NULL},
+    [TRANSPOSED] = SWITCH("transposed"),
+    [REDUNDANT] = {"redundant", 0, MOST_SLOTS, "a number of slots from 0 to 2^20", NULL},
+    [DRAFT] = {"draft", 0, 0, "shared, copies or none", drafts},
+    [FUSED] = SWITCH("fused"),
+    [LIKE] = {"like", 0, 0, "sglang or vllm", engines},
     [ORIG] = SWITCH("orig"),
-    [DTYPE] = {"dtype", 0, 0, NULL},
+    [DTYPE] = {"dtype", 0, 0, NULL, NULL},
 };
 
 typedef struct settings {
@@ -65,9 +98,15 @@ static uint32_t world_ranks(const settings *s)
     return (uint32_t)s->number[WORLD];
 }
 
+/* A number that was not given is one rank. */
+static uint32_t at_least_one(int64_t number)
+{
+    return number ? (uint32_t)number : 1;
+}
+
 static uint32_t engine_ranks(const settings *s)
 {
-    return (uint32_t)s->number[TP];
+    return (uint32_t)s->number[TP] * at_least_one(s->number[PP]);
 }
 
 static int make_full(const dray_model_config *model, const settings *s, uint32_t rank,
@@ -94,14 +133,28 @@ static int make_fsdp1(const dray_model_config *model, const settings *s, uint32_
     return dray_layout_fsdp1(model, &spec, out, error);
 }
 
+/* The ranks of a stage are neighbours. */
 static int make_engine(const dray_model_config *model, const settings *s, uint32_t rank,
                        dray_layout **out, dray_error *error)
 {
     dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
+    dray_engine_quant quant = DRAY_ENGINE_QUANT_INIT;
     spec.tp = (uint32_t)s->number[TP];
-    spec.tp_rank = rank;
+    spec.tp_rank = rank % spec.tp;
+    spec.pp = at_least_one(s->number[PP]);
+    spec.pp_rank = rank / spec.tp;
+    spec.ep = at_least_one(s->number[EP]);
+    spec.dp = at_least_one(s->number[DP]);
     spec.dtype = (int32_t)s->dtype;
     spec.vocab_multiple = s->number[VOCAB];
+    spec.transposed = s->number[TRANSPOSED] ? DRAY_PART_LINEAR : 0;
+    spec.redundant = (uint32_t)s->number[REDUNDANT];
+    spec.draft = (int32_t)s->number[DRAFT];
+    spec.fuse_shared = (int32_t)s->number[FUSED];
+    spec.engine = (int32_t)s->number[LIKE];
+    quant.kind = (int32_t)s->number[QUANT];
+    quant.block[0] = quant.block[1] = s->number[BLOCK];
+    spec.quant = quant.kind ? &quant : NULL;
     return dray_layout_engine(model, &spec, out, error);
 }
 
@@ -132,8 +185,20 @@ static const word words[] = {
      .ranks = world_ranks,
      .make = make_fsdp1},
     {.name = "engine",
-     .form = "engine:tp=N[,dtype=D][,vocab=N]",
-     .takes = {[TP] = true, [DTYPE] = true, [VOCAB] = true},
+     .form = "engine:tp=N[,ep=N][,dp=N][,pp=N][,quant=Q][,dtype=D][,...]",
+     .takes = {[TP] = true,
+               [EP] = true,
+               [DP] = true,
+               [PP] = true,
+               [VOCAB] = true,
+               [QUANT] = true,
+               [BLOCK] = true,
+               [TRANSPOSED] = true,
+               [REDUNDANT] = true,
+               [DRAFT] = true,
+               [FUSED] = true,
+               [LIKE] = true,
+               [DTYPE] = true},
      .needs = TP,
      .ranks = engine_ranks,
      .make = make_engine},
@@ -157,6 +222,13 @@ static int bad(const settings *s, const char *problem, const char *text, const c
 static bool read_number(const char *text, int key, int64_t *out)
 {
     char *end;
+    for (int i = 0; keys[key].choices && i < MOST_CHOICES && keys[key].choices[i]; i++)
+        if (strcmp(text, keys[key].choices[i]) == 0) {
+            *out = i;
+            return true;
+        }
+    if (keys[key].choices)
+        return false;
     if (*text < '0' || *text > '9' || strlen(text) > 10)
         return false;
     *out = strtoll(text, &end, 10);
@@ -252,8 +324,8 @@ static int find_word(const settings *s, const char *name, const word **out, dray
     dray__word_hint(name, names, WORDS, hint, sizeof hint);
     size_t at = strlen(hint);
     for (size_t i = 0; i < WORDS && at < sizeof hint; i++)
-        at += (size_t)snprintf(hint + at, sizeof hint - at, "%s%s%s", i ? ", " : " (known: ",
-                               names[i], i + 1 == WORDS ? ")" : "");
+        at += (size_t)snprintf(hint + at, sizeof hint - at, "%s%s%s",
+                               i ? ", " : " (known: ", names[i], i + 1 == WORDS ? ")" : "");
     return bad(s, "unknown word", name, hint, error);
 }
 
