@@ -1,5 +1,6 @@
 /* The processes of a benchmark of updates, and what they do in turns. */
 #include "cmd/bench_cluster.h"
+#include "cmd/bench_hosts.h"
 #include "cmd/bench_values.h"
 #include "run/coordinator.h"
 
@@ -7,7 +8,6 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -164,19 +164,11 @@ static const char *host_of(const bench_side *side, uint32_t rank)
 
 static void enter(bench_cluster *c, const char *host)
 {
-    char path[PATH_MAX];
-    if (!host || host[0] == '~')
-        return;
-    snprintf(path, sizeof path, "/run/netns/%s", host);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
     dray_error error;
+    if (bench_host_enter(host))
+        return;
     snprintf(error.message, sizeof error.message, "%s", strerror(errno));
-    if (fd < 0)
-        must(c, DRAY_ENOENT, path, &error);
-    int code = setns(fd, CLONE_NEWNET);
-    snprintf(error.message, sizeof error.message, "setns: %s", strerror(errno));
-    must(c, code, path, &error);
-    close(fd);
+    must(c, DRAY_ESYS, host, &error);
 }
 
 static void spawn(bench_cluster *c, void (*body)(bench_cluster *c, uint32_t rank), uint32_t rank)
@@ -479,6 +471,22 @@ double bench_cluster_read(bench_cluster *c)
     return round_of(c, &c->board->engines, WORK_READ);
 }
 
+double bench_cluster_link(bench_cluster *c, const char **how)
+{
+    const bench_side *from = &c->options->from, *to = &c->options->to;
+    double most = 0;
+    for (uint32_t h = 0; h < to->host_count; h++) {
+        double bytes = 0;
+        for (uint32_t i = 0; i < c->board->engines.ranks; i++)
+            if (strcmp(host_of(to, i % to->count), to->hosts[h]) == 0)
+                bytes += (double)c->board->seats[i].report.link_bytes[DRAY_LINK_NETWORK];
+        most = bytes > most ? bytes : most;
+    }
+    if (most <= 0)
+        return 0;
+    return most / bench_hosts_rate(c->b, host_of(from, 0), host_of(to, 0), most, how);
+}
+
 void bench_cluster_check(bench_cluster *c)
 {
     round_of(c, &c->board->engines, WORK_CHECK);
@@ -603,18 +611,4 @@ void bench_cluster_stop(bench_cluster *c)
     free(c->regions);
     free(c->pids);
     free(c);
-}
-
-void bench_hosts_check(bench *b, char *const *hosts, uint32_t count)
-{
-    char path[PATH_MAX];
-    for (uint32_t i = 0; i < count; i++) {
-        snprintf(path, sizeof path, "/run/netns/%s", hosts[i]);
-        bool fits = hosts[i][0] && !strchr(hosts[i], '/');
-        if (!fits || (hosts[i][0] != '~' && access(path, F_OK)))
-            bench_die(b,
-                      "no network namespace '%s' (see: ip netns list; make one: ip netns add %s); "
-                      "@~NAME is this machine's own network under another name",
-                      hosts[i], hosts[i]);
-    }
 }

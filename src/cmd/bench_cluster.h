@@ -41,14 +41,14 @@ double bench_cluster_copy(bench_cluster *c);
 /* Seconds that the engine ranks take to read as many bytes of the checkpoint as their last update
  * did, around the page cache. */
 double bench_cluster_read(bench_cluster *c);
+/* Seconds that TCP takes between the first hosts of the two sides for the bytes that the last
+ * update brought into the host that got the most; 0: none came from another host. */
+double bench_cluster_link(bench_cluster *c, const char **how);
 /* Dies unless every element of every engine is what it must be after the last update. */
 void bench_cluster_check(bench_cluster *c);
 /* Of the last update, over all engine ranks: sums of bytes, the longest of each time, the largest
  * peak. */
 dray_update_report bench_cluster_report(const bench_cluster *c);
 void bench_cluster_stop(bench_cluster *c);
-
-/* Dies when one of them is neither a namespace nor "~name". */
-void bench_hosts_check(bench *b, char *const *hosts, uint32_t count);
 
 #endif

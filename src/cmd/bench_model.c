@@ -1,5 +1,6 @@
 /* Which model, cut to size, and who holds what of it. */
 #include "cmd/bench_model.h"
+#include "cmd/bench_hosts.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -155,5 +155,6 @@ void bench_targets(bench *b)
         }
     }
     measure_control(b);
+    bench_skip(b, "two hosts over TCP", "scripts/bench_hosts.sh measures it, as root");
     bench_skip(b, "source offloaded in pinned host memory", "needs a GPU");
 }

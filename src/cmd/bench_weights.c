@@ -176,9 +176,14 @@ static json_t *describe(const bench_job *job, const bench_cluster *c, const doub
     return object;
 }
 
-static double limit_of(bench_cluster *c, bool disk)
+/* Of the last update: of the link between hosts, of the disk, or of memory. *how: which it was. */
+static double limit_of(bench_cluster *c, const char **how)
 {
-    return disk ? bench_cluster_read(c) : bench_cluster_copy(c);
+    dray_update_report report = bench_cluster_report(c);
+    if (report.mode == DRAY_MODE_DISTRIBUTED && report.link_bytes[DRAY_LINK_NETWORK])
+        return bench_cluster_link(c, how);
+    *how = report.mode == DRAY_MODE_DISK ? "direct I/O" : "memcpy";
+    return report.mode == DRAY_MODE_DISK ? bench_cluster_read(c) : bench_cluster_copy(c);
 }
 
 static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, int strategy)
@@ -186,6 +191,7 @@ static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, 
     unsigned turns = bench_repeats(b);
     double *seconds = calloc(2 * (size_t)turns, sizeof *seconds), *limits = seconds + turns;
     char name[256];
+    const char *how;
     if (!seconds)
         bench_die(b, "out of memory");
     dray_update_options update = DRAY_UPDATE_OPTIONS_INIT;
@@ -195,16 +201,17 @@ static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, 
     update.bucket_bytes = job->bucket;
     bench_doing(b, "%s: first update: plans, touches memory", job->model);
     bench_cluster_update(c, &update);
-    limit_of(c, mode == DRAY_MODE_DISK);
+    limit_of(c, &how);
     for (unsigned i = 0; i < turns; i++) {
         bench_doing(b, "%s, %s, %s: update %u of %u", job->model, modes[mode], strategies[strategy],
                     i + 1, turns);
-        limits[i] = limit_of(c, mode == DRAY_MODE_DISK);
+        limits[i] = limit_of(c, &how);
         seconds[i] = bench_cluster_update(c, &update);
     }
     bench_doing(b, "%s: checking every element", job->model);
     bench_cluster_check(c);
     json_t *more = describe(job, c, seconds, turns);
+    json_object_set_new(more, "limit_by", json_string(how));
     job->found->seconds = bench_percentile(seconds, turns, 0.25);
     job->found->limit = bench_percentile(limits, turns, 0.25);
     snprintf(name, sizeof name, "%s%s, %s -> %s, %s, %s%s", job->model, job->cut, job->from,
