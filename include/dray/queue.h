@@ -62,7 +62,17 @@ typedef struct dray_queue_options {
     uint32_t max_attempts;   /* 0: 3 */
     int64_t timeout_ns;      /* 0: the context's */
     int32_t on_loss;         /* dray_on_loss */
-    uint32_t reserved;       /* 0 */
+    /* Tasks whose commits are provisional until a checkpoint covers them (dray_queue_cursor): what
+     * they have read is kept, and resuming undoes them. They write no columns. */
+    uint32_t provisional_count;
+    const char *const *provisional;
+    /* What the job needs, 0: not said. Opening is refused (DRAY_EFULL, with the arithmetic) where
+     *     (open_batches + checkpoint_batches - 1) * batch_rows
+     * rows, or as many times row_bytes, do not fit: batches open at once (staleness + 1), and those
+     * that wait for a checkpoint (batches from one checkpoint to the next; 0: 1). */
+    uint32_t batch_rows, open_batches, checkpoint_batches;
+    uint64_t row_bytes;
+    uint32_t reserved; /* 0 */
 } dray_queue_options;
 
 #define DRAY_QUEUE_OPTIONS_INIT                                                                    \
@@ -196,9 +206,10 @@ int dray_refill_decline(dray_queue *queue, uint64_t id, dray_error *error);
 /* Fixes the partition's number of rows. DRAY_EINVALID when it holds another number; DRAY_ENOENT.
  * Repeating it succeeds. */
 int dray_seal(dray_queue *queue, const char *partition, uint32_t rows, dray_error *error);
-/* Hides the partition's rows now, frees them after the last pin. Sealed or not; claims on it end
- * (their commits: DRAY_EGONE). DRAY_ENOENT: there never was one. Repeating it succeeds. The name
- * may be used again, for rows of another generation. */
+/* Hides the partition's rows now, frees them after the last pin. One with provisional commits that
+ * no checkpoint covers stays until one does, and is kept if they are undone. Sealed or not; claims
+ * on it end (their commits: DRAY_EGONE). DRAY_ENOENT: there never was one. Repeating it succeeds.
+ * The name may be used again, for rows of another generation. */
 int dray_clear(dray_queue *queue, const char *partition, dray_error *error);
 /* Waits until `task` (NULL: all tasks) is done with a sealed partition: every row committed,
  * dropped or dead. Also for a partition that is not there yet. timeout_ns 0 asks without waiting.
@@ -232,6 +243,25 @@ typedef struct dray_admission {
 int dray_queue_admit(dray_queue *queue, const dray_admission *admission, dray_error *error);
 /* The trainer has reached the version: more may be rolled out. DRAY_EINVALID: it goes back. */
 int dray_queue_version(dray_queue *queue, uint64_t version, dray_error *error);
+
+/* Checkpoints of provisional tasks. A trainer takes a cursor when it has committed what its state
+ * holds, stores it with the checkpoint of that version, and says when that is safe; `resume` takes
+ * the queue back to it. */
+
+/* What provisional tasks have committed so far. *out is malloc'ed. */
+int dray_queue_cursor(dray_queue *queue, uint64_t version, void **out, size_t *size,
+                      dray_error *error);
+/* A checkpoint with the cursor is safe: what those commits kept is freed, partitions that were
+ * cleared before are gone now. Repeating it succeeds. DRAY_ESTALE: a resume has undone some of
+ * them; DRAY_EFORMAT, DRAY_ECHECKSUM: this is no cursor; DRAY_EINVALID: it is of another queue. */
+int dray_queue_covered(dray_queue *queue, const void *cursor, size_t size, dray_error *error);
+/* The run goes on from the cursor's checkpoint: later commits of provisional tasks are undone,
+ * their rows are ready again; claims of those tasks are void; rows of versions after the cursor's
+ * are lost as on_loss says, and commits of such versions by claims made before get DRAY_ESTALE; the
+ * queue's admission goes back to the version. *epoch: the run's, raised by one; may be NULL. Errors
+ * as above. */
+int dray_queue_resume(dray_queue *queue, const void *cursor, size_t size, uint32_t *epoch,
+                      dray_error *error);
 
 /* ---- consumers ----------------------------------------------------------------------------------
  */
@@ -356,11 +386,12 @@ int dray_batch_import(dray_queue *queue, const void *data, size_t size, dray_bat
                       dray_error *error);
 
 /* State as JSON: {"name", "ended", "rows", "capacity_rows", "bytes", "hidden_bytes",
- * "capacity_bytes", "chunks", "chunk_bytes", "claims", "clients", "admission": {"task",
+ * "capacity_bytes", "chunks", "chunk_bytes", "claims", "clients", "epoch", "admission": {"task",
  * "version", "batch_rows", "staleness", "concurrency", "running", "accepted", "room"}, "waiters":
  * {"claims": {task: n}, "inserts", "waits", "refills"}, "partitions": [{"name", "generation",
  * "rows", "groups", "sealed", "dead", "vacant", "refilled", "bytes", "reserved_bytes", "lost":
- * {"failed", "stale", "rolled_back"}, "columns": {column: rows committed}, "tasks": {task:
+ * {"failed", "stale", "rolled_back"}, "uncovered", "clearing", "columns": {column: rows committed},
+ * "tasks": {task:
  * {"ready", "taken", "committed", "dead", "finished"}}, "deaths": [{"slot", "generation", "task",
  * "cause", "attempts", "refilled", "reason"}]}]}; dead of a task counts rows that died in its
  * hands, vacant rows wait for another sample, deaths are the first 64 rows that died or were

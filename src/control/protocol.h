@@ -64,6 +64,9 @@
     XX(QUEUE_DECLINE, 0x0310, WORKER)                                                              \
     XX(QUEUE_ADMIT, 0x0311, WORKER)                                                                \
     XX(QUEUE_VERSION, 0x0312, WORKER)                                                              \
+    XX(QUEUE_CURSOR, 0x0313, WORKER)                                                               \
+    XX(QUEUE_COVER, 0x0314, WORKER)                                                                \
+    XX(QUEUE_RESUME, 0x0315, WORKER)                                                               \
     /* queue/keeper.c (on the keeper's own socket) */                                              \
     XX(KEEPER_PUT, 0x0401, ANY)                                                                    \
     XX(KEEPER_GET, 0x0402, ANY)                                                                    \

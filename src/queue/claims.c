@@ -322,6 +322,7 @@ int dray__table_claim(dray__table *table, dray__client *client, uint32_t ticket,
                            .count = pick.count,
                            .active = pick.count,
                            .hold_until = want->hold_until,
+                           .newest = UINT64_MAX,
                            .next = table->claims};
     if (table->claims)
         table->claims->prev = claim;
@@ -356,7 +357,8 @@ static int find_active(const dray__table *table, const dray__client *client, uin
                           ticket, client->name);
     if (claim->state == DRAY__CLAIM_STALE)
         return dray__fail(error, DRAY_ESTALE,
-                          "claim of %u rows for %s was held too long: the rows were taken back",
+                          "claim of %u rows for %s was held too long, or its run went back: the "
+                          "rows were taken back",
                           claim->count, table->tasks[claim->task].name);
     if (claim->state == DRAY__CLAIM_GONE)
         return dray__fail(error, DRAY_EGONE, "claim of %u rows for %s: the partition was cleared",
@@ -408,7 +410,12 @@ static void acknowledge(dray__table *table, dray__claim *claim, const bool *stay
             continue;
         }
         track->settled_count++;
-        dray__put_settled(table, p, claim->task, slot);
+        if (p->commit_seq[claim->task]) {
+            p->commit_seq[claim->task][slot] = table->commit_seq;
+            p->uncovered++;
+        } else {
+            dray__put_settled(table, p, claim->task, slot);
+        }
     }
     uint32_t last = DRAY__NONE;
     for (uint32_t i = 0; i < claim->count; i++) {
@@ -419,6 +426,18 @@ static void acknowledge(dray__table *table, dray__claim *claim, const bool *stay
         dray__refresh_all_tasks(table, p, last, true);
     }
     claim->state = DRAY__CLAIM_COMMITTED;
+}
+
+/* A run that went back to a checkpoint has no use for what newer weights made. */
+static int check_versions(const dray__claim *claim, const dray__outputs *o, dray_error *error)
+{
+    for (uint32_t i = 0; claim->newest != UINT64_MAX && i < o->tag_count; i++)
+        if (strcmp(o->tags[i].key, DRAY_TAG_VERSION) == 0 &&
+            o->tags[i].value > (double)claim->newest)
+            return dray__fail(error, DRAY_ESTALE,
+                              "commit of version %.0f: the run has gone back to version %llu",
+                              o->tags[i].value, (unsigned long long)claim->newest);
+    return DRAY_OK;
 }
 
 /* Which rows of the claim stay open; only ragged columns can be appended to. */
@@ -466,6 +485,12 @@ int dray__claim_commit(dray__table *table, dray__client *client, uint32_t ticket
         rc = read_open(claim, o, &stays, error);
     dray__put *put = NULL;
     if (!rc)
+        rc = check_versions(claim, o, error);
+    if (rc == DRAY_ESTALE)
+        dray__claim_void(table, claim);
+    if (!rc)
+        rc = dray__provisional_prepare(table, claim->partition, claim->task, error);
+    if (!rc)
         rc = dray__segments_prepare(claim->partition, claim->task, claim->count, stays, error);
     if (!rc)
         rc = dray__put_prepare(table, claim->partition, (int)claim->task, o->columns,
@@ -474,6 +499,7 @@ int dray__claim_commit(dray__table *table, dray__client *client, uint32_t ticket
     if (!rc && put)
         dray__put_apply(table, claim->partition, (int)claim->task, put, claim->slots, 0,
                         claim->count, 1, stays);
+    table->commit_seq += !rc && (table->settings.provisional >> claim->task & 1);
     if (!rc)
         acknowledge(table, claim, stays);
     free(stays);
@@ -503,6 +529,14 @@ int dray__claim_fail(dray__table *table, dray__client *client, uint32_t ticket,
     if (!claim->active)
         claim->state = DRAY__CLAIM_FAILED;
     return DRAY_OK;
+}
+
+void dray__claim_void(dray__table *table, dray__claim *claim)
+{
+    if (claim->state != DRAY__CLAIM_ACTIVE)
+        return;
+    give_back_all(table, claim, false, "");
+    claim->state = DRAY__CLAIM_STALE;
 }
 
 int dray__claim_hold(dray__table *table, dray__client *client, uint32_t ticket, int64_t until,

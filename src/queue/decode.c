@@ -92,6 +92,11 @@ int dray__get_opening(dray__reader *r, dray__arena *arena, dray__opening *out, i
     out->settings.capacity_bytes = dray__get_u64(r);
     out->settings.max_attempts = dray__get_u32(r);
     out->settings.on_loss = (int32_t)dray__get_u32(r);
+    out->settings.provisional = dray__get_u64(r);
+    out->settings.batch_rows = dray__get_u32(r);
+    out->settings.open_batches = dray__get_u32(r);
+    out->settings.checkpoint_batches = dray__get_u32(r);
+    out->settings.row_bytes = dray__get_u64(r);
     *timeout_ns = dray__get_i64(r);
     return dray__reader_finish(r, "QUEUE_OPEN", error);
 }

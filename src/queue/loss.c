@@ -89,6 +89,8 @@ static void vacate_row(dray__table *table, dray__partition *p, uint32_t slot)
             dray__bit_clear(track->done, slot);
             track->done_count--;
             track->settled_count--;
+            if (dray__provisional_end(p, t, slot))
+                dray__put_settled(table, p, t, slot);
         } else {
             dray__put_settled(table, p, t, slot);
         }
@@ -110,6 +112,14 @@ static bool shares_fate(const dray__partition *p, uint32_t task, uint32_t slot)
 {
     return !dray__bit_get(p->tracks[task].done, slot) && !dray__bit_get(p->dead, slot) &&
            !dray__bit_get(p->vacant, slot);
+}
+
+static bool trained(const dray__table *table, const dray__partition *p, uint32_t slot)
+{
+    for (uint64_t left = table->settings.provisional; left; left &= left - 1)
+        if (dray__bit_get(p->tracks[__builtin_ctzll(left)].done, slot))
+            return true;
+    return false;
 }
 
 static dray__demand *demand_new(const dray__death *death, uint32_t count)
@@ -163,10 +173,16 @@ void dray__lose(dray__table *table, dray__partition *p, uint32_t task, uint32_t 
     dray__demand *demand = NULL;
     if (table->settings.on_loss == DRAY_ON_LOSS_REFILL)
         demand = demand_new(&death, range.count); /* without memory for it the rows die */
+    if (demand && trained(table, p, slot)) { /* the step has it: another would be one too many */
+        free(demand->slots);
+        free(demand);
+        demand = NULL;
+        range = (dray__group_range){slot, 1};
+    }
     death.refilled = demand != NULL;
     record_death(table, p, &death);
     for (uint32_t s = range.first; s < range.first + range.count; s++) {
-        if (!shares_fate(p, task, s))
+        if (!shares_fate(p, task, s) || (s != slot && trained(table, p, s)))
             continue;
         p->lost[cause]++;
         note_drop(table, p, s);

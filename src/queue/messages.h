@@ -8,7 +8,9 @@
  *     u64 drops so far, u8 forget all, u32 n, n * u64 chunks dropped since
  *
  * OPEN     str name, u32 n tasks, n * {str name, strs needs, strs writes}, u64 rows, u64 bytes,
- *          u32 attempts, u32 on loss, i64 timeout
+ * u32 attempts, u32 on loss, u64 provisional tasks (bits in their order),
+ *          u32 rows a batch, u32 open batches, u32 batches a checkpoint, u64 bytes a row, i64
+ * timeout
  *          -> u32 client, the same table of tasks
  *
  * INSERT   str partition, u32 rows, u32 group size, u8 per group, u64 at slot, u64 row bytes,
@@ -27,6 +29,12 @@
  *
  * ADMIT    u32 task (NONE: inserts), u32 rows a batch, u32 staleness, u32 concurrency, u64 version,
  *          u8 resume
+ *
+ * CURSOR   -> u32 epoch, u64 sequence number
+ *
+ * COVER    u32 epoch, u64 sequence number
+ *
+ * RESUME   u32 epoch, u64 sequence number, u64 version -> u32 epoch
  *
  * CLAIM    u32 ticket, u32 columns known, u32 keys known, i64 timeout,
  *          u32 n, n * {u32 task, str partition ("": any), u32 count, u8 up to, i32 policy,

@@ -461,7 +461,8 @@ void dray__put_apply(dray__table *table, dray__partition *p, int writer, dray__p
             put->goes_on = UINT64_C(1) << writer;
         for (uint32_t t = 0; t < table->task_count; t++)
             put->unsettled[t] +=
-                !dray__bit_get(p->tracks[t].done, slot) && !dray__bit_get(p->dead, slot);
+                dray__is_provisional(p, t, slot) ||
+                (!dray__bit_get(p->tracks[t].done, slot) && !dray__bit_get(p->dead, slot));
         rows += complete;
     }
     dray__versions_note(table, p, put, slots, first, count, divisor);

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/options.h"
 #include "base/words.h"
 
@@ -108,6 +109,22 @@ static int put_tasks(dray__writer *w, const dray_queue_options *options, dray_er
     return DRAY_OK;
 }
 
+/* As bits, in the order in which the tasks are given. */
+static int provisional_tasks(const dray_queue_options *options, uint64_t *out, dray_error *error)
+{
+    for (uint32_t i = 0; i < options->provisional_count; i++) {
+        uint32_t t = 0;
+        while (t < options->task_count && t < DRAY__TASKS_MAX &&
+               strcmp(options->tasks[t].name, options->provisional[i]) != 0)
+            t++;
+        if (t >= options->task_count || t >= DRAY__TASKS_MAX)
+            return dray__fail(error, DRAY_EINVALID, "provisional: there is no task %s",
+                              options->provisional[i]);
+        *out |= UINT64_C(1) << t;
+    }
+    return DRAY_OK;
+}
+
 static int read_table(dray_queue *queue, dray__reader *r, dray_error *error)
 {
     queue->id = dray__get_u32(r);
@@ -134,7 +151,10 @@ static int open_queue(dray_queue *queue, const char *name, const dray_queue_opti
 {
     dray__writer *w = &queue->out;
     dray__put_string(w, name);
+    uint64_t provisional = 0;
     int rc = put_tasks(w, options, error);
+    if (!rc)
+        rc = provisional_tasks(options, &provisional, error);
     if (rc)
         return rc;
     int64_t deadline = dray__context_deadline(queue->context, queue->timeout_ns);
@@ -142,6 +162,11 @@ static int open_queue(dray_queue *queue, const char *name, const dray_queue_opti
     dray__put_u64(w, options->capacity_bytes);
     dray__put_u32(w, options->max_attempts);
     dray__put_u32(w, (uint32_t)options->on_loss);
+    dray__put_u64(w, provisional);
+    dray__put_u32(w, options->batch_rows);
+    dray__put_u32(w, options->open_batches);
+    dray__put_u32(w, options->checkpoint_batches);
+    dray__put_u64(w, options->row_bytes);
     dray__put_i64(w, deadline - dray__now());
     rc = dray__channel_open(queue->context, &queue->channel, error);
     dray__reply reply;
@@ -543,6 +568,104 @@ int dray_queue_version(dray_queue *queue, uint64_t version, dray_error *error)
 {
     dray__put_u64(dray__queue_begin(queue), version);
     return dray__queue_command(queue, DRAY__MSG_QUEUE_VERSION, NULL, error);
+}
+
+/* ---- checkpoints ----------------------------------------------------------------------------- */
+
+#define CURSOR_MAGIC 0x52535243u /* "CRSR" */
+#define CURSOR_FORMAT 1u
+#define CURSOR_BYTES 44u
+
+int dray_queue_cursor(dray_queue *queue, uint64_t version, void **out, size_t *size,
+                      dray_error *error)
+{
+    dray__queue_begin(queue);
+    dray__reply reply;
+    int rc = dray__queue_command(queue, DRAY__MSG_QUEUE_CURSOR, &reply, error);
+    if (rc)
+        return rc;
+    uint32_t epoch = dray__get_u32(&reply.payload);
+    uint64_t seq = dray__get_u64(&reply.payload);
+    rc = dray__reader_finish(&reply.payload, "QUEUE_CURSOR", error);
+    dray__writer w = {0};
+    dray__put_u32(&w, CURSOR_MAGIC);
+    dray__put_u32(&w, CURSOR_FORMAT);
+    dray__put_u64(&w, dray__hash(queue->name, strlen(queue->name)));
+    dray__put_u32(&w, epoch);
+    dray__put_u64(&w, seq);
+    dray__put_u64(&w, version);
+    dray__put_u64(&w, w.failed ? 0 : dray__hash(w.data, w.size));
+    if (!rc)
+        rc = dray__writer_check(&w, error);
+    if (rc) {
+        dray__writer_free(&w);
+        return rc;
+    }
+    *out = w.data;
+    *size = w.size;
+    return DRAY_OK;
+}
+
+typedef struct cursor {
+    uint32_t epoch;
+    uint64_t seq, version;
+} cursor;
+
+static int read_cursor(const dray_queue *queue, const void *data, size_t size, cursor *out,
+                       dray_error *error)
+{
+    dray__reader r = dray__reader_of(data, size);
+    uint32_t magic = dray__get_u32(&r), format = dray__get_u32(&r);
+    uint64_t name = dray__get_u64(&r);
+    out->epoch = dray__get_u32(&r);
+    out->seq = dray__get_u64(&r);
+    out->version = dray__get_u64(&r);
+    uint64_t sum = dray__get_u64(&r);
+    if (size != CURSOR_BYTES || magic != CURSOR_MAGIC)
+        return dray__fail(error, DRAY_EFORMAT, "cursor: these %zu bytes are none", size);
+    if (format != CURSOR_FORMAT)
+        return dray__fail(error, DRAY_EVERSION, "cursor: format %u expected, found %u",
+                          CURSOR_FORMAT, format);
+    if (sum != dray__hash(data, size - 8))
+        return dray__fail(error, DRAY_ECHECKSUM, "cursor: it was altered");
+    if (name != dray__hash(queue->name, strlen(queue->name)))
+        return dray__fail(error, DRAY_EINVALID, "cursor: it is of another queue than %s",
+                          queue->name);
+    return DRAY_OK;
+}
+
+int dray_queue_covered(dray_queue *queue, const void *data, size_t size, dray_error *error)
+{
+    cursor c;
+    int rc = read_cursor(queue, data, size, &c, error);
+    if (rc)
+        return rc;
+    dray__writer *w = dray__queue_begin(queue);
+    dray__put_u32(w, c.epoch);
+    dray__put_u64(w, c.seq);
+    return dray__queue_command(queue, DRAY__MSG_QUEUE_COVER, NULL, error);
+}
+
+int dray_queue_resume(dray_queue *queue, const void *data, size_t size, uint32_t *epoch,
+                      dray_error *error)
+{
+    cursor c;
+    int rc = read_cursor(queue, data, size, &c, error);
+    if (rc)
+        return rc;
+    dray__writer *w = dray__queue_begin(queue);
+    dray__put_u32(w, c.epoch);
+    dray__put_u64(w, c.seq);
+    dray__put_u64(w, c.version);
+    dray__reply reply;
+    rc = dray__queue_command(queue, DRAY__MSG_QUEUE_RESUME, &reply, error);
+    if (rc)
+        return rc;
+    uint32_t raised = dray__get_u32(&reply.payload);
+    rc = dray__reader_finish(&reply.payload, "QUEUE_RESUME", error);
+    if (!rc && epoch)
+        *epoch = raised;
+    return rc;
 }
 
 /* ---- refills --------------------------------------------------------------------------------- */

@@ -59,14 +59,14 @@ static json_t *deaths(const dray__table *table, const dray__partition *p)
 
 static json_t *partition_json(const dray__table *table, const dray__partition *p)
 {
-    return json_pack("{s:s, s:I, s:I, s:I, s:b, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o}",
-                     "name", p->name, "generation", (json_int_t)p->generation, "rows",
-                     (json_int_t)p->rows, "groups", (json_int_t)p->group_count, "sealed",
-                     p->sealed ? 1 : 0, "dead", (json_int_t)p->dead_count, "vacant",
-                     (json_int_t)p->vacant_count, "refilled", (json_int_t)p->refilled, "bytes",
-                     (json_int_t)p->live, "reserved_bytes", (json_int_t)p->reserved, "lost",
-                     losses(p), "columns", column_counts(table, p), "tasks", task_counts(table, p),
-                     "deaths", deaths(table, p));
+    return json_pack(
+        "{s:s, s:I, s:I, s:I, s:b, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:I, s:b, s:o}", "name",
+        p->name, "generation", (json_int_t)p->generation, "rows", (json_int_t)p->rows, "groups",
+        (json_int_t)p->group_count, "sealed", p->sealed ? 1 : 0, "dead", (json_int_t)p->dead_count,
+        "vacant", (json_int_t)p->vacant_count, "refilled", (json_int_t)p->refilled, "bytes",
+        (json_int_t)p->live, "reserved_bytes", (json_int_t)p->reserved, "lost", losses(p),
+        "columns", column_counts(table, p), "tasks", task_counts(table, p), "uncovered",
+        (json_int_t)p->uncovered, "clearing", p->clearing ? 1 : 0, "deaths", deaths(table, p));
 }
 
 static json_t *waiter_counts(const dray__table *table, const dray__waiting *waiting)
@@ -102,12 +102,12 @@ json_t *dray__table_json(const dray__table *table, const dray__waiting *waiting)
     for (const dray__client *client = table->clients; client; client = client->next)
         clients++;
     return json_pack(
-        "{s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "name",
+        "{s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "name",
         table->name, "ended", table->ended ? 1 : 0, "rows", (json_int_t)table->rows,
         "capacity_rows", (json_int_t)table->settings.capacity_rows, "bytes", (json_int_t)bytes,
         "hidden_bytes", (json_int_t)table->hidden, "capacity_bytes",
         (json_int_t)table->settings.capacity_bytes, "chunks", (json_int_t)table->chunks.count,
         "chunk_bytes", (json_int_t)table->chunk_bytes, "claims", (json_int_t)table->claim_count,
-        "clients", (json_int_t)clients, "admission", admission(table), "waiters",
-        waiter_counts(table, waiting), "partitions", partitions);
+        "clients", (json_int_t)clients, "epoch", (json_int_t)table->epoch, "admission",
+        admission(table), "waiters", waiter_counts(table, waiting), "partitions", partitions);
 }

@@ -66,6 +66,34 @@ static int do_version(step *s, dray_error *error)
     return rc ? rc : dray__table_version(s->table, version, error);
 }
 
+static int do_cursor(step *s, dray_error *error)
+{
+    int rc = dray__finish_reading(s->request, error);
+    dray__put_u32(s->out, s->table->epoch);
+    dray__put_u64(s->out, s->table->commit_seq);
+    return rc;
+}
+
+static int do_cover(step *s, dray_error *error)
+{
+    uint32_t epoch = dray__get_u32(s->r);
+    uint64_t seq = dray__get_u64(s->r);
+    int rc = dray__finish_reading(s->request, error);
+    return rc ? rc : dray__table_cover(s->table, epoch, seq, error);
+}
+
+static int do_resume(step *s, dray_error *error)
+{
+    uint32_t epoch = dray__get_u32(s->r);
+    uint64_t seq = dray__get_u64(s->r), version = dray__get_u64(s->r);
+    int rc = dray__finish_reading(s->request, error);
+    if (!rc)
+        rc = dray__table_resume(s->table, epoch, seq, version, error);
+    if (!rc)
+        dray__put_u32(s->out, s->table->epoch);
+    return rc;
+}
+
 static int do_commit(step *s, dray_error *error)
 {
     uint32_t ticket = dray__get_u32(s->r), generation = dray__get_u32(s->r);
@@ -189,9 +217,10 @@ static const struct handler {
     {DRAY__MSG_QUEUE_END, do_end},         {DRAY__MSG_QUEUE_COMMIT, do_commit},
     {DRAY__MSG_QUEUE_FAIL, do_fail},       {DRAY__MSG_QUEUE_RELEASE, do_release},
     {DRAY__MSG_QUEUE_STATUS, do_status},   {DRAY__MSG_QUEUE_CHUNK, do_chunk},
-    {DRAY__MSG_QUEUE_DECLINE, do_decline}, {DRAY__MSG_QUEUE_ADMIT, do_admit},
-    {DRAY__MSG_QUEUE_VERSION, do_version}, {DRAY__MSG_QUEUE_CLOSE, do_close},
-    {DRAY__MSG_QUEUE_HOLD, do_hold},
+    {DRAY__MSG_QUEUE_DECLINE, do_decline}, {DRAY__MSG_QUEUE_CURSOR, do_cursor},
+    {DRAY__MSG_QUEUE_COVER, do_cover},     {DRAY__MSG_QUEUE_RESUME, do_resume},
+    {DRAY__MSG_QUEUE_ADMIT, do_admit},     {DRAY__MSG_QUEUE_VERSION, do_version},
+    {DRAY__MSG_QUEUE_CLOSE, do_close},     {DRAY__MSG_QUEUE_HOLD, do_hold},
 };
 
 int dray__step(dray__controller *self, dray__request *request, dray_error *error)

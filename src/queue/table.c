@@ -163,6 +163,9 @@ int dray__table_new(const char *name, const dray__task_names *tasks, uint32_t ta
                           DRAY__TASKS_MAX, task_count);
     if (settings->capacity_rows > INT64_MAX || settings->capacity_bytes > INT64_MAX)
         return dray__fail(error, DRAY_EINVALID, "queue %s: impossible capacity", name);
+    rc = dray__settings_check(name, settings, error);
+    if (rc)
+        return rc;
     if (settings->on_loss < 0 || settings->on_loss > DRAY_ON_LOSS_DROP_GROUP)
         return dray__fail(error, DRAY_EINVALID, "queue %s: on_loss %d is none", name,
                           settings->on_loss);
@@ -174,8 +177,8 @@ int dray__table_new(const char *name, const dray__task_names *tasks, uint32_t ta
     table->graves = calloc(DRAY__GRAVES, sizeof *table->graves);
     dray__settings *s = &table->settings;
     *s = *settings;
-    s->capacity_rows = s->capacity_rows ? s->capacity_rows : 1000000;
-    s->capacity_bytes = s->capacity_bytes ? s->capacity_bytes : UINT64_C(4) << 30;
+    s->capacity_rows = s->capacity_rows ? s->capacity_rows : DRAY__CAPACITY_ROWS;
+    s->capacity_bytes = s->capacity_bytes ? s->capacity_bytes : DRAY__CAPACITY_BYTES;
     s->max_attempts = s->max_attempts ? s->max_attempts : 3;
     s->on_loss = s->on_loss ? s->on_loss : DRAY_ON_LOSS_REFILL;
     table->demands_tail = &table->demands;
@@ -185,6 +188,12 @@ int dray__table_new(const char *name, const dray__task_names *tasks, uint32_t ta
         rc = dray__table_key(table, DRAY_TAG_VERSION, &table->version_key, error);
     for (uint32_t t = 0; !rc && t < task_count; t++)
         rc = add_task(table, &tasks[t], error);
+    for (uint32_t t = 0; !rc && t < task_count; t++)
+        if ((settings->provisional >> t & 1) && tasks[t].writes_count)
+            rc = dray__fail(error, DRAY_EINVALID,
+                            "task %s is provisional, and writes columns: they could be read before "
+                            "they are undone",
+                            tasks[t].name);
     if (rc) {
         dray__table_free(table);
         return dray__fail_prefix(error, rc, "queue %s: ", name);
@@ -238,6 +247,11 @@ int dray__table_same(const dray__table *table, const dray__task_names *tasks, ui
         {"capacity_bytes", own->capacity_bytes, settings->capacity_bytes},
         {"max_attempts", own->max_attempts, settings->max_attempts},
         {"on_loss", (uint64_t)own->on_loss, (uint64_t)settings->on_loss},
+        {"provisional tasks", own->provisional, settings->provisional},
+        {"batch_rows", own->batch_rows, settings->batch_rows},
+        {"open_batches", own->open_batches, settings->open_batches},
+        {"checkpoint_batches", own->checkpoint_batches, settings->checkpoint_batches},
+        {"row_bytes", own->row_bytes, settings->row_bytes},
     };
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
         if (limits[i].found && limits[i].found != limits[i].own)
@@ -281,6 +295,9 @@ static void partition_free(const dray__table *table, dray__partition *p)
         free(p->places[w]);
     for (uint32_t t = 0; p->earlier && t < table->task_count; t++)
         free(p->earlier[t]);
+    for (uint32_t t = 0; p->commit_seq && t < table->task_count; t++)
+        free(p->commit_seq[t]);
+    free(p->commit_seq);
     for (uint32_t c = 0; c < p->column_capacity; c++)
         free(p->columns[c]);
     free(p->earlier);
@@ -314,7 +331,8 @@ static dray__partition *partition_new(const dray__table *table, const char *name
     p->tracks = calloc(table->task_count, sizeof *p->tracks);
     p->places = calloc(table->task_count + 1, sizeof(dray__place *));
     p->earlier = calloc(table->task_count, sizeof(uint32_t *));
-    if (!p->name || !p->tracks || !p->places || !p->earlier) {
+    p->commit_seq = calloc(table->task_count, sizeof(uint64_t *));
+    if (!p->name || !p->tracks || !p->places || !p->earlier || !p->commit_seq) {
         partition_free(table, p);
         return NULL;
     }
@@ -423,6 +441,9 @@ static int grow_rows(const dray__table *table, dray__partition *p, uint32_t rows
         if (!rc)
             memset(p->places[w] + old, 0xFF, (capacity - old) * sizeof **p->places);
     }
+    for (uint32_t t = 0; !rc && t < table->task_count; t++)
+        if (p->commit_seq[t])
+            rc = dray__grow(&p->commit_seq[t], old, capacity, sizeof **p->commit_seq, error);
     for (uint32_t t = 0; !rc && t < table->task_count; t++) {
         if (!p->earlier[t])
             continue;
@@ -661,6 +682,9 @@ int dray__table_clear(dray__table *table, const char *partition, dray_error *err
     if (!p)
         return dray__fail(error, DRAY_ENOENT, "clear: queue %s has no partition %s", table->name,
                           partition);
+    p->clearing = p->uncovered != 0;
+    if (p->clearing) /* dray__table_cover comes back to it */
+        return DRAY_OK;
     dray__grave *grave = &table->graves[table->grave_at];
     free(grave->name);
     *grave = (dray__grave){.name = p->name, .hash = p->hash};

@@ -7,7 +7,9 @@
  * columns that it needs are committed and the row is neither taken, done nor dead:
  *     ready = AND of columns' words AND NOT (taken OR done OR dead)
  * which dray__refresh computes a word at a time for words that changed, so that a claim looks only
- * at ready rows. Settled (done or dead) is what ends a partition and frees bytes.
+ * at ready rows. Settled (done or dead) is what ends a partition and frees bytes; but what a
+ * provisional task (a trainer) has done frees nothing before a checkpoint covers it, and can be
+ * undone.
  *
  * A row that is lost (it failed too often, or is too old) is vacant until a producer refills its
  * slot: neither ready nor settled for anybody, under a new row generation afterwards.
@@ -18,10 +20,13 @@
  *            with their bytes, tags; a refill: the demand's id and its columns and tags
  *   seal     partition, rows
  *   commit   generation, task, {slot, row's generation} of every row that counted, columns with
- *            their bytes, tags; which of the rows stay open (a partial commit)
+ *            their bytes, tags; which of the rows stay open (a partial commit); of a provisional
+ *            task: the commit's sequence number
  *   loss     generation, {slot, row's generation}, task, cause, reason; the demand's id
  *   decline  the demand's id
  *   clear    partition        end
+ *   cover    sequence number: commits of provisional tasks up to it are in a checkpoint
+ *   resume   sequence number, version: later commits and later versions' rows are undone
  *   admit    the admission as it is now (its accepted follows from commits and losses)
  * Claims, attempts and pins are not kept: a restart voids them. */
 #ifndef DRAY_QUEUE_TABLE_H
@@ -33,6 +38,8 @@
 #include "queue/schema.h"
 
 #define DRAY__NONE UINT32_MAX
+#define DRAY__CAPACITY_ROWS UINT64_C(1000000) /* where none is given */
+#define DRAY__CAPACITY_BYTES (UINT64_C(4) << 30)
 #define DRAY__CAUSES 3u /* of dray_loss_cause */
 
 typedef struct dray__table dray__table;
@@ -123,6 +130,10 @@ struct dray__partition {
     uint32_t generation; /* 1, 2, ... in order of creation; never used again */
     uint32_t rows, row_capacity;
     bool sealed;
+    bool clearing;         /* it will be cleared when a checkpoint covers it */
+    uint32_t uncovered;    /* commits of rows that no checkpoint covers yet */
+    uint64_t **commit_seq; /* [task]: of each row the commit that is not covered; 0: none;
+                              NULL: the task is not provisional, or has committed nothing */
     uint64_t *dead, *vacant;
     uint32_t dead_count, vacant_count;
     uint32_t *row_generations; /* the partition's, or that of the refill */
@@ -219,6 +230,7 @@ typedef struct dray__claim {
     uint32_t *slots; /* DRAY__NONE: given back as failed */
     uint32_t count, active;
     int64_t hold_until; /* INT64_MAX: as long as the session */
+    uint64_t newest;    /* versions beyond it no longer exist; UINT64_MAX: all do */
     dray__put **pins;
     uint32_t pin_count;
     struct dray__claim *next, *prev;
@@ -241,7 +253,12 @@ typedef struct dray__admission {
 typedef struct dray__settings { /* as opened; 0: the default, or when comparing, whatever it is */
     uint64_t capacity_rows, capacity_bytes;
     uint32_t max_attempts;
-    int32_t on_loss; /* dray_on_loss */
+    int32_t on_loss;      /* dray_on_loss */
+    uint64_t provisional; /* tasks */
+    /* What the job will need: rows of a batch, batches open at once, batches from one checkpoint to
+     * the next, bytes of a row. */
+    uint32_t batch_rows, open_batches, checkpoint_batches;
+    uint64_t row_bytes;
 } dray__settings;
 
 #define DRAY__GRAVES 4096u
@@ -278,6 +295,9 @@ struct dray__table {
 
     dray__settings settings;
     dray__admission admission;
+    uint32_t epoch; /* raised by every resume */
+    uint64_t commit_seq,
+        resumed_seq;                /* of provisional commits; that the last resume went back to */
     uint32_t version_key;           /* of the tag that says which weights made a row */
     uint64_t rows, charged, hidden; /* hidden: cleared but pinned */
     uint64_t chunk_bytes;
@@ -383,6 +403,24 @@ int dray__table_refill(dray__table *table, dray__client *client, const dray__new
 void dray__demands_clear(dray__table *table, const dray__partition *p);
 void dray__demands_let_go(dray__table *table, const dray__client *client);
 
+/* ---- checkpoints (cursor.c) ---- */
+
+/* Refuses a job whose batches cannot fit, with the arithmetic. */
+int dray__settings_check(const char *name, const dray__settings *settings, dray_error *error);
+/* Room for provisional commits of the task. */
+int dray__provisional_prepare(const dray__table *table, dray__partition *p, uint32_t task,
+                              dray_error *error);
+/* The task's commit of the row, if it waits for a checkpoint. */
+bool dray__is_provisional(const dray__partition *p, uint32_t task, uint32_t slot);
+/* It waits no longer: true if it did. What it would free is the caller's to free. */
+bool dray__provisional_end(dray__partition *p, uint32_t task, uint32_t slot);
+/* A checkpoint holds the provisional commits up to seq: what they kept is freed. DRAY_ESTALE: a
+ * resume has undone some of them. */
+int dray__table_cover(dray__table *table, uint32_t epoch, uint64_t seq, dray_error *error);
+/* Undoes the commits after seq, loses rows of versions after `version`, and raises the epoch. */
+int dray__table_resume(dray__table *table, uint32_t epoch, uint64_t seq, uint64_t version,
+                       dray_error *error);
+
 /* ---- versions (versions.c) ---- */
 
 /* DRAY_EINVALID: a tag `version` that is no whole number from 0 to 2^53. */
@@ -438,6 +476,8 @@ int dray__claim_hold(dray__table *table, dray__client *client, uint32_t ticket, 
 bool dray__claim_release(dray__table *table, dray__client *client, uint32_t ticket);
 /* Takes back what was held too long. Returns when the next one is due, or INT64_MAX. */
 int64_t dray__table_expire(dray__table *table, int64_t now);
+/* Takes its rows back, not counted; what it commits is stale. */
+void dray__claim_void(dray__table *table, dray__claim *claim);
 
 /* ---- between table.c, ready.c, claims.c, puts.c and policy.c
  * ------------------------------------------ */

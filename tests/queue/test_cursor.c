@@ -1,0 +1,282 @@
+/* Provisional commits: rows are kept until a checkpoint covers them, and can be consumed again by a
+ * run that goes back to one. */
+#include "queue/three_tasks.h"
+
+static const char *const trainers[] = {"actor"};
+
+static dray_queue_options trainer_options(void)
+{
+    dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
+    options.tasks = three_tasks;
+    options.task_count = 3;
+    options.provisional = trainers;
+    options.provisional_count = 1;
+    return options;
+}
+
+static void make_partition(dray_queue *queue, const char *name, uint32_t rows)
+{
+    dray_error error;
+    insert_ints(queue, name, rows, 1);
+    OK(dray_seal(queue, name, rows, &error));
+}
+
+/* The task commits all rows of the partition; version < 0: without one. */
+static void commit_all(dray_queue *queue, const char *task, const char *output,
+                       const char *partition, double version)
+{
+    dray_error error;
+    dray_claim_options o = want(task, 64);
+    o.partition = partition;
+    dray_batch *batch;
+    OK(dray_claim(queue, &o, &batch, &error));
+    if (output)
+        set_ints(batch, output, 0);
+    for (uint32_t i = 0; version >= 0 && i < dray_batch_rows(batch); i++)
+        OK(dray_batch_set_tag(batch, i, DRAY_TAG_VERSION, version, &error));
+    OK(dray_batch_commit(batch, &error));
+    dray_batch_free(batch);
+}
+
+static void make_and_train(dray_queue *queue, const char *partition, double version)
+{
+    commit_all(queue, "rollout", "responses", partition, version);
+    commit_all(queue, "reward", "rewards", partition, -1);
+    commit_all(queue, "actor", NULL, partition, -1);
+}
+
+/* ---- capacity -------------------------------------------------------------------------------- */
+
+enum { BATCH = 4, OPEN = 2, CHECKPOINT = 3, STEPS = 9 };
+enum { NEEDED = (OPEN + CHECKPOINT - 1) * BATCH };
+
+static void name_of(int step, char name[16])
+{
+    snprintf(name, 16, "step%d", step);
+}
+
+static void insert_at_once(dray_queue *queue, int step)
+{
+    dray_error error;
+    char name[16];
+    int32_t values[BATCH] = {0};
+    dray_column_data column = int_column("prompts", values);
+    dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
+    name_of(step, name);
+    o.partition = name;
+    o.rows = BATCH;
+    o.row_bytes = 64;
+    o.columns = &column;
+    o.column_count = 1;
+    o.timeout_ns = 0; /* whoever waits here waits for ever: this is the only thread */
+    OK(dray_insert(queue, &o, NULL, &error));
+    OK(dray_seal(queue, name, BATCH, &error));
+}
+
+/* The driver's way: staleness + 1 batches first, then one for each finished step; a checkpoint
+ * every three steps. */
+static void run_steps(dray_queue *queue)
+{
+    dray_error error;
+    for (int step = 0; step < OPEN; step++)
+        insert_at_once(queue, step);
+    for (int step = 0; step < STEPS; step++) {
+        char name[16];
+        name_of(step, name);
+        make_and_train(queue, name, step);
+        OK(dray_queue_wait(queue, name, NULL, 0, &error));
+        OK(dray_clear(queue, name, &error));
+        if ((step + 1) % CHECKPOINT == 0) {
+            void *cursor;
+            size_t size;
+            OK(dray_queue_cursor(queue, (uint64_t)step + 1, &cursor, &size, &error));
+            OK(dray_queue_covered(queue, cursor, size, &error));
+            free(cursor);
+        }
+        insert_at_once(queue, step + OPEN);
+    }
+}
+
+static void test_minimum_capacity(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "capacity");
+    dray_queue_options options = trainer_options();
+    options.batch_rows = BATCH;
+    options.open_batches = OPEN;
+    options.checkpoint_batches = CHECKPOINT;
+    options.row_bytes = 64;
+    options.capacity_rows = NEEDED - 1;
+    dray_queue *queue;
+    FAILS(DRAY_EFULL, dray_queue_open(context, "rows", &options, &queue, &error));
+    assert_non_null(strstr(error.message,
+                           "2 open batches + 2 that wait for a checkpoint, of 4 rows, "
+                           "are 16 rows; its capacity is 15"));
+    options.capacity_rows = NEEDED;
+    options.capacity_bytes = NEEDED * 64 - 1;
+    FAILS(DRAY_EFULL, dray_queue_open(context, "rows", &options, &queue, &error));
+    assert_non_null(strstr(error.message, "are 1024; its capacity is 1023"));
+    options.capacity_bytes = NEEDED * 64;
+    OK(dray_queue_open(context, "rows", &options, &queue, &error));
+    run_steps(queue);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+/* ---- covering -------------------------------------------------------------------------------- */
+
+static void test_rows_are_kept(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "kept");
+    dray_queue_options options = trainer_options();
+    dray_queue *queue;
+    OK(dray_queue_open(context, "kept", &options, &queue, &error));
+    make_partition(queue, "0", 4);
+    make_partition(queue, "1", 4);
+    make_and_train(queue, "0", 0);
+    dray_claim_options o = want("actor", 4);
+    dray_batch *batch;
+    o.partition = "0";
+    FAILS(DRAY_EEND, dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_wait(queue, "0", NULL, 0, &error));
+    void *cursor;
+    size_t size;
+    OK(dray_queue_cursor(queue, 1, &cursor, &size, &error));
+    make_and_train(queue, "1", 0);
+    OK(dray_clear(queue, "0", &error));
+    OK(dray_clear(queue, "1", &error));
+    assert_true(status_has(queue, "\"rows\":8"));
+    assert_true(status_has(queue, "\"uncovered\":4,\"clearing\":true"));
+    OK(dray_queue_covered(queue, cursor, size, &error));
+    OK(dray_queue_covered(queue, cursor, size, &error));
+    assert_true(status_has(queue, "\"rows\":4")); /* of partition 1 */
+    OK(dray_queue_wait(queue, "0", NULL, 0, &error));
+    free(cursor);
+    OK(dray_queue_cursor(queue, 2, &cursor, &size, &error));
+    OK(dray_queue_covered(queue, cursor, size, &error));
+    assert_true(status_has(queue, "\"rows\":0"));
+    /* What is no cursor. */
+    ((char *)cursor)[20] ^= 1;
+    FAILS(DRAY_ECHECKSUM, dray_queue_covered(queue, cursor, size, &error));
+    FAILS(DRAY_EFORMAT, dray_queue_resume(queue, cursor, size - 1, NULL, &error));
+    FAILS(DRAY_EFORMAT, dray_queue_resume(queue, "cursor", 6, NULL, &error));
+    free(cursor);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+/* ---- going back ------------------------------------------------------------------------------ */
+
+static dray_batch *hold(dray_queue *queue, const char *task, const char *partition, uint32_t rows)
+{
+    dray_error error;
+    dray_claim_options o = want(task, rows);
+    o.partition = partition;
+    dray_batch *batch;
+    OK(dray_claim(queue, &o, &batch, &error));
+    return batch;
+}
+
+static void test_resume(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "resume");
+    dray_queue_options options = trainer_options();
+    dray_queue *queue;
+    OK(dray_queue_open(context, "resume", &options, &queue, &error));
+    static const char *const names[] = {"0", "1", "2", "3"};
+    for (int i = 0; i < 4; i++)
+        make_partition(queue, names[i], 4);
+    make_and_train(queue, "0", 0);
+    void *cursor, *later;
+    size_t size;
+    OK(dray_queue_cursor(queue, 1, &cursor, &size, &error)); /* version 1 is made of step 0 */
+    make_and_train(queue, "1", 1);
+    make_and_train(queue, "2", 2);
+    OK(dray_clear(queue, "1", &error));
+    OK(dray_queue_cursor(queue, 3, &later, &size, &error));
+    dray_batch *old = hold(queue, "rollout", "3", 2), *new = hold(queue, "rollout", "3", 2);
+    /* The trainer dies after step 2 and starts again from version 1. */
+    uint32_t epoch = 0;
+    OK(dray_queue_resume(queue, cursor, size, &epoch, &error));
+    assert_int_equal(epoch, 1);
+    FAILS(DRAY_ESTALE, dray_queue_covered(queue, later, size, &error));
+    FAILS(DRAY_ESTALE, dray_queue_resume(queue, later, size, NULL, &error));
+    /* Step 1 is trained again, of the same samples; those of version 2 are replaced. */
+    dray_batch *again = hold(queue, "actor", "1", 4);
+    assert_int_equal(dray_batch_rows(again), 4);
+    assert_int_equal(dray_batch_row(again, 0)->attempt, 2);
+    dray_refill refill = DRAY_REFILL_INIT;
+    for (int i = 0; i < 4; i++) {
+        OK(dray_refill_wait(queue, 0, &refill, &error));
+        assert_int_equal(refill.cause, DRAY_LOSS_ROLLED_BACK);
+        assert_string_equal(refill.partition, "2");
+        refill_ints(queue, &refill, 1);
+    }
+    FAILS(DRAY_ETIMEDOUT, dray_refill_wait(queue, 0, &refill, &error));
+    /* What engines hold may still be of weights that exist, or not. */
+    set_ints(old, "responses", 0);
+    OK(dray_batch_set_tag(old, 0, DRAY_TAG_VERSION, 1, &error));
+    OK(dray_batch_commit(old, &error));
+    dray_batch_free(old);
+    set_ints(new, "responses", 0);
+    OK(dray_batch_set_tag(new, 0, DRAY_TAG_VERSION, 2, &error));
+    FAILS(DRAY_ESTALE, dray_batch_commit(new, &error));
+    dray_batch_free(new);
+    commit_all(queue, "rollout", "responses", "3", 2); /* made by the version 2 of this epoch */
+    /* A claim of the trainer that was under way is void. */
+    OK(dray_queue_resume(queue, cursor, size, &epoch, &error));
+    assert_int_equal(epoch, 2);
+    FAILS(DRAY_ESTALE, dray_batch_commit(again, &error));
+    dray_batch_free(again);
+    commit_all(queue, "actor", NULL, "1", -1);
+    FAILS(DRAY_ETIMEDOUT, dray_queue_wait(queue, "2", NULL, 0, &error));
+    free(cursor);
+    free(later);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "refusals");
+    static const char *const writer[] = {"reward"}, *const nobody[] = {"nobody"};
+    dray_queue_options options = trainer_options();
+    dray_queue *queue;
+    options.provisional = writer;
+    FAILS(DRAY_EINVALID, dray_queue_open(context, "refusals", &options, &queue, &error));
+    assert_non_null(strstr(error.message, "writes columns"));
+    options.provisional = nobody;
+    FAILS(DRAY_EINVALID, dray_queue_open(context, "refusals", &options, &queue, &error));
+    options = trainer_options();
+    options.provisional_count = 0;
+    OK(dray_queue_open(context, "refusals", &options, &queue, &error));
+    void *cursor;
+    size_t size;
+    OK(dray_queue_cursor(queue, 0, &cursor, &size, &error));
+    FAILS(DRAY_EINVALID, dray_queue_resume(queue, cursor, size, NULL, &error));
+    dray_queue *other;
+    OK(dray_queue_open(context, "other", &options, &other, &error));
+    FAILS(DRAY_EINVALID, dray_queue_covered(other, cursor, size, &error));
+    free(cursor);
+    dray_queue_close(other);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_minimum_capacity, up, down),
+        cmocka_unit_test_setup_teardown(test_rows_are_kept, up, down),
+        cmocka_unit_test_setup_teardown(test_resume, up, down),
+        cmocka_unit_test_setup_teardown(test_refusals, up, down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
