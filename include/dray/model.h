@@ -322,6 +322,80 @@ typedef struct dray_fsdp1_spec {
 int dray_layout_fsdp1(const dray_model_config *config, const dray_fsdp1_spec *spec,
                       dray_layout **out, dray_error *error);
 
+/* ---- builder: megatron -------------------------------------------------------------------------
+ */
+
+typedef enum dray_megatron_experts {
+    DRAY_MEGATRON_GROUPED = 0, /* TEGroupedMLP: linear_fc1.weight0, linear_fc1.weight1, ... */
+    DRAY_MEGATRON_PACKED,      /* GroupedMLP: weight1 and weight2 hold all local experts */
+    DRAY_MEGATRON_SEQUENTIAL   /* SequentialMLP: local_experts.0.linear_fc1.weight, ... */
+} dray_megatron_experts;
+
+/* Sizes as Megatron's options of these names, and one rank's place; 0: 1, but etp 0: tp. */
+typedef struct dray_megatron_spec {
+    size_t size;
+    uint32_t tp, cp, ep, etp, dp, pp, vpp; /* dp: data parallel size of what is not an expert;
+                                              vpp: model chunks a stage */
+    uint32_t tp_rank, ep_rank, etp_rank, pp_rank;
+    int32_t experts;        /* dray_megatron_experts */
+    int32_t dtype;          /* storage dtype; NONE: the config's */
+    int32_t kind;           /* dray_region_kind of the region; 0: SHARED */
+    int64_t vocab_multiple; /* make_vocab_size_divisible_by; 0: 128 */
+    /* num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage; 0: as the others */
+    int64_t first_stage_layers, last_stage_layers;
+    /* account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split */
+    int32_t embedding_in_split, loss_in_split;
+} dray_megatron_spec;
+
+#define DRAY_MEGATRON_SPEC_INIT                                                                    \
+    {                                                                                              \
+        sizeof(dray_megatron_spec), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0        \
+    }
+
+/* Sets the four ranks of *spec to those of global rank `rank` in Megatron's default order
+ * (tp-cp-ep-dp-pp, the first innermost; experts in the same order with etp for tp and without cp).
+ * *world: how many ranks there are; NULL is fine. DRAY_EINVALID: sizes that do not go together
+ * (etp x ep must divide tp x cp x dp), or a rank outside. */
+int dray_megatron_place(dray_megatron_spec *spec, uint32_t rank, uint32_t *world,
+                        dray_error *error);
+
+/* What one rank of Megatron-Core's GPT model holds: all its parameters in one region, each aligned
+ * to 256 bytes, chunk after chunk. Data and context parallel ranks hold the same. In the layout are
+ * the tensors of which this rank has something. Padding of the vocabulary is memory in no block;
+ * the last stage's copy of a tied embedding is a replica; multi-token prediction is in the last
+ * stage. spec NULL: its defaults. *out is the caller's. DRAY_EINVALID names the numbers that do not
+ * divide. */
+int dray_layout_megatron(const dray_model_config *config, const dray_megatron_spec *spec,
+                         dray_layout **out, dray_error *error);
+
+/* One parameter of a model that is there already.
+ * name: Megatron's ("decoder.layers.3.self_attention.linear_qkv.weight"), with the layer's number
+ * within its chunk; leading "module." are passed over.
+ * vp_stage: the chunk, from 0.
+ * ndim, local_shape: the parameter's on this rank; dense in C order at `offset` of `region`.
+ * Adds the checkpoint's tensors in `dtype` (those that the layout has already must agree), the
+ * names that are tied to them, and their blocks. linear_q_down_proj and linear_kv_down_proj may be
+ * duplicated or cut by rows: the shape says which.
+ * DRAY_ENOENT: the model has no such parameter; DRAY_EINVALID: the shape is not what the sizes give
+ * (both are named), or a buffer that must be F32 is not. */
+int dray_layout_add_megatron(dray_layout *layout, const dray_model_config *config,
+                             const dray_megatron_spec *spec, uint32_t vp_stage, const char *name,
+                             dray_dtype dtype, uint32_t ndim, const int64_t *local_shape,
+                             uint32_t region, uint64_t offset, dray_error *error);
+
+typedef struct dray_megatron_parameter {
+    char name[192];    /* Megatron's, within its chunk */
+    uint32_t vp_stage; /* its chunk */
+    int32_t dtype;
+    uint32_t ndim;
+    int64_t shape[DRAY_MAX_DIMS]; /* local */
+    uint64_t offset;              /* bytes from the region's start */
+} dray_megatron_parameter;
+
+/* What dray_layout_megatron lays out, in its order. *out is malloc'ed: free() it. */
+int dray_megatron_parameters(const dray_model_config *config, const dray_megatron_spec *spec,
+                             dray_megatron_parameter **out, uint32_t *count, dray_error *error);
+
 /* ---- builder: engine ---------------------------------------------------------------------------
  */
 
@@ -494,7 +568,10 @@ int dray_safetensors_finish(const char *directory, const dray_layout *layout, dr
  */
 
 /* Makes the layouts of all members that a SPEC describes, ranks in order:
- *   full[:dtype=D]   fsdp:N[,dtype=D]   engine:tp=N[,dtype=D][,vocab=MULTIPLE]   safetensors:PATH
+ *   full[:dtype=D]   fsdp:N[,dtype=D]   fsdp1:N[,dtype=D][,orig=1]
+ *   megatron[:tp=N,cp=N,ep=N,etp=N,dp=N,pp=N,vpp=N,first=LAYERS,last=LAYERS,dtype=D,vocab=MULTIPLE,
+ *            experts=grouped|packed|sequential]   (each optional; ranks as dray_megatron_place)
+ *   engine:tp=N[,dtype=D][,vocab=MULTIPLE]   safetensors:PATH
  * *out is an array of *count layouts; free each and then the array with free(). model may be NULL
  * for safetensors. DRAY_EINVALID: unknown words get the nearest right one in the message. */
 int dray_layouts_from_spec(const dray_model_config *model, const char *spec, dray_layout ***out,

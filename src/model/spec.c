@@ -14,9 +14,15 @@
 enum {
     WORLD,
     TP,
+    CP,
     EP,
+    ETP,
     DP,
     PP,
+    VPP,
+    FIRST,
+    LAST,
+    EXPERTS,
     VOCAB,
     QUANT,
     BLOCK,
@@ -35,6 +41,7 @@ enum { MOST_RANKS = 4096, MOST_VOCAB = 1 << 30, MOST_SLOTS = 1 << 20, MOST_CHOIC
 
 static const char *const quants[MOST_CHOICES] = {"none", "fp8-block", "fp8-tensor"};
 static const char *const drafts[MOST_CHOICES] = {"shared", "copies", "none"};
+static const char *const expert_forms[MOST_CHOICES] = {"grouped", "packed", "sequential"};
 static const char *const engines[MOST_CHOICES] = {"sglang", "vllm"};
 
 #define RANKS(name)                                                                                \
@@ -54,9 +61,15 @@ static const struct {
 } keys[KEYS] = {
     [WORLD] = RANKS("N"),
     [TP] = RANKS("tp"),
+    [CP] = RANKS("cp"),
     [EP] = RANKS("ep"),
+    [ETP] = RANKS("etp"),
     [DP] = RANKS("dp"),
     [PP] = RANKS("pp"),
+    [VPP] = {"vpp", 1, MOST_RANKS, "a number of chunks from 1 to 4096", NULL},
+    [FIRST] = {"first", 1, 1 << 16, "a number of layers from 1 to 65536", NULL},
+    [LAST] = {"last", 1, 1 << 16, "a number of layers from 1 to 65536", NULL},
+    [EXPERTS] = {"experts", 0, 0, "grouped, packed or sequential", expert_forms},
     [VOCAB] = {"vocab", 1, MOST_VOCAB, "a multiple from 1 to 2^30", NULL},
     [QUANT] = {"quant", 0, 0, "none, fp8-block or fp8-tensor", quants},
     [BLOCK] = {"block", 1, 1 << 20, "a size from 1 to 2^20", NULL},
@@ -82,20 +95,20 @@ typedef struct word {
     bool takes[KEYS];
     int needs;    /* a key that must be given; all keys are optional where this is KEYS */
     bool is_path; /* all behind the colon is a path */
-    uint32_t (*ranks)(const settings *);
+    uint64_t (*ranks)(const settings *);
     int (*make)(const dray_model_config *, const settings *, uint32_t rank, dray_layout **,
                 dray_error *);
 } word;
 
-static uint32_t one_rank(const settings *s)
+static uint64_t one_rank(const settings *s)
 {
     (void)s;
     return 1;
 }
 
-static uint32_t world_ranks(const settings *s)
+static uint64_t world_ranks(const settings *s)
 {
-    return (uint32_t)s->number[WORLD];
+    return (uint64_t)s->number[WORLD];
 }
 
 /* A number that was not given is one rank. */
@@ -104,9 +117,9 @@ static uint32_t at_least_one(int64_t number)
     return number ? (uint32_t)number : 1;
 }
 
-static uint32_t engine_ranks(const settings *s)
+static uint64_t engine_ranks(const settings *s)
 {
-    return (uint32_t)s->number[TP] * at_least_one(s->number[PP]);
+    return (uint64_t)s->number[TP] * at_least_one(s->number[PP]);
 }
 
 static int make_full(const dray_model_config *model, const settings *s, uint32_t rank,
@@ -119,7 +132,8 @@ static int make_full(const dray_model_config *model, const settings *s, uint32_t
 static int make_fsdp(const dray_model_config *model, const settings *s, uint32_t rank,
                      dray_layout **out, dray_error *error)
 {
-    return dray_layout_fsdp(model, s->dtype, rank, world_ranks(s), DRAY_REGION_SHARED, out, error);
+    return dray_layout_fsdp(model, s->dtype, rank, (uint32_t)world_ranks(s), DRAY_REGION_SHARED,
+                            out, error);
 }
 
 static int make_fsdp1(const dray_model_config *model, const settings *s, uint32_t rank,
@@ -127,7 +141,7 @@ static int make_fsdp1(const dray_model_config *model, const settings *s, uint32_
 {
     dray_fsdp1_spec spec = DRAY_FSDP1_SPEC_INIT;
     spec.rank = rank;
-    spec.world = world_ranks(s);
+    spec.world = (uint32_t)world_ranks(s);
     spec.dtype = (int32_t)s->dtype;
     spec.use_orig_params = (int32_t)s->number[ORIG];
     return dray_layout_fsdp1(model, &spec, out, error);
@@ -158,6 +172,35 @@ static int make_engine(const dray_model_config *model, const settings *s, uint32
     return dray_layout_engine(model, &spec, out, error);
 }
 
+static uint64_t megatron_ranks(const settings *s)
+{
+    const int sizes[] = {TP, CP, DP, PP};
+    uint64_t ranks = 1; /* at most 4096^4 */
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        ranks *= s->number[sizes[i]] ? (uint64_t)s->number[sizes[i]] : 1;
+    return ranks;
+}
+
+static int make_megatron(const dray_model_config *model, const settings *s, uint32_t rank,
+                         dray_layout **out, dray_error *error)
+{
+    dray_megatron_spec spec = DRAY_MEGATRON_SPEC_INIT;
+    spec.tp = (uint32_t)s->number[TP];
+    spec.cp = (uint32_t)s->number[CP];
+    spec.ep = (uint32_t)s->number[EP];
+    spec.etp = (uint32_t)s->number[ETP];
+    spec.dp = (uint32_t)s->number[DP];
+    spec.pp = (uint32_t)s->number[PP];
+    spec.vpp = (uint32_t)s->number[VPP];
+    spec.experts = (int32_t)s->number[EXPERTS];
+    spec.dtype = (int32_t)s->dtype;
+    spec.vocab_multiple = s->number[VOCAB];
+    spec.first_stage_layers = s->number[FIRST];
+    spec.last_stage_layers = s->number[LAST];
+    int status = dray_megatron_place(&spec, rank, NULL, error);
+    return status ? status : dray_layout_megatron(model, &spec, out, error);
+}
+
 static int make_safetensors(const dray_model_config *model, const settings *s, uint32_t rank,
                             dray_layout **out, dray_error *error)
 {
@@ -184,6 +227,24 @@ static const word words[] = {
      .needs = WORLD,
      .ranks = world_ranks,
      .make = make_fsdp1},
+    {.name = "megatron",
+     .form = "megatron:tp=N,pp=N,ep=N,etp=N,vpp=N,dp=N,cp=N[,first=N][,last=N][,dtype=D][,vocab=N]"
+             "[,experts=grouped|packed|sequential]",
+     .takes = {[TP] = true,
+               [CP] = true,
+               [EP] = true,
+               [ETP] = true,
+               [DP] = true,
+               [PP] = true,
+               [VPP] = true,
+               [FIRST] = true,
+               [LAST] = true,
+               [EXPERTS] = true,
+               [DTYPE] = true,
+               [VOCAB] = true},
+     .needs = KEYS,
+     .ranks = megatron_ranks,
+     .make = make_megatron},
     {.name = "engine",
      .form = "engine:tp=N[,ep=N][,dp=N][,pp=N][,quant=Q][,dtype=D][,...]",
      .takes = {[TP] = true,
@@ -281,7 +342,7 @@ static int read_setting(const word *w, settings *s, char *text, bool first, dray
         if (w->takes[key])
             known[count++] = keys[key].name;
     }
-    char hint[160];
+    char hint[256];
     dray__word_hint(text, known, count, hint, sizeof hint);
     if (!*hint)
         snprintf(hint, sizeof hint, " (form: %s)", w->form);
@@ -332,7 +393,10 @@ static int find_word(const settings *s, const char *name, const word **out, dray
 static int make_all(const word *w, const dray_model_config *model, const settings *s,
                     dray_layout ***out, uint32_t *count, dray_error *error)
 {
-    uint32_t ranks = w->ranks(s);
+    uint64_t ranks = w->ranks(s);
+    if (ranks > MOST_RANKS)
+        return dray__fail(error, DRAY_EINVALID, "SPEC '%.160s': %" PRIu64 " ranks, at most %d",
+                          s->spec, ranks, MOST_RANKS);
     dray_layout **layouts = calloc(ranks, sizeof *layouts);
     int status = layouts ? DRAY_OK : dray__nomem(error);
     for (uint32_t rank = 0; rank < ranks && !status; rank++)
@@ -344,7 +408,7 @@ static int make_all(const word *w, const dray_model_config *model, const setting
         return dray__fail_prefix(error, status, "SPEC '%.120s': ", s->spec);
     }
     *out = layouts;
-    *count = ranks;
+    *count = (uint32_t)ranks;
     return DRAY_OK;
 }
 

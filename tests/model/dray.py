@@ -70,6 +70,25 @@ class Fsdp1Spec(c.Structure):
         (n, c.c_int32) for n in ("dtype", "use_orig_params", "compute_dtype", "kind")]
 
 
+class MegatronSpec(c.Structure):
+    _fields_ = [("size", c.c_size_t)] + [
+        (n, c.c_uint32) for n in ("tp", "cp", "ep", "etp", "dp", "pp", "vpp", "tp_rank", "ep_rank",
+                                  "etp_rank", "pp_rank")] + [
+        (n, c.c_int32) for n in ("experts", "dtype", "kind")] + [
+        (n, c.c_int64) for n in ("vocab_multiple", "first_stage_layers", "last_stage_layers")] + [
+        (n, c.c_int32) for n in ("embedding_in_split", "loss_in_split")]
+
+
+class MegatronParameter(c.Structure):
+    _fields_ = [("name", c.c_char * 192), ("vp_stage", c.c_uint32), ("dtype", c.c_int32),
+                ("ndim", c.c_uint32), ("shape", c.c_int64 * MAX_DIMS), ("offset", c.c_uint64)]
+
+
+class PlanMember(c.Structure):
+    _fields_ = [("layout", c.c_void_p), ("member", c.c_uint64), ("name", c.c_char_p),
+                ("host", c.c_uint64), ("process", c.c_uint64), ("device", c.c_uint64)]
+
+
 class SafetensorsOptions(c.Structure):
     _fields_ = [("size", c.c_size_t), ("max_file_bytes", c.c_uint64),
                 ("metadata_json", c.c_char_p), ("values_key", c.c_char_p),
@@ -95,10 +114,14 @@ def _open():
     lib.dray_layout_region.restype = c.POINTER(RegionInfo)
     lib.dray_layout_block.restype = c.POINTER(Block)
     lib.dray_model_name.restype = c.c_char_p
+    lib.dray_plan_count.restype = c.c_uint64
+    lib.dray_plan_copies.restype = c.c_void_p
     return lib
 
 
 lib = _open()
+_libc = c.CDLL(None)
+_libc.free.argtypes = [c.c_void_p]
 
 
 def call(function, *args):
@@ -135,6 +158,9 @@ class Layout:
              i64s(shape), c.byref(index))
         return index.value
 
+    def add_alias(self, name, target):
+        call(lib.dray_layout_add_alias, self.handle, name.encode(), target, None)
+
     def add_dtensor(self, tensor, region, offset, mesh_shape, placements, coordinate):
         mesh = Mesh(ndim=len(mesh_shape))
         mesh.shape[:len(mesh_shape)] = mesh_shape
@@ -166,6 +192,21 @@ class Layout:
             out.append((b.tensor, b.region, list(b.start)[:n], list(b.extent)[:n], b.offset,
                         list(b.stride)[:n]))
         return out
+
+
+def model_layout(function, config, *arguments):
+    """The layout that a whole-model builder makes."""
+    handle = c.c_void_p()
+    call(function, c.byref(config), *arguments, c.byref(handle))
+    return Layout(handle)
+
+
+def packed(layout):
+    data, size = c.c_void_p(), c.c_size_t()
+    call(lib.dray_layout_pack, layout.handle, c.byref(data), c.byref(size))
+    out = c.string_at(data, size.value)
+    _libc.free(data)
+    return out
 
 
 def safetensors_layout(path):
