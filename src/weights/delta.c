@@ -25,12 +25,17 @@ _Static_assert(sizeof(struct head) == 56 && sizeof(struct slot) == 16, "the form
 
 /* ---- slices of a layout ---------------------------------------------------------------------- */
 
-/* What the elements of a block are compared and sent as. */
+/* What elements are compared and sent as. */
+static int32_t sent_as(int32_t dtype, int32_t wanted)
+{
+    bool is_float = dtype >= DRAY_F64 && dtype <= DRAY_F16;
+    return wanted && is_float ? wanted : dtype;
+}
+
 static int32_t dtype_of(const dray_layout *layout, uint32_t block, int32_t wanted)
 {
-    int32_t own = dray_layout_tensor(layout, dray_layout_block(layout, block)->tensor)->dtype;
-    bool floats = own >= DRAY_F64 && own <= DRAY_F16;
-    return wanted && floats ? wanted : own;
+    const dray_block *b = dray_layout_block(layout, block);
+    return sent_as(dray_layout_tensor(layout, b->tensor)->dtype, wanted);
 }
 
 static void cut(const dray_layout *layout, uint32_t block, dray__slicer *slicer)
@@ -395,25 +400,50 @@ bool dray__delta_leads(const dray__delta_view *view, uint64_t incarnation, uint6
            base != version;
 }
 
-int32_t dray__delta_dtype(const dray__delta_view *view, uint32_t block)
+int32_t dray__delta_sent(const dray__delta_view *view, int32_t dtype)
 {
-    return dtype_of(view->layout, block, view->dtype);
+    return sent_as(dtype, view->dtype);
+}
+
+void dray__delta_grid(const dray_layout *layout, uint32_t block, const dray__rect *rect,
+                      dray__delta_walk *walk)
+{
+    *walk = (dray__delta_walk){.rect = *rect, .block = block};
+    cut(layout, block, &walk->slicer);
 }
 
 void dray__delta_start(const dray__delta_view *view, uint32_t block, const dray__rect *rect,
                        dray__delta_walk *walk)
 {
-    *walk =
-        (dray__delta_walk){.view = view, .rect = *rect, .block = block, .next = view->first[block]};
-    cut(view->layout, block, &walk->slicer);
+    dray__delta_grid(view->layout, block, rect, walk);
+    walk->view = view;
+    walk->next = view->first[block];
 }
 
-static int part_at(const dray__delta_walk *walk, uint64_t index, dray__delta_part *out,
-                   dray_error *error)
+/* The next slice that crosses the rectangle, and its number. */
+static bool walk_on(dray__delta_walk *walk, dray__rect *slice, dray__rect *cross, uint64_t *index)
 {
-    const dray__delta_view *view = walk->view;
+    while (dray__slicer_peek(&walk->slicer, slice)) {
+        *index = walk->next++;
+        dray__slicer_next(&walk->slicer);
+        if (dray__rect_cross(slice, &walk->rect, cross))
+            return true;
+    }
+    return false;
+}
+
+bool dray__delta_grid_next(dray__delta_walk *walk, dray__rect *out)
+{
+    dray__rect slice;
+    uint64_t index;
+    return walk_on(walk, &slice, out, &index);
+}
+
+static int part_at(const dray__delta_view *view, uint32_t block, uint64_t index,
+                   dray__delta_part *out, dray_error *error)
+{
     struct slot slot = view->table[index];
-    size_t size = dray_dtype_size((dray_dtype)dray__delta_dtype(view, walk->block));
+    size_t size = dray_dtype_size((dray_dtype)dtype_of(view->layout, block, view->dtype));
     out->full = slot.count == DRAY__DELTA_FULL;
     out->count = out->full ? 0 : slot.count;
     uint64_t positions = up8(out->count * sizeof(uint16_t)), values = out->count * size;
@@ -430,13 +460,10 @@ static int part_at(const dray__delta_walk *walk, uint64_t index, dray__delta_par
 
 int dray__delta_next(dray__delta_walk *walk, dray__delta_part *out, dray_error *error)
 {
-    while (dray__slicer_peek(&walk->slicer, &out->slice)) {
-        uint64_t index = walk->next++;
-        dray__slicer_next(&walk->slicer);
-        if (dray__rect_cross(&out->slice, &walk->rect, &out->cross))
-            return part_at(walk, index, out, error);
-    }
-    return DRAY_EEND;
+    uint64_t index;
+    if (!walk_on(walk, &out->slice, &out->cross, &index))
+        return DRAY_EEND;
+    return part_at(walk->view, walk->block, index, out, error);
 }
 
 /* A row of the slice: where its elements go. */
@@ -507,4 +534,95 @@ int dray__delta_apply(const dray__delta_part *part, const dray_copy *copy, void 
     default:
         return apply(part, copy, base, 8, error);
     }
+}
+
+/* ---- over a network -------------------------------------------------------------------------- */
+
+/* The slice that the whole rectangle lies in; false: it lies in several. */
+static bool slice_of(const dray__delta_view *view, uint32_t block, const dray__rect *rect,
+                     dray__delta_part *out)
+{
+    dray__slicer slicer;
+    uint64_t index = 0;
+    cut(view->layout, block, &slicer);
+    for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++) {
+        int64_t begin = slicer.whole.start[d], tile = slicer.tile[d],
+                whole = slicer.whole.extent[d];
+        int64_t at = (rect->start[d] - begin) / tile;
+        int64_t end = (rect->start[d] - begin + rect->extent[d] - 1) / tile;
+        if (at != end)
+            return false;
+        index = index * (uint64_t)((whole + tile - 1) / tile) + (uint64_t)at;
+        out->slice.start[d] = begin + at * tile;
+        out->slice.extent[d] = whole - at * tile < tile ? whole - at * tile : tile;
+    }
+    out->cross = *rect;
+    return part_at(view, block, view->first[block] + index, out, NULL) == DRAY_OK;
+}
+
+/* Of a position within the slice, that within part->cross; UINT32_MAX: it lies outside. */
+static uint32_t within(const dray__delta_part *part, uint32_t position)
+{
+    uint32_t at = 0, scale = 1;
+    for (uint32_t d = DRAY_MAX_DIMS; d-- > 0;) {
+        uint32_t extent = (uint32_t)part->slice.extent[d];
+        int64_t here = part->slice.start[d] + position % extent - part->cross.start[d];
+        position /= extent;
+        if (here < 0 || here >= part->cross.extent[d])
+            return UINT32_MAX;
+        at += (uint32_t)here * scale;
+        scale *= (uint32_t)part->cross.extent[d];
+    }
+    return at;
+}
+
+static size_t values_at(uint64_t count)
+{
+    return 4 + (size_t)((count * 2 + 3) & ~(uint64_t)3);
+}
+
+size_t dray__delta_encode(const dray__delta_view *view, uint32_t block, const dray__rect *rect,
+                          int32_t dtype, uint8_t *out, size_t limit)
+{
+    dray__delta_part part;
+    size_t size = dray_dtype_size((dray_dtype)dtype);
+    if (dtype_of(view->layout, block, view->dtype) != dtype ||
+        !slice_of(view, block, rect, &part) || part.full)
+        return 0;
+    uint32_t count = part.count;
+    bool whole = memcmp(&part.slice, &part.cross, sizeof part.slice) == 0;
+    for (uint32_t i = 0; i < part.count && !whole; i++)
+        count -= within(&part, part.positions[i]) == UINT32_MAX;
+    size_t values = values_at(count), bytes = values + count * size;
+    if (bytes >= limit)
+        return 0;
+    memset(out, 0, values);
+    memcpy(out, &count, sizeof count);
+    for (uint32_t i = 0, k = 0; i < part.count; i++) {
+        uint32_t at = whole ? part.positions[i] : within(&part, part.positions[i]);
+        if (at == UINT32_MAX)
+            continue;
+        uint16_t position = (uint16_t)at;
+        memcpy(out + 4 + (size_t)k * 2, &position, sizeof position);
+        memcpy(out + values + (size_t)k * size, part.values + (size_t)i * size, size);
+        k++;
+    }
+    return bytes;
+}
+
+int dray__delta_decode(const uint8_t *data, size_t size, const dray_copy *copy, void *base,
+                       dray_error *error)
+{
+    dray__delta_part part = {.slice = dray__copy_rect(copy), .cross = dray__copy_rect(copy)};
+    uint64_t bytes = 0;
+    size_t element = dray_dtype_size((dray_dtype)copy->destination_dtype);
+    if (size >= 4)
+        memcpy(&part.count, data, 4);
+    if (size < 4 || (uintptr_t)data % 2 || part.count > DRAY__DELTA_SLICE ||
+        size != values_at(part.count) + part.count * element)
+        return dray__fail(error, DRAY_EFORMAT, "%zu bytes that are no delta of %" PRIu32 " entries",
+                          size, part.count);
+    part.positions = (const uint16_t *)(const void *)(data + 4);
+    part.values = data + values_at(part.count);
+    return dray__delta_apply(&part, copy, base, &bytes, error);
 }

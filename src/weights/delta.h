@@ -49,8 +49,8 @@ void dray__delta_close(dray__delta_view *view); /* NULL is fine */
 /* Does it lead from `base` to `version` now? */
 bool dray__delta_leads(const dray__delta_view *view, uint64_t incarnation, uint64_t base,
                        uint64_t version);
-/* What the elements of a block are sent as. */
-int32_t dray__delta_dtype(const dray__delta_view *view, uint32_t block);
+/* What elements that are stored as `dtype` are sent as. */
+int32_t dray__delta_sent(const dray__delta_view *view, int32_t dtype);
 
 typedef struct dray__delta_part {
     dray__rect slice, cross; /* the slice; what of it lies in the rectangle that was asked for */
@@ -62,7 +62,7 @@ typedef struct dray__delta_part {
 
 /* Walks the slices of a block that cross `rect`. */
 typedef struct dray__delta_walk {
-    const dray__delta_view *view;
+    const dray__delta_view *view; /* NULL: the slices alone */
     dray__rect rect;
     dray__slicer slicer;
     uint32_t block;
@@ -71,6 +71,10 @@ typedef struct dray__delta_walk {
 
 void dray__delta_start(const dray__delta_view *view, uint32_t block, const dray__rect *rect,
                        dray__delta_walk *walk);
+/* The same without a view: what `rect` has of each slice, false after the last. */
+void dray__delta_grid(const dray_layout *layout, uint32_t block, const dray__rect *rect,
+                      dray__delta_walk *walk);
+bool dray__delta_grid_next(dray__delta_walk *walk, dray__rect *out);
 /* DRAY_EEND after the last; DRAY_EFORMAT: entries that lie outside the region. */
 int dray__delta_next(dray__delta_walk *walk, dray__delta_part *out, dray_error *error);
 
@@ -79,5 +83,16 @@ int dray__delta_next(dray__delta_walk *walk, dray__delta_part *out, dray_error *
  * positions that do not ascend or lie outside the slice. */
 int dray__delta_apply(const dray__delta_part *part, const dray_copy *copy, void *base,
                       uint64_t *bytes, dray_error *error);
+
+/* ---- over a network: the entries that lie in a rectangle of one slice, with positions within the
+ * rectangle. u32 count, u16 positions (little-endian, padded to a multiple of 4), values. */
+
+/* Returns the bytes put at `out`; 0: it would be `limit` bytes or more, the rectangle crosses
+ * several slices, or what is sent is not of this dtype. */
+size_t dray__delta_encode(const dray__delta_view *view, uint32_t block, const dray__rect *rect,
+                          int32_t dtype, uint8_t *out, size_t limit);
+/* copy: the rectangle's way to its place, as for dray__delta_apply. DRAY_EFORMAT. */
+int dray__delta_decode(const uint8_t *data, size_t size, const dray_copy *copy, void *base,
+                       dray_error *error);
 
 #endif

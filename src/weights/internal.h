@@ -9,6 +9,8 @@
 #include <dray/weights.h>
 #include <stdbool.h>
 
+struct dray__delta_view; /* weights/delta.h */
+
 /* Copies and checksums go in pieces that stay in a core's own cache between the two. */
 #define DRAY__SLICE_BYTES ((uint64_t)256 << 10)
 #define DRAY__FILE_SLICE_BYTES ((uint64_t)1 << 20)
@@ -21,16 +23,17 @@ void dray__weights_step(const char *step);
 /* ---- local.c: what members of this process hold, for readers here and for its data server -----
  */
 typedef struct dray__local dray__local;
-/* Layout and regions are borrowed until dray__local_remove. count: the layout's regions come first,
- * others may follow. */
+/* Layout, regions and delta (NULL: none is kept) are borrowed until dray__local_remove. count: the
+ * layout's regions come first, others may follow. */
 int dray__local_add(uint64_t token, const dray_layout *layout, dray_region *const *regions,
-                    uint32_t count, dray_error *error);
+                    uint32_t count, const struct dray__delta_view *delta, dray_error *error);
 /* Waits until nobody holds it. */
 void dray__local_remove(uint64_t token);
 /* While it is held the publisher cannot close. NULL: not (or no longer) of this process. */
 dray__local *dray__local_hold(uint64_t token);
 void dray__local_release(dray__local *local);
 dray_region *dray__local_region(const dray__local *local, uint32_t index);
+const struct dray__delta_view *dray__local_delta(const dray__local *local);
 const dray_layout *dray__local_layout(const dray__local *local);
 /* Updates older than `attempt` must not read any more: the memory may change. */
 void dray__local_revoke(uint64_t token, uint64_t attempt);

@@ -7,12 +7,17 @@
  * announced. What narrows is converted by the server, what widens here, so that the wire carries
  * the smaller form.
  *
+ * From a source that keeps deltas, a rank that holds the version before asks in the deltas' slices,
+ * and may get what changed in one instead of all of it; the sum that came with it is compared with
+ * all of the slice as it then is, and one that differs is fetched whole.
+ *
  * A connection that breaks, or is silent for STALL_NS, is opened again: answers that arrived are
  * kept, the rest is asked for again, until the update's deadline. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "mover/checksum.h"
 #include "mover/mover.h"
+#include "weights/delta.h"
 #include "weights/haul.h"
 #include "weights/peer.h"
 
@@ -55,6 +60,7 @@ struct request {
     struct request *next;
     uint32_t id, count;
     uint64_t bytes;
+    bool plain; /* deltas are not wanted */
     struct slice slices[];
 };
 
@@ -66,8 +72,10 @@ struct source {
     dray__source *of;
     struct part *parts;
     uint64_t count, capacity, next;
-    dray__slicer slicer;
-    bool in_part;
+    dray__slicer slicer;   /* of the part, */
+    dray__delta_walk walk; /* or this one: along the slices of deltas */
+    dray__rect ahead;      /* its next slice */
+    bool in_part, has_ahead;
     struct queue again, flying; /* to be asked for again; asked for, in order */
     uint64_t flying_bytes;
     dray_region *slot; /* its answer is coming into it */
@@ -93,6 +101,8 @@ struct remote_lane {
     /* the answer that is being put in its place */
     dray_copy copies[RECTS];
     uint64_t sums[RECTS], slot_sums[RECTS];
+    bool sparse[RECTS]; /* it was entries of a delta */
+    uint64_t delta_bytes, delta_covered_bytes;
     struct request *spare;
 };
 
@@ -329,6 +339,28 @@ static uint64_t wire_bytes(const dray_copy *copy, const dray__rect *rect)
     return dray__rect_elements(rect) * dray_dtype_size((dray_dtype)wire_dtype(copy));
 }
 
+/* Can what changed in a slice be written where the copy leads? */
+static bool takes_deltas(const struct remote_lane *l, const struct source *s, const dray_copy *copy)
+{
+    return s->of->has_delta && l->haul->options.has_base &&
+           wire_dtype(copy) == copy->destination_dtype &&
+           DRAY__DELTA_SLICE * dray_dtype_size((dray_dtype)wire_dtype(copy)) <= l->segment;
+}
+
+static void start_part(struct remote_lane *l, struct source *s, const struct part *part,
+                       const dray_copy *copy)
+{
+    s->in_part = true;
+    s->has_ahead = takes_deltas(l, s, copy);
+    if (s->has_ahead) {
+        dray__delta_grid(s->of->layout, part->block, &part->rect, &s->walk);
+        dray__delta_grid_next(&s->walk, &s->ahead);
+    } else {
+        dray__slicer_start(&s->slicer, &part->rect, dray_dtype_size((dray_dtype)wire_dtype(copy)),
+                           l->segment);
+    }
+}
+
 /* Takes the next slice of the source's parts, if it has at most `room` bytes. */
 static bool next_slice(struct remote_lane *l, struct source *s, uint64_t room, struct slice *out)
 {
@@ -336,17 +368,23 @@ static bool next_slice(struct remote_lane *l, struct source *s, uint64_t room, s
         return false;
     const struct part *part = &s->parts[s->next];
     const dray_copy *copy = &l->haul->sources->ops[part->op].copy;
-    if (!s->in_part) {
-        dray__slicer_start(&s->slicer, &part->rect, dray_dtype_size((dray_dtype)wire_dtype(copy)),
-                           l->segment);
-        s->in_part = true;
-    }
-    dray__slicer_peek(&s->slicer, &out->rect);
+    if (!s->in_part)
+        start_part(l, s, part, copy);
+    if (s->has_ahead)
+        out->rect = s->ahead;
+    else
+        dray__slicer_peek(&s->slicer, &out->rect);
     if (wire_bytes(copy, &out->rect) > room)
         return false;
     out->part = s->next;
-    dray__slicer_next(&s->slicer);
-    if (s->slicer.done) {
+    bool more;
+    if (s->has_ahead) {
+        more = dray__delta_grid_next(&s->walk, &s->ahead);
+    } else {
+        dray__slicer_next(&s->slicer);
+        more = !s->slicer.done;
+    }
+    if (!more) {
         s->in_part = false;
         s->next++;
     }
@@ -363,6 +401,7 @@ static struct request *request_new(struct remote_lane *l)
         request->next = NULL;
         request->count = 0;
         request->bytes = 0;
+        request->plain = !l->haul->options.has_base;
     }
     return request;
 }
@@ -393,7 +432,9 @@ static int next_request(struct remote_lane *l, struct source *s, struct request 
         return dray__nomem(error);
     struct slice *slice = request->slices;
     while (request->count < RECTS && next_slice(l, s, l->segment - request->bytes, slice)) {
-        request->bytes += wire_bytes(&op_of(l, s, slice)->copy, &slice->rect);
+        const dray_copy *copy = &op_of(l, s, slice)->copy;
+        request->bytes += wire_bytes(copy, &slice->rect);
+        request->plain |= !takes_deltas(l, s, copy);
         request->count++;
         slice++;
     }
@@ -429,9 +470,11 @@ static void put(struct remote_lane *l, struct source *s, struct request *request
                                      .twice = twice(l, op),
                                      .rect = slice->rect};
     }
+    const dray__haul_options *o = &l->haul->options;
+    dray__pull_base base = {o->incarnation, o->base, o->version};
     request->id = ++l->last_id;
-    dray__pull_put_request(dray__peer_out(s->of->peer), request->id, l->haul->options.verify,
-                           s->of->token, l->haul->options.attempt, rects, request->count);
+    dray__pull_put_request(dray__peer_out(s->of->peer), request->id, o->verify, s->of->token,
+                           o->attempt, request->plain ? NULL : &base, rects, request->count);
     if (!s->flying.first)
         dray__peer_touch(s->of->peer);
     *s->flying.last = request;
@@ -477,24 +520,78 @@ static dray_copy out_of_slot(const dray_copy *op, const dray__rect *rect, uint64
     return out;
 }
 
-static int place(struct remote_lane *l, struct source *s, const struct request *request,
-                 dray_error *error)
+/* What the head of an answer says of rectangle i. */
+struct told {
+    uint64_t source_sum, sum;
+    uint64_t bytes; /* of the data */
+};
+
+static struct told told_of(const struct remote_lane *l, const struct source *s,
+                           const struct request *request, const uint8_t *head, uint32_t i)
 {
-    const dray__destination *to = l->haul->destination;
     bool verify = l->haul->options.verify;
+    size_t size = dray__pull_head_bytes(verify, !request->plain);
+    dray__reader in = dray__reader_of(head + i * size, size);
+    struct told told = {0};
+    if (verify) {
+        told.source_sum = dray__get_u64(&in);
+        told.sum = dray__get_u64(&in);
+    }
+    const struct slice *slice = &request->slices[i];
+    told.bytes =
+        request->plain ? wire_bytes(&op_of(l, s, slice)->copy, &slice->rect) : dray__get_u32(&in);
+    return told;
+}
+
+/* Where each rectangle's data are in the slot, and which are deltas. */
+static void look(struct remote_lane *l, const struct source *s, const struct request *request,
+                 const uint8_t *head)
+{
     uint64_t offset = 0;
     for (uint32_t i = 0; i < request->count; i++) {
         const struct slice *slice = &request->slices[i];
         const dray_copy *copy = &op_of(l, s, slice)->copy;
+        uint64_t bytes = told_of(l, s, request, head, i).bytes;
         l->copies[i] = out_of_slot(copy, &slice->rect, offset);
-        offset += wire_bytes(copy, &slice->rect);
+        l->sparse[i] = bytes < wire_bytes(copy, &slice->rect);
         l->sums[i] = l->slot_sums[i] = 0;
+        offset += bytes;
     }
+}
+
+static int place_delta(struct remote_lane *l, const struct source *s, uint32_t i, uint64_t bytes,
+                       dray_error *error)
+{
+    const dray_copy *copy = &l->copies[i];
+    dray_region *to = l->haul->destination->regions[copy->destination_region];
+    const uint8_t *data = dray_region_base(s->slot);
+    int rc =
+        dray__delta_decode(data + copy->source_offset, bytes, copy, dray_region_base(to), error);
+    if (rc == DRAY_OK && l->haul->options.verify)
+        l->sums[i] = l->slot_sums[i] = dray__haul_read_back(l->haul, to, copy);
+    l->delta_bytes += bytes;
+    l->delta_covered_bytes += dray__copy_bytes(copy);
+    return rc;
+}
+
+static int place(struct remote_lane *l, struct source *s, const struct request *request,
+                 const uint8_t *head, dray_error *error)
+{
+    const dray__destination *to = l->haul->destination;
+    bool verify = l->haul->options.verify;
+    look(l, s, request, head);
     for (uint32_t i = 0, end; i < request->count; i = end) {
         uint32_t region = l->copies[i].destination_region;
-        for (end = i + 1; end < request->count && l->copies[end].destination_region == region;
-             end++)
-            ;
+        end = i + 1;
+        if (l->sparse[i]) {
+            int rc = place_delta(l, s, i, told_of(l, s, request, head, i).bytes, error);
+            if (rc)
+                return rc;
+            continue;
+        }
+        while (end < request->count && !l->sparse[end] &&
+               l->copies[end].destination_region == region)
+            end++;
         dray__move_options options = {.layout = to->layout,
                                       .sums = verify ? l->sums + i : NULL,
                                       .source_sums = verify ? l->slot_sums + i : NULL};
@@ -507,15 +604,12 @@ static int place(struct remote_lane *l, struct source *s, const struct request *
 }
 
 /* Is what came what was sent? */
-static bool unchanged(const struct remote_lane *l, const struct request *request,
-                      const uint8_t *head)
+static bool unchanged(const struct remote_lane *l, const struct source *s,
+                      const struct request *request, const uint8_t *head)
 {
-    dray__reader in = dray__reader_of(head, (size_t)request->count * 16);
-    for (uint32_t i = 0; i < request->count; i++) {
-        dray__get_u64(&in);
-        if (dray__get_u64(&in) != l->slot_sums[i])
+    for (uint32_t i = 0; i < request->count; i++)
+        if (told_of(l, s, request, head, i).sum != l->slot_sums[i])
             return false;
-    }
     return true;
 }
 
@@ -523,11 +617,9 @@ static void enter(struct remote_lane *l, struct source *s, const struct request 
                   const uint8_t *head)
 {
     dray__haul *h = l->haul;
-    dray__reader in = dray__reader_of(head, (size_t)request->count * 16);
     for (uint32_t i = 0; i < request->count; i++) {
         const dray__op *op = op_of(l, s, &request->slices[i]);
-        uint64_t source_sum = dray__get_u64(&in);
-        dray__get_u64(&in);
+        uint64_t source_sum = told_of(l, s, request, head, i).source_sum;
         h->expected[op->block] += l->sums[i];
         h->found[op->block] += dray__haul_read_back(
             h, h->destination->regions[l->copies[i].destination_region], &l->copies[i]);
@@ -557,13 +649,14 @@ static int take(struct remote_lane *l, struct source *s, const uint8_t *head, dr
 {
     struct request *request = s->flying.first;
     int64_t begin = dray__now();
-    int rc = place(l, s, request, error);
+    int rc = place(l, s, request, head, error);
     int64_t placed = dray__now();
     l->haul->move_ns += placed - begin;
     if (rc)
         return rc;
-    if (l->haul->options.verify && !unchanged(l, request, head)) {
+    if (l->haul->options.verify && !unchanged(l, s, request, head)) {
         dray_error why;
+        request->plain = true; /* or what was held is not what it was */
         dray__fail(&why, DRAY_ECHECKSUM, "what came from %s is not what it sent", s->of->name);
         if (++s->wrong < WRONG_MAX)
             return break_off(l, s, &why, error);
@@ -584,6 +677,21 @@ static int take(struct remote_lane *l, struct source *s, const uint8_t *head, dr
     return DRAY_OK;
 }
 
+/* Do the rectangles' data add up to what came, none with more than its elements take? */
+static bool sizes_fit(const struct remote_lane *l, const struct source *s,
+                      const struct request *request, const dray__arrival *arrival)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < request->count; i++) {
+        const struct slice *slice = &request->slices[i];
+        uint64_t part = told_of(l, s, request, arrival->head, i).bytes;
+        if (part > wire_bytes(&op_of(l, s, slice)->copy, &slice->rect))
+            return false;
+        bytes += part;
+    }
+    return bytes == arrival->header.data_bytes;
+}
+
 /* Does the answer belong to the oldest request, and is it of the right size? */
 static int check_answer(const struct remote_lane *l, const struct source *s,
                         const dray__arrival *arrival, dray_error *error)
@@ -598,9 +706,10 @@ static int check_answer(const struct remote_lane *l, const struct source *s,
         free(message);
         return rc;
     }
-    uint32_t head = l->haul->options.verify ? request ? request->count * 16 : 0 : 0;
-    if (!request || request->id != header->id || request->bytes != header->data_bytes ||
-        head != header->head_bytes)
+    if (!request || request->id != header->id ||
+        header->head_bytes !=
+            request->count * dray__pull_head_bytes(l->haul->options.verify, !request->plain) ||
+        !sizes_fit(l, s, request, arrival))
         return dray__fail(error, DRAY_EPROTO, "publisher %s at %s: not the answer that was due",
                           s->of->name, s->of->endpoint);
     return DRAY_OK;
@@ -755,6 +864,8 @@ static void lane_report(const void *lane, dray_update_report *report)
 {
     const struct remote_lane *l = lane;
     report->retries += l->retries;
+    report->delta_bytes += l->delta_bytes;
+    report->delta_covered_bytes += l->delta_covered_bytes;
     for (uint32_t i = 0; i < l->count; i++)
         report->wire_bytes += dray__peer_wire_bytes(l->sources[i].of->peer);
     report->wire_bytes -= l->wire_before;

@@ -20,6 +20,7 @@ struct dray__local {
     const dray_layout *layout;
     dray_region *const *regions;
     uint32_t count;
+    const struct dray__delta_view *delta;
 };
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* of the list and its readers */
@@ -52,7 +53,7 @@ static void watch_forks(void)
 }
 
 int dray__local_add(uint64_t token, const dray_layout *layout, dray_region *const *regions,
-                    uint32_t count, dray_error *error)
+                    uint32_t count, const struct dray__delta_view *delta, dray_error *error)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     dray__local *local = calloc(1, sizeof *local);
@@ -64,6 +65,7 @@ int dray__local_add(uint64_t token, const dray_layout *layout, dray_region *cons
     local->layout = layout;
     local->regions = regions;
     local->count = count;
+    local->delta = delta;
     pthread_mutex_lock(&list_lock);
     local->next = list;
     list = local;
@@ -114,6 +116,11 @@ void dray__local_release(dray__local *local)
 dray_region *dray__local_region(const dray__local *local, uint32_t index)
 {
     return index < local->count ? local->regions[index] : NULL;
+}
+
+const struct dray__delta_view *dray__local_delta(const dray__local *local)
+{
+    return local->delta;
 }
 
 const dray_layout *dray__local_layout(const dray__local *local)

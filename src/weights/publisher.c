@@ -25,7 +25,8 @@ struct dray_publisher {
     bool checksum, local, pieces_made;
     int64_t timeout_ns;
     dray__pieces pieces;
-    dray__delta *delta;         /* NULL: not asked for */
+    dray__delta *delta; /* NULL: not asked for */
+    dray__delta_view *delta_view;
     uint64_t published, waited; /* versions; 0: none */
 };
 
@@ -134,6 +135,10 @@ static int check(dray_context *context, const char *model, const dray_layout *la
                           "context, model, layout, options and out must be given");
     if (options->delta != 0 && options->delta != 1)
         return dray__fail(error, DRAY_EINVALID, "delta %d: 0 or 1 expected", options->delta);
+    if (options->delta_dtype &&
+        (options->delta_dtype < DRAY_F64 || options->delta_dtype > DRAY_F16))
+        return dray__fail(error, DRAY_EINVALID, "delta_dtype %d: F64, F32, BF16, F16 or none",
+                          options->delta_dtype);
     if (options->timeout_ns < 0)
         return dray__fail(error, DRAY_EINVALID, "timeout_ns %" PRId64, options->timeout_ns);
     int rc = dray__regions_check(layout, options->regions, error);
@@ -146,12 +151,14 @@ static int check(dray_context *context, const char *model, const dray_layout *la
     return rc;
 }
 
-static int open_delta(dray_publisher *p, dray_error *error)
+static int open_delta(dray_publisher *p, int32_t dtype, dray_error *error)
 {
-    int rc = dray__delta_new(p->layout, p->regions, DRAY_DTYPE_NONE, &p->delta, error);
-    if (rc == DRAY_OK) /* there is room for one more */
-        p->regions[dray_layout_region_count(p->layout)] = dray__delta_region(p->delta);
-    return rc;
+    int rc = dray__delta_new(p->layout, p->regions, dtype, &p->delta, error);
+    if (rc)
+        return rc;
+    /* there is room for one more */
+    p->regions[dray_layout_region_count(p->layout)] = dray__delta_region(p->delta);
+    return dray__delta_open(p->layout, dray__delta_region(p->delta), &p->delta_view, error);
 }
 
 int dray_publisher_open(dray_context *context, const char *model, const dray_layout *layout,
@@ -177,9 +184,10 @@ int dray_publisher_open(dray_context *context, const char *model, const dray_lay
     dray__writer packed = {0};
     rc = p->regions ? dray__layout_copy(layout, &p->layout, &packed, error) : dray__nomem(error);
     if (rc == DRAY_OK && options->delta)
-        rc = open_delta(p, error);
+        rc = open_delta(p, options->delta_dtype, error);
     if (rc == DRAY_OK)
-        rc = dray__local_add(p->token, p->layout, p->regions, region_count(p), error);
+        rc =
+            dray__local_add(p->token, p->layout, p->regions, region_count(p), p->delta_view, error);
     p->local = rc == DRAY_OK;
     if (rc == DRAY_OK)
         rc = dray__channel_open(context, &p->channel, error);
@@ -347,6 +355,7 @@ void dray_publisher_close(dray_publisher *p)
         dray__local_remove(p->token);
     dray__channel_close(p->channel);
     dray__pieces_free(&p->pieces);
+    dray__delta_close(p->delta_view);
     dray__delta_free(p->delta);
     dray_layout_free(p->layout);
     free(p->regions);

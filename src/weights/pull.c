@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "mover/checksum.h"
 #include "mover/mover.h"
+#include "weights/delta.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -12,16 +13,22 @@
 /* ---- the reader's side ----------------------------------------------------------------------- */
 
 void dray__pull_put_request(dray__writer *w, uint32_t id, bool sums, uint64_t token,
-                            uint64_t attempt, const dray__pull_rect *rects, uint32_t count)
+                            uint64_t attempt, const dray__pull_base *base,
+                            const dray__pull_rect *rects, uint32_t count)
 {
     dray__put_u32(w, DRAY__PULL_MAGIC);
     dray__put_u16(w, DRAY__PULL_VERSION);
-    dray__put_u16(w, sums ? DRAY__PULL_SUMS : 0);
+    dray__put_u16(w, (uint16_t)((sums ? DRAY__PULL_SUMS : 0) | (base ? DRAY__PULL_BASE : 0)));
     dray__put_u32(w, id);
     size_t size_at = w->size;
     dray__put_u32(w, 0);
     dray__put_u64(w, token);
     dray__put_u64(w, attempt);
+    if (base) {
+        dray__put_u64(w, base->incarnation);
+        dray__put_u64(w, base->base);
+        dray__put_u64(w, base->version);
+    }
     dray__put_u32(w, count);
     for (uint32_t i = 0; i < count; i++) {
         const dray__pull_rect *rect = &rects[i];
@@ -52,6 +59,11 @@ int dray__pull_get_answer(const uint8_t header[DRAY__PULL_ANSWER_HEADER], dray__
     return DRAY_OK;
 }
 
+uint32_t dray__pull_head_bytes(bool sums, bool base)
+{
+    return (sums ? 16u : 0u) + (base ? 4u : 0u);
+}
+
 /* ---- the server's side ----------------------------------------------------------------------- */
 
 int dray__pull_get_request(const uint8_t header[DRAY__PULL_REQUEST_HEADER], dray__pull_header *out,
@@ -65,7 +77,7 @@ int dray__pull_get_request(const uint8_t header[DRAY__PULL_REQUEST_HEADER], dray
     out->body_bytes = dray__get_u32(&r);
     if (magic != DRAY__PULL_MAGIC || out->body_bytes > DRAY__PULL_BODY_MAX)
         return dray__fail(error, DRAY_EPROTO, "what came is no request for weights");
-    if (version != DRAY__PULL_VERSION || out->flags > DRAY__PULL_SUMS)
+    if (version != DRAY__PULL_VERSION || out->flags > (DRAY__PULL_SUMS | DRAY__PULL_BASE))
         return dray__fail(error, DRAY_EVERSION,
                           "data protocol %u with flags %x; version %d is spoken here", version,
                           out->flags, DRAY__PULL_VERSION);
@@ -75,6 +87,7 @@ int dray__pull_get_request(const uint8_t header[DRAY__PULL_REQUEST_HEADER], dray
 struct dray__packer {
     dray_copy copies[DRAY__PULL_RECTS_MAX];
     bool twice[DRAY__PULL_RECTS_MAX];
+    uint32_t blocks[DRAY__PULL_RECTS_MAX], sizes[DRAY__PULL_RECTS_MAX];
     uint64_t sums[DRAY__PULL_RECTS_MAX], source_sums[DRAY__PULL_RECTS_MAX];
     uint32_t count;
     uint64_t data_bytes;
@@ -142,6 +155,8 @@ static int get_rect(dray__packer *p, const dray_layout *layout, dray__reader *in
     for (uint32_t d = tensor->ndim; d < DRAY_MAX_DIMS; d++)
         copy->extent[d] = 1;
     dray__copy_to_dense(copy, dtype, p->data_bytes);
+    p->blocks[p->count] = index;
+    p->sizes[p->count] = (uint32_t)bytes;
     p->twice[p->count++] = flags & DRAY__PULL_TWICE;
     p->data_bytes += bytes;
     return DRAY_OK;
@@ -194,11 +209,48 @@ static int pack(dray__packer *p, const dray__local *local, const dray_layout *la
     return DRAY_OK;
 }
 
+/* Replaces what is dense in staging by what changed since the base, where that is less. What is
+ * left moves up. */
+static void shorten(dray__packer *p, const dray__delta_view *view, const dray__pull_base *base,
+                    dray_region *staging)
+{
+    uint8_t *data = dray_region_base(staging);
+    uint64_t to = 0, from = 0;
+    if (!view || !dray__delta_leads(view, base->incarnation, base->base, base->version))
+        return;
+    for (uint32_t i = 0; i < p->count; i++) {
+        const dray_copy *copy = &p->copies[i];
+        uint32_t dense = p->sizes[i];
+        dray__rect rect = dray__copy_rect(copy);
+        size_t bytes = dray__delta_encode(view, p->blocks[i], &rect, copy->destination_dtype,
+                                          p->scratch, dense);
+        if (bytes)
+            memcpy(data + to, p->scratch, bytes);
+        else
+            memmove(data + to, data + from, dense);
+        p->sizes[i] = bytes ? (uint32_t)bytes : dense;
+        to += p->sizes[i];
+        from += dense;
+    }
+    p->data_bytes = to;
+}
+
+static void get_base(dray__reader *in, dray__pull_base *out)
+{
+    out->incarnation = dray__get_u64(in);
+    out->base = dray__get_u64(in);
+    out->version = dray__get_u64(in);
+}
+
 static int read_request(dray__packer *p, const dray__pull_header *header, const uint8_t *body,
                         dray_region *staging, dray_error *error)
 {
     dray__reader in = dray__reader_of(body, header->body_bytes);
     uint64_t token = dray__get_u64(&in), attempt = dray__get_u64(&in);
+    bool has_base = header->flags & DRAY__PULL_BASE;
+    dray__pull_base base = {0};
+    if (has_base)
+        get_base(&in, &base);
     uint32_t count = dray__get_u32(&in);
     p->count = 0;
     p->data_bytes = 0;
@@ -216,6 +268,8 @@ static int read_request(dray__packer *p, const dray__pull_header *header, const 
     if (rc == DRAY_OK)
         rc = pack(p, local, dray__local_layout(local), header->flags & DRAY__PULL_SUMS, staging,
                   error);
+    if (rc == DRAY_OK && has_base)
+        shorten(p, dray__local_delta(local), &base, staging);
     dray__local_release(local);
     return rc;
 }
@@ -234,7 +288,7 @@ bool dray__pull_answer(dray__packer *p, const dray__pull_header *header, const u
 {
     dray_error error;
     int rc = read_request(p, header, body, staging, &error);
-    bool sums = header->flags & DRAY__PULL_SUMS;
+    bool sums = header->flags & DRAY__PULL_SUMS, base = header->flags & DRAY__PULL_BASE;
     dray__writer_reset(out);
     if (rc) {
         put_header(out, rc, header->id, (uint32_t)strlen(error.message) + 4, 0);
@@ -242,10 +296,14 @@ bool dray__pull_answer(dray__packer *p, const dray__pull_header *header, const u
         *data_bytes = 0;
         return !out->failed;
     }
-    put_header(out, 0, header->id, sums ? p->count * 16 : 0, p->data_bytes);
-    for (uint32_t i = 0; i < p->count && sums; i++) {
-        dray__put_u64(out, p->source_sums[i]);
-        dray__put_u64(out, p->sums[i]);
+    put_header(out, 0, header->id, p->count * dray__pull_head_bytes(sums, base), p->data_bytes);
+    for (uint32_t i = 0; i < p->count; i++) {
+        if (sums) {
+            dray__put_u64(out, p->source_sums[i]);
+            dray__put_u64(out, p->sums[i]);
+        }
+        if (base)
+            dray__put_u32(out, p->sizes[i]);
     }
     *data_bytes = p->data_bytes;
     return !out->failed;

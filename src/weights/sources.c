@@ -466,10 +466,11 @@ static int import_one(dray__source *source, uint32_t region, uint64_t host, dray
 
 /* The region behind those of the layout, in the same way. A publisher of this process is read as it
  * is, and one of which nothing is read needs none. */
-static int import_delta(dray__source *source, dray_error *error)
+static int import_delta(dray__source *source, uint64_t host, dray_error *error)
 {
     uint32_t region = dray_layout_region_count(source->layout);
-    if (!source->has_delta || source->local || !source->regions || source->delta)
+    if (!source->has_delta || source->local || source->host != host || !source->mapped ||
+        !source->regions || source->delta)
         return DRAY_OK;
     if (!source->regions[region])
         return DRAY_EAGAIN;
@@ -546,7 +547,7 @@ static int import_next(dray__sources *s, dray__channel *channel, uint64_t key, d
     }
     for (; s->next_delta < s->count; s->next_delta++) {
         dray__source *source = &s->sources[s->next_delta];
-        int rc = import_delta(source, error);
+        int rc = import_delta(source, s->host, error);
         if (rc == DRAY_OK)
             continue;
         if (rc != DRAY_EAGAIN)

@@ -39,8 +39,9 @@ static uint64_t changed_by(uint64_t hash, uint64_t index, uint64_t version)
 
 typedef struct scene {
     dray_model_config config;
-    dray_dtype from, to;
+    dray_dtype from, to, sent; /* sent: of deltas */
     uint32_t rank;
+    bool apart; /* trainers and engines on two hosts */
 } scene;
 
 static dray_model_config config_of(void)
@@ -58,6 +59,7 @@ static void run_trainer(void *user)
     char name[32];
     snprintf(name, sizeof name, "trainer-%u", s->rank);
     t.tied = s->config.tied;
+    fixture_host = s->apart ? "trainers" : NULL;
     t.context = fixture_open_at(f.unix_address, name, "trainer", s->rank);
     MUST(dray_layout_fsdp(&s->config, s->from, s->rank, TRAINERS, DRAY_REGION_SHARED, &t.layout,
                           error));
@@ -67,6 +69,7 @@ static void run_trainer(void *user)
     options.rank = s->rank;
     options.world = TRAINERS;
     options.delta = 1;
+    options.delta_dtype = (int32_t)s->sent;
     MUST(dray_publisher_open(t.context, MODEL, t.layout, &options, &t.publisher, error));
     for (uint64_t version = 1; version <= VERSIONS; version++) {
         fill(t.layout, t.region, t.tied, version);
@@ -80,18 +83,26 @@ static void run_trainer(void *user)
 /* By delta in every version but the first, that after a missed one, and that after damage. */
 static void check_report(const scene *s, const dray_update_report *report, uint64_t version)
 {
-    bool delta = version != 1 && version != 4 && version != 7 && version != 5;
-    if (s->from != s->to)
+    bool delta = version != 1 && version != 4 && version != 5 && (version != 7 || s->apart);
+    if ((s->sent ? s->sent : s->from) != s->to || (!s->apart && s->from != s->to))
         delta = false;
     CHECK((report->delta_covered_bytes > 0) == delta);
     if (delta && shares[version] <= 10)
         CHECK(report->delta_bytes * 100 <= report->delta_covered_bytes * 3);
     if (delta && version != 8 && s->from == DRAY_BF16)
         CHECK(report->delta_covered_bytes * 10 >= report->bytes * 9); /* but for replicas */
+    if (!s->apart)
+        return;
+    /* What went over the wire, requests and answers' heads included. */
+    uint64_t full = report->bytes;
+    if (delta && shares[version] <= 10 && version != 7)
+        CHECK(report->wire_bytes * 100 <= full * 3 + 100 * 40000);
+    CHECK(report->wire_bytes * 100 <= full * 102 + 100 * 40000);
 }
 
 /* Damage of the base is found, and repaired by a full update. */
-static void damage_and_update(engine *e, const dray_update_options *options, uint32_t rank)
+static void damage_and_update(engine *e, const dray_update_options *options, uint32_t rank,
+                              bool damaged)
 {
     dray_error why = {0};
     if (rank == 0) {
@@ -103,6 +114,8 @@ static void damage_and_update(engine *e, const dray_update_options *options, uin
                 ((uint8_t *)dray_region_base(e->region[0]))[block->offset] ^= 4;
         }
     }
+    if (damaged)
+        return; /* a rectangle that is wrong afterwards is fetched again */
     CHECK(dray_update_weights(e->subscriber, options, NULL, &why) == DRAY_ETORN);
     CHECK(strstr(why.message, "down_proj"));
 }
@@ -111,14 +124,15 @@ static void run_engine(void *user)
 {
     scene *s = user;
     engine e;
+    fixture_host = s->apart ? "engines" : NULL;
     engine_open(&e, f.unix_address, &s->config, s->from, s->to, "engine", s->rank, ENGINES);
     for (uint64_t version = 1; version <= VERSIONS; version++) {
         dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
         dray_update_report report = DRAY_UPDATE_REPORT_INIT;
         options.strategy = (int32_t)(version % 3);
         options.min_version = version;
-        if (version == 7 && s->from == s->to)
-            damage_and_update(&e, &options, s->rank);
+        if (version == 7 && s->from == s->to && !s->sent)
+            damage_and_update(&e, &options, s->rank, s->apart);
         if (version != 3) {
             MUST(dray_update_weights(e.subscriber, &options, &report, error));
             check_report(s, &report, version);
@@ -130,14 +144,14 @@ static void run_engine(void *user)
     engine_close(&e);
 }
 
-static void run(dray_dtype from, dray_dtype to)
+static void run(dray_dtype from, dray_dtype to, dray_dtype sent, bool apart)
 {
     scene scenes[TRAINERS + ENGINES];
     pid_t pids[TRAINERS + ENGINES];
     element_seed = changed_by;
     for (uint32_t i = 0; i < TRAINERS + ENGINES; i++) {
         bool trains = i < TRAINERS;
-        scenes[i] = (scene){config_of(), from, to, trains ? i : i - TRAINERS};
+        scenes[i] = (scene){config_of(), from, to, sent, trains ? i : i - TRAINERS, apart};
         pids[i] = spawn(trains ? run_trainer : run_engine, &scenes[i]);
     }
     for (uint32_t i = 0; i < TRAINERS + ENGINES; i++)
@@ -147,27 +161,36 @@ static void run(dray_dtype from, dray_dtype to)
 static void test_bf16(void **state)
 {
     (void)state;
-    run(DRAY_BF16, DRAY_BF16);
+    run(DRAY_BF16, DRAY_BF16, DRAY_DTYPE_NONE, false);
 }
 
 static void test_f32(void **state)
 {
     (void)state;
-    run(DRAY_F32, DRAY_F32);
+    run(DRAY_F32, DRAY_F32, DRAY_DTYPE_NONE, false);
 }
 
 /* What is converted on the way is copied as a whole. */
 static void test_converted(void **state)
 {
     (void)state;
-    run(DRAY_F32, DRAY_BF16);
+    run(DRAY_F32, DRAY_BF16, DRAY_BF16, false);
+    run(DRAY_F32, DRAY_F32, DRAY_BF16, false);
+}
+
+static void test_apart(void **state)
+{
+    (void)state;
+    run(DRAY_BF16, DRAY_BF16, DRAY_DTYPE_NONE, true);
+    run(DRAY_F32, DRAY_BF16, DRAY_BF16, true);
+    run(DRAY_F32, DRAY_BF16, DRAY_DTYPE_NONE, true); /* the other dtype's are of no use */
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_bf16, start, stop),
-        cmocka_unit_test_setup_teardown(test_f32, start, stop),
-        cmocka_unit_test_setup_teardown(test_converted, start, stop)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(test_bf16, start, stop),
+                                       cmocka_unit_test_setup_teardown(test_f32, start, stop),
+                                       cmocka_unit_test_setup_teardown(test_converted, start, stop),
+                                       cmocka_unit_test_setup_teardown(test_apart, start, stop)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

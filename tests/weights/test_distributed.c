@@ -340,7 +340,7 @@ static int ask_rect(const raw *r, uint64_t token, uint32_t block, int32_t dtype,
         rect.rect.extent[d] = 1;
     rect.rect.start[0] = start;
     rect.rect.extent[0] = extent;
-    dray__pull_put_request(&w, 1, true, token, UINT64_MAX, &rect, 1);
+    dray__pull_put_request(&w, 1, true, token, UINT64_MAX, NULL, &rect, 1);
     int status = ask_raw(r, &w);
     dray__writer_free(&w);
     return status;
@@ -379,7 +379,7 @@ static void test_forged_requests(void **state)
     for (int i = 0; i < 300 * fixture_scale(); i++) {
         dray__writer w = {0};
         dray__pull_rect rect = {.ndim = ndim, .dtype = DRAY_F32};
-        dray__pull_put_request(&w, 1, true, r.token, 9, &rect, 1);
+        dray__pull_put_request(&w, 1, true, r.token, 9, NULL, &rect, 1);
         for (size_t k = 16; k < w.size; k++)
             if (mix(seed + k * 7 + (uint64_t)i * 1000) % 4 == 0)
                 w.data[k] = (uint8_t)mix(seed ^ (k * 31 + (uint64_t)i));
