@@ -254,6 +254,50 @@ int dray_subscriber_version(const dray_subscriber *subscriber, uint64_t *version
  * went to load_weights. Reads all of the memory. */
 int dray_subscriber_verify(dray_subscriber *subscriber, dray_error *error);
 
+/* ---- lists of handles ---------------------------------------------------------------------------
+ * What frameworks hand to update_weights_from_tensor today: per name a list of handles, one a TP
+ * rank, of which rank i opens entry i (SGLang's LocalSerializedTensor), with load_format and
+ * flush_cache. Who makes the list keeps the memory as it is until every rank said that it is done:
+ * there are no versions here, no groups and no checksums; publishers and subscribers have them. */
+typedef struct dray_tensor_list dray_tensor_list;
+
+/* load_format: what the engine is told to do with the tensors, UTF-8 of at most 255 bytes; NULL:
+ * "" (its own load_weights). flush_cache: whether its KV cache is stale then. Owner: the caller. */
+int dray_tensor_list_new(const char *load_format, int32_t flush_cache, dray_tensor_list **out,
+                         dray_error *error);
+void dray_tensor_list_free(dray_tensor_list *list); /* NULL is fine */
+/* Adds a tensor: `ranks` handles, as dray_handle_describe and the tensor's shape make them, all of
+ * one dtype; fds: with each its region's descriptor (-1 where the kind has none), borrowed until
+ * dray_tensor_list_pack has been called for the last time. ranks: the same for all tensors of a
+ * list, from 1. DRAY_EEXIST: the name is taken; DRAY_EFORMAT, DRAY_EINVALID. */
+int dray_tensor_list_add(dray_tensor_list *list, const char *name, const dray_handle *handles,
+                         const int *fds, uint32_t ranks, dray_error *error);
+/* Wire form: versioned, checksummed, without pickle. *out: malloc'ed, free() it. *fds: the
+ * descriptors that must go along (SCM_RIGHTS, in this order), each once however many tensors lie
+ * there; borrowed from the list. */
+int dray_tensor_list_pack(const dray_tensor_list *list, void **out, size_t *size, const int **fds,
+                          uint32_t *fd_count, dray_error *error);
+/* fds: what came along, duplicated. Data from anywhere may be given: DRAY_EFORMAT, DRAY_EVERSION,
+ * DRAY_ECHECKSUM, DRAY_EINVALID (descriptors that are missing). Owner: the caller. */
+int dray_tensor_list_unpack(const void *data, size_t size, const int *fds, uint32_t fd_count,
+                            dray_tensor_list **out, dray_error *error);
+uint32_t dray_tensor_list_count(const dray_tensor_list *list);
+uint32_t dray_tensor_list_ranks(const dray_tensor_list *list);          /* 0: no tensor yet */
+const char *dray_tensor_list_load_format(const dray_tensor_list *list); /* "": none. Borrowed */
+int32_t dray_tensor_list_flush_cache(const dray_tensor_list *list);
+/* Opens entry `rank` of tensor `index`, of an unpacked list. name: borrowed from the list; handle:
+ * initialised by the caller, gets shape, strides and offset; region: mapped for reading, the
+ * list's: each storage is mapped once, and all are unmapped by dray_tensor_list_free. Outputs may
+ * be NULL. DRAY_EINVALID: no such entry; else what dray_region_import returns. */
+int dray_tensor_list_open(dray_tensor_list *list, uint32_t index, uint32_t rank, const char **name,
+                          dray_handle *handle, dray_region **region, dray_error *error);
+/* load_format "direct": fills those blocks of a layout whose tensors are in the list from entry
+ * `rank` of each, which are full tensors; converted where dtypes differ. All others stay as they
+ * are, so that a model may come in several lists. All or nothing where a name, shape or dtype does
+ * not fit (DRAY_ENOENT with the nearest names, DRAY_ESHAPE, DRAY_EDTYPE). */
+int dray_tensor_list_load(dray_tensor_list *list, uint32_t rank, const dray_layout *layout,
+                          dray_region *const *regions, dray_error *error);
+
 /* ---- checksums ----------------------------------------------------------------------------------
  * Independent of the sharding: sum(tensor) = Σ over elements A(row) · B(column) · bits mod 2^64,
  * row = flattened index over all dimensions but the last, column = index along the last, A and B

@@ -263,14 +263,22 @@ static void run_trainer(bench_cluster *c, uint32_t rank)
     dray_close(context);
 }
 
+/* What an engine rank must get at least: what an update wrote, or of full tensors the part that it
+ * wants. The latter's source bytes are as many. */
+static uint64_t wanted_bytes(const bench_cluster *c, uint32_t number, uint64_t written)
+{
+    const bench_side *side = &c->options->to;
+    return c->options->load ? dray_layout_bytes(side->layouts[number % side->count]) : written;
+}
+
 /* A memcpy with the traffic of the update, from the trainers' memory into the engine's: as many
  * bytes read and written together. (A conversion from f32 to bf16 reads two bytes for each that it
  * writes: the traffic of a copy of one and a half times what is written.) */
 static void copy_bytes(const bench_cluster *c, dray_region *to, uint32_t rank,
                        const dray_update_report *report)
 {
-    uint64_t size = dray_region_bytes(to), left = (report->bytes + report->source_bytes) / 2,
-             at = 0;
+    uint64_t size = dray_region_bytes(to), at = 0;
+    uint64_t left = wanted_bytes(c, rank, (report->bytes + report->source_bytes) / 2);
     for (uint32_t i = rank * c->region_count / (c->options->to.count * c->groups); left;
          i = (i + 1) % c->region_count) {
         uint64_t part = dray_region_bytes(c->regions[i]);
@@ -314,7 +322,72 @@ typedef struct engine {
     dray_layout *layout;
     dray_region **regions;
     dray_subscriber *subscriber;
+    uint32_t *first, *blocks; /* of each tensor */
 } engine;
+
+/* The rows of a slice of a full tensor, dense at `data`, that a block of the engine wants. */
+static void cut_out(const engine *e, const dray_block *block, const dray_load_tensor *t,
+                    const uint8_t *data)
+{
+    int64_t size = (int64_t)dray_dtype_size((dray_dtype)t->dtype), at[DRAY_MAX_DIMS] = {0};
+    uint8_t *base = dray_region_base(e->regions[block->region]);
+    uint32_t inner = t->ndim - 1;
+    int64_t first = block->start[0] > t->first_row ? block->start[0] : t->first_row;
+    int64_t end = block->start[0] + block->extent[0], last = t->first_row + t->rows;
+    end = end < last ? end : last;
+    at[0] = first;
+    for (bool more = first < end; more;) {
+        int64_t from = inner ? at[0] - t->first_row : 0, to = 0;
+        for (uint32_t d = 0; d < inner; d++) {
+            from = d ? from * t->shape[d] + block->start[d] + at[d] : from;
+            to += (d ? at[d] : at[0] - block->start[0]) * block->stride[d];
+        }
+        int64_t skip = inner ? block->start[inner] : first - t->first_row;
+        int64_t count = inner ? block->extent[inner] : end - first;
+        to += inner ? 0 : (first - block->start[0]) * block->stride[0];
+        from = inner ? from * t->shape[inner] + skip : skip;
+        memcpy(base + (int64_t)block->offset + to, data + from * size, (size_t)(count * size));
+        more = false;
+        for (uint32_t d = inner; d-- > 0 && !more;) {
+            more = d ? ++at[d] < block->extent[d] : ++at[0] < end;
+            at[d] = more ? at[d] : d ? 0 : first;
+        }
+    }
+}
+
+/* What an engine's own load_weights does: finds each tensor and copies its part. */
+static int load_weights(void *user, const dray_load_bucket *bucket, dray_error *error)
+{
+    const engine *e = user;
+    (void)error;
+    for (uint32_t i = 0; i < bucket->count; i++) {
+        const dray_load_tensor *t = &bucket->tensors[i];
+        uint32_t index;
+        if (dray_layout_find(e->layout, t->name, &index, NULL))
+            continue;
+        for (uint32_t b = e->first[index]; b < e->first[index + 1]; b++)
+            cut_out(e, dray_layout_block(e->layout, e->blocks[b]), t,
+                    (const uint8_t *)bucket->data + t->start);
+    }
+    return 0;
+}
+
+/* The blocks of each tensor. */
+static void index_blocks(bench_cluster *c, engine *e)
+{
+    uint32_t tensors = dray_layout_tensor_count(e->layout);
+    uint32_t blocks = dray_layout_block_count(e->layout);
+    dray_error error = {.message = "out of memory"};
+    e->first = calloc((size_t)tensors + 2, sizeof *e->first);
+    e->blocks = calloc((size_t)blocks + 1, sizeof *e->blocks);
+    must(c, e->first && e->blocks ? 0 : DRAY_ENOMEM, "engine", &error);
+    for (uint32_t b = 0; b < blocks; b++)
+        e->first[dray_layout_block(e->layout, b)->tensor + 2]++;
+    for (uint32_t t = 0; t < tensors; t++)
+        e->first[t + 2] += e->first[t + 1];
+    for (uint32_t b = 0; b < blocks; b++)
+        e->blocks[e->first[dray_layout_block(e->layout, b)->tensor + 1]++] = b;
+}
 
 static void poison(const engine *e)
 {
@@ -353,7 +426,7 @@ static void work_engine(bench_cluster *c, const engine *e, enum work work, seat 
         copy_bytes(c, e->regions[0], e->seat, &s->report);
         break;
     case WORK_READ:
-        read_bytes(c, e->seat, s->report.source_bytes);
+        read_bytes(c, e->seat, wanted_bytes(c, e->seat, s->report.source_bytes));
         break;
     default:
         check(c, e, s);
@@ -381,8 +454,19 @@ static void run_engine(bench_cluster *c, uint32_t number)
     options.group = group;
     options.rank = rank;
     options.world = side->count;
-    must(c, dray_subscriber_open(context, MODEL, e.layout, &options, &e.subscriber, &error), group,
-         &error);
+    dray_load_options load = DRAY_LOAD_OPTIONS_INIT;
+    load.load = load_weights;
+    load.user = &e;
+    load.bucket_bytes = c->options->bucket_bytes;
+    load.slices = 1;
+    if (c->options->load) {
+        index_blocks(c, &e);
+        options.load = &load;
+    }
+    must(c,
+         dray_subscriber_open(context, MODEL, c->options->load ? c->options->load : e.layout,
+                              &options, &e.subscriber, &error),
+         group, &error);
     add(&b->ready);
     for (int round = 1;; round++) {
         enum work work = next_work(&b->engines, round);
@@ -479,7 +563,8 @@ double bench_cluster_link(bench_cluster *c, const char **how)
         double bytes = 0;
         for (uint32_t i = 0; i < c->board->engines.ranks; i++)
             if (strcmp(host_of(to, i % to->count), to->hosts[h]) == 0)
-                bytes += (double)c->board->seats[i].report.link_bytes[DRAY_LINK_NETWORK];
+                bytes += (double)wanted_bytes(
+                    c, i, c->board->seats[i].report.link_bytes[DRAY_LINK_NETWORK]);
         most = bytes > most ? bytes : most;
     }
     if (most <= 0)

@@ -19,8 +19,12 @@ typedef struct bench_side {
 
 typedef struct bench_cluster_options {
     bench_side from, to;
-    uint32_t engines;       /* how many engines (groups) of to.count ranks each; 0: 1 */
-    bool tied;              /* of the model */
+    uint32_t engines; /* how many engines (groups) of to.count ranks each; 0: 1 */
+    bool tied;        /* of the model */
+    /* Not NULL: engines take full tensors of this layout, through a bucket of bucket_bytes (0: the
+     * library's default), and cut out what they want. */
+    const dray_layout *load;
+    uint64_t bucket_bytes;
     const char *checkpoint; /* folder: engines read it, and there are no trainers; NULL: none */
 } bench_cluster_options;
 

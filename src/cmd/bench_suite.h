@@ -4,8 +4,10 @@
 
 #include "cmd/bench_cluster.h"
 
-typedef struct bench_found {
-    double seconds, limit; /* of the last case measured */
+typedef struct bench_found { /* of the last case measured */
+    double seconds, limit;
+    const char *limit_by;
+    dray_update_report report; /* over all ranks */
 } bench_found;
 
 typedef struct bench_job {
@@ -16,6 +18,8 @@ typedef struct bench_job {
     int verify;                 /* as in dray_update_options */
     uint64_t bucket;
     uint32_t engines;
+    bool load;  /* engines take full tensors through load_weights and cut them themselves */
+    bool quiet; /* no row: the caller makes one of *found */
     double target;
     double reference;   /* seconds to compare with instead of the limit; 0: the limit */
     bench_found *found; /* may be NULL */

@@ -212,14 +212,19 @@ static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, 
     bench_cluster_check(c);
     json_t *more = describe(job, c, seconds, turns);
     json_object_set_new(more, "limit_by", json_string(how));
-    job->found->seconds = bench_percentile(seconds, turns, 0.25);
-    job->found->limit = bench_percentile(limits, turns, 0.25);
+    json_object_set_new(more, "load_weights", json_boolean(job->load));
+    *job->found = (bench_found){.seconds = bench_percentile(seconds, turns, 0.25),
+                                .limit = bench_percentile(limits, turns, 0.25),
+                                .limit_by = how,
+                                .report = bench_cluster_report(c)};
+    free(seconds);
+    bench_more(b, more);
+    if (job->quiet)
+        return;
     snprintf(name, sizeof name, "%s%s, %s -> %s, %s, %s%s", job->model, job->cut, job->from,
              job->to, modes[mode], strategies[strategy], job->verify < 0 ? ", not verified" : "");
-    bench_more(b, more);
     bench_row(b, job->name ? job->name : name, job->found->seconds, "s",
               job->reference > 0 ? job->reference : job->found->limit, job->target);
-    free(seconds);
 }
 
 static void measure_mode(bench *b, const bench_job *job, bench_cluster_options *o, int mode)
@@ -254,11 +259,20 @@ void bench_run(bench *b, const bench_job *given)
     bench_side_open(b, &job.config, job.from, &o.from);
     bench_side_open(b, &job.config, job.to, &o.to);
     need_memory(b, &job, &o);
+    dray_layout *full = NULL;
+    dray_error error;
+    if (job.load &&
+        dray_layout_full(&job.config, (dray_dtype)dray_layout_tensor(o.to.layouts[0], 0)->dtype,
+                         DRAY_REGION_HOST, &full, &error))
+        bench_die(b, "%s", error.message);
+    o.load = full;
+    o.bucket_bytes = job.bucket;
     for (int mode = 0; mode < MODES; mode++)
         if (job.modes & 1u << mode)
             measure_mode(b, &job, &o, mode);
     bench_side_close(&o.from);
     bench_side_close(&o.to);
+    dray_layout_free(full);
 }
 
 int bench_weights(int argc, char **argv)

@@ -52,8 +52,8 @@ static int move_plan(const dray_plan *plan, const dray_layout *layout, dray_regi
     return DRAY_OK;
 }
 
-static int copy_all(const dray_layout *from, dray_region *const *sources, const char *name,
-                    const dray_layout *to, dray_region *const *destinations, dray_error *error)
+int dray__copy_all(const dray_layout *from, dray_region *const *sources, const char *name,
+                   const dray_layout *to, dray_region *const *destinations, dray_error *error)
 {
     dray_plan_member source = {.layout = from, .name = name, .host = 1, .process = 1};
     dray_plan_member destination = {.layout = to, .host = 1, .process = 1};
@@ -131,7 +131,7 @@ int dray_checkpoint_write(const char *directory, const dray_layout *layout,
         return rc;
     dray_region **opened = open_regions(files, 1, error, &rc);
     if (rc == DRAY_OK)
-        rc = copy_all(layout, regions, "the layout", files, opened, error);
+        rc = dray__copy_all(layout, regions, "the layout", files, opened, error);
     free_regions(opened, files);
     if (rc == DRAY_OK && config_json)
         rc = write_config(directory, config_json, error);
@@ -156,7 +156,7 @@ int dray_checkpoint_read(const char *directory, const dray_layout *layout,
         return rc;
     dray_region **opened = open_regions(files, 0, error, &rc);
     if (rc == DRAY_OK)
-        rc = copy_all(files, opened, directory, layout, regions, error);
+        rc = dray__copy_all(files, opened, directory, layout, regions, error);
     free_regions(opened, files);
     dray_layout_free(files);
     return rc;

@@ -100,6 +100,10 @@ int dray__sum_pieces(const dray_layout *layout, dray_region *const *regions,
                      const dray__pieces *pieces, dray__sums *out, dray_error *error);
 uint64_t dray__rect_elements(const dray__rect *rect);
 
+/* ---- checkpoint.c: plans between two layouts of this process, and carries the plan out */
+int dray__copy_all(const dray_layout *from, dray_region *const *sources, const char *name,
+                   const dray_layout *to, dray_region *const *destinations, dray_error *error);
+
 /* ---- manifest.c: sums that a checkpoint's files carry of their own tensors, in their metadata. */
 #define DRAY__SUMS_KEY "dray.sums"
 /* Adds those of all files of a layout; files without any add nothing. DRAY_EFORMAT: malformed, or
