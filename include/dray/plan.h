@@ -28,8 +28,14 @@ typedef struct dray_plan_options {
 } dray_plan_options;
 
 /* NONE alone: dtypes must be equal. FLOAT: between f64, f32, bf16 and f16, rounding to nearest
- * even. */
-enum { DRAY_CAST_NONE = 1, DRAY_CAST_FLOAT = 2, DRAY_CAST_DEFAULT = DRAY_CAST_FLOAT };
+ * even. QUANT: from f32, bf16 and f16 to tensors that are quantised (dray_layout_set_quant), and
+ * back. */
+enum {
+    DRAY_CAST_NONE = 1,
+    DRAY_CAST_FLOAT = 2,
+    DRAY_CAST_QUANT = 4,
+    DRAY_CAST_DEFAULT = DRAY_CAST_FLOAT | DRAY_CAST_QUANT
+};
 
 #define DRAY_PLAN_OPTIONS_INIT                                                                     \
     {                                                                                              \
@@ -66,6 +72,31 @@ typedef struct dray_copy {
     int64_t source_stride[DRAY_MAX_DIMS], destination_stride[DRAY_MAX_DIMS]; /* bytes */
 } dray_copy;
 
+typedef enum dray_transform_kind {
+    DRAY_TRANSFORM_QUANTISE = 1, /* floats become a quantised tensor and its scales */
+    DRAY_TRANSFORM_DEQUANTISE    /* a quantised tensor and its scales become floats */
+} dray_transform_kind;
+
+/* Elements that are converted together: a box of one tensor, read from wherever it lies and written
+ * to wherever the destination holds it. Elements that share a scale are a cell: cells are the grid
+ * of multiples of `cell`, cut short at the tensor's edge. QUANTISE reads whole cells, also where
+ * the destination holds a part of one: their largest element decides the scale. The arithmetic is
+ * that of DeepGEMM's per_block_cast_to_fp8: scale = max(amax, 1e-4) / largest (448 or 57344),
+ * rounded up to a power of two for UE8M0; quantised = x * (1 / scale), rounded to nearest even. */
+typedef struct dray_transform {
+    int32_t kind;    /* dray_transform_kind */
+    uint32_t tensor; /* index within the destination layout: of the quantised one, or the floats */
+    int32_t quant_dtype;           /* of the quantised side */
+    int32_t scale_format;          /* dray_scale_format */
+    int64_t start[DRAY_MAX_DIMS];  /* global coordinates, elements */
+    int64_t extent[DRAY_MAX_DIMS]; /* unused dimensions: 1 */
+    int64_t cell[DRAY_MAX_DIMS];   /* elements that share a scale, along each dimension */
+    /* Ranges of dray_plan_reads, which has the elements (each once), and for DEQUANTISE the scales
+     * of all cells that the box touches (each once); of dray_plan_writes, which has the elements
+     * and, for QUANTISE, the scales that the destination holds. */
+    uint64_t first_read, reads, first_scale_read, scale_reads, first_write, writes;
+} dray_transform;
+
 typedef struct dray_plan dray_plan;
 
 /* Fills every element of the destination exactly once from the sources, each destination byte read
@@ -75,7 +106,9 @@ typedef struct dray_plan dray_plan;
  * destination begins with another one, chosen by its member id. Source names are resolved through
  * aliases on either side (a destination lm_head from a tied embed_tokens). Elements beyond a
  * tensor's global shape (vocabulary padding) are in no block and stay as they are. Elements that
- * the destination holds twice, in different memory, are both filled. sources: source_count members,
+ * the destination holds twice, in different memory, are both filled. A quantised tensor, and its
+ * scales, are copied from sources that quantise it in the same way (or hold that dtype and do not
+ * say how), else made of floats. sources: source_count members,
  * may be none; options: NULL for the defaults. Returns DRAY_EHOLE (elements that nobody holds),
  * DRAY_EOVERLAP (two blocks of the destination write the same bytes), DRAY_ESHAPE, DRAY_EDTYPE:
  * named are tensor, element range and members; DRAY_EINVALID (unknown bits in allow_cast),
@@ -107,9 +140,19 @@ void dray_plan_index_free(dray_plan_index *index); /* NULL is fine */
 uint64_t dray_plan_count(const dray_plan *plan);
 /* dray_plan_count entries, borrowed from the plan; may be NULL when there are none. */
 const dray_copy *dray_plan_copies(const dray_plan *plan);
+/* What is not copied: by tensor; no more than there are tensors, but for those in several blocks.
+ * Borrowed; may be NULL when there are none. */
+uint64_t dray_plan_transform_count(const dray_plan *plan);
+const dray_transform *dray_plan_transforms(const dray_plan *plan);
+/* What transforms read: the source's side of a copy alone (the destination's is 0, the tensor the
+ * transform's); reads of scales count coordinates in scales. */
+const dray_copy *dray_plan_reads(const dray_plan *plan);
+/* What they write: the destination's side alone (the source's is 0). */
+const dray_copy *dray_plan_writes(const dray_plan *plan);
 /* Bytes read from a source, before conversion. */
 uint64_t dray_plan_source_bytes(const dray_plan *plan, uint32_t source);
-/* Bytes written, after conversion: over one link, in all, by the largest copy. */
+/* Bytes written, after conversion: over one link (scales count as their elements do), in all, by
+ * the largest copy or transform. */
 uint64_t dray_plan_bytes(const dray_plan *plan, dray_link link);
 uint64_t dray_plan_total_bytes(const dray_plan *plan);
 uint64_t dray_plan_largest_copy(const dray_plan *plan);

@@ -1,6 +1,7 @@
 #include "control/coverage.h"
 
 #include "base/error.h"
+#include "model/layout.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -253,6 +254,9 @@ static bool add_rank(builder *b, const dray_layout *layout)
         const dray_block *block = dray_layout_block(layout, i);
         int32_t dtype = dray_layout_tensor(layout, block->tensor)->dtype;
         uint32_t item;
+        if (dray__layout_scales_of(layout, block->tensor, &item) &&
+            !dray__map_get(&b->names, names[block->tensor], &item))
+            continue; /* scales that no source has are computed, not read */
         added = item_of(b->out, names[block->tensor], dtype, &item) && push(b, layout, block, item);
     }
     free(names);

@@ -438,3 +438,8 @@ bool dray__layout_put_quant(dray_layout *layout, uint32_t tensor, const dray_qua
         slot_of(layout, quant->scales)->owner = tensor + 1;
     return true;
 }
+
+bool dray__layout_quantised(const dray_layout *layout)
+{
+    return layout->quants.count > 0;
+}

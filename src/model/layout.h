@@ -22,6 +22,8 @@ char *dray__shape_text(uint32_t ndim, const int64_t *shape, char *out);
 void dray__quant_cell(const dray_tensor_info *tensor, const dray_quant *quant, int64_t *cell);
 /* Whether the tensor holds another one's scales; *tensor is that one. */
 bool dray__layout_scales_of(const dray_layout *layout, uint32_t scales, uint32_t *tensor);
+/* False: no tensor is quantised. */
+bool dray__layout_quantised(const dray_layout *layout);
 /* Keeps it as it is (NULL: not quantised); false: out of memory. */
 bool dray__layout_put_quant(dray_layout *layout, uint32_t tensor, const dray_quant *quant);
 /* *at rounded up to the builders' alignment; false on overflow. */

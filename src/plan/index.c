@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "model/layout.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -75,6 +76,19 @@ static bool add_names_of(dray_plan_index *index, const dray_layout *layout)
     for (uint32_t t = 0; t < dray_layout_tensor_count(layout); t++)
         if (name_id(index, dray_layout_tensor(layout, t)->name, true) == NONE)
             return false;
+    return true;
+}
+
+/* The scales of quantised tensors that are known by now: a destination of floats does not name
+ * them. */
+static bool add_scales_of(dray_plan_index *index, const dray_layout *layout)
+{
+    for (uint32_t t = 0; t < dray_layout_tensor_count(layout); t++) {
+        const dray_quant *quant = dray_layout_quant(layout, t);
+        if (quant && name_id(index, dray_layout_tensor(layout, t)->name, false) != NONE &&
+            name_id(index, dray_layout_tensor(layout, quant->scales)->name, true) == NONE)
+            return false;
+    }
     return true;
 }
 
@@ -222,11 +236,15 @@ int dray__plan_index_new(const dray_plan_member *sources, uint32_t count, const 
         return dray__nomem(error);
     index->sources = sources;
     index->source_count = count;
+    for (uint32_t i = 0; i < count; i++)
+        index->quants |= dray__layout_quantised(sources[i].layout);
     bool ok = grow_slots(index);
     if (ok && only)
         ok = add_names_of(index, only);
     for (uint32_t i = 0; ok && !only && i < count; i++)
         ok = add_names_of(index, sources[i].layout);
+    for (uint32_t i = 0; ok && only && i < count; i++)
+        ok = !dray__layout_quantised(sources[i].layout) || add_scales_of(index, sources[i].layout);
     scan s = {.index = index};
     ok = ok && collect(&s);
     free(s.names);

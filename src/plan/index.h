@@ -14,6 +14,7 @@ typedef struct dray__holder {
 struct dray_plan_index {
     const dray_plan_member *sources;
     uint32_t source_count;
+    bool quants; /* a source has quantised tensors */
     /* Names: open addressing over `slots` (a power of two), UINT32_MAX = free. */
     uint32_t *slot;
     uint32_t slots, name_count, name_capacity;

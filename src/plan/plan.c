@@ -12,33 +12,8 @@
 
 #define DEFAULT_STRIPE ((uint64_t)4 << 20)
 
-/* Holders of one rectangle that overlaps the destination block. */
-typedef struct hit {
-    const dray__holder *first;
-    size_t count;
-    dray__box box; /* the overlap */
-    uint64_t load; /* of its least loaded holder; set where the order of hits matters */
-} hit;
-
-typedef struct planner {
-    const dray_plan_index *index;
-    const dray_plan_member *destination;
-    uint64_t stripe_bytes;
-    bool cast_floats;
-    dray_plan *plan;
-    uint64_t *load;    /* bytes asked of each source so far */
-    uint32_t rotation; /* among equals each destination begins with another source */
-    /* Of the destination block at hand. */
-    const dray_block *block;
-    const dray_tensor_info *tensor;
-    const dray_block **last_block; /* per source: the last block that it gave a piece of */
-    bool repeated;                 /* a source gave more than one piece of this block */
-    dray__boxes open, left;        /* not filled; not filled after the present hit */
-    hit *hits;
-    size_t hit_count, hit_capacity;
-    const dray__holder **near; /* holders of one hit in the present class */
-    size_t near_capacity;
-} planner;
+typedef dray__planner planner;
+typedef dray__hit hit;
 
 const char *dray_link_name(dray_link link)
 {
@@ -113,7 +88,7 @@ static uint64_t offset_of(const dray_block *block, const int64_t *start)
 
 static bool emit(planner *p, const dray__box *box, const dray__holder *holder)
 {
-    dray_copy *copy = dray__copies_next(&p->plan->copies);
+    dray_copy *copy = dray__copies_next(p->sink);
     if (!copy)
         return false;
     const dray_layout *layout = p->index->sources[holder->source].layout;
@@ -130,6 +105,8 @@ static bool emit(planner *p, const dray__box *box, const dray__holder *holder)
     memcpy(copy->extent, box->extent, sizeof copy->extent);
     memcpy(copy->source_stride, holder->block->stride, sizeof copy->source_stride);
     memcpy(copy->destination_stride, p->block->stride, sizeof copy->destination_stride);
+    if (p->reading != DRAY__AS_THEY_ARE)
+        copy->destination_dtype = copy->source_dtype;
     p->repeated |= p->last_block[holder->source] == p->block;
     p->last_block[holder->source] = p->block;
     p->load[holder->source] +=
@@ -191,6 +168,12 @@ static bool take(planner *p, const dray__box *box, const dray__holder **near, si
 /* ---- one destination block --------------------------------------------------------------------
  */
 
+/* Where nothing is quantised everybody is. */
+static bool usable(const planner *p, const dray__holder *holder)
+{
+    return !p->quants || dray__plan_accepts(p, holder);
+}
+
 static bool is_float(int32_t dtype)
 {
     return dtype == DRAY_F64 || dtype == DRAY_F32 || dtype == DRAY_BF16 || dtype == DRAY_F16;
@@ -211,7 +194,7 @@ static int check_holder(const planner *p, const dray__holder *holder, dray_error
                           dray__member_text(source, b, sizeof b),
                           dray__shape_text(from->ndim, from->shape, y));
     }
-    if (from->dtype != to->dtype &&
+    if (p->reading == DRAY__AS_THEY_ARE && from->dtype != to->dtype &&
         !(p->cast_floats && is_float(from->dtype) && is_float(to->dtype)))
         return dray__fail(
             error, DRAY_EDTYPE, "tensor %.160s: %s wants %s, which cannot be made of the %s of %s",
@@ -251,13 +234,17 @@ static int find_hits(planner *p, const dray__holder *holders, size_t count, unsi
         dray__box box = dray__box_of(holders[i].block);
         if (!dray__box_intersect(&box, &block, &box))
             continue;
+        bool any = false;
         for (size_t j = i; j < i + n; j++) {
+            if (!usable(p, &holders[j]))
+                continue;
             int rc = check_holder(p, &holders[j], error);
             if (rc)
                 return rc;
             *links |= 1u << holder_link(p, &holders[j]);
+            any = true;
         }
-        if (!add_hit(p, &holders[i], n, &box))
+        if (any && !add_hit(p, &holders[i], n, &box))
             return dray__nomem(error);
     }
     return DRAY_OK;
@@ -277,7 +264,7 @@ static size_t near_holders(planner *p, const hit *h, int32_t link, bool *failed)
     }
     size_t count = 0;
     for (size_t i = 0; i < h->count; i++)
-        if (holder_link(p, &h->first[i]) == link)
+        if (holder_link(p, &h->first[i]) == link && usable(p, &h->first[i]))
             p->near[count++] = &h->first[i];
     return count;
 }
@@ -312,7 +299,8 @@ static uint64_t hit_load(const planner *p, const hit *h, int32_t link)
 {
     uint64_t least = UINT64_MAX;
     for (size_t i = 0; i < h->count; i++)
-        if (holder_link(p, &h->first[i]) == link && p->load[h->first[i].source] < least)
+        if (p->load[h->first[i].source] < least && holder_link(p, &h->first[i]) == link &&
+            usable(p, &h->first[i]))
             least = p->load[h->first[i].source];
     return least;
 }
@@ -349,7 +337,7 @@ static bool fill_from_link(planner *p, int32_t link)
     return true;
 }
 
-static int fill_from_name(planner *p, const char *name, dray_error *error)
+int dray__plan_fill_from_name(planner *p, const char *name, dray_error *error)
 {
     const dray__holder *holders;
     size_t count = dray__plan_holders(p->index, name, &holders);
@@ -420,8 +408,36 @@ static void nearest_text(const planner *p, const dray__box *hole, char *out, siz
              same > 1 ? others : " holds", dray__box_text(&box, p->tensor->ndim, text));
 }
 
-static int hole(const planner *p, dray_error *error)
+/* Who holds it, but as what nothing can be made of; NULL: nobody, or others hold it right. */
+static const dray__holder *refused_holder(const planner *p)
 {
+    const dray__holder *holders;
+    size_t count = dray__plan_holders(p->index, p->tensor->name, &holders);
+    for (size_t i = 0; i < count; i++)
+        if (usable(p, &holders[i]))
+            return NULL;
+    return count ? holders : NULL;
+}
+
+static int refused(const planner *p, const dray__holder *holder, dray_error *error)
+{
+    char a[80], b[80];
+    const dray_plan_member *source = &p->index->sources[holder->source];
+    dray_dtype dtype = (dray_dtype)dray_layout_tensor(source->layout, holder->tensor)->dtype;
+    bool quantised = dray_layout_quant(source->layout, holder->tensor);
+    return dray__fail(
+        error, DRAY_EDTYPE, "tensor %.160s: %s wants %s%s, which cannot be made of the %s%s of %s",
+        p->tensor->name, dray__member_text(p->destination, a, sizeof a),
+        dray_layout_quant(p->destination->layout, p->block->tensor) ? "quantised " : "",
+        dray_dtype_name((dray_dtype)p->tensor->dtype), quantised ? "otherwise quantised " : "",
+        dray_dtype_name(dtype), dray__member_text(source, b, sizeof b));
+}
+
+int dray__plan_hole(const planner *p, dray_error *error)
+{
+    const dray__holder *wrong = p->quants ? refused_holder(p) : NULL;
+    if (wrong)
+        return refused(p, wrong, error);
     const dray__box *box = &p->open.items[0];
     char name[80], text[DRAY__BOX_TEXT], nearest[300];
     nearest_text(p, box, nearest, sizeof nearest);
@@ -436,27 +452,35 @@ static int hole(const planner *p, dray_error *error)
 /* ---- the plan ---------------------------------------------------------------------------------
  */
 
-static int fill_block(planner *p, const dray_block *block, dray_error *error)
+int dray__plan_fill(planner *p, dray_error *error)
 {
     const dray_layout *layout = p->destination->layout;
+    int rc = dray__plan_fill_from_name(p, p->tensor->name, error);
+    /* What nobody holds under its own name may be there under another one of the tensor. */
+    for (uint32_t t = 0; !rc && p->open.count && t < dray_layout_tensor_count(layout); t++) {
+        const dray_tensor_info *alias = dray_layout_tensor(layout, t);
+        if (alias->alias_of >= 0 && (uint32_t)alias->alias_of == p->block->tensor)
+            rc = dray__plan_fill_from_name(p, alias->name, error);
+    }
+    return rc;
+}
+
+static int fill_block(planner *p, const dray_block *block, dray_error *error)
+{
     size_t from = p->plan->copies.count;
     dray__box box = dray__box_of(block);
     p->block = block;
-    p->tensor = dray_layout_tensor(layout, block->tensor);
+    p->tensor = dray_layout_tensor(p->destination->layout, block->tensor);
+    p->reading = DRAY__AS_THEY_ARE;
+    p->sink = &p->plan->copies;
     p->repeated = false;
     p->open.count = 0;
     if (!dray__boxes_add(&p->open, &box))
         return dray__nomem(error);
-    int rc = fill_from_name(p, p->tensor->name, error);
-    /* What nobody holds under its own name may be there under another one of the tensor. */
-    for (uint32_t t = 0; !rc && p->open.count && t < dray_layout_tensor_count(layout); t++) {
-        const dray_tensor_info *alias = dray_layout_tensor(layout, t);
-        if (alias->alias_of >= 0 && (uint32_t)alias->alias_of == block->tensor)
-            rc = fill_from_name(p, alias->name, error);
-    }
+    int rc = p->quants ? dray__plan_fill_quant(p, error) : dray__plan_fill(p, error);
     if (!rc && p->open.count)
-        rc = hole(p, error);
-    if (!rc && p->repeated)
+        rc = dray__plan_hole(p, error);
+    if (!rc && p->repeated && p->sink == &p->plan->copies)
         dray__plan_merge(&p->plan->copies, from);
     return rc;
 }
@@ -489,9 +513,13 @@ static int fill_plan(planner *p, dray_error *error)
     for (uint32_t b = 0; !rc && b < dray_layout_block_count(layout); b++)
         rc = fill_block(p, dray_layout_block(layout, b), error);
     if (!rc)
+        rc = dray__plan_quantise(p, error);
+    if (!rc)
         rc = dray__plan_sort(&p->plan->copies, error);
     if (!rc)
         total(p->plan, p->index, layout);
+    if (!rc)
+        dray__plan_total_transforms(p);
     return rc;
 }
 
@@ -524,18 +552,21 @@ int dray_plan_from_index(const dray_plan_index *index, const dray_plan_member *d
     if (rc)
         return rc;
     uint32_t casts = own.allow_cast ? own.allow_cast : DRAY_CAST_DEFAULT;
-    if (casts & ~(uint32_t)(DRAY_CAST_NONE | DRAY_CAST_FLOAT))
+    if (casts & ~(uint32_t)(DRAY_CAST_NONE | DRAY_CAST_FLOAT | DRAY_CAST_QUANT))
         return dray__fail(error, DRAY_EINVALID, "plan options: allow_cast has unknown bits 0x%x",
                           casts);
     planner p = {.index = index,
                  .destination = destination,
                  .stripe_bytes = own.stripe_bytes ? own.stripe_bytes : DEFAULT_STRIPE,
-                 .cast_floats = casts & DRAY_CAST_FLOAT};
+                 .cast_floats = casts & DRAY_CAST_FLOAT,
+                 .cast_quant = casts & DRAY_CAST_QUANT,
+                 .quants = index->quants || dray__layout_quantised(destination->layout)};
     rc = allocate(&p) ? fill_plan(&p, error) : dray__nomem(error);
     free(p.load);
     free(p.last_block);
     free(p.hits);
     free(p.near);
+    free(p.pending);
     dray__boxes_free(&p.open);
     dray__boxes_free(&p.left);
     if (rc)
@@ -563,6 +594,9 @@ void dray_plan_free(dray_plan *plan)
     if (!plan)
         return;
     free(plan->copies.items);
+    free(plan->reads.items);
+    free(plan->writes.items);
+    free(plan->transforms);
     free(plan->source_bytes);
     free(plan->source_link);
     free(plan);
@@ -576,6 +610,26 @@ uint64_t dray_plan_count(const dray_plan *plan)
 const dray_copy *dray_plan_copies(const dray_plan *plan)
 {
     return plan->copies.items;
+}
+
+uint64_t dray_plan_transform_count(const dray_plan *plan)
+{
+    return plan->transform_count;
+}
+
+const dray_transform *dray_plan_transforms(const dray_plan *plan)
+{
+    return plan->transforms;
+}
+
+const dray_copy *dray_plan_reads(const dray_plan *plan)
+{
+    return plan->reads.items;
+}
+
+const dray_copy *dray_plan_writes(const dray_plan *plan)
+{
+    return plan->writes.items;
 }
 
 uint64_t dray_plan_source_bytes(const dray_plan *plan, uint32_t source)

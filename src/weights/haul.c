@@ -15,8 +15,8 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-static const dray__lane_kind *const kinds[DRAY__LANES] = {&dray__lane_delta, &dray__lane_remote,
-                                                          &dray__lane_memory};
+static const dray__lane_kind *const kinds[DRAY__LANES] = {&dray__lane_quant, &dray__lane_delta,
+                                                          &dray__lane_remote, &dray__lane_memory};
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
@@ -202,14 +202,22 @@ uint64_t dray__copy_bytes(const dray_copy *copy)
     return dray__rect_elements(&rect) * dray_dtype_size((dray_dtype)copy->destination_dtype);
 }
 
+void dray__haul_add(dray__haul *h, uint32_t tensor, const struct dray__tensor_sum *sum)
+{
+    struct dray__tensor_sum *t = &h->tensors[tensor];
+    if (!sum->elements)
+        return;
+    t->mixed |= sum->mixed || (t->elements && t->dtype != sum->dtype);
+    t->dtype = sum->dtype;
+    t->elements += sum->elements;
+    t->sum += sum->sum;
+}
+
 void dray__haul_own(dray__haul *h, const dray_copy *copy, uint64_t sum)
 {
-    struct dray__tensor_sum *t = &h->tensors[copy->tensor];
     dray__rect rect = dray__copy_rect(copy);
-    t->mixed |= t->elements && t->dtype != copy->source_dtype;
-    t->dtype = copy->source_dtype;
-    t->elements += dray__rect_elements(&rect);
-    t->sum += sum;
+    struct dray__tensor_sum of = {copy->source_dtype, false, dray__rect_elements(&rect), sum};
+    dray__haul_add(h, copy->tensor, &of);
 }
 
 uint64_t dray__haul_read_back(const dray__haul *h, const dray_region *region, const dray_copy *copy)

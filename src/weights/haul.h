@@ -28,7 +28,8 @@ typedef struct dray__lane_kind {
     void (*close)(void *lane); /* NULL lane is fine */
 } dray__lane_kind;
 
-extern const dray__lane_kind dray__lane_delta, dray__lane_remote, dray__lane_memory;
+extern const dray__lane_kind dray__lane_quant, dray__lane_delta, dray__lane_remote,
+    dray__lane_memory;
 
 struct dray__tensor_sum {
     int32_t dtype;
@@ -43,7 +44,7 @@ struct dray__lane {
     bool done, waits;
 };
 
-enum { DRAY__LANES = 3 };
+enum { DRAY__LANES = 4 };
 
 struct dray__haul {
     const dray__sources *sources;
@@ -73,6 +74,8 @@ const dray_tensor_info *dray__haul_tensor(const dray__haul *haul, const dray_cop
 uint64_t dray__copy_bytes(const dray_copy *copy);
 /* A sum of the source's bits that counts in the group's. */
 void dray__haul_own(dray__haul *haul, const dray_copy *copy, uint64_t sum);
+/* Sums of such bits, taken elsewhere. */
+void dray__haul_add(dray__haul *haul, uint32_t tensor, const struct dray__tensor_sum *sum);
 /* The sum of what lies at the destination of a copy now. */
 uint64_t dray__haul_read_back(const dray__haul *haul, const dray_region *region,
                               const dray_copy *copy);

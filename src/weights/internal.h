@@ -130,6 +130,9 @@ typedef struct dray__op {
     dray_copy copy;
     uint32_t block; /* of the destination */
     bool owned;     /* counts in the group's sums */
+    bool scales;    /* reads the scales of a transform */
+    /* 1 + which of the plan's: then the copy is one of its reads, and has no destination. 0: none */
+    uint32_t transform;
 } dray__op;
 
 typedef struct dray__source {
@@ -155,6 +158,8 @@ typedef struct dray__sources {
     dray_plan *plan;
     dray__op *ops; /* in the plan's order */
     uint64_t op_count;
+    uint64_t *transform_ops; /* where those of each transform begin, and the end */
+    uint32_t *write_blocks;  /* the destination block of each of the plan's writes */
     const char **names; /* for each destination tensor: the source's name of it */
     bool casts, files;
     dray__sums stored; /* what a checkpoint says of its tensors; none: nothing */

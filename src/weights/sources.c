@@ -60,6 +60,8 @@ void dray__sources_free(dray__sources *s)
     free_group(s);
     dray_plan_free(s->plan);
     free(s->ops);
+    free(s->transform_ops);
+    free(s->write_blocks);
     free(s->names);
     free(s->path);
     free(s->disk);
@@ -263,7 +265,9 @@ static int cut_copy(const dray_layout *layout, const dray__pieces *pieces, const
         for (uint32_t p = pieces->first[blocks[i]]; p < pieces->first[blocks[i] + 1]; p++) {
             if (!dray__rect_cross(&whole, &pieces->items[p].rect, &cross))
                 continue;
-            dray__op op = {dray__copy_cut(copy, &cross), blocks[i], pieces->items[p].owned};
+            dray__op op = {.copy = dray__copy_cut(copy, &cross),
+                           .block = blocks[i],
+                           .owned = pieces->items[p].owned};
             if (!op_push(ops, &op))
                 return dray__nomem(error);
             left -= dray__rect_elements(&cross);
@@ -274,6 +278,114 @@ static int cut_copy(const dray_layout *layout, const dray__pieces *pieces, const
                           "tensor %s: a planned copy fills %" PRIu64 " elements outside any block",
                           dray_layout_tensor(layout, copy->tensor)->name, left);
     return DRAY_OK;
+}
+
+/* The blocks of a tensor. */
+struct blocks {
+    const uint32_t *items;
+    uint32_t count;
+};
+
+/* Takes `part` out of the rectangle: what is left goes on, slab by slab; what is taken is an op. */
+static int split_read(const dray__pieces *pieces, struct blocks blocks, const dray__op *whole,
+                      struct op_list *ops, dray_error *error)
+{
+    struct op_list left = {0};
+    int rc = op_push(&left, whole) ? DRAY_OK : dray__nomem(error);
+    for (uint32_t b = 0; b < blocks.count; b++) {
+        uint32_t p = pieces->first[blocks.items[b]], end = pieces->first[blocks.items[b] + 1];
+        for (; p < end && rc == DRAY_OK; p++)
+            for (uint64_t i = 0; pieces->items[p].owned && i < left.count && rc == DRAY_OK; i++) {
+                dray__op op = left.items[i], taken = op;
+                dray__rect rest = dray__copy_rect(&op.copy), cross;
+                if (!dray__rect_cross(&rest, &pieces->items[p].rect, &cross))
+                    continue;
+                taken.copy = dray__copy_cut(&op.copy, &cross);
+                taken.owned = true;
+                bool pushed = op_push(ops, &taken);
+                left.items[i--] = left.items[--left.count];
+                for (uint32_t d = 0; d < DRAY_MAX_DIMS && pushed; d++) {
+                    dray__rect side = rest;
+                    int64_t cross_end = cross.start[d] + cross.extent[d];
+                    int64_t rest_end = rest.start[d] + rest.extent[d];
+                    side.extent[d] = cross.start[d] - rest.start[d];
+                    taken = op;
+                    taken.copy = dray__copy_cut(&op.copy, &side);
+                    if (side.extent[d] > 0)
+                        pushed = op_push(&left, &taken);
+                    side.start[d] = cross_end;
+                    side.extent[d] = rest_end - cross_end;
+                    taken.copy = dray__copy_cut(&op.copy, &side);
+                    if (side.extent[d] > 0 && pushed)
+                        pushed = op_push(&left, &taken);
+                    rest.start[d] = cross.start[d];
+                    rest.extent[d] = cross.extent[d];
+                }
+                if (!pushed)
+                    rc = dray__nomem(error);
+            }
+    }
+    for (uint64_t i = 0; i < left.count && rc == DRAY_OK; i++)
+        if (!op_push(ops, &left.items[i]))
+            rc = dray__nomem(error);
+    free(left.items);
+    return rc;
+}
+
+/* The destination block that a write of the plan fills. */
+static uint32_t write_block(const dray_layout *layout, struct blocks blocks, const dray_copy *write)
+{
+    dray__rect whole = dray__copy_rect(write), cross;
+    uint32_t ndim = dray_layout_tensor(layout, write->tensor)->ndim;
+    uint64_t elements = dray__rect_elements(&whole);
+    for (uint32_t i = 0; i < blocks.count; i++) {
+        dray__rect rect = dray__rect_of(layout, blocks.items[i]);
+        if (dray__rect_cross(&whole, &rect, &cross) && dray__rect_elements(&cross) == elements &&
+            fills(write, dray_layout_block(layout, blocks.items[i]), ndim, &cross))
+            return blocks.items[i];
+    }
+    return UINT32_MAX;
+}
+
+static int make_transform_ops(dray__sources *s, const dray_layout *layout,
+                              const dray__pieces *pieces, const uint32_t *first,
+                              const uint32_t *blocks, struct op_list *list, dray_error *error)
+{
+    const dray_transform *t = dray_plan_transforms(s->plan);
+    const dray_copy *reads = dray_plan_reads(s->plan), *writes = dray_plan_writes(s->plan);
+    uint64_t count = dray_plan_transform_count(s->plan), write_count = 0;
+    if (count)
+        write_count = t[count - 1].first_write + t[count - 1].writes;
+    s->transform_ops = calloc((size_t)count + 1, sizeof *s->transform_ops);
+    s->write_blocks = calloc((size_t)write_count + 1, sizeof *s->write_blocks);
+    int rc = s->transform_ops && s->write_blocks ? DRAY_OK : dray__nomem(error);
+    for (uint64_t w = 0; w < write_count && rc == DRAY_OK; w++) {
+        uint32_t tensor = writes[w].tensor;
+        struct blocks of = {blocks + first[tensor], first[tensor + 1] - first[tensor]};
+        s->write_blocks[w] = write_block(layout, of, &writes[w]);
+        if (s->write_blocks[w] == UINT32_MAX)
+            rc = dray__fail(error, DRAY_EINTERNAL, "tensor %s: a planned write fills no block",
+                            dray_layout_tensor(layout, tensor)->name);
+    }
+    for (uint64_t i = 0; i < count && rc == DRAY_OK; i++) {
+        struct blocks of = {blocks + first[t[i].tensor],
+                            first[t[i].tensor + 1] - first[t[i].tensor]};
+        if (t[i].kind == DRAY_TRANSFORM_DEQUANTISE) /* is of one block: another may overlap it */
+            of = (struct blocks){s->write_blocks + t[i].first_write, 1};
+        dray__op op = {.transform = (uint32_t)i + 1};
+        s->transform_ops[i] = list->count;
+        for (uint64_t r = 0; r < t[i].reads && rc == DRAY_OK; r++) {
+            op.copy = reads[t[i].first_read + r];
+            rc = split_read(pieces, of, &op, list, error);
+        }
+        op.scales = true;
+        for (uint64_t r = 0; r < t[i].scale_reads && rc == DRAY_OK; r++) {
+            op.copy = reads[t[i].first_scale_read + r];
+            rc = op_push(list, &op) ? DRAY_OK : dray__nomem(error);
+        }
+        s->transform_ops[i + 1] = list->count;
+    }
+    return rc;
 }
 
 static int make_ops(dray__sources *s, const dray_layout *layout, const dray__pieces *pieces,
@@ -289,14 +401,20 @@ static int make_ops(dray__sources *s, const dray_layout *layout, const dray__pie
         uint32_t t = copies[i].tensor;
         rc = cut_copy(layout, pieces, blocks + first[t], first[t + 1] - first[t], &copies[i], &list,
                       error);
-        s->casts |= copies[i].source_dtype != copies[i].destination_dtype;
-        s->files |= dray_layout_region(s->sources[copies[i].source].layout, copies[i].source_region)
-                        ->kind == DRAY_REGION_FILE;
     }
+    if (rc == DRAY_OK)
+        rc = make_transform_ops(s, layout, pieces, first, blocks, &list, error);
     free(first);
     free(blocks);
     s->ops = list.items;
     s->op_count = list.count;
+    for (uint64_t i = 0; i < s->op_count; i++) {
+        const dray_copy *copy = &s->ops[i].copy;
+        s->casts |= copy->source_dtype != copy->destination_dtype;
+        s->files |=
+            dray_layout_region(s->sources[copy->source].layout, copy->source_region)->kind ==
+            DRAY_REGION_FILE;
+    }
     return rc;
 }
 

@@ -1,0 +1,429 @@
+/* Quantised tensors: what cannot be copied is made of floats, or floats of it, in boxes of whole
+ * cells (elements that share a scale), each of which is read once. */
+#include "base/error.h"
+#include "model/layout.h"
+#include "plan/planner.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef dray__planner planner;
+
+/* ---- whose elements are read ------------------------------------------------------------------
+ */
+
+static bool can_be_quantised(int32_t dtype)
+{
+    return dtype == DRAY_F32 || dtype == DRAY_BF16 || dtype == DRAY_F16;
+}
+
+/* A scale that is a power of two is any f32, too. */
+static bool quantised_alike(const dray_quant *from, const dray_quant *to)
+{
+    return from->kind == to->kind && memcmp(from->block, to->block, sizeof to->block) == 0 &&
+           (from->scale_format == to->scale_format || to->scale_format == DRAY_SCALE_F32);
+}
+
+bool dray__plan_accepts(const planner *p, const dray__holder *holder)
+{
+    const dray_layout *layout = p->index->sources[holder->source].layout;
+    const dray_quant *from = dray_layout_quant(layout, holder->tensor);
+    int32_t dtype = dray_layout_tensor(layout, holder->tensor)->dtype;
+    if (p->reading == DRAY__AS_SCALES)
+        return dtype == DRAY_F32 && !from;
+    if (p->reading == DRAY__AS_FLOATS)
+        return can_be_quantised(dtype);
+    if (p->reading == DRAY__AS_QUANTISED)
+        return from && dtype == p->wanted_dtype && quantised_alike(from, p->wanted);
+    const dray_quant *to = dray_layout_quant(p->destination->layout, p->block->tensor);
+    if (to) /* a checkpoint does not say how its tensors of this dtype are quantised */
+        return dtype == p->tensor->dtype && (!from || quantised_alike(from, to));
+    return !from || !can_be_quantised(p->tensor->dtype);
+}
+
+/* Whether anybody holds the tensor as floats. */
+static bool floats_held(const planner *p, uint32_t tensor)
+{
+    const dray__holder *holders;
+    size_t count = dray__plan_holders(
+        p->index, dray_layout_tensor(p->destination->layout, tensor)->name, &holders);
+    for (size_t i = 0; i < count; i++) {
+        const dray_layout *layout = p->index->sources[holders[i].source].layout;
+        if (can_be_quantised(dray_layout_tensor(layout, holders[i].tensor)->dtype))
+            return true;
+    }
+    return false;
+}
+
+/* The first who holds the tensor at hand quantised; NULL: nobody. */
+static const dray__holder *quantised_holder(const planner *p)
+{
+    const dray__holder *holders;
+    size_t count = dray__plan_holders(p->index, p->tensor->name, &holders);
+    for (size_t i = 0; i < count; i++)
+        if (dray_layout_quant(p->index->sources[holders[i].source].layout, holders[i].tensor))
+            return &holders[i];
+    return NULL;
+}
+
+/* ---- boxes and cells --------------------------------------------------------------------------
+ */
+
+static int64_t shape_of(const dray_tensor_info *tensor, int d)
+{
+    return (uint32_t)d < tensor->ndim ? tensor->shape[d] : 1;
+}
+
+static dray__box cells_of(const dray__box *elements, const int64_t *cell)
+{
+    dray__box cells;
+    for (int d = 0; d < DRAY_MAX_DIMS; d++) {
+        int64_t end = elements->start[d] + elements->extent[d];
+        cells.start[d] = elements->start[d] / cell[d];
+        cells.extent[d] = (end - 1) / cell[d] + 1 - cells.start[d];
+    }
+    return cells;
+}
+
+static dray__box elements_of(const dray__box *cells, const int64_t *cell,
+                             const dray_tensor_info *tensor)
+{
+    dray__box elements;
+    for (int d = 0; d < DRAY_MAX_DIMS; d++) {
+        int64_t last = cells->start[d] + cells->extent[d] - 1, begin = last * cell[d];
+        int64_t left = shape_of(tensor, d) - begin; /* of the last cell: no overflow */
+        elements.start[d] = cells->start[d] * cell[d];
+        elements.extent[d] = begin + (left < cell[d] ? left : cell[d]) - elements.start[d];
+    }
+    return elements;
+}
+
+/* ---- one transform ----------------------------------------------------------------------------
+ */
+
+static dray_transform *transform_next(dray_plan *plan)
+{
+    if (plan->transform_count == plan->transform_capacity) {
+        size_t capacity = plan->transform_capacity ? plan->transform_capacity * 2 : 64;
+        dray_transform *items = realloc(plan->transforms, capacity * sizeof *items);
+        if (!items)
+            return NULL;
+        plan->transforms = items;
+        plan->transform_capacity = capacity;
+    }
+    return &plan->transforms[plan->transform_count++];
+}
+
+/* Reads a box of a tensor that has no memory of its own on this side. */
+static int read_box(planner *p, uint32_t tensor, const dray_tensor_info *info, const dray__box *box,
+                    dray__reading reading, uint64_t *first, uint64_t *count, dray_error *error)
+{
+    size_t from = p->plan->reads.count;
+    dray_block block = {.tensor = tensor};
+    memcpy(block.start, box->start, sizeof block.start);
+    memcpy(block.extent, box->extent, sizeof block.extent);
+    p->block = &block;
+    p->tensor = info;
+    p->reading = reading;
+    p->sink = &p->plan->reads;
+    p->repeated = false;
+    p->open.count = 0;
+    if (!dray__boxes_add(&p->open, box))
+        return dray__nomem(error);
+    int rc = reading == DRAY__AS_SCALES ? dray__plan_fill_from_name(p, info->name, error)
+                                        : dray__plan_fill(p, error);
+    if (!rc && p->open.count)
+        rc = dray__plan_hole(p, error);
+    if (!rc && p->repeated)
+        dray__plan_merge(&p->plan->reads, from);
+    *first = from;
+    *count = p->plan->reads.count - from;
+    return rc;
+}
+
+/* The part of a destination block that lies in the box, both in the block's own coordinates. */
+static bool write_box(planner *p, const dray_block *block, const dray__box *box)
+{
+    dray__box whole = dray__box_of(block), part;
+    if (!dray__box_intersect(&whole, box, &part))
+        return true;
+    dray_copy *copy = dray__copies_next(&p->plan->writes);
+    if (!copy)
+        return false;
+    const dray_tensor_info *tensor = dray_layout_tensor(p->destination->layout, block->tensor);
+    *copy = (dray_copy){.destination_region = block->region,
+                        .tensor = block->tensor,
+                        .ndim = tensor->ndim ? tensor->ndim : 1,
+                        .source_dtype = tensor->dtype,
+                        .destination_dtype = tensor->dtype,
+                        .destination_offset = block->offset};
+    memcpy(copy->start, part.start, sizeof copy->start);
+    memcpy(copy->extent, part.extent, sizeof copy->extent);
+    memcpy(copy->destination_stride, block->stride, sizeof copy->destination_stride);
+    for (int d = 0; d < DRAY_MAX_DIMS; d++)
+        copy->destination_offset +=
+            (uint64_t)(part.start[d] - block->start[d]) * (uint64_t)block->stride[d];
+    return true;
+}
+
+/* ---- floats from quantised tensors ------------------------------------------------------------
+ */
+
+static int dequantise_box(planner *p, const dray_block *block, const dray__holder *like,
+                          const dray__box *box, dray_error *error)
+{
+    const dray_layout *source = p->index->sources[like->source].layout;
+    const dray_tensor_info *info = dray_layout_tensor(p->destination->layout, block->tensor);
+    const dray_quant *quant = dray_layout_quant(source, like->tensor);
+    dray_transform t = {.kind = DRAY_TRANSFORM_DEQUANTISE,
+                        .tensor = block->tensor,
+                        .quant_dtype = dray_layout_tensor(source, like->tensor)->dtype,
+                        .scale_format = quant->scale_format,
+                        .first_write = p->plan->writes.count};
+    memcpy(t.start, box->start, sizeof t.start);
+    memcpy(t.extent, box->extent, sizeof t.extent);
+    dray__quant_cell(info, quant, t.cell);
+    dray__box cells = cells_of(box, t.cell);
+    p->wanted = quant;
+    p->wanted_dtype = t.quant_dtype;
+    int rc =
+        read_box(p, block->tensor, info, box, DRAY__AS_QUANTISED, &t.first_read, &t.reads, error);
+    if (!rc)
+        rc = read_box(p, block->tensor, dray_layout_tensor(source, quant->scales), &cells,
+                      DRAY__AS_SCALES, &t.first_scale_read, &t.scale_reads, error);
+    if (rc)
+        return rc;
+    dray_transform *slot = transform_next(p->plan);
+    if (!slot || !write_box(p, block, box))
+        return dray__nomem(error);
+    t.writes = p->plan->writes.count - t.first_write;
+    *slot = t;
+    return DRAY_OK;
+}
+
+/* What is open of the block at hand, from those who hold it quantised. */
+static int dequantise_open(planner *p, dray_error *error)
+{
+    const dray_block *block = p->block;
+    const dray__holder *like = quantised_holder(p);
+    if (!like)
+        return DRAY_OK;
+    dray__boxes open = p->open;
+    p->open = (dray__boxes){0};
+    int rc = DRAY_OK;
+    for (size_t i = 0; !rc && i < open.count; i++)
+        rc = dequantise_box(p, block, like, &open.items[i], error);
+    dray__boxes_free(&open);
+    p->block = block;
+    p->tensor = dray_layout_tensor(p->destination->layout, block->tensor);
+    p->reading = DRAY__AS_THEY_ARE;
+    p->sink = &p->plan->copies;
+    return rc;
+}
+
+/* ---- quantised tensors from floats ------------------------------------------------------------
+ */
+
+static bool remember(planner *p, uint32_t tensor, bool scales)
+{
+    if (p->pending_count == p->pending_capacity) {
+        size_t capacity = p->pending_capacity ? p->pending_capacity * 2 : 64;
+        dray__pending *items = realloc(p->pending, capacity * sizeof *items);
+        if (!items)
+            return false;
+        p->pending = items;
+        p->pending_capacity = capacity;
+    }
+    p->pending[p->pending_count++] = (dray__pending){tensor, scales, p->block};
+    return true;
+}
+
+/* Takes back the copies from `from` on. */
+static void forget(planner *p, size_t from)
+{
+    dray__copies *copies = &p->plan->copies;
+    for (; copies->count > from; copies->count--) {
+        const dray_copy *copy = &copies->items[copies->count - 1];
+        uint64_t bytes = dray_dtype_size((dray_dtype)copy->source_dtype);
+        for (int d = 0; d < DRAY_MAX_DIMS; d++)
+            bytes *= (uint64_t)copy->extent[d];
+        p->load[copy->source] -= bytes;
+    }
+}
+
+int dray__plan_fill_quant(planner *p, dray_error *error)
+{
+    const dray_layout *layout = p->destination->layout;
+    size_t from = p->plan->copies.count;
+    uint32_t tensor = p->block->tensor;
+    bool scales = dray__layout_scales_of(layout, tensor, &tensor);
+    int rc = dray__plan_fill(p, error);
+    if (rc || !p->open.count || !p->cast_quant)
+        return rc;
+    if (!scales && !dray_layout_quant(layout, tensor))
+        return can_be_quantised(p->tensor->dtype) ? dequantise_open(p, error) : DRAY_OK;
+    if (!floats_held(p, tensor))
+        return DRAY_OK;
+    forget(p, from);
+    p->open.count = 0;
+    return remember(p, tensor, scales) ? DRAY_OK : dray__nomem(error);
+}
+
+static int quantise_box(planner *p, const dray__pending *of, size_t count, const dray__box *box,
+                        dray_error *error)
+{
+    const dray_layout *layout = p->destination->layout;
+    const dray_tensor_info *info = dray_layout_tensor(layout, of->tensor);
+    const dray_quant *quant = dray_layout_quant(layout, of->tensor);
+    dray_transform t = {.kind = DRAY_TRANSFORM_QUANTISE,
+                        .tensor = of->tensor,
+                        .quant_dtype = info->dtype,
+                        .scale_format = quant->scale_format,
+                        .first_write = p->plan->writes.count};
+    memcpy(t.start, box->start, sizeof t.start);
+    memcpy(t.extent, box->extent, sizeof t.extent);
+    dray__quant_cell(info, quant, t.cell);
+    dray__box cells = cells_of(box, t.cell);
+    int rc = read_box(p, of->tensor, info, box, DRAY__AS_FLOATS, &t.first_read, &t.reads, error);
+    for (size_t i = 0; !rc && i < count; i++)
+        if (!write_box(p, of[i].block, of[i].scales ? &cells : box))
+            rc = dray__nomem(error);
+    dray_transform *slot = rc ? NULL : transform_next(p->plan);
+    if (!slot)
+        return rc ? rc : dray__nomem(error);
+    t.writes = p->plan->writes.count - t.first_write;
+    *slot = t;
+    return DRAY_OK;
+}
+
+/* Adds what of the box is in none of the first `known` ones. */
+static bool add_new(dray__boxes *boxes, const dray__box *box)
+{
+    size_t known = boxes->count, from = known;
+    if (!dray__boxes_add(boxes, box))
+        return false;
+    for (size_t k = 0; k < known; k++)
+        for (size_t i = from; i < boxes->count;) {
+            dray__box whole = boxes->items[i], part, taken = boxes->items[k];
+            if (!dray__box_intersect(&whole, &taken, &part)) {
+                i++;
+                continue;
+            }
+            boxes->items[i] = boxes->items[--boxes->count];
+            if (!dray__boxes_add_rest(boxes, &whole, &part))
+                return false;
+        }
+    return true;
+}
+
+/* All of one tensor. */
+static int quantise_tensor(planner *p, const dray__pending *of, size_t count, dray_error *error)
+{
+    const dray_layout *layout = p->destination->layout;
+    const dray_tensor_info *info = dray_layout_tensor(layout, of->tensor);
+    int64_t cell[DRAY_MAX_DIMS];
+    dray__quant_cell(info, dray_layout_quant(layout, of->tensor), cell);
+    dray__boxes boxes = {0};
+    int rc = DRAY_OK;
+    for (size_t i = 0; !rc && i < count; i++) {
+        dray__box box = dray__box_of(of[i].block);
+        if (!of[i].scales)
+            box = cells_of(&box, cell);
+        if (!add_new(&boxes, &box))
+            rc = dray__nomem(error);
+    }
+    for (size_t i = 0; !rc && i < boxes.count; i++) {
+        dray__box box = elements_of(&boxes.items[i], cell, info);
+        rc = quantise_box(p, of, count, &box, error);
+    }
+    dray__boxes_free(&boxes);
+    return rc;
+}
+
+static int compare_pending(const void *x, const void *y)
+{
+    const dray__pending *a = x, *b = y;
+    if (a->tensor != b->tensor)
+        return a->tensor < b->tensor ? -1 : 1;
+    return a->block < b->block ? -1 : a->block > b->block;
+}
+
+int dray__plan_quantise(planner *p, dray_error *error)
+{
+    int rc = DRAY_OK;
+    if (p->pending_count)
+        qsort(p->pending, p->pending_count, sizeof *p->pending, compare_pending);
+    for (size_t i = 0, n; !rc && i < p->pending_count; i += n) {
+        for (n = 1; i + n < p->pending_count && p->pending[i + n].tensor == p->pending[i].tensor;)
+            n++;
+        rc = quantise_tensor(p, &p->pending[i], n, error);
+    }
+    return rc;
+}
+
+/* ---- totals -----------------------------------------------------------------------------------
+ */
+
+static dray__box copy_box(const dray_copy *copy)
+{
+    dray__box box;
+    memcpy(box.start, copy->start, sizeof box.start);
+    memcpy(box.extent, copy->extent, sizeof box.extent);
+    return box;
+}
+
+static dray_link read_link(const planner *p, const dray_copy *read)
+{
+    const dray_layout *layout = p->index->sources[read->source].layout;
+    if (dray_layout_region(layout, read->source_region)->kind == DRAY_REGION_FILE)
+        return DRAY_LINK_FILE;
+    return (dray_link)p->plan->source_link[read->source];
+}
+
+/* What is written of the elements that one read brings; scales with the read of their first one. */
+static uint64_t written_of(const dray_transform *t, const dray_copy *read, const dray_copy *write)
+{
+    dray__box from = copy_box(read), to = copy_box(write), both;
+    size_t size = dray_dtype_size((dray_dtype)write->destination_dtype);
+    if (write->tensor == t->tensor)
+        return dray__box_intersect(&from, &to, &both) ? dray__box_volume(&both) * size : 0;
+    /* The cells whose first element lies in the read. */
+    for (int d = 0; d < DRAY_MAX_DIMS; d++) {
+        int64_t first = (from.start[d] + t->cell[d] - 1) / t->cell[d];
+        int64_t last = (from.start[d] + from.extent[d] - 1) / t->cell[d];
+        if (last < first)
+            return 0;
+        from.start[d] = first;
+        from.extent[d] = last - first + 1;
+    }
+    return dray__box_intersect(&from, &to, &both) ? dray__box_volume(&both) * size : 0;
+}
+
+static void total_transform(const planner *p, const dray_transform *t)
+{
+    dray_plan *plan = p->plan;
+    const dray_copy *reads = plan->reads.items, *writes = plan->writes.items;
+    uint64_t written = 0;
+    for (uint64_t r = t->first_read; r < t->first_read + t->reads; r++)
+        for (uint64_t w = t->first_write; w < t->first_write + t->writes; w++) {
+            uint64_t bytes = written_of(t, &reads[r], &writes[w]);
+            plan->link_bytes[read_link(p, &reads[r])] += bytes;
+            written += bytes;
+        }
+    plan->total_bytes += written;
+    if (written > plan->largest)
+        plan->largest = written;
+}
+
+void dray__plan_total_transforms(planner *p)
+{
+    for (size_t i = 0; i < p->plan->reads.count; i++) {
+        const dray_copy *read = &p->plan->reads.items[i];
+        dray__box box = copy_box(read);
+        p->plan->source_bytes[read->source] +=
+            dray__box_volume(&box) * dray_dtype_size((dray_dtype)read->source_dtype);
+    }
+    for (size_t i = 0; i < p->plan->transform_count; i++)
+        total_transform(p, &p->plan->transforms[i]);
+}

@@ -1,0 +1,642 @@
+/* The lane of transforms: gathers a box of a tensor, out of whatever memory or host its parts lie
+ * in, quantises it (or makes floats of it), and writes what this rank holds of the result.
+ *
+ * Gathering is a haul of its own, whose destination is the staging: so every lane that can read can
+ * feed this one, with its checks. A box is as many whole cells (elements that share a scale) as fit
+ * the staging; a cell that does not fit is read twice, in slices: for its largest element, then to
+ * be quantised. The result is summed as it is made and read back at its place. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "mover/mover.h"
+#include "mover/quant.h"
+#include "weights/haul.h"
+#include "weights/peer.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+/* A box that is read from memory stays in cache; one that is read over a network is as long as it
+ * must be for many requests to be under way. */
+enum { BOX_OF_MEMORY = 256 << 10, BOX_OF_NETWORK = 8 << 20, LEAST_STAGING = 16 << 10 };
+
+enum { VALUES, SCALES, TENSORS }; /* of the layout of what is gathered */
+
+struct quant_lane {
+    dray__haul *haul;
+    const dray_transform *transforms;
+    uint64_t count, next; /* of transforms */
+
+    /* The gathering haul: the same sources over connections of their own, into the staging. */
+    dray__sources sources;
+    dray__destination destination;
+    dray__haul *gathering;
+    const char *names[TENSORS];
+    bool compared[TENSORS];
+    uint64_t op_capacity, gather_bytes, gather_held;
+    int poll_fd;
+
+    /* values | result | scales, each in the form that the transform has */
+    dray_region *staging;
+    uint64_t staging_bytes, result_at, scales_at;
+    uint32_t *amax;
+    uint64_t amax_bytes;
+
+    /* The transform at hand. */
+    bool in_transform, in_cell, second;
+    int32_t values_dtype, result_dtype;
+    uint64_t most;       /* elements of a box */
+    dray__slicer cells;  /* QUANTISE: boxes of cells; DEQUANTISE: of elements */
+    dray__slicer slices; /* of a cell that is too large */
+    dray__rect box;
+    uint64_t sum_first, sum_second; /* of what was read of such a cell, in each pass */
+    uint32_t cell_amax;
+};
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static bool lane_takes(const dray__haul *haul, const dray__op *op)
+{
+    (void)haul;
+    return op->transform != 0;
+}
+
+static bool is_remote(const struct quant_lane *q, const dray__op *op)
+{
+    return dray__source_remote(&q->haul->sources->sources[op->copy.source], op->copy.source_region,
+                               q->haul->destination->host);
+}
+
+/* The sources over connections of their own: an answer belongs to who asked. */
+static int copy_sources(struct quant_lane *q, dray_error *error)
+{
+    const dray__sources *all = q->haul->sources;
+    q->sources = *all;
+    q->sources.ops = NULL;
+    q->sources.op_count = 0;
+    q->sources.names = q->names;
+    q->sources.sources = calloc((size_t)all->count + 1, sizeof *q->sources.sources);
+    if (!q->sources.sources)
+        return dray__nomem(error);
+    for (uint32_t i = 0; i < all->count; i++) {
+        q->sources.sources[i] = all->sources[i];
+        q->sources.sources[i].peer = NULL;
+    }
+    return DRAY_OK;
+}
+
+static int lane_init(struct quant_lane *q, const uint64_t *ops, uint64_t count, uint64_t ceiling,
+                     dray_error *error)
+{
+    uint64_t box = BOX_OF_MEMORY;
+    for (uint64_t i = 0; i < count; i++)
+        if (is_remote(q, &q->haul->sources->ops[ops[i]]))
+            box = BOX_OF_NETWORK;
+    /* Values, their result and scales: twice the box is enough for all but tiny cells. */
+    q->gather_bytes = box == BOX_OF_MEMORY && !q->haul->sources->files ? 0 : ceiling / 2;
+    if (q->gather_bytes && q->gather_bytes < DRAY__BUCKET_MIN)
+        return dray__fail(error, DRAY_EINVALID,
+                          "bucket_bytes: %" PRIu64 " of them are left for quantised tensors, which "
+                          "need %" PRIu64 " to be read from files or other hosts",
+                          ceiling, 2 * DRAY__BUCKET_MIN);
+    q->staging_bytes = ceiling - q->gather_bytes < 2 * box ? ceiling - q->gather_bytes : 2 * box;
+    q->staging_bytes &= ~(uint64_t)4095;
+    if (q->staging_bytes < LEAST_STAGING)
+        q->staging_bytes = LEAST_STAGING;
+    q->amax_bytes = q->staging_bytes / 4;
+    q->staging_bytes -= q->amax_bytes;
+    q->amax = malloc(q->amax_bytes);
+    if (!q->amax)
+        return dray__nomem(error);
+    q->poll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (q->poll_fd < 0)
+        return dray__fail_errno(error, errno, "descriptors of an update");
+    int rc =
+        dray_region_alloc(DRAY_REGION_HOST, q->staging_bytes, "quantisation", &q->staging, error);
+    return rc ? rc : copy_sources(q, error);
+}
+
+static void end_transform(struct quant_lane *q)
+{
+    dray__haul_close(q->gathering);
+    q->gathering = NULL;
+    dray_layout_free(q->destination.layout);
+    q->destination.layout = NULL;
+    q->in_transform = q->in_cell = false;
+}
+
+static void lane_close(void *lane)
+{
+    struct quant_lane *q = lane;
+    if (!q)
+        return;
+    end_transform(q);
+    for (uint32_t i = 0; q->sources.sources && i < q->sources.count; i++)
+        dray__peer_free(q->sources.sources[i].peer);
+    free(q->sources.sources);
+    free(q->sources.ops);
+    dray_region_free(q->staging);
+    free(q->amax);
+    if (q->poll_fd >= 0)
+        close(q->poll_fd);
+    free(q);
+}
+
+static int lane_open(dray__haul *haul, const uint64_t *ops, uint64_t count, uint64_t ceiling,
+                     void **out, dray_error *error)
+{
+    struct quant_lane *q = calloc(1, sizeof *q);
+    if (!q)
+        return dray__nomem(error);
+    q->haul = haul;
+    q->poll_fd = -1;
+    q->transforms = dray_plan_transforms(haul->sources->plan);
+    q->count = dray_plan_transform_count(haul->sources->plan);
+    int rc = lane_init(q, ops, count, ceiling, error);
+    if (rc) {
+        lane_close(q);
+        return rc;
+    }
+    *out = q;
+    return DRAY_OK;
+}
+
+/* ---- a transform ----------------------------------------------------------------------------- */
+
+static const dray__op *transform_ops(const struct quant_lane *q, uint64_t *count)
+{
+    const dray__sources *s = q->haul->sources;
+    *count = s->transform_ops[q->next + 1] - s->transform_ops[q->next];
+    return s->ops + s->transform_ops[q->next];
+}
+
+/* The scales' tensor on the source's side. */
+static const dray_tensor_info *source_scales(const struct quant_lane *q, const dray__op *ops,
+                                             uint64_t count)
+{
+    uint32_t tensor;
+    for (uint64_t i = 0; i < count; i++) {
+        const dray_layout *layout = q->sources.sources[ops[i].copy.source].layout;
+        if (ops[i].scales || dray_layout_find(layout, q->names[VALUES], &tensor, NULL))
+            continue;
+        const dray_quant *quant = dray_layout_quant(layout, tensor);
+        if (quant)
+            return dray_layout_tensor(layout, quant->scales);
+    }
+    return NULL;
+}
+
+/* What is gathered, as a layout of its own. */
+static int make_layout(struct quant_lane *q, const dray_tensor_info *values,
+                       const dray_tensor_info *scales, dray_error *error)
+{
+    dray_region_info region = {.kind = DRAY_REGION_HOST, .bytes = q->staging_bytes};
+    const dray_tensor_info *info[TENSORS] = {values, scales};
+    const int32_t dtypes[TENSORS] = {q->values_dtype, DRAY_F32};
+    dray_layout *layout;
+    int rc = dray_layout_new(&layout, error);
+    if (rc)
+        return rc;
+    rc = dray_layout_add_region(layout, &region, NULL, error);
+    for (int i = 0; i < TENSORS && rc == DRAY_OK && info[i]; i++)
+        rc =
+            dray_layout_add_tensor(layout, i == VALUES ? "values" : "scales", (dray_dtype)dtypes[i],
+                                   info[i]->ndim, info[i]->shape, NULL, error);
+    const int64_t one[DRAY_MAX_DIMS] = {1, 1, 1, 1}, zero[DRAY_MAX_DIMS] = {0};
+    if (rc == DRAY_OK) /* what the books need a block for */
+        rc = dray_layout_add_dense(layout, VALUES, 0, zero, one, 0, error);
+    if (rc) {
+        dray_layout_free(layout);
+        return rc;
+    }
+    q->destination = *q->haul->destination;
+    q->destination.layout = layout;
+    q->destination.regions = &q->staging;
+    return DRAY_OK;
+}
+
+/* Floats are gathered as they are, or as f32 where sources differ. */
+static int32_t gathered_dtype(const dray__op *ops, uint64_t count)
+{
+    int32_t dtype = ops[0].copy.source_dtype;
+    for (uint64_t i = 1; i < count; i++)
+        if (!ops[i].scales && ops[i].copy.source_dtype != dtype)
+            dtype = DRAY_F32;
+    return dtype;
+}
+
+static dray__rect rect_of(const int64_t *start, const int64_t *extent)
+{
+    dray__rect rect;
+    memcpy(rect.start, start, sizeof rect.start);
+    memcpy(rect.extent, extent, sizeof rect.extent);
+    return rect;
+}
+
+/* Scales that a box of the present slicer needs at most. */
+static uint64_t most_scales(const struct quant_lane *q, const dray_transform *t)
+{
+    uint64_t scales = 1;
+    for (int d = 0; d < DRAY_MAX_DIMS; d++) {
+        int64_t tile = q->cells.tile[d];
+        if (t->kind == DRAY_TRANSFORM_DEQUANTISE)
+            tile = (tile - 1) / t->cell[d] + (tile > 1 ? 2 : 1); /* may begin within a cell */
+        scales *= (uint64_t)tile;
+    }
+    return scales;
+}
+
+/* Boxes as large as they can be, cut from `whole`, which counts pieces of `piece` elements. */
+static void share_staging(struct quant_lane *q, const dray__rect *whole, uint64_t piece)
+{
+    const dray_transform *t = &q->transforms[q->next];
+    uint64_t values = dray_dtype_size((dray_dtype)q->values_dtype);
+    uint64_t result = dray_dtype_size((dray_dtype)q->result_dtype), scales, gaps = 128;
+    q->most = (q->staging_bytes - gaps) / (values + result);
+    for (;; q->most -= q->most / 8 + 1) {
+        dray__slicer_start(&q->cells, whole, piece, q->most);
+        scales = most_scales(q, t) * sizeof(float);
+        if (q->most * (values + result) + scales + gaps <= q->staging_bytes &&
+            scales <= q->amax_bytes)
+            break;
+    }
+    q->result_at = (q->most * values + 63) & ~(uint64_t)63;
+    q->scales_at = (q->result_at + q->most * result + 63) & ~(uint64_t)63;
+}
+
+static int begin_transform(struct quant_lane *q, dray_error *error)
+{
+    const dray_transform *t = &q->transforms[q->next];
+    const dray_tensor_info *info = dray_layout_tensor(q->haul->destination->layout, t->tensor);
+    const dray_tensor_info *scales = NULL;
+    uint64_t count, cell = 1;
+    const dray__op *ops = transform_ops(q, &count);
+    bool quantise = t->kind == DRAY_TRANSFORM_QUANTISE;
+    q->names[VALUES] = q->haul->sources->names[t->tensor];
+    q->compared[VALUES] = q->haul->options.compared && q->haul->options.compared[t->tensor];
+    if (!quantise) {
+        scales = source_scales(q, ops, count);
+        if (!scales)
+            return dray__fail(error, DRAY_EINTERNAL, "tensor %s: its source has no scales",
+                              info->name);
+        q->names[SCALES] = scales->name;
+    }
+    q->values_dtype = quantise ? gathered_dtype(ops, count) : t->quant_dtype;
+    q->result_dtype = quantise ? t->quant_dtype : info->dtype;
+    for (int d = 0; d < DRAY_MAX_DIMS; d++)
+        cell *= (uint64_t)t->cell[d];
+    dray__rect box = rect_of(t->start, t->extent);
+    for (int d = 0; d < DRAY_MAX_DIMS && quantise; d++) {
+        int64_t end = box.start[d] + box.extent[d];
+        box.start[d] /= t->cell[d];
+        box.extent[d] = (end - 1) / t->cell[d] + 1 - box.start[d];
+    }
+    share_staging(q, &box, quantise ? cell : 1);
+    q->in_transform = true;
+    return make_layout(q, info, scales, error);
+}
+
+/* ---- boxes ----------------------------------------------------------------------------------- */
+
+/* Elements of cells, cut short where the transform ends. */
+static dray__rect elements_of(const dray_transform *t, const dray__rect *cells)
+{
+    dray__rect rect;
+    for (int d = 0; d < DRAY_MAX_DIMS; d++) {
+        int64_t last = (cells->start[d] + cells->extent[d] - 1) * t->cell[d];
+        int64_t left = t->start[d] + t->extent[d] - last;
+        rect.start[d] = cells->start[d] * t->cell[d];
+        rect.extent[d] = last + (left < t->cell[d] ? left : t->cell[d]) - rect.start[d];
+    }
+    return rect;
+}
+
+/* The next box of the transform at hand; false: it is done. */
+static bool next_box(struct quant_lane *q)
+{
+    const dray_transform *t = &q->transforms[q->next];
+    dray__rect cells;
+    if (!q->in_cell) {
+        if (!dray__slicer_peek(&q->cells, &cells))
+            return false;
+        q->box = t->kind == DRAY_TRANSFORM_QUANTISE ? elements_of(t, &cells) : cells;
+        if (dray__rect_elements(&q->box) <= q->most)
+            return true;
+        q->in_cell = true;
+        q->second = false;
+        q->cell_amax = 0;
+        q->sum_first = q->sum_second = 0;
+        dray__slicer_start(&q->slices, &q->box, 1, q->most);
+    }
+    return dray__slicer_peek(&q->slices, &q->box);
+}
+
+static dray__quant_box quant_box(const struct quant_lane *q)
+{
+    const dray_transform *t = &q->transforms[q->next];
+    dray__quant_box box = {.dtype = t->kind == DRAY_TRANSFORM_QUANTISE ? q->values_dtype
+                                                                       : q->result_dtype,
+                           .quant_dtype = t->quant_dtype};
+    memcpy(box.start, q->box.start, sizeof box.start);
+    memcpy(box.extent, q->box.extent, sizeof box.extent);
+    memcpy(box.cell, t->cell, sizeof box.cell);
+    return box;
+}
+
+static dray__rect touched_cells(const struct quant_lane *q)
+{
+    dray__quant_box box = quant_box(q);
+    dray__rect cells;
+    dray__quant_cells(&box, cells.start, cells.extent);
+    return cells;
+}
+
+/* ---- gathering ------------------------------------------------------------------------------- */
+
+static bool push_op(struct quant_lane *q, const dray__op *op)
+{
+    dray__sources *s = &q->sources;
+    if (s->op_count == q->op_capacity) {
+        uint64_t capacity = q->op_capacity ? q->op_capacity * 2 : 64;
+        dray__op *ops = realloc(s->ops, capacity * sizeof *ops);
+        if (!ops)
+            return false;
+        s->ops = ops;
+        q->op_capacity = capacity;
+    }
+    s->ops[s->op_count++] = *op;
+    return true;
+}
+
+/* The part of a read that lies in the box, to its place in the staging. */
+static bool push_part(struct quant_lane *q, const dray__op *of, const dray__rect *box,
+                      int32_t dtype, uint64_t at)
+{
+    dray__rect whole = dray__copy_rect(&of->copy), part;
+    if (!dray__rect_cross(&whole, box, &part))
+        return true;
+    dray__op op = {.copy = dray__copy_cut(&of->copy, &part), .owned = of->owned};
+    dray_copy *copy = &op.copy;
+    uint64_t stride = dray_dtype_size((dray_dtype)dtype);
+    copy->tensor = of->scales ? SCALES : VALUES;
+    copy->destination_region = 0;
+    copy->destination_dtype = dtype;
+    copy->destination_offset = at;
+    for (uint32_t d = copy->ndim; d-- > 0;) {
+        copy->destination_stride[d] = (int64_t)stride;
+        copy->destination_offset += (uint64_t)(part.start[d] - box->start[d]) * stride;
+        stride *= (uint64_t)box->extent[d];
+    }
+    return push_op(q, &op);
+}
+
+static int watch(struct quant_lane *q, dray_error *error)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+    int fd = dray__haul_fd(q->gathering); /* closing it takes it out again */
+    if (fd >= 0 && epoll_ctl(q->poll_fd, EPOLL_CTL_ADD, fd, &event))
+        return dray__fail_errno(error, errno, "descriptors of an update");
+    return DRAY_OK;
+}
+
+static int begin_gathering(struct quant_lane *q, dray_error *error)
+{
+    uint64_t count;
+    const dray__op *ops = transform_ops(q, &count);
+    dray__rect cells = touched_cells(q);
+    q->sources.op_count = 0;
+    for (uint64_t i = 0; i < count; i++)
+        if (!push_part(q, &ops[i], ops[i].scales ? &cells : &q->box,
+                       ops[i].scales ? DRAY_F32 : q->values_dtype,
+                       ops[i].scales ? q->scales_at : 0))
+            return dray__nomem(error);
+    dray__haul_options options = q->haul->options;
+    options.strategy = DRAY_STRATEGY_DIRECT;
+    options.bucket_bytes = q->gather_bytes ? q->gather_bytes : DRAY__BUCKET_MIN;
+    options.compared = q->haul->options.compared ? q->compared : NULL;
+    options.has_base = false;
+    int rc = dray__haul_open(&q->sources, &q->destination, &options, &q->gathering, error);
+    return rc ? rc : watch(q, error);
+}
+
+/* Enters what was gathered in the update's books. */
+static int end_gathering(struct quant_lane *q, dray_error *error)
+{
+    const dray_transform *t = &q->transforms[q->next];
+    dray__haul *g = q->gathering, *h = q->haul;
+    int rc = dray__haul_check(g, error);
+    dray_update_report report = {0};
+    dray__haul_report(g, &report);
+    if (report.peak_extra_bytes > q->gather_held)
+        q->gather_held = report.peak_extra_bytes;
+    h->move_ns += g->move_ns;
+    h->verify_ns += g->verify_ns;
+    if (rc == DRAY_OK && h->options.verify) {
+        struct dray__tensor_sum *from = &g->tensors[VALUES];
+        *(q->second ? &q->sum_second : &q->sum_first) += from->sum;
+        if (!q->second)
+            dray__haul_add(h, t->tensor, from);
+    }
+    dray__haul_close(g);
+    q->gathering = NULL;
+    return rc;
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+/* Writes what this rank holds of a dense box of one tensor that lies at `at` in the staging. */
+static int write_box(struct quant_lane *q, uint32_t tensor, const dray__rect *box, uint64_t at,
+                     dray_error *error)
+{
+    const dray_transform *t = &q->transforms[q->next];
+    dray__haul *h = q->haul;
+    const dray_copy *writes = dray_plan_writes(h->sources->plan);
+    bool verify = h->options.verify;
+    for (uint64_t w = t->first_write; w < t->first_write + t->writes; w++) {
+        dray__rect held = dray__copy_rect(&writes[w]), part;
+        if ((writes[w].tensor == t->tensor) != (tensor == t->tensor) ||
+            !dray__rect_cross(&held, box, &part))
+            continue;
+        dray_copy copy = dray__copy_cut(&writes[w], &part);
+        uint64_t stride = dray_dtype_size((dray_dtype)copy.destination_dtype), sum = 0;
+        copy.source_offset = at;
+        for (uint32_t d = copy.ndim; d-- > 0;) {
+            copy.source_stride[d] = (int64_t)stride;
+            copy.source_offset += (uint64_t)(part.start[d] - box->start[d]) * stride;
+            stride *= (uint64_t)box->extent[d];
+        }
+        dray_region *region = h->destination->regions[copy.destination_region];
+        dray__move_options options = {.layout = h->destination->layout,
+                                      .sums = verify ? &sum : NULL};
+        int rc = dray__move_all(q->staging, region, &copy, 1, &options, error);
+        if (rc)
+            return rc;
+        h->bytes += dray__copy_bytes(&copy);
+        if (!verify)
+            continue;
+        uint32_t block = h->sources->write_blocks[w];
+        h->expected[block] += sum;
+        h->found[block] += dray__haul_read_back(h, region, &copy);
+    }
+    return DRAY_OK;
+}
+
+static int write_scales(struct quant_lane *q, const dray__rect *cells, dray_error *error)
+{
+    const dray_layout *layout = q->haul->destination->layout;
+    const dray_quant *quant = dray_layout_quant(layout, q->transforms[q->next].tensor);
+    return write_box(q, quant->scales, cells, q->scales_at, error);
+}
+
+static int quantise(struct quant_lane *q, dray_error *error)
+{
+    const dray_transform *t = &q->transforms[q->next];
+    dray__quant_box box = quant_box(q);
+    dray__rect cells = touched_cells(q);
+    uint8_t *base = dray_region_base(q->staging);
+    float *scales = (float *)(void *)(base + q->scales_at);
+    uint64_t count = dray__rect_elements(&cells);
+    memset(q->amax, 0, count * sizeof *q->amax);
+    if (q->in_cell)
+        q->amax[0] = q->cell_amax;
+    if (!q->in_cell || !q->second)
+        dray__quant_most(&box, base, q->amax);
+    if (q->in_cell)
+        q->cell_amax = q->amax[0];
+    if (q->in_cell && !q->second) /* more of the cell is to come */
+        return DRAY_OK;
+    for (uint64_t i = 0; i < count; i++)
+        scales[i] = dray__quant_scale(&box, q->amax[i], t->scale_format);
+    dray__quantise(&box, base, scales, base + q->result_at);
+    int rc = write_box(q, t->tensor, &q->box, q->result_at, error);
+    /* The scale of a cell in slices is written with its first. */
+    if (rc == DRAY_OK &&
+        (!q->in_cell || memcmp(q->box.start, q->slices.whole.start, sizeof q->box.start) == 0))
+        rc = write_scales(q, &cells, error);
+    return rc;
+}
+
+static int dequantise(struct quant_lane *q, dray_error *error)
+{
+    dray__quant_box box = quant_box(q);
+    uint8_t *base = dray_region_base(q->staging);
+    const float *scales = (const float *)(const void *)(base + q->scales_at);
+    dray__dequantise(&box, base, scales, base + q->result_at);
+    return write_box(q, q->transforms[q->next].tensor, &q->box, q->result_at, error);
+}
+
+/* ---- the lane -------------------------------------------------------------------------------- */
+
+/* Past the box at hand. */
+static int advance(struct quant_lane *q, dray_error *error)
+{
+    if (!q->in_cell) {
+        dray__slicer_next(&q->cells);
+        return DRAY_OK;
+    }
+    dray__slicer_next(&q->slices);
+    if (!q->slices.done)
+        return DRAY_OK;
+    if (!q->second) {
+        dray__rect whole = q->slices.whole;
+        dray__slicer_start(&q->slices, &whole, 1, q->most);
+        q->second = true;
+        return DRAY_OK;
+    }
+    q->in_cell = q->second = false;
+    dray__slicer_next(&q->cells);
+    if (q->sum_first != q->sum_second)
+        return dray__fail(error, DRAY_ECHECKSUM,
+                          "tensor %s: its source changed between the two times it was read",
+                          q->names[VALUES]);
+    return DRAY_OK;
+}
+
+static int convert(struct quant_lane *q, dray_error *error)
+{
+    int64_t begin = dray__now();
+    int rc = end_gathering(q, error);
+    if (rc == DRAY_OK)
+        rc = q->transforms[q->next].kind == DRAY_TRANSFORM_QUANTISE ? quantise(q, error)
+                                                                    : dequantise(q, error);
+    q->haul->move_ns += dray__now() - begin;
+    return rc ? rc : advance(q, error);
+}
+
+static int step(struct quant_lane *q, int64_t until_ns, bool *waits, dray_error *error)
+{
+    int rc = DRAY_OK;
+    if (q->next == q->count)
+        return DRAY_OK;
+    if (!q->in_transform && (rc = begin_transform(q, error)))
+        return rc;
+    if (!q->gathering) {
+        if (!next_box(q)) {
+            end_transform(q);
+            q->next++;
+            return DRAY_EAGAIN;
+        }
+        rc = begin_gathering(q, error);
+        if (rc)
+            return rc;
+    }
+    int64_t budget = until_ns - dray__now();
+    rc = dray__haul_step(q->gathering, budget > 0 ? budget : 1, error);
+    if (rc == DRAY_EAGAIN)
+        *waits = dray__haul_waits(q->gathering);
+    if (rc)
+        return rc;
+    rc = convert(q, error);
+    return rc ? rc : DRAY_EAGAIN;
+}
+
+static int lane_step(void *lane, int64_t until_ns, bool *waits, dray_error *error)
+{
+    struct quant_lane *q = lane;
+    int rc;
+    *waits = false;
+    do
+        rc = step(q, until_ns, waits, error);
+    while (rc == DRAY_EAGAIN && !*waits && dray__now() < until_ns);
+    return rc;
+}
+
+static int lane_fd(const void *lane)
+{
+    const struct quant_lane *q = lane;
+    return q->poll_fd;
+}
+
+static uint64_t lane_held_bytes(const void *lane)
+{
+    const struct quant_lane *q = lane;
+    return q->staging_bytes + q->amax_bytes + q->gather_held;
+}
+
+static void lane_report(const void *lane, dray_update_report *report)
+{
+    const struct quant_lane *q = lane;
+    for (uint32_t i = 0; i < q->sources.count; i++)
+        if (q->sources.sources[i].peer)
+            report->wire_bytes += dray__peer_wire_bytes(q->sources.sources[i].peer);
+}
+
+static void lane_explain(const void *lane, dray_error *error)
+{
+    const struct quant_lane *q = lane;
+    if (q->gathering)
+        dray__haul_explain(q->gathering, error);
+}
+
+const dray__lane_kind dray__lane_quant = {.name = "quant",
+                                          .takes = lane_takes,
+                                          .open = lane_open,
+                                          .step = lane_step,
+                                          .fd = lane_fd,
+                                          .report = lane_report,
+                                          .held_bytes = lane_held_bytes,
+                                          .explain = lane_explain,
+                                          .close = lane_close};

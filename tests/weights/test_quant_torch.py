@@ -1,0 +1,359 @@
+"""Updates of quantised tensors against PyTorch: random tensors, cut at random among publishers and
+engine ranks, on one host and across hosts; every rank's memory must be what PyTorch makes of the
+gathered tensors, bit for bit, by every strategy and with a ceiling that no tensor fits."""
+import ctypes as c
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+
+try:
+    import numpy as np
+    import torch
+except ImportError as missing:
+    print(missing)
+    sys.exit(77)
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "model"))
+import dray  # noqa: E402
+
+SEED = int(os.environ.get("DRAY_TEST_SEED", random.randrange(1 << 32)))
+ROUNDS = 6 * int(os.environ.get("DRAY_TEST_SCALE", "1"))
+print("DRAY_TEST_SEED=%d" % SEED)
+
+DTYPES = {2: torch.float32, 3: torch.bfloat16, 4: torch.float16, 5: torch.float8_e4m3fn,
+          6: torch.float8_e5m2}
+F32, BF16, F16, E4M3, E5M2 = DTYPES
+NONE, BLOCK, TENSOR = 0, 1, 2
+DIRECT, BUCKET, PARAMETER = 0, 1, 2
+SECOND = 10 ** 9
+lib = dray.lib
+lib.dray_region_base.restype = c.c_void_p
+
+
+class Quant(c.Structure):
+    _fields_ = [("kind", c.c_int32), ("scale_format", c.c_int32), ("scales", c.c_uint32),
+                ("block", c.c_int64 * 2)]
+
+
+class Options(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("address", c.c_char_p), ("name", c.c_char_p),
+                ("role", c.c_char_p), ("host", c.c_char_p), ("rank", c.c_uint32),
+                ("timeout_ns", c.c_int64), ("trusted_networks", c.c_char_p)]
+
+
+class PublisherOptions(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("regions", c.c_void_p), ("rank", c.c_uint32),
+                ("world", c.c_uint32), ("checksum", c.c_int32), ("timeout_ns", c.c_int64),
+                ("delta", c.c_int32)]
+
+
+class SubscriberOptions(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("regions", c.c_void_p), ("group", c.c_char_p),
+                ("rank", c.c_uint32), ("world", c.c_uint32), ("timeout_ns", c.c_int64)]
+
+
+class UpdateOptions(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("mode", c.c_int32), ("strategy", c.c_int32),
+                ("min_version", c.c_uint64), ("path", c.c_char_p), ("path_version", c.c_uint64),
+                ("bucket_bytes", c.c_uint64), ("verify", c.c_int32), ("timeout_ns", c.c_int64)]
+
+
+class Report(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("version", c.c_uint64), ("incarnation", c.c_uint64),
+                ("mode", c.c_int32), ("strategy", c.c_int32), ("bytes", c.c_uint64),
+                ("source_bytes", c.c_uint64), ("link_bytes", c.c_uint64 * 5),
+                ("copies", c.c_uint64), ("times", c.c_int64 * 7), ("bytes_per_s", c.c_double),
+                ("peak_extra_bytes", c.c_uint64), ("retries", c.c_uint32), ("planned", c.c_int32),
+                ("verified_tensors", c.c_uint64), ("verified_bytes", c.c_uint64)]
+
+
+def power_of_two(scale):
+    """DeepGEMM's ceil_to_ue8m0."""
+    bits = scale.abs().float().view(torch.int)
+    exponent = ((bits >> 23) & 0xFF) + (bits & 0x7FFFFF).bool().int()
+    return (exponent.clamp(1, 254) << 23).view(torch.float)
+
+
+class Tensor:
+    """One tensor of the model: as floats, and as it looks quantised (if it is)."""
+
+    def __init__(self, rng, index):
+        self.name = "layer.%d.weight" % index
+        self.ndim = rng.choice([2, 2, 2, 3])
+        self.shape = [rng.randint(1, 330), rng.randint(1, 330)]
+        if self.ndim == 3:
+            self.shape = [rng.randint(1, 6), rng.randint(1, 150), rng.randint(1, 150)]
+        self.dtype = rng.choice([F32, BF16, BF16, F16])
+        x = torch.randn(self.shape, generator=torch.Generator().manual_seed(rng.getrandbits(32)))
+        self.x = (x * 10.0 ** rng.uniform(-5, 2)).to(DTYPES[self.dtype])
+        self.kind = rng.choice([NONE, BLOCK, BLOCK, BLOCK, TENSOR])
+        self.format = rng.randint(0, 1)
+        self.qdtype = rng.choice([E4M3, E4M3, E5M2])
+        size = rng.choice([128, 128, 32, 1000])
+        self.block = [size, size] if rng.random() < 0.7 else [rng.randint(1, 200),
+                                                              rng.randint(1, 200)]
+        if self.kind:
+            self.quantise()
+
+    def quantise(self):
+        self.cell = list(self.shape)
+        if self.kind == BLOCK:
+            self.cell = [1] * (self.ndim - 2) + self.block
+        ends = [-(-n // k) for n, k in zip(self.shape, self.cell)]
+        padded = torch.zeros([e * k for e, k in zip(ends, self.cell)], dtype=self.x.dtype)
+        whole = tuple(slice(0, n) for n in self.shape)
+        padded[whole] = self.x
+        view = padded.view([n for pair in zip(ends, self.cell) for n in pair])
+        amax = view.abs().float().amax(dim=tuple(range(1, view.ndim, 2)), keepdim=True)
+        scale = amax.clamp(1e-4) / torch.finfo(DTYPES[self.qdtype]).max
+        if self.format:
+            scale = power_of_two(scale)
+        q = (view * (1.0 / scale)).to(DTYPES[self.qdtype])
+        self.q = q.view(padded.shape)[whole].contiguous()
+        self.y = (q.float() * scale).view(padded.shape)[whole]  # before it is narrowed
+        self.scales = scale.view(ends if self.kind == BLOCK else [])
+
+
+def bits(tensor):
+    view = tensor.contiguous()
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[view.element_size()]
+    return view.view(integer).numpy()
+
+
+def cuts(rng, n, parts):
+    """n elements in at most `parts` ranges."""
+    ends = sorted(rng.sample(range(1, n), min(parts, n) - 1)) + [n] if n > 1 else [n]
+    return list(zip([0] + ends[:-1], ends))
+
+
+class Member:
+    """A layout, its memory, and what must lie in it: (view, expected)."""
+
+    def __init__(self):
+        self.layout = dray.Layout()
+        self.blocks, self.size = [], 0
+        self.region = self.layout.add_region(1 << 24, 2)
+
+    def add(self, name, dtype, shape):
+        index = c.c_uint32()
+        if lib.dray_layout_find(self.layout.handle, name.encode(), c.byref(index), None) == 0:
+            return index.value
+        return self.layout.add_tensor(name, dtype, shape)
+
+    def hold(self, rng, name, dtype, tensor, ranges, turned=False):
+        """ranges: (start, end) of each dimension."""
+        shape = list(tensor.shape)
+        index = self.add(name, dtype, shape)
+        extent = [e - s for s, e in ranges]
+        size = tensor.element_size()
+        order = list(range(len(shape)))
+        if turned:
+            rng.shuffle(order)
+        stride, step = [0] * len(shape), size
+        for d in reversed(order):
+            stride[d] = step
+            step *= extent[d]
+            if rng.random() < 0.2:
+                step += size * rng.randint(0, 9)
+        self.size = (self.size + 63) // 64 * 64
+        block = dray.Block(tensor=index, region=self.region, offset=self.size)
+        for d, (s, e) in enumerate(ranges):
+            block.start[d], block.extent[d], block.stride[d] = s, e - s, stride[d]
+        dray.call(lib.dray_layout_add_block, self.layout.handle, c.byref(block))
+        want = bits(tensor)[tuple(slice(s, e) for s, e in ranges)]
+        self.blocks.append((self.size, stride, want, name, ranges))
+        self.size += step
+        return index
+
+    def quant(self, tensor, scales, t):
+        q = Quant(t.kind, t.format, scales, (c.c_int64 * 2)(*t.block))
+        dray.call(lib.dray_layout_set_quant, self.layout.handle, tensor, c.byref(q))
+
+    def allocate(self):
+        self.memory = (c.c_void_p * 1)()
+        handle = c.c_void_p()
+        self.size += 64
+        dray.call(lib.dray_region_alloc, 2, c.c_uint64(1 << 24), b"r", c.byref(handle))
+        assert self.size < 1 << 24
+        self.memory[0] = handle
+        base = lib.dray_region_base(handle)
+        self.raw = np.frombuffer((c.c_uint8 * (1 << 24)).from_address(base), np.uint8)
+        self.raw[:] = 0xA5
+
+    def views(self):
+        for offset, stride, want, name, ranges in self.blocks:
+            at = self.raw[offset:].view(np.uint8)
+            typed = np.frombuffer(at.data, want.dtype, 1)
+            yield np.lib.stride_tricks.as_strided(typed, want.shape, stride), want, name, ranges
+
+    def fill(self):
+        for view, want, _, _ in self.views():
+            view[...] = want
+
+    def check(self, what):
+        expected = np.full_like(self.raw, 0xA5)
+        for (view, want, name, ranges), (offset, stride, _, _, _) in zip(self.views(), self.blocks):
+            same = view == want
+            assert same.all(), "%s: %s %s: %d of %d elements are wrong, first at %s: %s, not %s" % (
+                what, name, ranges, (~same).sum(), same.size,
+                np.unravel_index(np.argmin(same), same.shape), view.flat[np.argmin(same)],
+                want.flat[np.argmin(same)])
+            typed = np.frombuffer(expected[offset:].data, want.dtype, 1)
+            np.lib.stride_tricks.as_strided(typed, want.shape, stride, writeable=True)[...] = want
+        assert (expected == self.raw).all(), "%s: bytes outside all blocks were written" % what
+
+
+def hold_floats(rng, members, t, x, dtype, turned):
+    """Cut among the members along random dimensions; some pieces twice."""
+    d = rng.randrange(t.ndim)
+    for i, (s, e) in enumerate(cuts(rng, t.shape[d], len(members))):
+        other = rng.randrange(t.ndim)
+        for s2, e2 in cuts(rng, t.shape[other], 2) if other != d else [(0, t.shape[other])]:
+            ranges = [(0, n) for n in t.shape]
+            ranges[other] = (s2, e2)
+            ranges[d] = (s, e)
+            members[i].hold(rng, t.name, dtype, x, ranges, turned)
+            if rng.random() < 0.1:
+                members[(i + 1) % len(members)].hold(rng, t.name, dtype, x, ranges)
+
+
+def hold_quantised(rng, members, t, turned):
+    d = rng.randrange(t.ndim)
+    pieces = cuts(rng, t.shape[d], len(members))
+    if d == 0 and rng.random() < 0.3:
+        pieces = [(0, t.shape[d])] * len(members)  # replicas
+    for i, (s, e) in enumerate(pieces):
+        ranges = [(0, n) for n in t.shape]
+        ranges[d] = (s, e)
+        weight = members[i].hold(rng, t.name, t.qdtype, t.q, ranges, turned and rng.random() < 0.5)
+        cells = [(0, n) for n in t.scales.shape]
+        if t.kind == BLOCK and rng.random() < 0.7:  # those of its own elements
+            cells[d] = (s // t.cell[d], -(-e // t.cell[d]))
+        scales = members[i].hold(rng, t.name + "_scale_inv", F32, t.scales, cells)
+        members[i].quant(weight, scales, t)
+
+
+def start_session(folder):
+    address = "unix:" + os.path.join(folder, "socket")
+    server = subprocess.Popen([os.environ["DRAY_PROGRAM"], "serve", "--listen", address],
+                              stdout=subprocess.DEVNULL)
+    return server, address
+
+
+def open_context(address, name, role, rank, host):
+    options = Options(c.sizeof(Options), address.encode(), name.encode(), role, host, rank,
+                      60 * SECOND)
+    context = c.c_void_p()
+    dray.call(lib.dray_open, c.byref(options), c.byref(context))
+    return context
+
+
+def together(functions):
+    errors = []
+
+    def run(function):
+        try:
+            function()
+        except Exception as error:
+            errors.append(error)
+    threads = [threading.Thread(target=run, args=(f,)) for f in functions]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if errors:
+        raise errors[0]
+
+
+def run_update(address, model, sources, group, hosts, runs, what):
+    contexts, publishers, subscribers = [], [], []
+    for i, m in enumerate(sources + group):
+        m.allocate()
+        role, rank = (b"trainer", i) if i < len(sources) else (b"engine", i - len(sources))
+        host = None if hosts == 1 else b"host-%d" % (i % hosts)
+        contexts.append(open_context(address, "%s-%d" % (role.decode(), rank), role, rank, host))
+    for i, m in enumerate(sources):
+        m.fill()
+        o = PublisherOptions(c.sizeof(PublisherOptions), c.addressof(m.memory), i, len(sources))
+        p = c.c_void_p()
+        dray.call(lib.dray_publisher_open, contexts[i], model, m.layout.handle, c.byref(o),
+                  c.byref(p))
+        publishers.append(p)
+    for i, m in enumerate(group):
+        o = SubscriberOptions(c.sizeof(SubscriberOptions), c.addressof(m.memory), b"engine", i,
+                              len(group), 60 * SECOND)
+        s = c.c_void_p()
+        dray.call(lib.dray_subscriber_open, contexts[len(sources) + i], model, m.layout.handle,
+                  c.byref(o), c.byref(s))
+        subscribers.append(s)
+    reports = [Report(c.sizeof(Report)) for _ in group]
+    for version, (strategy, bucket, verify) in enumerate(runs, 1):
+        together([lambda p=p: dray.call(lib.dray_publish, p, c.c_uint64(version), None)
+                  for p in publishers])
+        for m in group:
+            m.raw[:] = 0xA5
+        options = UpdateOptions(c.sizeof(UpdateOptions), 0, strategy, version, None, 0, bucket,
+                                verify, 60 * SECOND)
+        together([lambda s=s, r=r: dray.call(lib.dray_update_weights, s, c.byref(options),
+                                             c.byref(r)) for s, r in zip(subscribers, reports)])
+        for m, r in zip(group, reports):
+            m.check("%s, strategy %d, %d bytes" % (what, strategy, bucket))
+            if strategy != DIRECT:
+                assert r.peak_extra_bytes <= bucket, (what, r.peak_extra_bytes, bucket)
+    for s in subscribers:
+        dray.call(lib.dray_subscriber_verify, s)
+        lib.dray_subscriber_close(s)
+    for p in publishers:
+        lib.dray_publisher_close(p)
+    for x in contexts:
+        lib.dray_close(x)
+    for m in sources + group:
+        lib.dray_region_free(c.c_void_p(m.memory[0]))
+    return reports
+
+
+def round_of(rng, address, number):
+    hosts = rng.choice([1, 1, 3])
+    sources = [Member() for _ in range(rng.randint(1, 4))]
+    group = [Member() for _ in range(rng.randint(1, 3))]
+    tensors = [Tensor(rng, i) for i in range(rng.randint(3, 7))]
+    for t in tensors:
+        backwards = rng.random() < 0.25  # quantised there, floats here
+        alike = rng.random() < 0.15      # quantised on both sides
+        if not t.kind:
+            hold_floats(rng, sources, t, t.x, t.dtype, True)
+            hold_floats(rng, group, t, t.x, t.dtype, True)
+        elif alike:
+            hold_quantised(rng, sources, t, True)
+            hold_quantised(rng, group, t, True)
+        elif backwards:
+            hold_quantised(rng, sources, t, True)
+            hold_floats(rng, group, t, t.y.to(DTYPES[t.dtype]), t.dtype, True)
+        else:
+            hold_floats(rng, sources, t, t.x, t.dtype, True)
+            hold_quantised(rng, group, t, True)
+    runs = [(PARAMETER, 4 << 20, -1), (DIRECT, 0, 0), (BUCKET, 2 << 20, 0)]
+    if hosts == 1:
+        runs += [(BUCKET, 128 << 10, 0)]
+    what = "round %d, %d -> %d ranks on %d hosts, tensors %s" % (
+        number, len(sources), len(group), hosts,
+        ["%s %d %s" % (t.shape, t.kind, t.block) for t in tensors])
+    run_update(address, b"model-%d" % number, sources, group, hosts, runs, what)
+
+
+def main():
+    rng = random.Random(SEED)
+    with tempfile.TemporaryDirectory() as folder:
+        server, address = start_session(folder)
+        try:
+            for number in range(ROUNDS):
+                round_of(rng, address, number)
+        finally:
+            server.terminate()
+            server.wait()
+
+
+main()
