@@ -216,7 +216,9 @@ static void surviving_trainer(void *user)
     int first = dray_publish(t.publisher, 1, NULL, &said); /* rank 1 may be dead already */
     CHECK(first == DRAY_OK || (first == DRAY_ESTALE && strstr(said.message, "rank 1")));
     await_flag(s.board, RETRY);
-    int rc = dray_publish(t.publisher, 2, NULL, &said);
+    int rc = DRAY_OK; /* until the coordinator has seen that rank 1 died */
+    for (uint64_t version = 2; version < 1000 && rc == DRAY_OK; version++, usleep(1000))
+        rc = dray_publish(t.publisher, version, NULL, &said);
     CHECK(rc == DRAY_ESTALE && strstr(said.message, "rank 1"));
     if (first == DRAY_OK)
         MUST(dray_publisher_wait(t.publisher, 1, SHORT, NULL, error));
