@@ -121,8 +121,10 @@ typedef struct dray_tag {
 } dray_tag;
 
 /* Tags that the queue itself reads: which version of the weights made the row (whole numbers; of
- * several commits the oldest counts for staleness). */
+ * several commits the oldest counts for staleness), how urgent it is, how long. */
 #define DRAY_TAG_VERSION "version"
+#define DRAY_TAG_PRIORITY "priority"
+#define DRAY_TAG_TOKENS "tokens"
 
 typedef struct dray_row {
     uint32_t slot;       /* place within the partition */
@@ -269,9 +271,23 @@ int dray_queue_resume(dray_queue *queue, const void *cursor, size_t size, uint32
 typedef enum dray_policy {
     DRAY_POLICY_FIFO = 0, /* in the order in which rows became ready */
     DRAY_POLICY_ORDERED,  /* ascending partition and slot, waiting for the next one */
-    DRAY_POLICY_GROUP     /* whole groups only, first complete first. count is a multiple of the
+    DRAY_POLICY_GROUP,    /* whole groups only, first complete first. count is a multiple of the
                              group's size; members that are dead, or committed before, are left
                              out but count */
+    DRAY_POLICY_OLDEST_VERSION, /* oldest version first; rows without one before all */
+    DRAY_POLICY_PRIORITY,       /* highest tag `priority` first (0 where there is none) */
+    /* `count` rows, oldest version first, are divided among the dp_size ranks of the consumer group
+     * so that their sums of tokens are nearly equal, and each rank's rows into micro-batches of at
+     * most token_cap tokens and micro_rows rows. A claim gets the next share of its rank; what
+     * other ranks have not asked for yet waits for them. No rank is left without rows: where there
+     * are too few, it gets padding. */
+    DRAY_POLICY_TOKEN_BALANCED,
+    /* The same for collectives, in rounds that the ranks name: every rank gets the same number of
+     * micro-batches, filled up with padding. Peers of a rank (tensor and pipeline parallel) share
+     * its rows, the first of them commits. When a member of the group dies, or frees its batch
+     * before it is committed, the round is void: its other batches get DRAY_ESTALE, as do claims
+     * until the group comes back with a higher group_epoch. */
+    DRAY_POLICY_LOCKSTEP
 } dray_policy;
 
 typedef struct dray_claim_options {
@@ -288,6 +304,17 @@ typedef struct dray_claim_options {
                       lost as on_loss says; rows without a version are not */
     uint32_t staleness;
     uint64_t version; /* of the trainer that consumes */
+    /* For DRAY_POLICY_TOKEN_BALANCED and _LOCKSTEP; all members of a group give the same task,
+     * count, dp_size, peers, token_cap and micro_rows. */
+    const char *group;    /* the consumer group; NULL: the task's only one */
+    uint64_t group_epoch; /* raised when the group is formed anew: what older ones hold is void */
+    uint64_t round;       /* lockstep: which, ascending */
+    uint64_t token_cap;   /* of a micro-batch; 0: none. DRAY_EFULL names a row that is longer */
+    const char *cost;     /* the tag with a row's tokens, 1 where it is missing; NULL: `tokens` */
+    uint32_t dp_rank, dp_size; /* size 0: 1; at most 1,024 */
+    uint32_t peer, peers;      /* lockstep: of those that share the rank's rows; peers 0: 1 */
+    uint32_t micro_rows;       /* rows of a micro-batch; 0: any */
+    uint32_t unused;           /* 0 */
 } dray_claim_options;
 
 #define DRAY_CLAIM_OPTIONS_INIT                                                                    \
@@ -317,6 +344,13 @@ int dray_claim_poll(dray_queue *queue, uint32_t *which, dray_batch **out, dray_e
 uint32_t dray_batch_rows(const dray_batch *batch);
 const char *dray_batch_partition(const dray_batch *batch);
 const dray_row *dray_batch_row(const dray_batch *batch, uint32_t index); /* NULL: out of range */
+/* The micro-batches that the policy made of the batch (other policies: one), in row order. */
+uint32_t dray_batch_micros(const dray_batch *batch);
+int dray_batch_micro(const dray_batch *batch, uint32_t index, uint32_t *first, uint32_t *rows,
+                     dray_error *error);
+/* 0: the row is padding, a copy of some row that another batch may hold: it must not count, and is
+ * not committed with the batch (its outputs are ignored). Else 1. */
+double dray_batch_weight(const dray_batch *batch, uint32_t index);
 /* Tags as they were committed when the batch was claimed; of one key, the last commit's.
  * DRAY_ENOENT: the row has no such tag. Does not block. */
 int dray_batch_tag(const dray_batch *batch, uint32_t index, const char *key, double *value,

@@ -74,6 +74,12 @@ static void put_news(dray__writer *w, const dray__table *table, uint32_t columns
     dray__put_words(w, (const char *const *)table->keys + keys, table->key_count - keys);
 }
 
+/* What the claim reads, padding too. */
+static uint32_t slot_of(const dray__claim *claim, uint32_t i)
+{
+    return claim->reads ? claim->reads[i] : claim->slots[i];
+}
+
 static bool reads(const dray__table *table, const dray__put *put, uint32_t task, uint32_t column)
 {
     return (table->columns[column].readers | put->goes_on) >> task & 1;
@@ -103,7 +109,7 @@ static bool goes_on(const dray__claim *claim)
 {
     const dray__partition *p = claim->partition;
     for (uint32_t i = 0; p->earlier[claim->task] && i < claim->count; i++)
-        if (dray__is_partial(p, claim->task, claim->slots[i]))
+        if (dray__is_partial(p, claim->task, slot_of(claim, i)))
             return true;
     return false;
 }
@@ -138,7 +144,7 @@ static void put_segments(dray__writer *w, const dray__table *table, const dray__
     for (uint32_t k = 0; k < count; k++) {
         int writer = (int)writers[k] - 1;
         for (uint32_t row = 0; writer >= 0 && p->earlier[writer] && row < claim->count; row++) {
-            uint32_t slot = claim->slots[row], next = DRAY__NONE, pieces = 0;
+            uint32_t slot = slot_of(claim, row), next = DRAY__NONE, pieces = 0;
             if (p->earlier[writer][slot] == DRAY__NONE)
                 continue;
             for (const dray__place *place = NULL; dray__next_place(p, writer, slot, &next, &place);)
@@ -181,7 +187,7 @@ static void put_places(dray__writer *w, const dray__table *table, const dray__cl
     dray__put_u32(w, count);
     for (uint32_t i = 0; i < count; i++) {
         for (uint32_t row = 0; row < claim->count; row++) {
-            dray__place place = p->places[writers[i]][claim->slots[row]];
+            dray__place place = p->places[writers[i]][slot_of(claim, row)];
             bool none = place.put == DRAY__NONE; /* not begun yet */
             dray__put_u32(w, none ? DRAY__NONE : p->puts[place.put]->mark_index);
             dray__put_u32(w, none ? 0 : place.item);
@@ -215,9 +221,9 @@ static void put_tags(dray__writer *w, const dray__table *table, const dray__clai
             const dray__place *next = NULL;
             for (uint32_t writer = 0; writer <= table->task_count; writer++) {
                 const dray__place *place = p->places[writer];
-                if (!place || place[claim->slots[row]].put == DRAY__NONE)
+                if (!place || place[slot_of(claim, row)].put == DRAY__NONE)
                     continue;
-                place += claim->slots[row];
+                place += slot_of(claim, row);
                 uint64_t seq = p->puts[place->put]->seq;
                 if (p->puts[place->put]->tag_count && seq > after &&
                     (!next || seq < p->puts[next->put]->seq))
@@ -232,6 +238,15 @@ static void put_tags(dray__writer *w, const dray__table *table, const dray__clai
     dray__put_u32_at(w, at, total);
 }
 
+static void put_micros(dray__writer *w, const dray__claim *claim)
+{
+    dray__put_u32(w, claim->micro_count);
+    for (uint32_t i = 0; i < claim->micro_count; i++)
+        dray__put_u32(w, claim->micro_ends[i]);
+    for (uint32_t i = 0; claim->micro_count && i < claim->count; i++)
+        dray__put_u8(w, claim->follower || claim->slots[i] != DRAY__NONE);
+}
+
 void dray__answer_claim(dray__writer *w, const dray__table *table, const dray__claim *claim,
                         uint32_t which, uint32_t columns_known, uint32_t keys_known)
 {
@@ -243,7 +258,7 @@ void dray__answer_claim(dray__writer *w, const dray__table *table, const dray__c
     dray__put_u32(w, claim->task);
     dray__put_u32(w, claim->count);
     for (uint32_t i = 0; i < claim->count; i++) {
-        uint32_t slot = claim->slots[i];
+        uint32_t slot = slot_of(claim, i);
         dray__put_u32(w, slot);
         dray__put_u32(w, p->tracks[claim->task].rows[slot].attempt);
         dray__put_u32(w, p->group_of[slot]);
@@ -252,4 +267,5 @@ void dray__answer_claim(dray__writer *w, const dray__table *table, const dray__c
     put_puts(w, table, claim);
     put_places(w, table, claim);
     put_tags(w, table, claim);
+    put_micros(w, claim);
 }

@@ -25,6 +25,27 @@ const dray_row *dray_batch_row(const dray_batch *batch, uint32_t index)
     return index < batch->row_count ? &batch->rows[index] : NULL;
 }
 
+uint32_t dray_batch_micros(const dray_batch *batch)
+{
+    return batch->micro_count ? batch->micro_count : 1;
+}
+
+int dray_batch_micro(const dray_batch *batch, uint32_t index, uint32_t *first, uint32_t *rows,
+                     dray_error *error)
+{
+    if (index >= dray_batch_micros(batch))
+        return dray__fail(error, DRAY_EINVALID, "micro-batch %u of %u", index,
+                          dray_batch_micros(batch));
+    *first = index ? batch->micro_ends[index - 1] : 0;
+    *rows = (batch->micro_count ? batch->micro_ends[index] : batch->row_count) - *first;
+    return DRAY_OK;
+}
+
+double dray_batch_weight(const dray_batch *batch, uint32_t index)
+{
+    return index < batch->row_count && (!batch->micro_count || batch->own[index]) ? 1 : 0;
+}
+
 static int check_row(const dray_batch *batch, uint32_t index, dray_error *error)
 {
     if (index < batch->row_count)

@@ -205,6 +205,22 @@ static void read_tags(dray_batch *batch, const dray__names *names, dray__reader 
         batch->tag_start[++at] = count;
 }
 
+static void read_micros(dray_batch *batch, dray__reader *r)
+{
+    batch->micro_count = dray__get_count(r, 4);
+    batch->micro_ends = array(batch, r, batch->micro_count, sizeof *batch->micro_ends);
+    for (uint32_t i = 0; i < batch->micro_count && !r->failed; i++) {
+        batch->micro_ends[i] = dray__get_u32(r);
+        r->failed |= batch->micro_ends[i] <= (i ? batch->micro_ends[i - 1] : 0) ||
+                     batch->micro_ends[i] > batch->row_count;
+    }
+    if (!batch->micro_count)
+        return;
+    batch->own = array(batch, r, batch->row_count, sizeof *batch->own);
+    for (uint32_t i = 0; i < batch->row_count && !r->failed; i++)
+        batch->own[i] = dray__get_u8(r) != 0;
+}
+
 int dray__batch_read(dray_queue *queue, const dray__names *names, uint32_t ticket, dray__reader *r,
                      dray_batch **out, dray_error *error)
 {
@@ -222,6 +238,7 @@ int dray__batch_read(dray_queue *queue, const dray__names *names, uint32_t ticke
     read_places(batch, r);
     read_pieces(batch, r);
     read_tags(batch, names, r);
+    read_micros(batch, r);
     int rc = dray__reader_finish(r, "batch", error);
     if (!rc && task >= queue->task_count)
         rc = dray__fail(error, DRAY_EFORMAT, "batch: there is no task number %u", task);
@@ -246,6 +263,20 @@ int dray__batch_read(dray_queue *queue, const dray__names *names, uint32_t ticke
 
 /* ---- claims ---------------------------------------------------------------------------------- */
 
+static void put_rank(dray__writer *w, const dray_claim_options *o)
+{
+    dray__put_string(w, o->group);
+    dray__put_string(w, o->cost ? o->cost : DRAY_TAG_TOKENS);
+    dray__put_u64(w, o->group_epoch);
+    dray__put_u64(w, o->round);
+    dray__put_u64(w, o->token_cap);
+    dray__put_u32(w, o->dp_rank);
+    dray__put_u32(w, o->dp_size ? o->dp_size : 1);
+    dray__put_u32(w, o->peer);
+    dray__put_u32(w, o->peers ? o->peers : 1);
+    dray__put_u32(w, o->micro_rows);
+}
+
 static int put_choice(dray_queue *queue, dray__writer *w, const dray_claim_options *o,
                       dray_error *error)
 {
@@ -253,6 +284,10 @@ static int put_choice(dray_queue *queue, dray__writer *w, const dray_claim_optio
     int rc = dray__queue_task(queue, o->task, &task, error);
     if (!rc && o->partition)
         rc = dray__name_check(o->partition, "partition", error);
+    if (!rc && o->group && *o->group)
+        rc = dray__name_check(o->group, "consumer group", error);
+    if (!rc && o->cost)
+        rc = dray__name_check(o->cost, "tag", error);
     if (!rc && !o->count)
         rc = dray__fail(error, DRAY_EINVALID, "claim for %s: at least one row expected", o->task);
     if (!rc && o->max_hold_ns < 0)
@@ -269,6 +304,10 @@ static int put_choice(dray_queue *queue, dray__writer *w, const dray_claim_optio
     dray__put_u8(w, o->fresh != 0);
     dray__put_u32(w, o->staleness);
     dray__put_u64(w, o->version);
+    bool ranked = o->policy == DRAY_POLICY_TOKEN_BALANCED || o->policy == DRAY_POLICY_LOCKSTEP;
+    dray__put_u8(w, ranked);
+    if (ranked)
+        put_rank(w, o);
     return DRAY_OK;
 }
 

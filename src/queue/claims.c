@@ -30,6 +30,23 @@ dray__client *dray__client_new(dray__table *table, uint64_t session, const char 
 
 /* ---- giving rows back ------------------------------------------------------------------------ */
 
+static void untake(dray__table *table, dray__partition *p, uint32_t task, uint32_t slot)
+{
+    dray__track *track = &p->tracks[task];
+    dray__bit_clear(track->taken, slot);
+    track->taken_count--;
+    track->taken_dead -= dray__bit_get(p->dead, slot);
+    if (slot < track->open_from)
+        track->open_from = slot;
+    dray__admission_note(table, task, 0);
+}
+
+void dray__untake_row(dray__table *table, dray__partition *p, uint32_t task, uint32_t slot)
+{
+    untake(table, p, task, slot);
+    dray__refresh(table, p, task, slot / 64, true);
+}
+
 /* The row of the claim is free again; failed: as an attempt that failed. */
 static void give_back(dray__table *table, dray__claim *claim, uint32_t item, bool failed,
                       const char *reason)
@@ -39,13 +56,8 @@ static void give_back(dray__table *table, dray__claim *claim, uint32_t item, boo
     uint32_t slot = claim->slots[item];
     claim->slots[item] = DRAY__NONE;
     claim->active--;
-    dray__bit_clear(track->taken, slot);
-    track->taken_count--;
-    if (slot < track->open_from)
-        track->open_from = slot;
-    dray__admission_note(table, claim->task, 0);
     bool dead = dray__bit_get(p->dead, slot);
-    track->taken_dead -= dead;
+    untake(table, p, claim->task, slot);
     if (failed && ++track->rows[slot].failures >= table->settings.max_attempts && !dead)
         dray__lose(table, p, claim->task, slot, DRAY_LOSS_FAILED, reason);
     else
@@ -75,8 +87,17 @@ static void claim_free(dray__table *table, dray__claim *claim, bool retire)
         claim->next->prev = claim->prev;
     table->claim_count--;
     free(claim->slots);
+    free(claim->reads);
+    free(claim->micro_ends);
     free(claim->pins);
     free(claim);
+}
+
+/* Whoever lets go of a share of a lockstep round before it is committed ends the round. */
+static bool ends_round(const dray__claim *claim)
+{
+    return claim->lockstep && claim->state == DRAY__CLAIM_ACTIVE &&
+           (claim->active || claim->follower);
 }
 
 void dray__client_end(dray__table *table, dray__client *client, bool died, const char *reason)
@@ -86,8 +107,11 @@ void dray__client_end(dray__table *table, dray__client *client, bool died, const
         next = claim->next;
         if (claim->client != client)
             continue;
+        dray__crew *crew = ends_round(claim) ? claim->crew : NULL;
         give_back_all(table, claim, died, reason);
         claim_free(table, claim, died);
+        if (crew)
+            dray__crew_void(table, crew);
     }
     dray__demands_let_go(table, client);
     dray__chunks_orphan(table, client);
@@ -149,8 +173,10 @@ static bool fills(const dray__partition *p, const dray__want *want, const dray__
 {
     if (!pick->count)
         return false;
-    return want->up_to || pick->weight == want->count ||
-           (p->sealed && pick->count == dray__open_rows(p, want->task));
+    bool last = p->sealed && pick->count == dray__open_rows(p, want->task);
+    if (dray__policy_find(want->policy)->rounds && pick->count < want->dp_size && !last)
+        return false; /* no rank is left without rows while there will be more */
+    return want->up_to || pick->weight == want->count || last;
 }
 
 static int pick_rows(dray__table *table, dray__partition *p, const dray__want *want,
@@ -165,8 +191,7 @@ static int pick_rows(dray__table *table, dray__partition *p, const dray__want *w
     if (want->fresh)
         dray__drop_stale(table, p, want);
     if (room > 0)
-        policy->pick(p, &p->tracks[want->task], room < want->count ? (uint32_t)room : want->count,
-                     pick);
+        policy->pick(table, p, want, room < want->count ? (uint32_t)room : want->count, pick);
     return fills(p, want, pick) ? DRAY_OK : DRAY_EAGAIN;
 }
 
@@ -227,7 +252,8 @@ static int pin_puts(dray__table *table, dray__claim *claim, dray_error *error)
         for (uint32_t i = 0; p->places[w] && i < claim->count; i++) {
             uint32_t at = DRAY__NONE;
             const dray__place *place = NULL;
-            while (dray__next_place(p, (int)w - 1, claim->slots[i], &at, &place)) {
+            uint32_t slot = claim->reads ? claim->reads[i] : claim->slots[i];
+            while (dray__next_place(p, (int)w - 1, slot, &at, &place)) {
                 dray__put *put = p->puts[place->put];
                 if (put->mark == mark || !reads_any(table, put, claim->task))
                     continue;
@@ -246,25 +272,25 @@ static int pin_puts(dray__table *table, dray__claim *claim, dray_error *error)
     return DRAY_OK;
 }
 
-static void take_rows(dray__table *table, dray__claim *claim)
+void dray__take_rows(dray__table *table, dray__partition *p, uint32_t task, const uint32_t *slots,
+                     uint32_t count)
 {
-    dray__partition *p = claim->partition;
-    dray__track *track = &p->tracks[claim->task];
-    for (uint32_t i = 0; i < claim->count; i++) {
-        dray__bit_set(track->taken, claim->slots[i]);
-        track->rows[claim->slots[i]].attempt++;
+    dray__track *track = &p->tracks[task];
+    for (uint32_t i = 0; i < count; i++) {
+        dray__bit_set(track->taken, slots[i]);
+        track->rows[slots[i]].attempt++;
     }
-    track->taken_count += claim->count;
-    for (uint32_t i = 0; i < claim->count; i++)
-        if (!i || claim->slots[i] / 64 != claim->slots[i - 1] / 64)
-            dray__refresh(table, p, claim->task, claim->slots[i] / 64, false);
+    track->taken_count += count;
+    for (uint32_t i = 0; i < count; i++)
+        if (!i || slots[i] / 64 != slots[i - 1] / 64)
+            dray__refresh(table, p, task, slots[i] / 64, false);
     for (uint32_t w = track->open_from / 64; (w + 1) * 64 <= p->rows; w++) {
         if (~(track->taken[w] | track->done[w] | p->dead[w]))
             break;
         track->open_from = (w + 1) * 64;
     }
-    if (!dray__open_rows(p, claim->task)) /* ordered claims may go on to the next partition */
-        table->dirty |= UINT64_C(1) << claim->task;
+    if (!dray__open_rows(p, task)) /* ordered claims may go on to the next partition */
+        table->dirty |= UINT64_C(1) << task;
 }
 
 static int check_want(const dray__table *table, const dray__client *client, uint32_t ticket,
@@ -282,8 +308,116 @@ static int check_want(const dray__table *table, const dray__client *client, uint
     if (!ticket || dray__table_find_claim(table, client, ticket))
         return dray__fail(error, DRAY_EINVALID, "claim for %s: ticket %u is in use",
                           table->tasks[want->task].name, ticket);
+    if (dray__policy_find(want->policy)->rounds &&
+        (!want->dp_size || want->dp_size > DRAY__RANKS_MAX || want->dp_rank >= want->dp_size ||
+         !want->peers || want->peers > 64 || want->peer >= want->peers))
+        return dray__fail(error, DRAY_EINVALID,
+                          "claim for %s: rank %u of %u (at most %u), peer %u of %u (at most 64)",
+                          table->tasks[want->task].name, want->dp_rank, want->dp_size,
+                          DRAY__RANKS_MAX, want->peer, want->peers);
     if (want->partition)
         return dray__name_check(want->partition, "partition", error);
+    return DRAY_OK;
+}
+
+static int add_claim(dray__table *table, dray__client *client, uint32_t ticket,
+                     const dray__claim *made, dray__claim **out, dray_error *error)
+{
+    uint64_t id = (uint64_t)client->id << 32 | ticket;
+    dray__claim *claim = malloc(sizeof *claim);
+    if (!claim || !dray__idmap_set(&table->claim_ids, id, claim)) {
+        free(claim);
+        return dray__nomem(error);
+    }
+    *claim = *made;
+    claim->id = id;
+    claim->client = client;
+    claim->state = DRAY__CLAIM_ACTIVE;
+    claim->generation = claim->partition->generation;
+    claim->newest = UINT64_MAX;
+    claim->next = table->claims;
+    if (table->claims)
+        table->claims->prev = claim;
+    table->claims = claim;
+    table->claim_count++;
+    int rc = pin_puts(table, claim, error);
+    if (rc) {
+        claim->pin_count = 0;                                   /* none was pinned yet */
+        claim->slots = claim->reads = claim->micro_ends = NULL; /* the caller's */
+        claim_free(table, claim, false);
+        return rc;
+    }
+    *out = claim;
+    return DRAY_OK;
+}
+
+/* A peer that asks late may find what it would read freed. */
+static bool all_there(const dray__table *table, const dray__claim *claim)
+{
+    for (uint32_t i = 0; i < claim->pin_count; i++)
+        for (uint32_t c = 0; c < claim->pins[i]->column_count; c++) {
+            const dray__put_column *column = &claim->pins[i]->columns[c];
+            if (!column->chunk && (table->columns[column->column].readers >> claim->task & 1))
+                return false;
+        }
+    return true;
+}
+
+static uint32_t *copy_of(const uint32_t *items, uint32_t count)
+{
+    uint32_t *copy = malloc((count ? count : 1) * sizeof *copy);
+    return copy && count ? memcpy(copy, items, count * sizeof *copy) : copy;
+}
+
+/* The rank's share of a round, which is made of what the policy picked if it is not there yet. */
+static int claim_share(dray__table *table, dray__client *client, uint32_t ticket,
+                       const dray__want *want, dray__pick *pick, dray__claim **out,
+                       dray_error *error)
+{
+    const dray__policy_fn *policy = dray__policy_find(want->policy);
+    dray__round *round = NULL;
+    dray__partition *p = NULL;
+    int rc = dray__round_find(table, want, policy->lockstep, &round, error);
+    if (rc == DRAY_EAGAIN) {
+        rc = choose(table, want, pick, &p, error);
+        if (!rc)
+            rc = dray__round_new(table, p, want, policy->lockstep, pick->slots, pick->count, &round,
+                                 error);
+    }
+    if (rc)
+        return rc;
+    const dray__share *share = &round->shares[want->dp_rank];
+    dray__claim made = {.task = want->task,
+                        .partition = round->partition,
+                        .count = share->count,
+                        .hold_until = want->hold_until,
+                        .crew = round->crew,
+                        .lockstep = round->lockstep,
+                        .follower = want->peer != 0,
+                        .slots = copy_of(share->slots, share->count),
+                        .reads = copy_of(share->slots, share->count),
+                        .micro_ends = copy_of(share->micro_ends, share->micro_count),
+                        .micro_count = share->micro_count};
+    rc = made.slots && made.reads && made.micro_ends ? DRAY_OK : dray__nomem(error);
+    for (uint32_t i = 0; !rc && i < share->count; i++) {
+        if (i >= share->own || made.follower)
+            made.slots[i] = DRAY__NONE;
+        made.active += made.slots[i] != DRAY__NONE;
+    }
+    if (!rc)
+        rc = add_claim(table, client, ticket, &made, out, error);
+    if (!rc && made.follower && !all_there(table, *out)) {
+        claim_free(table, *out, false);
+        return dray__fail(error, DRAY_ESTALE, "rank %u has committed its rows already",
+                          want->dp_rank);
+    }
+    if (rc) {
+        free(made.slots);
+        free(made.reads);
+        free(made.micro_ends);
+        return rc;
+    }
+    dray__round_given(table, round, want);
     return DRAY_OK;
 }
 
@@ -300,42 +434,25 @@ int dray__table_claim(dray__table *table, dray__client *client, uint32_t ticket,
     dray__partition *p = NULL;
     if (!pick.slots)
         return dray__nomem(error);
+    if (dray__policy_find(want->policy)->rounds) {
+        rc = claim_share(table, client, ticket, want, &pick, out, error);
+        free(pick.slots);
+        return rc;
+    }
     rc = choose(table, want, &pick, &p, error);
+    dray__claim made = {.task = want->task,
+                        .partition = p,
+                        .slots = pick.slots,
+                        .count = pick.count,
+                        .active = pick.count,
+                        .hold_until = want->hold_until};
+    if (!rc)
+        rc = add_claim(table, client, ticket, &made, out, error);
     if (rc) {
         free(pick.slots);
         return rc;
     }
-    dray__claim *claim = calloc(1, sizeof *claim);
-    uint64_t id = (uint64_t)client->id << 32 | ticket;
-    if (!claim || !dray__idmap_set(&table->claim_ids, id, claim)) {
-        free(claim);
-        free(pick.slots);
-        return dray__nomem(error);
-    }
-    *claim = (dray__claim){.id = id,
-                           .client = client,
-                           .task = want->task,
-                           .state = DRAY__CLAIM_ACTIVE,
-                           .partition = p,
-                           .generation = p->generation,
-                           .slots = pick.slots,
-                           .count = pick.count,
-                           .active = pick.count,
-                           .hold_until = want->hold_until,
-                           .newest = UINT64_MAX,
-                           .next = table->claims};
-    if (table->claims)
-        table->claims->prev = claim;
-    table->claims = claim;
-    table->claim_count++;
-    rc = pin_puts(table, claim, error);
-    if (rc) {
-        claim->pin_count = 0; /* none was pinned yet */
-        claim_free(table, claim, false);
-        return rc;
-    }
-    take_rows(table, claim);
-    *out = claim;
+    dray__take_rows(table, p, want->task, pick.slots, pick.count);
     return DRAY_OK;
 }
 
@@ -355,6 +472,10 @@ static int find_active(const dray__table *table, const dray__client *client, uin
     if (!claim)
         return dray__fail(error, DRAY_ESTALE, "queue %s: there is no claim %u of %s", table->name,
                           ticket, client->name);
+    if (claim->follower)
+        return dray__fail(error, DRAY_EPERM,
+                          "claim of %u rows for %s: the first of its rank's peers commits it",
+                          claim->count, table->tasks[claim->task].name);
     if (claim->state == DRAY__CLAIM_STALE)
         return dray__fail(error, DRAY_ESTALE,
                           "claim of %u rows for %s was held too long, or its run went back: the "
@@ -554,8 +675,11 @@ bool dray__claim_release(dray__table *table, dray__client *client, uint32_t tick
     dray__claim *claim = dray__table_find_claim(table, client, ticket);
     if (!claim)
         return false;
+    dray__crew *crew = ends_round(claim) && claim->active ? claim->crew : NULL;
     give_back_all(table, claim, false, "");
     claim_free(table, claim, false);
+    if (crew)
+        dray__crew_void(table, crew);
     return true;
 }
 

@@ -111,7 +111,9 @@ struct dray_batch {
     uint32_t place_count;
     dray__batch_pieces *pieces;
     uint32_t pieces_count;
-    uint32_t *open; /* rows that the commit leaves open */
+    uint32_t *micro_ends, micro_count; /* count 0: all rows are one */
+    bool *own;                         /* [row]; with micro_count only: no padding */
+    uint32_t *open;                    /* rows that the commit leaves open */
     uint32_t open_count;
     dray__batch_tag *tags;
     uint32_t *tag_start;         /* [row_count + 1] */

@@ -480,7 +480,7 @@ static int on_claim(dray__controller *self, dray__request *request, dray_error *
     w->columns_known = dray__get_u32(r);
     w->keys_known = dray__get_u32(r);
     w->timeout_ns = dray__get_i64(r);
-    w->wants = dray__get_array(r, &w->arena, 38, sizeof *w->wants, &w->want_count);
+    w->wants = dray__get_array(r, &w->arena, 39, sizeof *w->wants, &w->want_count);
     for (uint32_t i = 0; i < w->want_count && !r->failed; i++) {
         choice *one = &w->wants[i];
         *one = (choice){.want.task = dray__get_u32(r)};
@@ -493,6 +493,8 @@ static int on_claim(dray__controller *self, dray__request *request, dray_error *
         one->want.fresh = dray__get_u8(r) != 0;
         one->want.staleness = dray__get_u32(r);
         one->want.version = dray__get_u64(r);
+        if (dray__get_u8(r))
+            dray__get_rank(r, &w->arena, &one->want);
     }
     rc = dray__finish_reading(request, error);
     if (!rc && (!w->want_count || w->want_count > DRAY__TASKS_MAX))

@@ -59,6 +59,20 @@ const dray__new_tag *dray__get_tags(dray__reader *r, dray__arena *arena, uint32_
     return tags;
 }
 
+void dray__get_rank(dray__reader *r, dray__arena *arena, dray__want *out)
+{
+    out->group = dray__get_text(r, arena);
+    out->cost = dray__get_text(r, arena);
+    out->group_epoch = dray__get_u64(r);
+    out->round = dray__get_u64(r);
+    out->token_cap = dray__get_u64(r);
+    out->dp_rank = dray__get_u32(r);
+    out->dp_size = dray__get_u32(r);
+    out->peer = dray__get_u32(r);
+    out->peers = dray__get_u32(r);
+    out->micro_rows = dray__get_u32(r);
+}
+
 void dray__get_outputs(dray__reader *r, dray__arena *arena, dray__outputs *out)
 {
     out->columns = dray__get_columns(r, arena, &out->column_count);

@@ -37,6 +37,7 @@ void *dray__get_array(dray__reader *r, dray__arena *arena, size_t wire, size_t s
                       uint32_t *count);
 const dray__new_column *dray__get_columns(dray__reader *r, dray__arena *arena, uint32_t *count);
 const dray__new_tag *dray__get_tags(dray__reader *r, dray__arena *arena, uint32_t *count);
+void dray__get_rank(dray__reader *r, dray__arena *arena, dray__want *out);
 void dray__get_outputs(dray__reader *r, dray__arena *arena, dray__outputs *out);
 
 typedef struct dray__opening {

@@ -38,7 +38,9 @@
  *
  * CLAIM    u32 ticket, u32 columns known, u32 keys known, i64 timeout,
  *          u32 n, n * {u32 task, str partition ("": any), u32 count, u8 up to, i32 policy,
- *          i64 hold, u8 fresh, u32 staleness, u64 version}
+ *          i64 hold, u8 fresh, u32 staleness, u64 version, u8 1 if the following is there: str
+ * group, str tag of the cost, u64 epoch, u64 round, u64 token cap, u32 rank, u32 ranks, u32 peer,
+ *          u32 peers, u32 rows a micro-batch}
  *          -> u32 which, columns {u32 index, str, spec}, keys {str}, body (below)
  *
  * COMMIT   u32 ticket, u32 generation, outputs
@@ -63,7 +65,8 @@
  * u32 n places, n * (rows * {u32 put (NONE: nothing yet), u32 item}),
  *          u32 n rows of pieces, n * {u32 place, u32 row, u32 m, m * {u32 put, u32 item,
  *              f64 version (-1: not known)}},
- *          u32 n tags, n * {u32 row, u32 key, f64} */
+ * u32 n tags, n * {u32 row, u32 key, f64},
+ *          u32 n micro-batches, n * u32 end, and if n: rows * u8 (0: padding) */
 #ifndef DRAY_QUEUE_MESSAGES_H
 #define DRAY_QUEUE_MESSAGES_H
 

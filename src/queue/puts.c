@@ -481,6 +481,26 @@ void dray__put_apply(dray__table *table, dray__partition *p, int writer, dray__p
     trim(table, put);
 }
 
+bool dray__row_tag(const dray__table *table, const dray__partition *p, uint32_t slot, uint32_t key,
+                   double *value)
+{
+    uint64_t newest = 0;
+    for (uint32_t w = 0; w <= table->task_count; w++) {
+        const dray__place *place = p->places[w] ? &p->places[w][slot] : NULL;
+        const dray__put *put = place && place->put != DRAY__NONE ? p->puts[place->put] : NULL;
+        if (!put || put->seq < newest)
+            continue;
+        uint32_t from = put->tag_start ? put->tag_start[place->item] : 0;
+        uint32_t to = put->tag_start ? put->tag_start[place->item + 1] : put->tag_count;
+        for (uint32_t i = from; i < to; i++)
+            if (put->tags[i].key == key) {
+                *value = put->tags[i].value;
+                newest = put->seq;
+            }
+    }
+    return newest != 0;
+}
+
 void dray__put_settled(dray__table *table, dray__partition *p, uint32_t task, uint32_t slot)
 {
     for (uint32_t w = 0; w <= table->task_count; w++) {

@@ -186,6 +186,8 @@ int dray__table_new(const char *name, const dray__task_names *tasks, uint32_t ta
     rc = table->name && table->tasks && table->graves ? DRAY_OK : dray__nomem(error);
     if (!rc)
         rc = dray__table_key(table, DRAY_TAG_VERSION, &table->version_key, error);
+    if (!rc)
+        rc = dray__table_key(table, DRAY_TAG_PRIORITY, &table->priority_key, error);
     for (uint32_t t = 0; !rc && t < task_count; t++)
         rc = add_task(table, &tasks[t], error);
     for (uint32_t t = 0; !rc && t < task_count; t++)
@@ -351,6 +353,7 @@ void dray__table_free(dray__table *table)
     while (table->clients)
         dray__client_end(table, table->clients, false, "");
     dray__demands_clear(table, NULL);
+    dray__rounds_clear(table, NULL);
     for (uint32_t i = 0; i < table->partition_count; i++) {
         dray__puts_clear(table, table->partitions[i]);
         partition_free(table, table->partitions[i]);
@@ -691,6 +694,7 @@ int dray__table_clear(dray__table *table, const char *partition, dray_error *err
     table->grave_at = (table->grave_at + 1) % DRAY__GRAVES;
     p->name = NULL;
     dray__demands_clear(table, p);
+    dray__rounds_clear(table, p);
     for (uint32_t t = 0; t < table->task_count; t++)
         if (dray__finished(p, t))
             grave->finished |= UINT64_C(1) << t;

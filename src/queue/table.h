@@ -40,13 +40,16 @@
 #define DRAY__NONE UINT32_MAX
 #define DRAY__CAPACITY_ROWS UINT64_C(1000000) /* where none is given */
 #define DRAY__CAPACITY_BYTES (UINT64_C(4) << 30)
-#define DRAY__CAUSES 3u /* of dray_loss_cause */
+#define DRAY__RANKS_MAX 1024u /* of a consumer group */
+#define DRAY__CAUSES 3u       /* of dray_loss_cause */
 
 typedef struct dray__table dray__table;
 typedef struct dray__client dray__client;
 typedef struct dray__partition dray__partition;
 typedef struct dray__put dray__put;
 typedef struct dray__want dray__want;
+typedef struct dray__round dray__round;
+typedef struct dray__crew dray__crew;
 
 /* ---- columns and tasks ----------------------------------------------------------------------- */
 
@@ -229,8 +232,12 @@ typedef struct dray__claim {
     uint32_t generation;
     uint32_t *slots; /* DRAY__NONE: given back as failed */
     uint32_t count, active;
-    int64_t hold_until; /* INT64_MAX: as long as the session */
-    uint64_t newest;    /* versions beyond it no longer exist; UINT64_MAX: all do */
+    int64_t hold_until;      /* INT64_MAX: as long as the session */
+    uint64_t newest;         /* versions beyond it no longer exist; UINT64_MAX: all do */
+    dray__crew *crew;        /* whose rank's share it is; NULL: nobody's */
+    bool lockstep, follower; /* all of a round or none; the leader commits */
+    uint32_t *reads; /* what it reads: with padding, which is not its to commit; NULL: slots */
+    uint32_t *micro_ends, micro_count; /* micro-batches, as items of the claim; NULL: one */
     dray__put **pins;
     uint32_t pin_count;
     struct dray__claim *next, *prev;
@@ -287,6 +294,8 @@ struct dray__table {
     dray__client *clients;
     uint32_t client_ids;
     dray__demand *demands, **demands_tail; /* oldest first */
+    dray__round *rounds;                   /* with shares that nobody has asked for yet */
+    dray__crew *crews;
     dray__claim *claims;
     dray__idmap claim_ids;
     dray__idmap chunks;
@@ -297,7 +306,8 @@ struct dray__table {
     dray__admission admission;
     uint32_t epoch; /* raised by every resume */
     uint64_t commit_seq,
-        resumed_seq;                /* of provisional commits; that the last resume went back to */
+        resumed_seq; /* of provisional commits; that the last resume went back to */
+    uint32_t priority_key;
     uint32_t version_key;           /* of the tag that says which weights made a row */
     uint64_t rows, charged, hidden; /* hidden: cleared but pinned */
     uint64_t chunk_bytes;
@@ -452,6 +462,10 @@ struct dray__want {
     bool fresh;         /* rows whose oldest version + staleness < version are dropped */
     uint32_t staleness;
     uint64_t version;
+    /* token_balanced and lockstep: who of which consumer group asks, for what share. */
+    const char *group, *cost; /* cost: the tag that says how many tokens a row has */
+    uint64_t group_epoch, round, token_cap;
+    uint32_t dp_rank, dp_size, peer, peers, micro_rows;
 };
 
 /* DRAY_EAGAIN: not now (the message says what there is). */
@@ -533,6 +547,69 @@ void dray__puts_clear(dray__table *table, dray__partition *p);
 void dray__chunk_check_free(dray__table *table, dray__chunk *chunk);
 void dray__chunks_orphan(dray__table *table, dray__client *client);
 
+/* The row's tag of that key, as committed last. false: it has none. */
+bool dray__row_tag(const dray__table *table, const dray__partition *p, uint32_t slot, uint32_t key,
+                   double *value);
+/* Marks the rows as claimed: one attempt more. */
+void dray__take_rows(dray__table *table, dray__partition *p, uint32_t task, const uint32_t *slots,
+                     uint32_t count);
+/* The row is not claimed any more, and was not committed. */
+void dray__untake_row(dray__table *table, dray__partition *p, uint32_t task, uint32_t slot);
+
+/* ---- rounds (rounds.c) ---- */
+
+typedef struct dray__share { /* of one DP rank */
+    uint32_t *slots, count;  /* with padding */
+    uint32_t own;            /* the first of them are its own */
+    uint32_t *micro_ends, micro_count;
+    uint64_t given; /* peers that have it */
+} dray__share;
+
+struct dray__round {
+    uint64_t number;
+    dray__crew *crew;
+    dray__partition *partition;
+    dray__share *shares;
+    uint32_t size, peers;
+    bool lockstep;
+    dray__round *next;
+};
+
+struct dray__crew { /* a consumer group of a task */
+    char *name;
+    uint32_t task;
+    uint64_t epoch, next_round;
+    bool voided; /* a member of a lockstep group is gone: its epoch must rise */
+    dray__crew *next;
+};
+
+/* The share that is waiting for who asks. DRAY_EAGAIN: a round has to be made first; DRAY_ESTALE:
+ * the group has gone on, or is void. */
+int dray__round_find(dray__table *table, const dray__want *want, bool lockstep, dray__round **out,
+                     dray_error *error);
+/* Divides the rows among the ranks. Takes them. */
+int dray__round_new(dray__table *table, dray__partition *p, const dray__want *want, bool lockstep,
+                    const uint32_t *slots, uint32_t count, dray__round **out, dray_error *error);
+/* The peer has its share: frees the round once everybody has. */
+void dray__round_given(dray__table *table, dray__round *round, const dray__want *want);
+/* Shares that nobody has are given back; in lockstep, so are those that are claimed. */
+void dray__crew_void(dray__table *table, dray__crew *crew);
+void dray__rounds_clear(dray__table *table, const dray__partition *p); /* NULL: all, and crews */
+/* The row is lost: so is the round with a share that holds it, unasked for. */
+bool dray__rounds_lose(dray__table *table, const dray__partition *p, uint32_t task, uint32_t slot);
+
+/* ---- balance.c: arithmetic on costs ---- */
+
+/* Divides items among `bins` so that the sums of their costs differ little (Karmarkar and Karp's
+ * largest differencing method), and none is empty while there are items enough. bin[i]: of item i.
+ */
+int dray__balance(const uint64_t *costs, uint32_t count, uint32_t bins, uint32_t *bin,
+                  dray_error *error);
+/* How many bins of at most `cap` (0: no limit) and `rows` items (0: no limit) first-fit decreasing
+ * takes; bin[i]: of item i. No item costs more than cap. */
+int dray__pack(const uint64_t *costs, uint32_t count, uint64_t cap, uint32_t rows, uint32_t *bin,
+               uint32_t *bins, dray_error *error);
+
 /* What there is for the task, for messages: "16 rows (sealed), 3 ready, ...". */
 void dray__describe(const dray__table *table, const dray__want *want, char *out, size_t size);
 
@@ -540,7 +617,7 @@ void dray__describe(const dray__table *table, const dray__want *want, char *out,
 int dray__table_cleared(const dray__table *table, const char *partition, uint32_t task,
                         dray_error *error);
 
-/* A policy picks rows that are ready, in its order: at most `want` of them. */
+/* A policy picks rows that are ready, in its order: at most `limit` of them. */
 typedef struct dray__pick {
     uint32_t *slots; /* room for `want` */
     uint32_t count;
@@ -548,10 +625,12 @@ typedef struct dray__pick {
 } dray__pick;
 typedef struct dray__policy_fn {
     const char *name;
-    void (*pick)(const dray__partition *p, const dray__track *track, uint32_t want,
-                 dray__pick *out);
+    void (*pick)(const dray__table *table, const dray__partition *p, const dray__want *want,
+                 uint32_t limit, dray__pick *out);
     bool in_order; /* no later partition before an earlier one is used up */
     bool by_group; /* the count must be a multiple of the group's size */
+    bool rounds;   /* what is picked is divided among the ranks of a group */
+    bool lockstep; /* and each rank gets as many micro-batches */
 } dray__policy_fn;
 /* NULL: there is no such policy. */
 const dray__policy_fn *dray__policy_find(int32_t policy);
