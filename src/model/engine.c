@@ -338,6 +338,7 @@ static uint32_t shape_of(const dray__piece *piece, bool transposed, int64_t *sha
         shape[ndim++] = piece->slots;
     if (piece->slots && piece->ndim == 0 && piece->total == 1)
         return ndim; /* one scale a slot */
+    transposed = transposed && piece->ndim == 2;
     shape[ndim] = transposed ? piece->columns : piece->total;
     if (piece->ndim < 2)
         return ndim + 1;

@@ -172,12 +172,12 @@ static int place(const dray__engine *e, dray__pattern *pattern, uint32_t i, bool
 }
 
 /* The shared expert as the last slot of the experts' parameters: its rows lie as theirs do. */
-static void fuse_shared(const dray__engine *e, dray__pattern *pattern)
+static void fuse_shared(const dray__engine *e, dray__pattern *pattern, uint64_t shared)
 {
     uint32_t expert = 0;
     for (uint32_t i = 0; i < e->family->count; i++) {
         dray__row *row = &pattern->rows[i];
-        if (!has(pattern->used, i) || row->part != DRAY__SHARED)
+        if (!has(shared, i))
             continue;
         while (pattern->rows[expert].part != DRAY__EXPERTS || !has(pattern->used, expert))
             expert++;
@@ -189,14 +189,16 @@ static void fuse_shared(const dray__engine *e, dray__pattern *pattern)
 int dray__engine_pattern(const dray__engine *e, dray__pattern *pattern, dray_error *error)
 {
     const dray__parameter *table = e->family->parameters;
+    uint64_t shared = 0, done = pattern->aliases;
     int status = DRAY_OK;
+    for (uint32_t i = 0; i < e->family->count && e->spec.fuse_shared; i++)
+        if (has(pattern->used, i) && dray__engine_part(&table[i]) == DRAY__SHARED)
+            shared |= UINT64_C(1) << i;
     for (uint32_t i = 0; i < e->family->count && !status; i++)
-        if (has(pattern->used, i))
+        if (has(pattern->used & ~shared, i))
             status = make_row(e, &table[i], has(pattern->quantised, i), &pattern->rows[i], error);
-    uint64_t placed = pattern->used & ~pattern->aliases, done = 0;
     for (uint32_t i = 0; i < e->family->count && !status; i++) {
-        if (!has(placed & ~done, i) ||
-            (e->spec.fuse_shared && pattern->rows[i].part == DRAY__SHARED))
+        if (!has(pattern->used & ~shared & ~done, i))
             continue;
         for (uint32_t j = i; j < e->family->count; j++)
             done |= (uint64_t)together(e, i, j) << j;
@@ -204,7 +206,7 @@ int dray__engine_pattern(const dray__engine *e, dray__pattern *pattern, dray_err
         if (!status && pattern->rows[i].quantised)
             status = place(e, pattern, i, true, error);
     }
-    if (!status && e->spec.fuse_shared)
-        fuse_shared(e, pattern);
+    if (!status)
+        fuse_shared(e, pattern, shared);
     return status;
 }

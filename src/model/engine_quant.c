@@ -70,9 +70,11 @@ const char *dray__engine_scales_suffix(const dray__engine *e)
 
 /* ---- which rows ------------------------------------------------------------------------------ */
 
-static bool quantisable(const dray__parameter *p)
+static bool quantisable(const dray__engine *e, const dray__parameter *p)
 {
-    return p->shape[1] != DRAY__SIZE_NONE && dray__engine_part(p) < DRAY__ROUTER;
+    dray__part part = dray__engine_part(p);
+    return p->shape[1] != DRAY__SIZE_NONE && part < DRAY__ROUTER &&
+           !(part == DRAY__SHARED && e->spec.fuse_shared); /* as the experts are */
 }
 
 /* The module of a row is the name in front of ".weight"; of experts it is all of them. */
@@ -97,7 +99,7 @@ int dray__engine_quantised(const dray__engine *e, uint64_t used, int64_t layer, 
     if (e->quant.kind == DRAY_QUANT_NONE)
         return DRAY_OK;
     for (uint32_t i = 0; i < e->family->count; i++)
-        if ((used >> i & 1) && quantisable(&table[i]) && !is_ignored(e, &table[i], layer))
+        if ((used >> i & 1) && quantisable(e, &table[i]) && !is_ignored(e, &table[i], layer))
             *mask |= UINT64_C(1) << i;
     for (uint32_t i = 0; i < e->family->count && e->quant.ignore_count; i++)
         for (uint32_t j = 0; j < i; j++) {

@@ -49,9 +49,45 @@ class Mesh(c.Structure):
     _fields_ = [("ndim", c.c_uint32), ("shape", c.c_int64 * 8), ("placements", Placement * 8)]
 
 
+class Quant(c.Structure):
+    _fields_ = [("kind", c.c_int32), ("scale_format", c.c_int32), ("scales", c.c_uint32),
+                ("block", c.c_int64 * 2)]
+
+
+class ExpertMap(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("version", c.c_uint64), ("layers", c.c_uint32),
+                ("slots", c.c_uint32), ("experts", c.POINTER(c.c_int32))]
+
+
+class EngineQuant(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("kind", c.c_int32), ("scale_format", c.c_int32),
+                ("block", c.c_int64 * 2), ("ignore", c.POINTER(c.c_char_p)),
+                ("ignore_count", c.c_uint32)]
+
+
 class EngineSpec(c.Structure):
     _fields_ = [("size", c.c_size_t), ("tp", c.c_uint32), ("tp_rank", c.c_uint32),
-                ("dtype", c.c_int32), ("vocab_multiple", c.c_int64), ("kind", c.c_int32)]
+                ("dtype", c.c_int32), ("vocab_multiple", c.c_int64), ("kind", c.c_int32),
+                ("pp_layers", c.POINTER(c.c_uint32)), ("experts", c.POINTER(ExpertMap)),
+                ("quant", c.POINTER(EngineQuant)), ("pp", c.c_uint32), ("pp_rank", c.c_uint32),
+                ("ep", c.c_uint32), ("dp", c.c_uint32), ("engine", c.c_int32),
+                ("draft", c.c_int32), ("dense_tp", c.c_uint32), ("shared_tp", c.c_uint32),
+                ("embed_tp", c.c_uint32), ("head_tp", c.c_uint32), ("fuse_shared", c.c_int32),
+                ("redundant", c.c_uint32), ("transposed", c.c_uint32)]
+
+
+class PlanMember(c.Structure):
+    _fields_ = [("layout", c.c_void_p), ("member", c.c_uint64), ("name", c.c_char_p),
+                ("host", c.c_uint64), ("process", c.c_uint64), ("device", c.c_uint64)]
+
+
+class Copy(c.Structure):
+    _fields_ = [(n, c.c_uint32) for n in ("source", "source_region", "destination_region", "tensor",
+                                          "ndim")] + [
+        ("source_dtype", c.c_int32), ("destination_dtype", c.c_int32),
+        ("start", c.c_int64 * MAX_DIMS), ("extent", c.c_int64 * MAX_DIMS),
+        ("source_offset", c.c_uint64), ("destination_offset", c.c_uint64),
+        ("source_stride", c.c_int64 * MAX_DIMS), ("destination_stride", c.c_int64 * MAX_DIMS)]
 
 
 class FlatPiece(c.Structure):
@@ -84,11 +120,6 @@ class MegatronParameter(c.Structure):
                 ("ndim", c.c_uint32), ("shape", c.c_int64 * MAX_DIMS), ("offset", c.c_uint64)]
 
 
-class PlanMember(c.Structure):
-    _fields_ = [("layout", c.c_void_p), ("member", c.c_uint64), ("name", c.c_char_p),
-                ("host", c.c_uint64), ("process", c.c_uint64), ("device", c.c_uint64)]
-
-
 class SafetensorsOptions(c.Structure):
     _fields_ = [("size", c.c_size_t), ("max_file_bytes", c.c_uint64),
                 ("metadata_json", c.c_char_p), ("values_key", c.c_char_p),
@@ -113,6 +144,7 @@ def _open():
     lib.dray_layout_tensor.restype = c.POINTER(TensorInfo)
     lib.dray_layout_region.restype = c.POINTER(RegionInfo)
     lib.dray_layout_block.restype = c.POINTER(Block)
+    lib.dray_layout_quant.restype = c.POINTER(Quant)
     lib.dray_model_name.restype = c.c_char_p
     lib.dray_plan_count.restype = c.c_uint64
     lib.dray_plan_copies.restype = c.c_void_p
@@ -171,6 +203,11 @@ class Layout:
              c.byref(mesh), i64s(coordinate), local)
         return list(local)[:self.tensor(tensor).ndim]
 
+    def find(self, name):
+        index = c.c_uint32()
+        call(lib.dray_layout_find, self.handle, name, c.byref(index))
+        return index.value
+
     def tensor(self, i):
         return lib.dray_layout_tensor(self.handle, i).contents
 
@@ -207,6 +244,19 @@ def packed(layout):
     out = c.string_at(data, size.value)
     _libc.free(data)
     return out
+
+
+def plan(sources, destination):
+    """The copies (Copy) that fill the destination's layout from those of the sources."""
+    members = (PlanMember * len(sources))(
+        *[PlanMember(s.handle, i, None, 1, i + 1, 0) for i, s in enumerate(sources)])
+    to, handle = PlanMember(destination.handle, 1 << 20, None, 1, 1 << 20, 0), c.c_void_p()
+    call(lib.dray_plan_new, members, len(sources), c.byref(to), None, c.byref(handle))
+    try:
+        copies = c.cast(lib.dray_plan_copies(handle), c.POINTER(Copy))
+        return [Copy.from_buffer_copy(copies[i]) for i in range(lib.dray_plan_count(handle))]
+    finally:
+        lib.dray_plan_free(handle)
 
 
 def safetensors_layout(path):
