@@ -170,12 +170,24 @@ typedef struct dray_update_options {
     uint64_t bucket_bytes; /* ceiling of staging memory, >= 128 KiB; 0: 64 MiB */
     int32_t verify;        /* 0: on (default); -1: off */
     int64_t timeout_ns;    /* for the whole update; 0: the subscriber's */
+    /* How long other engines that read this one's memory may hold up its overwrite; then their
+     * updates are given up. 0: 5 s */
+    int64_t lease_ns;
+    int32_t peers; /* 0: other engines of this host that hold the version may be read; -1: not */
 } dray_update_options;
 
 #define DRAY_UPDATE_OPTIONS_INIT                                                                   \
     {                                                                                              \
-        sizeof(dray_update_options), 0, 0, 0, NULL, 0, 0, 0, 0                                     \
+        sizeof(dray_update_options), 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0                               \
     }
+
+/* Who was read. */
+typedef enum dray_update_source {
+    DRAY_SOURCE_PUBLISHERS = 0,
+    DRAY_SOURCE_PEERS,  /* an engine that held the version */
+    DRAY_SOURCE_DISK,   /* a checkpoint */
+    DRAY_SOURCE_STAGING /* dray_commit_weights: what was prefetched */
+} dray_update_source;
 
 typedef struct dray_update_report {
     size_t size;
@@ -199,6 +211,7 @@ typedef struct dray_update_report {
     uint64_t delta_covered_bytes, delta_bytes;
     /* Sent and received over connections to other hosts: data, requests, checksums. */
     uint64_t wire_bytes;
+    int32_t source; /* dray_update_source */
 } dray_update_report;
 
 #define DRAY_UPDATE_REPORT_INIT                                                                    \
@@ -238,6 +251,36 @@ int dray_update_poll(dray_subscriber *subscriber, dray_error *error);
 int dray_update_finish(dray_subscriber *subscriber, dray_update_report *report, dray_error *error);
 int dray_subscriber_fd(const dray_subscriber *subscriber);
 
+/* ---- delayed swap -------------------------------------------------------------------------------
+ * A prefetch moves and verifies a version into staging (host memory, cut to this rank's layout),
+ * while the engine goes on with the version that it holds; a commit copies it into place at the
+ * engine's own boundary. Each is begun by all ranks of the group, and ends for all of them in the
+ * same way, as an update does; dray_update_poll, dray_update_finish and dray_subscriber_fd serve
+ * the three of them.
+ *
+ * Staging is as large as the subscriber's regions, is allocated by the first prefetch, kept for the
+ * next ones, and counted in peak_extra_bytes. When a prefetch is complete its source may change. A
+ * later prefetch, from its first byte on, or dray_prefetch_drop takes the place of a prefetched
+ * version; so does a rank that closes, because its part went with it. A prefetch that fails leaves
+ * the engine as it was: never torn. */
+int dray_prefetch_start(dray_subscriber *subscriber, const dray_update_options *options,
+                        dray_error *error);
+int dray_prefetch_weights(dray_subscriber *subscriber, const dray_update_options *options,
+                          dray_update_report *report, dray_error *error);
+/* Of the options, min_version, lease_ns and timeout_ns count. The copy is verified with the sums of
+ * the prefetch. DRAY_ENOENT: the group has prefetched no version, or an older one than min_version;
+ * other codes as from dray_update_weights. */
+int dray_commit_start(dray_subscriber *subscriber, const dray_update_options *options,
+                      dray_error *error);
+int dray_commit_weights(dray_subscriber *subscriber, const dray_update_options *options,
+                        dray_update_report *report, dray_error *error);
+/* Frees this rank's staging, and with it what the group has prefetched. DRAY_EBUSY: an update is in
+ * progress. Asks the coordinator. */
+int dray_prefetch_drop(dray_subscriber *subscriber, dray_error *error);
+/* What this rank has in its staging. Outputs may be NULL. DRAY_ENOENT: nothing. Does not block. */
+int dray_prefetched(const dray_subscriber *subscriber, uint64_t *version, uint64_t *incarnation,
+                    dray_error *error);
+
 typedef enum dray_group_state {
     DRAY_GROUP_EMPTY = 0, /* never updated */
     DRAY_GROUP_WHOLE,
@@ -248,6 +291,12 @@ typedef enum dray_group_state {
  * incarnation (0: from disk) and dray_group_state. Outputs may be NULL. Asks the coordinator. */
 int dray_subscriber_version(const dray_subscriber *subscriber, uint64_t *version,
                             uint64_t *incarnation, int32_t *state, dray_error *error);
+/* Before an engine ends: takes it from the list of those that serve, then waits until no other
+ * engine reads its memory, at most timeout_ns; the updates of those that still do are given up, and
+ * *revoked (may be NULL) gets how many. One rank's call is enough. A later update enters it again.
+ * Blocks up to the timeout (and a second more for the answer). */
+int dray_subscriber_leave(dray_subscriber *subscriber, int64_t timeout_ns, uint32_t *revoked,
+                          dray_error *error);
 /* Recomputes the checksums of this rank's memory and compares them with those of its last update:
  * DRAY_ECHECKSUM names the first tensor and block that differ and how many differ in all.
  * DRAY_ENOENT: no update was committed here with verification on; DRAY_EUNSUPPORTED: what it got
@@ -297,6 +346,57 @@ int dray_tensor_list_open(dray_tensor_list *list, uint32_t index, uint32_t rank,
  * not fit (DRAY_ENOENT with the nearest names, DRAY_ESHAPE, DRAY_EDTYPE). */
 int dray_tensor_list_load(dray_tensor_list *list, uint32_t rank, const dray_layout *layout,
                           dray_region *const *regions, dray_error *error);
+
+/* ---- the router's list --------------------------------------------------------------------------
+ * Which engines there are, as the coordinator sees them: for whoever sends them requests. An engine
+ * serves from its commit on, while all of its ranks are there; it does not while its memory is
+ * being overwritten, when it is torn, when it leaves. */
+typedef struct dray_engines dray_engines;
+
+typedef struct dray_engine_info {
+    size_t size;
+    const char *model, *group; /* borrowed until the next poll or wait */
+    uint64_t version, incarnation;
+    uint64_t epoch; /* grows whenever a rank was lost or the engine was dropped */
+    uint32_t ranks, world;
+    int32_t state;   /* dray_group_state */
+    int32_t serving; /* 1: may be sent requests */
+    int32_t leaving; /* 1: dray_subscriber_leave was called */
+} dray_engine_info;
+
+#define DRAY_ENGINE_INFO_INIT                                                                      \
+    {                                                                                              \
+        .size = sizeof(dray_engine_info)                                                           \
+    }
+
+typedef enum dray_engine_event {
+    DRAY_ENGINE_JOINED = 1, /* serves now */
+    DRAY_ENGINE_LEFT,       /* served before */
+    DRAY_ENGINE_UPDATED,    /* serves another version */
+    DRAY_ENGINE_TORN
+} dray_engine_event;
+
+/* Called from dray_engines_poll and dray_engines_wait. engine: borrowed for the call; of one that
+ * is gone, what was known last. */
+typedef void (*dray_engines_fn)(void *user, dray_engine_event event,
+                                const dray_engine_info *engine);
+
+/* Watches all engines of the context's session. *out is the caller's, closed before the context.
+ * One thread at a time. */
+int dray_engines_open(dray_context *context, dray_engines **out, dray_error *error);
+/* Takes news, if there are any: DRAY_OK, and the list is new; DRAY_EAGAIN: none. fn (may be NULL)
+ * is called for what they change. The first one gives the list as it is. Does not block. */
+int dray_engines_poll(dray_engines *engines, dray_engines_fn fn, void *user, dray_error *error);
+/* The same, waiting for news: DRAY_ETIMEDOUT when there are none. */
+int dray_engines_wait(dray_engines *engines, int64_t timeout_ns, dray_engines_fn fn, void *user,
+                      dray_error *error);
+/* Readable when dray_engines_poll, which was called before, may have news. Borrowed. */
+int dray_engines_fd(dray_engines *engines);
+uint32_t dray_engines_count(const dray_engines *engines);
+/* out: initialised by the caller. */
+int dray_engines_entry(const dray_engines *engines, uint32_t index, dray_engine_info *out,
+                       dray_error *error);
+void dray_engines_close(dray_engines *engines);
 
 /* ---- checksums ----------------------------------------------------------------------------------
  * Independent of the sharding: sum(tensor) = Σ over elements A(row) · B(column) · bits mod 2^64,

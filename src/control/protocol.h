@@ -32,19 +32,22 @@
     XX(REPORT_WATCH, 0x0102, ANY)                                                                  \
     /* control/registry.c: layouts, regions, versions, update groups */                            \
     XX(PUBLISHER_OPEN, 0x0201, TRAINER)                                                            \
-    XX(REGION_PUT, 0x0202, TRAINER)                                                                \
+    XX(REGION_PUT, 0x0202, MEMBER)                                                                 \
     XX(REGION_GET, 0x0203, ENGINE)                                                                 \
     XX(PUBLISH, 0x0204, TRAINER)                                                                   \
     XX(PUBLISHER_WAIT, 0x0205, TRAINER)                                                            \
     XX(SUBSCRIBER_OPEN, 0x0206, ENGINE)                                                            \
     XX(UPDATE_BEGIN, 0x0207, ENGINE)                                                               \
-    XX(UPDATE_SOURCES, 0x0208, ENGINE)                                                             \
+    XX(UPDATE_SOURCES, 0x0208, MEMBER)                                                             \
     XX(UPDATE_VOTE, 0x0209, ENGINE)                                                                \
     XX(CHECKSUMS_GET, 0x020A, ANY)                                                                 \
     XX(WEIGHTS_CLOSE, 0x020B, ANY)                                                                 \
     XX(UPDATE_WRITING, 0x020C, ENGINE)                                                             \
     XX(GROUP_STATE, 0x020D, ANY)                                                                   \
     XX(UPDATE_REPORT, 0x020E, ENGINE)                                                              \
+    XX(PREFETCH_DROP, 0x020F, ENGINE)                                                              \
+    XX(SUBSCRIBER_LEAVE, 0x0210, ENGINE)                                                           \
+    XX(ENGINES_WATCH, 0x0211, ANY)                                                                 \
     /* queue/controller.c */                                                                       \
     XX(QUEUE_OPEN, 0x0301, ANY)                                                                    \
     XX(QUEUE_INSERT, 0x0302, WORKER)                                                               \
@@ -84,6 +87,7 @@ enum {
     DRAY__MAY_ENGINE = 2,
     DRAY__MAY_TASK = 4,
     DRAY__MAY_TOOL = 8,
+    DRAY__MAY_MEMBER = DRAY__MAY_TRAINER | DRAY__MAY_ENGINE, /* who holds weights */
     DRAY__MAY_WORKER = DRAY__MAY_TRAINER | DRAY__MAY_ENGINE | DRAY__MAY_TASK,
     DRAY__MAY_ANY = DRAY__MAY_WORKER | DRAY__MAY_TOOL,
     DRAY__MAY_ALL = 255 /* the master's, and whoever comes over the Unix socket */

@@ -19,22 +19,34 @@
  *  PUBLISHER_WAIT   u64 key, u64 version, i64 timeout -> u32 dropped, string their names,
  *                   u64 the oldest attempt that may still read
  *  SUBSCRIBER_OPEN  string model, string group, u32 rank, u32 world, u64 token, string endpoint,
- *                   blob layout -> u64 key
+ *                   u32 regions, u32 of them to put (all: other groups may read this one), blob
+ *                   layout -> u64 key
  *  UPDATE_BEGIN     u64 key, u8 mode, u64 min version, string path, u64 path version, u8 verify,
- *                   i64 timeout; kept until all ranks began and a version is there
+ *                   i64 timeout, u8 purpose, u8 from publishers only, u64 source set and u64 group
+ *                   set that this rank is prepared for (0: none); kept until all ranks began and a
+ *                   version is there
  *                   -> u64 attempt, u8 mode, u64 incarnation, u64 version, u8 checksums are there,
  *                      u64 source set, u32 sources, u64 group set, u32 ranks, u32 count and the
- *                      names of tensors that the group holds in part
- *  UPDATE_WRITING   u64 key, u64 attempt -> (empty): bytes are about to be overwritten
+ *                      names of tensors that the group holds in part, u8 source, u8 granted:
+ *                      UPDATE_WRITING need not be asked, because all ranks were prepared
+ *  UPDATE_WRITING   u64 key, u64 attempt, i64 lease -> (empty): bytes are about to be overwritten;
+ *                   kept while other groups read them, at most for the lease
  *  UPDATE_VOTE      u64 key, u64 attempt, u32 code (0: ok), string message, i64 timeout, sums read,
- *                   sums expected (rank 0 of a disk update: what the checkpoint says of itself);
- *                   kept until all voted -> u64 tensors compared, u64 bytes of them: committed.
- *                   Errors: aborted (the group keeps what it had) or DRAY_ETORN.
+ *                   sums expected (rank 0 of a disk update: what the checkpoint says of itself),
+ *                   u8 held (enum dray__held), sums held (if it says so: of what lies in memory
+ *                   now, by the rank's own names and dtypes); kept until all voted
+ *                   -> u64 tensors compared, u64 bytes of them: committed. Errors: aborted (the
+ *                   group keeps what it had) or DRAY_ETORN.
  *  GROUP_STATE      u64 key -> u64 version, u64 incarnation, u8 state, u64 epoch
  *  UPDATE_REPORT    u64 key, string json (a notice)
  *  CHECKSUMS_GET    string model, string group ("": the publishers)
  *                   -> u64 version, u64 incarnation, sums
- *  WEIGHTS_CLOSE    u64 key -> (empty)
+ *  PREFETCH_DROP    u64 key -> (empty): this rank's staging is gone
+ *  SUBSCRIBER_LEAVE u64 key, i64 timeout; the group leaves the router, then the answer is kept
+ * while others read its memory, who are revoked at the deadline -> u32 revoked ENGINES_WATCH    u64
+ * sequence that is known, i64 timeout; kept until there is a newer one or the deadline -> u64
+ * sequence, u32 groups, of each: string model, string name, u64 version, u64 incarnation, u64
+ * epoch, u32 ranks, u32 world, u8 state, u8 serving, u8 leaving WEIGHTS_CLOSE    u64 key -> (empty)
  */
 #ifndef DRAY_CONTROL_REGISTRY_H
 #define DRAY_CONTROL_REGISTRY_H
@@ -45,6 +57,19 @@
 #include <jansson.h>
 
 enum { DRAY__SOURCES_GANG = 0, DRAY__SOURCES_MEMBERS = 1 };
+
+/* What an update is for: PREFETCH fills the ranks' staging and leaves what they hold alone, COMMIT
+ * copies the staging. */
+enum dray__purpose { DRAY__UPDATE = 0, DRAY__PREFETCH = 1, DRAY__COMMIT = 2 };
+enum dray__source_kind {
+    DRAY__FROM_PUBLISHERS = 0,
+    DRAY__FROM_PEERS = 1,
+    DRAY__FROM_DISK = 2,
+    DRAY__FROM_STAGING = 3
+};
+/* What a rank says of its own memory in a vote: nothing, the same bits under the same names as it
+ * read, or sums of their own. */
+enum dray__held { DRAY__HELD_UNKNOWN = 0, DRAY__HELD_AS_READ = 1, DRAY__HELD_OWN = 2 };
 
 typedef struct dray__registry dray__registry;
 

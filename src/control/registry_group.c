@@ -1,4 +1,5 @@
 /* Subscribers: groups, and updates that all ranks of a group commit together or not at all. */
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "control/registry_state.h"
@@ -9,11 +10,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+void dray__holding_free(struct holding *holding)
+{
+    dray__sums_free(&holding->read);
+    dray__sums_free(&holding->lies);
+    *holding = (struct holding){0};
+}
+
 void dray__reg_group_free(struct group *group)
 {
-    dray__sums_free(&group->sums);
+    dray__holding_free(&group->now);
+    dray__holding_free(&group->staged);
+    dray__holding_free(&group->goal);
     dray__sums_free(&group->expected);
-    dray__sums_free(&group->committed);
     dray__coverage_free(&group->coverage);
     free(group->set.entries);
     free(group->report);
@@ -77,20 +86,43 @@ static void begin_refuse(dray__registry *r, struct entry *entry, const dray_erro
         dray__reg_refuse(r, ticket, error);
 }
 
-static void update_over(struct group *group)
+void dray__reg_update_over(struct group *group)
 {
     group->phase = ATTEMPT_NONE;
     if (group->reading)
         group->reading->readers--;
+    if (group->peer)
+        group->peer->readers--;
     group->reading = NULL;
     group->gang = NULL;
-    dray__sums_free(&group->sums);
+    group->peer = NULL;
+    dray__holding_free(&group->goal);
     dray__sums_free(&group->expected);
     for (uint32_t i = 0; i < group->set.world; i++)
         if (group->set.entries[i]) {
             group->set.entries[i]->writing = false;
             group->set.entries[i]->voted = false;
         }
+}
+
+static void drop_staged(struct group *group)
+{
+    dray__holding_free(&group->staged);
+    group->has_staged = false;
+}
+
+void dray__reg_prefetch_drop(struct entry *entry)
+{
+    drop_staged(entry->group);
+}
+
+/* The rank may write. A prefetch overwrites staging, and what was staged; else the group's bytes
+ * are no longer those of its version. */
+static void grant_writing(struct entry *entry)
+{
+    entry->writing = true;
+    if (entry->group->purpose == DRAY__PREFETCH)
+        drop_staged(entry->group);
 }
 
 void dray__reg_abort(dray__registry *r, struct group *group, const dray_error *reason)
@@ -101,43 +133,56 @@ void dray__reg_abort(dray__registry *r, struct group *group, const dray_error *r
     for (uint32_t i = 0; i < group->set.world; i++)
         writing |= group->set.entries[i] && group->set.entries[i]->writing;
     group->aborted = group->attempt;
-    if (writing) {
+    if (writing && group->purpose != DRAY__PREFETCH) {
         group->state = DRAY_GROUP_TORN;
         dray__fail(&group->abort_error, DRAY_ETORN,
-                   "group %s is torn (bytes were overwritten already): %s", group->name,
+                   "group %s is torn (bytes may be overwritten already): %s", group->name,
                    reason->message);
     } else {
         dray__fail(&group->abort_error, reason->code, "update of group %s was given up: %s",
                    group->name, reason->message);
     }
     dray__log(DRAY_LOG_WARN, "%s", group->abort_error.message);
-    update_over(group);
+    dray__reg_update_over(group);
     for (uint32_t i = 0; i < group->set.world; i++) {
         struct entry *entry = group->set.entries[i];
-        if (!entry || !entry->vote_ticket)
+        if (!entry)
             continue;
-        void *ticket = entry->vote_ticket;
-        entry->vote_ticket = NULL;
-        dray__reg_refuse(r, ticket, &group->abort_error);
+        dray__reg_lease_refuse(r, &entry->vote_ticket, &group->abort_error);
+        dray__reg_lease_refuse(r, &entry->writing_ticket, &group->abort_error);
     }
 }
 
+/* What the goal has become: staged, or held. */
 static void commit(dray__registry *r, struct group *group)
 {
-    group->state = DRAY_GROUP_WHOLE;
-    group->version = group->goal;
-    group->incarnation = group->gang ? group->gang->incarnation : 0;
-    dray__sums_free(&group->committed);
-    group->committed = group->sums;
-    group->sums = (dray__sums){0};
-    update_over(group);
+    dray__compared compared = group->goal.compared;
+    bool prefetch = group->purpose == DRAY__PREFETCH;
+    struct holding *to = prefetch ? &group->staged : &group->now;
+    dray__holding_free(to);
+    if (group->purpose == DRAY__COMMIT) {
+        *to = group->staged;
+        compared = to->compared;
+        group->staged = (struct holding){0};
+        group->has_staged = false;
+    } else {
+        *to = group->goal;
+        group->goal = (struct holding){0};
+    }
+    if (prefetch) {
+        group->has_staged = true;
+    } else {
+        group->state = DRAY_GROUP_WHOLE;
+        group->leaving = false;
+    }
+    dray__reg_update_over(group);
     for (uint32_t i = 0; i < group->set.world; i++) {
         struct entry *entry = group->set.entries[i];
         void *ticket = entry->vote_ticket;
         entry->vote_ticket = NULL;
         dray__writer w = {0};
-        dray__put_u64(&w, group->compared.tensors);
-        dray__put_u64(&w, group->compared.bytes);
+        dray__put_u64(&w, compared.tensors);
+        dray__put_u64(&w, compared.bytes);
         if (ticket)
             dray__reg_reply(r, ticket, &w, -1);
         dray__writer_free(&w);
@@ -151,11 +196,14 @@ void dray__reg_group_leave(dray__registry *r, struct entry *entry, const char *w
     dray__fail(&error, DRAY_EDEAD, "rank %" PRIu32 " (%s, member %" PRIu64 ") %s", entry->rank,
                entry->name, entry->member, why);
     dray__reg_abort(r, group, &error);
+    dray__reg_revoke(r, group, DRAY_EDEAD, error.message);
     begin_refuse(r, entry, &error);
+    dray__reg_lease_refuse(r, &entry->leave_ticket, &error);
     dray__reg_set_leave(&group->set, entry);
     entry->group = NULL;
     group->set.id = r->next_id++;
     group->epoch++;
+    drop_staged(group);
     if (group->state == DRAY_GROUP_WHOLE)
         group->state = DRAY_GROUP_TORN; /* the rank that left took its part with it */
     group_drop_if_empty(group);
@@ -198,6 +246,11 @@ static int agree(const struct group *group, uint64_t *min, dray_error *error)
                               "%" PRIu64 "), rank 0 for mode %d, path \"%s\" (version %" PRIu64 ")",
                               group->name, i, other->mode, other->path, other->path_version,
                               first->mode, first->path, first->path_version);
+        if (other->purpose != first->purpose)
+            return dray__fail(error, DRAY_EINVALID,
+                              "group %s: rank %" PRIu32 " and rank 0 began different things: an "
+                              "update, a prefetch and a commit are each begun by all ranks",
+                              group->name, i);
         if (other->verify != first->verify)
             return dray__fail(error, DRAY_EINVALID,
                               "group %s: rank %" PRIu32 " asked for an update %s verification, "
@@ -231,7 +284,7 @@ static bool served(const struct gang *gang, const struct group *group)
     return true;
 }
 
-static dray__packed_layout *layouts_of(const struct set *set)
+dray__packed_layout *dray__reg_layouts(const struct set *set)
 {
     dray__packed_layout *list = calloc((size_t)set->world + 1, sizeof *list);
     for (uint32_t i = 0; list && i < set->world; i++)
@@ -239,23 +292,53 @@ static dray__packed_layout *layouts_of(const struct set *set)
     return list;
 }
 
-/* What the group holds of what the gang publishes; counted once for the same ranks. */
-static int cover(struct group *group, const struct gang *gang, dray_error *error)
+int dray__reg_cover(struct group *group, const struct set *from, dray_error *error)
 {
-    if (group->coverage_source == gang->set.id && group->coverage_group == group->set.id)
+    if (group->coverage_source == from->id && group->coverage_group == group->set.id)
         return DRAY_OK;
     dray__coverage_free(&group->coverage);
     group->coverage_source = 0;
-    dray__packed_layout *sources = layouts_of(&gang->set), *ranks = layouts_of(&group->set);
-    int rc = sources && ranks ? dray__coverage_of_layouts(sources, gang->set.world, ranks,
+    dray__packed_layout *sources = dray__reg_layouts(from), *ranks = dray__reg_layouts(&group->set);
+    int rc = sources && ranks ? dray__coverage_of_layouts(sources, from->world, ranks,
                                                           group->set.world, &group->coverage, error)
                               : dray__nomem(error);
     free(sources);
     free(ranks);
     if (rc)
         return rc;
-    group->coverage_source = gang->set.id;
+    group->coverage_source = from->id;
     group->coverage_group = group->set.id;
+    return DRAY_OK;
+}
+
+/* The goal of a commit is what was prefetched. */
+static int choose_staged(struct group *group, uint64_t min, dray_error *error)
+{
+    if (!group->has_staged)
+        return dray__fail(error, DRAY_ENOENT, "group %s has prefetched no version", group->name);
+    if (group->staged.version < min)
+        return dray__fail(error, DRAY_ENOENT,
+                          "group %s has prefetched version %" PRIu64 ", at least %" PRIu64
+                          " expected",
+                          group->name, group->staged.version, min);
+    group->goal = (struct holding){.version = group->staged.version,
+                                   .incarnation = group->staged.incarnation,
+                                   .mode = group->staged.mode};
+    return DRAY_OK;
+}
+
+static int read_publishers(struct group *group, struct gang *gang, struct version *version,
+                           dray_error *error)
+{
+    if (group->verify && !version->unchecked) {
+        int rc = dray__reg_cover(group, &gang->set, error);
+        if (rc)
+            return rc;
+    }
+    group->gang = gang;
+    group->reading = version;
+    group->goal.version = version->number;
+    group->goal.incarnation = gang->incarnation;
     return DRAY_OK;
 }
 
@@ -269,34 +352,48 @@ static int choose(struct group *group, dray_error *error)
         return rc;
     struct gang *gang = NULL;
     struct version *version = NULL;
-    group->mode = first->mode;
+    bool peers = first->mode != DRAY_MODE_DISK;
+    for (uint32_t i = 0; i < group->set.world; i++)
+        peers &= !group->set.entries[i]->begin.publishers_only;
+    group->goal.mode = first->mode;
     group->verify = first->verify;
-    if (group->mode != DRAY_MODE_DISK)
+    group->purpose = first->purpose;
+    if (group->purpose == DRAY__COMMIT)
+        return choose_staged(group, min, error);
+    if (first->mode != DRAY_MODE_DISK)
         version = dray__reg_newest(group->model, min, &gang);
     bool near = version && same_host(gang, group);
-    if (group->mode == DRAY_MODE_AUTO && first->path[0] && !near &&
+    struct group *peer = peers ? dray__reg_peer(group, min, gang, version, near) : NULL;
+    if (first->mode == DRAY_MODE_AUTO && first->path[0] && !near && !peer &&
         !(version && served(gang, group)))
-        group->mode = DRAY_MODE_DISK;
-    if (group->mode == DRAY_MODE_DISK) {
-        group->goal = first->path_version;
+        group->goal.mode = DRAY_MODE_DISK;
+    if (group->goal.mode == DRAY_MODE_DISK) {
+        group->goal.version = first->path_version;
+        return DRAY_OK;
+    }
+    if (peer) {
+        rc = group->verify ? dray__reg_cover(group, &peer->set, error) : DRAY_OK;
+        if (rc)
+            return rc;
+        if (group->goal.mode == DRAY_MODE_AUTO)
+            group->goal.mode =
+                dray__reg_near(group, peer) ? DRAY_MODE_TENSOR : DRAY_MODE_DISTRIBUTED;
+        group->peer = peer;
+        group->goal.version = peer->now.version;
+        group->goal.incarnation = peer->now.incarnation;
         return DRAY_OK;
     }
     if (!version)
         return DRAY_EAGAIN;
-    if (!near && group->mode == DRAY_MODE_TENSOR)
+    if (!near && group->goal.mode == DRAY_MODE_TENSOR)
         return dray__fail(
             error, DRAY_EUNSUPPORTED,
             "group %s: publishers of %s are on another host, where mode tensor cannot "
             "reach; use mode distributed, or auto",
             group->name, group->model->name);
-    if (group->verify && !version->unchecked && (rc = cover(group, gang, error)))
-        return rc;
-    if (group->mode == DRAY_MODE_AUTO)
-        group->mode = near ? DRAY_MODE_TENSOR : DRAY_MODE_DISTRIBUTED;
-    group->gang = gang;
-    group->reading = version;
-    group->goal = version->number;
-    return DRAY_OK;
+    if (group->goal.mode == DRAY_MODE_AUTO)
+        group->goal.mode = near ? DRAY_MODE_TENSOR : DRAY_MODE_DISTRIBUTED;
+    return read_publishers(group, gang, version, error);
 }
 
 static void put_partial(dray__writer *w, const dray__coverage *coverage)
@@ -310,29 +407,62 @@ static void put_partial(dray__writer *w, const dray__coverage *coverage)
             dray__put_string(w, coverage->items[i].name);
 }
 
+static uint8_t source_kind(const struct group *group)
+{
+    return group->purpose == DRAY__COMMIT ? DRAY__FROM_STAGING
+           : group->peer                  ? DRAY__FROM_PEERS
+           : group->gang                  ? DRAY__FROM_PUBLISHERS
+                                          : DRAY__FROM_DISK;
+}
+
+/* Have all ranks what they need, so that nothing but death keeps them from writing at once? */
+static bool all_prepared(const struct group *group, const struct set *sources)
+{
+    if (group->readers && group->purpose != DRAY__PREFETCH)
+        return false;
+    for (uint32_t i = 0; i < group->set.world; i++) {
+        const struct begin *begin = &group->set.entries[i]->begin;
+        if (group->purpose != DRAY__COMMIT &&
+            (!sources || begin->ready_source != sources->id || begin->ready_group != group->set.id))
+            return false;
+    }
+    return true;
+}
+
 static void start(dray__registry *r, struct group *group)
 {
     static const dray__coverage none;
-    bool compared = group->verify && group->reading && !group->reading->unchecked;
+    const struct set *sources = group->gang   ? &group->gang->set
+                                : group->peer ? &group->peer->set
+                                              : NULL;
+    bool compared =
+        group->verify && (group->peer || (group->reading && !group->reading->unchecked));
+    bool granted = all_prepared(group, sources);
     group->attempt = r->next_id++;
     group->phase = ATTEMPT_MOVING;
     if (group->reading)
         group->reading->readers++;
+    if (group->peer)
+        group->peer->readers++;
     for (uint32_t i = 0; i < group->set.world; i++) {
         struct entry *entry = group->set.entries[i];
         void *ticket = entry->begin.ticket;
         begin_clear(&entry->begin);
+        if (granted)
+            grant_writing(entry);
         dray__writer w = {0};
         dray__put_u64(&w, group->attempt);
-        dray__put_u8(&w, group->mode);
-        dray__put_u64(&w, group->gang ? group->gang->incarnation : 0);
-        dray__put_u64(&w, group->goal);
+        dray__put_u8(&w, group->goal.mode);
+        dray__put_u64(&w, group->goal.incarnation);
+        dray__put_u64(&w, group->goal.version);
         dray__put_u8(&w, compared);
-        dray__put_u64(&w, group->gang ? group->gang->set.id : 0);
-        dray__put_u32(&w, group->gang ? group->gang->set.world : 0);
+        dray__put_u64(&w, sources ? sources->id : 0);
+        dray__put_u32(&w, sources ? sources->world : 0);
         dray__put_u64(&w, group->set.id);
         dray__put_u32(&w, group->set.world);
         put_partial(&w, compared ? &group->coverage : &none);
+        dray__put_u8(&w, source_kind(group));
+        dray__put_u8(&w, granted);
         dray__reg_reply(r, ticket, &w, -1);
     }
 }
@@ -352,6 +482,7 @@ static void group_settle(dray__registry *r, struct group *group)
         start(r, group);
         return;
     }
+    dray__holding_free(&group->goal);
     for (uint32_t i = 0; i < group->set.world; i++)
         begin_refuse(r, group->set.entries[i], &error);
 }
@@ -378,38 +509,70 @@ static int current(const struct entry *entry, uint64_t attempt, dray_error *erro
                       attempt);
 }
 
-int dray__reg_writing(dray__registry *r, struct entry *entry, uint64_t attempt, dray_error *error)
+int dray__reg_writing(dray__registry *r, struct entry *entry, uint64_t attempt, int64_t lease_ns,
+                      void *ticket, dray_error *error)
 {
-    (void)r;
+    struct group *group = entry->group;
     int rc = current(entry, attempt, error);
-    if (rc == DRAY_OK)
-        entry->writing = true;
-    return rc;
+    if (rc == DRAY_OK && entry->writing_ticket)
+        rc = dray__fail(error, DRAY_EBUSY, "rank %" PRIu32 " of group %s asked already",
+                        entry->rank, group->name);
+    if (rc)
+        return rc;
+    if (group->readers && group->purpose != DRAY__PREFETCH && lease_ns <= 0)
+        dray__reg_revoke(r, group, DRAY_ESTALE, "its next overwrite does not wait");
+    if (group->readers && group->purpose != DRAY__PREFETCH) {
+        entry->writing_ticket = ticket;
+        r->ops.expire_at(r->ops.user, ticket, dray__deadline(lease_ns));
+        return DRAY_OK;
+    }
+    grant_writing(entry);
+    dray__reg_reply(r, ticket, NULL, -1);
+    return DRAY_OK;
 }
 
-/* With what the publishers announced, or what the checkpoint says of itself. */
-static int compare(struct group *group, dray_error *error)
+static bool all_whole(const dray__coverage *coverage)
 {
-    group->compared = (dray__compared){0};
-    if (!group->verify)
-        return DRAY_OK;
-    if (group->reading)
-        return group->reading->unchecked
-                   ? DRAY_OK
-                   : dray__coverage_compare(&group->coverage, &group->reading->sums, &group->sums,
-                                            "what was published", &group->compared, error);
+    bool whole = coverage->count > 0;
+    for (uint32_t i = 0; i < coverage->count; i++)
+        whole &= dray__coverage_whole(&coverage->items[i]);
+    return whole;
+}
+
+/* With what the checkpoint says of itself. */
+static int compare_disk(struct group *group, dray_error *error)
+{
+    struct holding *goal = &group->goal;
     if (!group->expected.count)
         return DRAY_OK;
     dray__coverage coverage = {0};
-    dray__packed_layout *ranks = layouts_of(&group->set);
+    dray__packed_layout *ranks = dray__reg_layouts(&group->set);
     int rc =
         ranks ? dray__coverage_of_sums(&group->expected, ranks, group->set.world, &coverage, error)
               : dray__nomem(error);
     free(ranks);
     if (rc == DRAY_OK)
-        rc = dray__coverage_compare(&coverage, &group->expected, &group->sums,
-                                    "what the checkpoint says of itself", &group->compared, error);
+        rc = dray__coverage_compare(&coverage, &group->expected, &goal->read,
+                                    "what the checkpoint says of itself", &goal->compared, error);
+    goal->complete = rc == DRAY_OK && all_whole(&coverage);
     dray__coverage_free(&coverage);
+    return rc;
+}
+
+/* With what the publishers announced, or what lies in the peers' memory. */
+static int compare(struct group *group, dray_error *error)
+{
+    struct holding *goal = &group->goal;
+    if (!group->verify || group->purpose == DRAY__COMMIT)
+        return DRAY_OK;
+    if (!group->reading && !group->peer)
+        return compare_disk(group, error);
+    if (group->reading && group->reading->unchecked)
+        return DRAY_OK;
+    int rc = dray__coverage_compare(
+        &group->coverage, group->peer ? &group->peer->now.lies : &group->reading->sums, &goal->read,
+        group->peer ? "what the peer holds" : "what was published", &goal->compared, error);
+    goal->complete = rc == DRAY_OK && all_whole(&group->coverage);
     return rc;
 }
 
@@ -425,9 +588,22 @@ static void decide(dray__registry *r, struct group *group)
         commit(r, group);
 }
 
+static bool count_vote(struct entry *entry, const struct vote *vote)
+{
+    struct group *group = entry->group;
+    struct holding *goal = &group->goal;
+    bool first = true;
+    for (uint32_t i = 0; i < group->set.world; i++)
+        first &= !group->set.entries[i]->voted;
+    goal->lies_known = (first || goal->lies_known) && vote->held != DRAY__HELD_UNKNOWN;
+    return dray__sums_add_all(&goal->read, &vote->read) &&
+           dray__sums_add_all(&goal->lies,
+                              vote->held == DRAY__HELD_OWN ? &vote->lies : &vote->read) &&
+           (entry->rank != 0 || dray__sums_add_all(&group->expected, &vote->expected));
+}
+
 int dray__reg_vote(dray__registry *r, struct entry *entry, uint64_t attempt,
-                   const dray_error *verdict, const dray__sums *sums, const dray__sums *expected,
-                   void *ticket, dray_error *error)
+                   const struct vote *vote, void *ticket, dray_error *error)
 {
     struct group *group = entry->group;
     int rc = current(entry, attempt, error);
@@ -436,8 +612,7 @@ int dray__reg_vote(dray__registry *r, struct entry *entry, uint64_t attempt,
     if (entry->voted)
         return dray__fail(error, DRAY_EPROTO, "rank %" PRIu32 " of group %s votes twice",
                           entry->rank, group->name);
-    if (!verdict->code && (!dray__sums_add_all(&group->sums, sums) ||
-                           (entry->rank == 0 && !dray__sums_add_all(&group->expected, expected)))) {
+    if (!vote->verdict.code && !count_vote(entry, vote)) {
         dray_error reason;
         dray__nomem(&reason);
         dray__reg_abort(r, group, &reason); /* summed in part: nothing can be decided any more */
@@ -445,10 +620,10 @@ int dray__reg_vote(dray__registry *r, struct entry *entry, uint64_t attempt,
     }
     entry->voted = true;
     entry->vote_ticket = ticket;
-    if (verdict->code) {
+    if (vote->verdict.code) {
         dray_error reason;
-        dray__fail(&reason, verdict->code, "rank %" PRIu32 " (%s): %s", entry->rank, entry->name,
-                   verdict->message);
+        dray__fail(&reason, vote->verdict.code, "rank %" PRIu32 " (%s): %s", entry->rank,
+                   entry->name, vote->verdict.message);
         dray__reg_abort(r, group, &reason);
     } else {
         decide(r, group);

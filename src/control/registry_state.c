@@ -11,8 +11,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define REPORT_MAX (64u << 10)
-#define PATH_BYTES_MAX 4096u
 #define MEMBERS_BYTES (1u << 20)
 
 void dray__reg_reply(dray__registry *r, void *ticket, dray__writer *payload, int fd)
@@ -170,38 +168,32 @@ static void entry_end(dray__registry *r, struct entry *entry, const char *why)
 static void settle(dray__registry *r)
 {
     dray__reg_waits_settle(r);
+    dray__reg_leases_settle(r);
     dray__reg_groups_settle(r);
+    dray__reg_watchers_settle(r);
 }
 
-enum side { EITHER, PUBLISHER, SUBSCRIBER };
-
-static int entry_of(dray__registry *r, const dray__party *party, uint64_t key, enum side side,
-                    struct entry **out, dray_error *error)
+int dray__reg_entry(const dray__reg_call *c, uint64_t key, enum dray__side side, struct entry **out,
+                    dray_error *error)
 {
-    struct entry *entry = r->entries;
+    struct entry *entry = c->r->entries;
     while (entry && entry->key != key)
         entry = entry->next;
-    if (!entry || entry->member != party->member)
+    if (!entry || entry->member != c->party->member)
         return dray__fail(error, DRAY_ENOENT, "member %" PRIu64 " opened nothing with key %" PRIu64,
-                          party->member, key);
-    if ((side == PUBLISHER && !entry->gang) || (side == SUBSCRIBER && !entry->group))
+                          c->party->member, key);
+    if ((side == DRAY__PUBLISHER && !entry->gang) || (side == DRAY__SUBSCRIBER && !entry->group))
         return dray__fail(error, DRAY_EINVALID, "key %" PRIu64 " is no %s", key,
-                          side == PUBLISHER ? "publisher" : "subscriber");
+                          side == DRAY__PUBLISHER ? "publisher" : "subscriber");
     *out = entry;
     return DRAY_OK;
 }
 
 /* ---- requests: each answers or keeps the ticket, or returns an error for it ----------------- */
 
-typedef struct call {
-    dray__registry *r;
-    const dray__party *party;
-    dray__reader *in;
-    void *ticket;
-    int fd; /* taken over by setting it to -1 */
-} call;
+typedef dray__reg_call call;
 
-static int done(const call *c)
+int dray__reg_done(const dray__reg_call *c)
 {
     dray__reg_reply(c->r, c->ticket, NULL, -1);
     return DRAY_OK;
@@ -252,6 +244,7 @@ static int open_entry(call *c, const char *model_name, const char *group, uint32
     int rc = entry ? regions_new(entry, regions, error) : dray__nomem(error);
     if (rc == DRAY_OK) {
         entry->regions_missing = shared;
+        entry->shared = regions && shared == regions;
         rc = group ? dray__reg_group_join(c->r, entry, group, world, error)
                    : dray__reg_gang_join(c->r, entry, world, error);
     }
@@ -265,6 +258,14 @@ static int open_entry(call *c, const char *model_name, const char *group, uint32
     return answer_key(c, entry->key);
 }
 
+static int check_regions(uint32_t regions, uint32_t to_put, dray_error *error)
+{
+    return to_put <= regions
+               ? DRAY_OK
+               : dray__fail(error, DRAY_EINVALID, "%" PRIu32 " of %" PRIu32 " regions to put",
+                            to_put, regions);
+}
+
 static int publisher_open(call *c, dray_error *error)
 {
     char *model = dray__get_string(c->in, DRAY__NAME_MAX);
@@ -275,9 +276,8 @@ static int publisher_open(call *c, dray_error *error)
     size_t size;
     const void *layout = dray__get_blob(c->in, &size);
     int rc = finish_reading(c, "PUBLISHER_OPEN", error);
-    if (rc == DRAY_OK && shared > regions)
-        rc = dray__fail(error, DRAY_EINVALID, "%" PRIu32 " of %" PRIu32 " regions to put", shared,
-                        regions);
+    if (rc == DRAY_OK)
+        rc = check_regions(regions, shared, error);
     if (rc == DRAY_OK)
         rc = open_entry(c, model, NULL, rank, world, token, endpoint, regions, shared, layout, size,
                         error);
@@ -293,13 +293,17 @@ static int subscriber_open(call *c, dray_error *error)
     uint32_t rank = dray__get_u32(c->in), world = dray__get_u32(c->in);
     uint64_t token = dray__get_u64(c->in);
     char *endpoint = dray__get_string(c->in, DRAY__NAME_MAX);
+    uint32_t regions = dray__get_u32(c->in), shared = dray__get_u32(c->in);
     size_t size;
     const void *layout = dray__get_blob(c->in, &size);
     int rc = finish_reading(c, "SUBSCRIBER_OPEN", error);
     if (rc == DRAY_OK && !group[0])
         rc = dray__fail(error, DRAY_EINVALID, "a group needs a name");
     if (rc == DRAY_OK)
-        rc = open_entry(c, model, group, rank, world, token, endpoint, 0, 0, layout, size, error);
+        rc = check_regions(regions, shared, error);
+    if (rc == DRAY_OK)
+        rc = open_entry(c, model, group, rank, world, token, endpoint, regions, shared, layout,
+                        size, error);
     free(model);
     free(group);
     free(endpoint);
@@ -315,7 +319,7 @@ static int region_put(call *c, dray_error *error)
     struct entry *entry = NULL;
     int rc = finish_reading(c, "REGION_PUT", error);
     if (rc == DRAY_OK)
-        rc = entry_of(c->r, c->party, key, PUBLISHER, &entry, error);
+        rc = dray__reg_entry(c, key, DRAY__EITHER, &entry, error);
     if (rc)
         return rc;
     if (index >= entry->region_count || entry->regions[index].fd >= 0 || !entry->regions_missing)
@@ -337,8 +341,9 @@ static int region_put(call *c, dray_error *error)
     region->fd = c->fd;
     c->fd = -1;
     entry->regions_missing--;
-    dray__reg_gang_complete(c->r, entry->gang);
-    return done(c);
+    if (entry->gang)
+        dray__reg_gang_complete(c->r, entry->gang);
+    return dray__reg_done(c);
 }
 
 /* A set of the model, if it still is what it was, with a rank `index`. */
@@ -409,8 +414,8 @@ static int update_sources(call *c, dray_error *error)
     const struct set *set = NULL;
     int rc = finish_reading(c, "UPDATE_SOURCES", error);
     if (rc == DRAY_OK)
-        rc = entry_of(c->r, c->party, key, what == DRAY__SOURCES_GANG ? PUBLISHER : EITHER, &entry,
-                      error);
+        rc = dray__reg_entry(c, key, what == DRAY__SOURCES_GANG ? DRAY__PUBLISHER : DRAY__EITHER,
+                             &entry, error);
     if (rc)
         return rc;
     if (what == DRAY__SOURCES_GANG) {
@@ -434,7 +439,7 @@ static int region_get(call *c, dray_error *error)
     const struct set *set = NULL;
     int rc = finish_reading(c, "REGION_GET", error);
     if (rc == DRAY_OK)
-        rc = entry_of(c->r, c->party, key, EITHER, &entry, error);
+        rc = dray__reg_entry(c, key, DRAY__EITHER, &entry, error);
     if (rc == DRAY_OK)
         rc = find_set(entry->model, id, index, &set, error);
     if (rc)
@@ -460,11 +465,11 @@ static int publish(call *c, dray_error *error)
     bool stored = dray__sums_get(c->in, &sums);
     int rc = stored ? finish_reading(c, "PUBLISH", error) : dray__nomem(error);
     if (rc == DRAY_OK)
-        rc = entry_of(c->r, c->party, key, PUBLISHER, &entry, error);
+        rc = dray__reg_entry(c, key, DRAY__PUBLISHER, &entry, error);
     if (rc == DRAY_OK)
         rc = dray__reg_publish(c->r, entry, number, checked, &sums, error);
     dray__sums_free(&sums);
-    return rc ? rc : done(c);
+    return rc ? rc : dray__reg_done(c);
 }
 
 static int publisher_wait(call *c, dray_error *error)
@@ -474,110 +479,8 @@ static int publisher_wait(call *c, dray_error *error)
     struct entry *entry = NULL;
     int rc = finish_reading(c, "PUBLISHER_WAIT", error);
     if (rc == DRAY_OK)
-        rc = entry_of(c->r, c->party, key, PUBLISHER, &entry, error);
+        rc = dray__reg_entry(c, key, DRAY__PUBLISHER, &entry, error);
     return rc ? rc : dray__reg_wait(c->r, entry, number, timeout, c->ticket, error);
-}
-
-static int update_begin(call *c, dray_error *error)
-{
-    uint64_t key = dray__get_u64(c->in);
-    struct begin begin = {.ticket = c->ticket};
-    begin.mode = dray__get_u8(c->in);
-    begin.min_version = dray__get_u64(c->in);
-    begin.path = dray__get_string(c->in, PATH_BYTES_MAX);
-    begin.path_version = dray__get_u64(c->in);
-    begin.verify = dray__get_u8(c->in) != 0;
-    int64_t timeout = dray__get_i64(c->in);
-    struct entry *entry = NULL;
-    int rc = finish_reading(c, "UPDATE_BEGIN", error);
-    if (rc == DRAY_OK && begin.mode > DRAY_MODE_DISK)
-        rc = dray__fail(error, DRAY_EINVALID, "update mode %d", begin.mode);
-    if (rc == DRAY_OK && begin.mode == DRAY_MODE_DISK && !begin.path[0])
-        rc = dray__fail(error, DRAY_EINVALID, "mode disk needs a path");
-    if (rc == DRAY_OK)
-        rc = entry_of(c->r, c->party, key, SUBSCRIBER, &entry, error);
-    if (rc == DRAY_OK)
-        rc = dray__reg_begin(c->r, entry, &begin, error);
-    if (rc == DRAY_OK) {
-        dray__reg_groups_settle(c->r);
-        if (entry->begin.ticket == c->ticket)
-            c->r->ops.expire_at(c->r->ops.user, c->ticket, dray__deadline(timeout));
-    }
-    free(begin.path);
-    return rc;
-}
-
-static int update_writing(call *c, dray_error *error)
-{
-    uint64_t key = dray__get_u64(c->in), attempt = dray__get_u64(c->in);
-    struct entry *entry = NULL;
-    int rc = finish_reading(c, "UPDATE_WRITING", error);
-    if (rc == DRAY_OK)
-        rc = entry_of(c->r, c->party, key, SUBSCRIBER, &entry, error);
-    if (rc == DRAY_OK)
-        rc = dray__reg_writing(c->r, entry, attempt, error);
-    return rc ? rc : done(c);
-}
-
-static int update_vote(call *c, dray_error *error)
-{
-    uint64_t key = dray__get_u64(c->in), attempt = dray__get_u64(c->in);
-    int32_t code = (int32_t)dray__get_u32(c->in);
-    char *message = dray__get_string(c->in, DRAY_ERROR_MESSAGE_MAX);
-    int64_t timeout = dray__get_i64(c->in);
-    dray__sums sums = {0}, expected = {0};
-    struct entry *entry = NULL;
-    bool stored = dray__sums_get(c->in, &sums) && dray__sums_get(c->in, &expected);
-    int rc = stored ? finish_reading(c, "UPDATE_VOTE", error) : dray__nomem(error);
-    if (rc == DRAY_OK)
-        rc = entry_of(c->r, c->party, key, SUBSCRIBER, &entry, error);
-    if (rc == DRAY_OK) {
-        dray_error verdict = {0};
-        if (code)
-            dray__fail(&verdict, code, "%s", message);
-        rc = dray__reg_vote(c->r, entry, attempt, &verdict, &sums, &expected, c->ticket, error);
-        if (rc == DRAY_OK && entry->vote_ticket == c->ticket)
-            c->r->ops.expire_at(c->r->ops.user, c->ticket, dray__deadline(timeout));
-    }
-    free(message);
-    dray__sums_free(&sums);
-    dray__sums_free(&expected);
-    return rc;
-}
-
-static int group_state(call *c, dray_error *error)
-{
-    uint64_t key = dray__get_u64(c->in);
-    struct entry *entry = NULL;
-    int rc = finish_reading(c, "GROUP_STATE", error);
-    if (rc == DRAY_OK)
-        rc = entry_of(c->r, c->party, key, SUBSCRIBER, &entry, error);
-    if (rc)
-        return rc;
-    dray__writer w = {0};
-    dray__put_u64(&w, entry->group->version);
-    dray__put_u64(&w, entry->group->incarnation);
-    dray__put_u8(&w, (uint8_t)entry->group->state);
-    dray__put_u64(&w, entry->group->epoch);
-    dray__reg_reply(c->r, c->ticket, &w, -1);
-    return DRAY_OK;
-}
-
-static int update_report(call *c, dray_error *error)
-{
-    uint64_t key = dray__get_u64(c->in);
-    char *json = dray__get_string(c->in, REPORT_MAX);
-    struct entry *entry = NULL;
-    int rc = finish_reading(c, "UPDATE_REPORT", error);
-    if (rc == DRAY_OK)
-        rc = entry_of(c->r, c->party, key, SUBSCRIBER, &entry, error);
-    if (rc) {
-        free(json);
-        return rc;
-    }
-    free(entry->group->report);
-    entry->group->report = json;
-    return done(c);
 }
 
 static int checksums_get(call *c, dray_error *error)
@@ -594,15 +497,15 @@ static int checksums_get(call *c, dray_error *error)
         const struct group *group = model->groups;
         while (group && strcmp(group->name, group_name) != 0)
             group = group->next;
-        if (!group || group->state != DRAY_GROUP_WHOLE || !group->committed.count) {
+        if (!group || group->state != DRAY_GROUP_WHOLE || !group->now.read.count) {
             rc = dray__fail(error, DRAY_ENOENT, "model %s: group '%s' %s", name, group_name,
                             !group                             ? "does not exist"
                             : group->state != DRAY_GROUP_WHOLE ? "holds no whole version"
                                                                : "updated without verification");
         } else {
-            sums = &group->committed;
-            version = group->version;
-            incarnation = group->incarnation;
+            sums = &group->now.read;
+            version = group->now.version;
+            incarnation = group->now.incarnation;
         }
     } else if (rc == DRAY_OK) {
         const struct gang *gang;
@@ -633,11 +536,11 @@ static int weights_close(call *c, dray_error *error)
     struct entry *entry = NULL;
     int rc = finish_reading(c, "WEIGHTS_CLOSE", error);
     if (rc == DRAY_OK)
-        rc = entry_of(c->r, c->party, key, EITHER, &entry, error);
+        rc = dray__reg_entry(c, key, DRAY__EITHER, &entry, error);
     if (rc)
         return rc;
     entry_end(c->r, entry, "closed");
-    return done(c);
+    return dray__reg_done(c);
 }
 
 static const struct {
@@ -647,10 +550,8 @@ static const struct {
     {DRAY__MSG_PUBLISHER_OPEN, publisher_open}, {DRAY__MSG_REGION_PUT, region_put},
     {DRAY__MSG_REGION_GET, region_get},         {DRAY__MSG_PUBLISH, publish},
     {DRAY__MSG_PUBLISHER_WAIT, publisher_wait}, {DRAY__MSG_SUBSCRIBER_OPEN, subscriber_open},
-    {DRAY__MSG_UPDATE_BEGIN, update_begin},     {DRAY__MSG_UPDATE_SOURCES, update_sources},
-    {DRAY__MSG_UPDATE_WRITING, update_writing}, {DRAY__MSG_UPDATE_VOTE, update_vote},
-    {DRAY__MSG_UPDATE_REPORT, update_report},   {DRAY__MSG_GROUP_STATE, group_state},
-    {DRAY__MSG_CHECKSUMS_GET, checksums_get},   {DRAY__MSG_WEIGHTS_CLOSE, weights_close},
+    {DRAY__MSG_UPDATE_SOURCES, update_sources}, {DRAY__MSG_CHECKSUMS_GET, checksums_get},
+    {DRAY__MSG_WEIGHTS_CLOSE, weights_close},
 };
 
 void dray__registry_handle(dray__registry *r, const dray__party *party, uint16_t type,
@@ -666,7 +567,9 @@ void dray__registry_handle(dray__registry *r, const dray__party *party, uint16_t
             rc = handlers[i].handle(&c, &error);
         }
     if (!known)
-        dray__fail(&error, DRAY_EPROTO, "the registry knows no message 0x%04x", type);
+        rc = dray__reg_update_request(&c, type, &known, &error);
+    if (!known)
+        rc = dray__fail(&error, DRAY_EPROTO, "the registry knows no message 0x%04x", type);
     if (rc)
         dray__reg_refuse(r, ticket, &error);
     if (c.fd >= 0)
@@ -676,7 +579,7 @@ void dray__registry_handle(dray__registry *r, const dray__party *party, uint16_t
 
 void dray__registry_expired(dray__registry *r, void *ticket, int gone)
 {
-    bool found = dray__reg_wait_expired(r, ticket);
+    bool found = dray__reg_wait_expired(r, ticket) || dray__reg_watch_expired(r, ticket);
     for (struct entry *entry = r->entries; entry && !found; entry = entry->next) {
         if (entry->gang_ticket == ticket) {
             dray_error error;
@@ -687,7 +590,8 @@ void dray__registry_expired(dray__registry *r, void *ticket, int gone)
             dray__reg_refuse(r, ticket, &error);
             found = true;
         } else if (entry->group) {
-            found = dray__reg_group_expired(r, entry, ticket, gone != 0);
+            found = dray__reg_group_expired(r, entry, ticket, gone != 0) ||
+                    dray__reg_lease_expired(r, entry, ticket, gone != 0);
         }
     }
     settle(r);
@@ -724,5 +628,7 @@ void dray__registry_free(dray__registry *r)
         return;
     while (r->entries)
         entry_end(r, r->entries, "ended with the coordinator");
+    while (r->watchers)
+        dray__reg_watch_expired(r, r->watchers->ticket);
     free(r);
 }

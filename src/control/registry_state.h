@@ -29,6 +29,9 @@ struct begin {
     bool verify;
     uint64_t min_version, path_version;
     char *path;
+    uint8_t purpose;
+    bool publishers_only;
+    uint64_t ready_source, ready_group; /* sets that the rank is prepared for */
 };
 
 /* One opened publisher or subscriber: exactly one of gang and group is set. */
@@ -51,7 +54,8 @@ struct entry {
     void *gang_ticket; /* UPDATE_SOURCES(GANG), kept until the gang is formed */
     /* subscribers */
     struct begin begin;
-    void *vote_ticket;
+    bool shared; /* every region can be reached by other processes */
+    void *vote_ticket, *writing_ticket, *leave_ticket;
     bool writing, voted;
 };
 
@@ -86,6 +90,17 @@ struct gang {
 
 enum attempt_phase { ATTEMPT_NONE, ATTEMPT_MOVING };
 
+/* A version as a group holds it. */
+struct holding {
+    uint64_t version, incarnation;
+    uint8_t mode;
+    dray__sums read; /* what its ranks read */
+    dray__sums lies; /* what lies in their memory, in their own names and dtypes */
+    bool lies_known; /* by all ranks */
+    bool complete;   /* all of what was published, compared end to end */
+    dray__compared compared;
+};
+
 struct group {
     struct group *next;
     struct model *model;
@@ -93,26 +108,28 @@ struct group {
     struct set set;
     uint64_t epoch;
     int state; /* dray_group_state's values */
-    uint64_t version, incarnation;
+    struct holding now;
+    struct holding staged; /* prefetched */
+    bool has_staged;
+    bool leaving;
+    uint32_t readers; /* groups that read this one's memory */
     /* the update in progress */
     enum attempt_phase phase;
     uint64_t attempt;
-    uint8_t mode;
-    struct gang *gang;       /* NULL: disk */
+    uint8_t purpose;
+    struct gang *gang;       /* NULL: no publishers */
     struct version *reading; /* its lease */
-    uint64_t goal;           /* version number */
+    struct group *peer;      /* read instead: the lease is in its readers */
+    struct holding goal;     /* filled by the ranks' votes */
     bool verify;
-    dray__sums sums;         /* of the ranks that voted */
-    dray__sums expected;     /* what the checkpoint says of itself, by rank 0 */
-    dray__compared compared; /* in the end */
+    dray__sums expected; /* what the checkpoint says of itself, by rank 0 */
     /* What the group holds of its publishers' tensors, for these two sets. */
     dray__coverage coverage;
     uint64_t coverage_source, coverage_group;
     /* the last one that was aborted */
     uint64_t aborted;
     dray_error abort_error;
-    dray__sums committed; /* sums of the version that the group holds */
-    char *report;         /* of the last update: JSON */
+    char *report; /* of the last update: JSON */
 };
 
 /* A PUBLISHER_WAIT. */
@@ -121,6 +138,13 @@ struct wait {
     void *ticket;
     struct entry *entry;
     uint64_t number;
+};
+
+/* An ENGINES_WATCH. */
+struct watcher {
+    struct watcher *next;
+    void *ticket;
+    uint64_t seen;
 };
 
 struct model {
@@ -136,6 +160,8 @@ struct dray__registry {
     struct model *models;
     struct entry *entries;
     struct wait *waits;
+    struct watcher *watchers;
+    uint64_t engines_hash, engines_sequence; /* of what watchers are told */
 };
 
 /* ---- registry_state.c */
@@ -173,10 +199,24 @@ int dray__reg_group_join(dray__registry *r, struct entry *entry, const char *nam
 void dray__reg_group_leave(dray__registry *r, struct entry *entry, const char *why);
 int dray__reg_begin(dray__registry *r, struct entry *entry, const struct begin *begin,
                     dray_error *error);
-int dray__reg_writing(dray__registry *r, struct entry *entry, uint64_t attempt, dray_error *error);
+/* The ticket is answered, or kept while others read what will be overwritten. */
+int dray__reg_writing(dray__registry *r, struct entry *entry, uint64_t attempt, int64_t lease_ns,
+                      void *ticket, dray_error *error);
+/* A vote's content. */
+struct vote {
+    dray_error verdict;
+    dray__sums read, expected, lies;
+    uint8_t held;
+};
 int dray__reg_vote(dray__registry *r, struct entry *entry, uint64_t attempt,
-                   const dray_error *verdict, const dray__sums *sums, const dray__sums *expected,
-                   void *ticket, dray_error *error);
+                   const struct vote *vote, void *ticket, dray_error *error);
+void dray__reg_prefetch_drop(struct entry *entry);
+/* The group's update is over, and so is its lease; what is counted for its votes is thrown away. */
+void dray__reg_update_over(struct group *group);
+void dray__holding_free(struct holding *holding);
+dray__packed_layout *dray__reg_layouts(const struct set *set);
+/* What the group holds of what the set's ranks hold; counted once for the same ranks. */
+int dray__reg_cover(struct group *group, const struct set *sources, dray_error *error);
 /* true: the ticket was a begin or a vote of the entry; answered. */
 bool dray__reg_group_expired(dray__registry *r, struct entry *entry, void *ticket, bool gone);
 /* Ends the update in progress: torn when a rank was writing. */
@@ -184,5 +224,42 @@ void dray__reg_abort(dray__registry *r, struct group *group, const dray_error *r
 /* Starts the updates whose ranks and version are there. */
 void dray__reg_groups_settle(dray__registry *r);
 void dray__reg_group_free(struct group *group);
+
+/* ---- registry_peer.c: groups that read each other's memory, and the router's list */
+/* A group that can be read instead of the publishers' version (NULL: they cannot be read; near:
+ * they can be, here), and is the better choice. NULL: none. */
+struct group *dray__reg_peer(struct group *group, uint64_t min, const struct gang *gang,
+                             const struct version *version, bool near);
+/* Are all ranks of both on one host? */
+bool dray__reg_near(const struct group *group, const struct group *peer);
+/* Takes the memory of the group from all who read it. */
+uint32_t dray__reg_revoke(dray__registry *r, struct group *group, int code, const char *why);
+/* Lets those write, or leave, whose memory nobody reads any more. */
+void dray__reg_leases_settle(dray__registry *r);
+/* true: the ticket was a wait for a lease; answered. */
+bool dray__reg_lease_expired(dray__registry *r, struct entry *entry, void *ticket, bool gone);
+void dray__reg_leave(dray__registry *r, struct entry *entry, int64_t timeout_ns, void *ticket);
+/* Ends those waits with an error: the entry's, or its group's update's. */
+void dray__reg_lease_refuse(dray__registry *r, void **ticket, const dray_error *error);
+bool dray__reg_serving(const struct group *group);
+int dray__reg_watch(dray__registry *r, uint64_t seen, int64_t timeout_ns, void *ticket,
+                    dray_error *error);
+void dray__reg_watchers_settle(dray__registry *r);
+bool dray__reg_watch_expired(dray__registry *r, void *ticket);
+
+/* ---- registry_update.c: the requests of subscribers' updates */
+typedef struct dray__reg_call {
+    dray__registry *r;
+    const dray__party *party;
+    dray__reader *in;
+    void *ticket;
+    int fd; /* taken over by setting it to -1 */
+} dray__reg_call;
+enum dray__side { DRAY__EITHER, DRAY__PUBLISHER, DRAY__SUBSCRIBER };
+int dray__reg_entry(const dray__reg_call *call, uint64_t key, enum dray__side side,
+                    struct entry **out, dray_error *error);
+int dray__reg_done(const dray__reg_call *call);
+/* DRAY_EPROTO: the update's requests do not have this one. */
+int dray__reg_update_request(dray__reg_call *call, uint16_t type, bool *known, dray_error *error);
 
 #endif

@@ -374,6 +374,67 @@ int dray__haul_sums(const dray__haul *h, dray__sums *out, dray_error *error)
     return DRAY_OK;
 }
 
+/* Of each destination block: are its elements this rank's to count? */
+enum owned { OWNED_UNKNOWN, OWNED_NOT, OWNED_WHOLE, OWNED_IN_PART };
+
+static uint8_t *owned_blocks(const dray__haul *h)
+{
+    const dray__sources *s = h->sources;
+    uint8_t *owned = calloc((size_t)dray_layout_block_count(h->destination->layout) + 1, 1);
+    for (uint64_t i = 0; owned && i < s->op_count; i++) {
+        uint8_t *at = &owned[s->ops[i].block];
+        uint8_t now = s->ops[i].owned ? OWNED_WHOLE : OWNED_NOT;
+        *at = *at == OWNED_UNKNOWN || *at == now ? now : OWNED_IN_PART;
+    }
+    return owned;
+}
+
+static bool any_quantised(const dray_layout *layout)
+{
+    for (uint32_t t = 0; t < dray_layout_tensor_count(layout); t++)
+        if (dray_layout_quant(layout, t))
+            return true;
+    return false;
+}
+
+static bool own_names(const dray__haul *h)
+{
+    const dray_layout *layout = h->destination->layout;
+    for (uint32_t t = 0; t < dray_layout_tensor_count(layout); t++)
+        if (dray_layout_tensor(layout, t)->alias_of < 0 &&
+            strcmp(h->sources->names[t], dray_layout_tensor(layout, t)->name) != 0)
+            return false;
+    return true;
+}
+
+int dray__haul_lies(const dray__haul *h, bool *as_read, dray__sums *out, dray_error *error)
+{
+    const dray_layout *layout = h->destination->layout;
+    if (!h->options.verify || !h->found)
+        return dray__fail(error, DRAY_EUNSUPPORTED, "nothing was verified");
+    if (any_quantised(layout))
+        return dray__fail(error, DRAY_EUNSUPPORTED, "quantised on the way");
+    *as_read = !h->sources->casts && own_names(h);
+    if (*as_read)
+        return DRAY_OK;
+    uint8_t *owned = owned_blocks(h);
+    int rc = owned ? DRAY_OK : dray__nomem(error);
+    for (uint32_t b = 0; rc == DRAY_OK && b < dray_layout_block_count(layout); b++) {
+        const dray_tensor_info *tensor =
+            dray_layout_tensor(layout, dray_layout_block(layout, b)->tensor);
+        dray__rect rect = dray__rect_of(layout, b);
+        if (owned[b] == OWNED_IN_PART)
+            rc = dray__fail(error, DRAY_EUNSUPPORTED, "tensor %s: a block is owned in part",
+                            tensor->name);
+        else if (owned[b] == OWNED_WHOLE &&
+                 !dray__sums_add(out, tensor->name, tensor->dtype, dray__rect_elements(&rect),
+                                 h->found[b]))
+            rc = dray__nomem(error);
+    }
+    free(owned);
+    return rc;
+}
+
 uint64_t *dray__haul_take_blocks(dray__haul *h)
 {
     uint64_t *blocks = h->found;

@@ -117,6 +117,10 @@ char **dray__values_of(const dray_layout *layout, const dray__sums *sums);
 void dray__values_free(char **values, const dray_layout *layout);
 
 /* ---- regions.c */
+/* Offers a region to other processes, by its entry's key. DRAY_EUNSUPPORTED: not a SHARED one. */
+int dray__region_put(dray__channel *channel, const dray_context *context, uint64_t key,
+                     uint32_t index, const dray_region *region, int64_t deadline_ns,
+                     dray_error *error);
 /* Are these the regions that the layout speaks of? */
 int dray__regions_check(const dray_layout *layout, dray_region *const *regions, dray_error *error);
 
@@ -234,6 +238,7 @@ typedef struct dray__haul_options {
     uint64_t incarnation, base, version;
 } dray__haul_options;
 
+#define DRAY__LEASE_DEFAULT (5 * DRAY__SECOND)
 #define DRAY__BUCKET_MIN ((uint64_t)128 << 10)
 #define DRAY__LOAD_MIN ((uint64_t)512 << 10)
 #define DRAY__BUCKET_DEFAULT ((uint64_t)64 << 20)
@@ -252,6 +257,10 @@ int dray__haul_fd(const dray__haul *haul); /* level-triggered; -1: never waits *
 int dray__haul_check(const dray__haul *haul, dray_error *error);
 /* Sums of the source bits that this rank owns within its group. */
 int dray__haul_sums(const dray__haul *haul, dray__sums *out, dray_error *error);
+/* Sums of what lies in the destination, of the blocks that this rank owns, by its own names and
+ * dtypes; none when those are the sums that it read (*as_read). DRAY_EUNSUPPORTED: that cannot be
+ * said, because a block is owned in part or nothing was verified. */
+int dray__haul_lies(const dray__haul *haul, bool *as_read, dray__sums *out, dray_error *error);
 /* One sum a destination block; the caller's from here. NULL without verification. */
 uint64_t *dray__haul_take_blocks(dray__haul *haul);
 #define DRAY__REPORT_FIRST dray__end_of(dray_update_report, planned)

@@ -44,48 +44,6 @@ static uint32_t region_count(const dray_publisher *p)
     return dray_layout_region_count(p->layout) + (p->delta != NULL);
 }
 
-/* What others get cannot be mapped for writing: a reader that goes wrong hurts nobody else. Without
- * /proc it is the descriptor itself. */
-static int open_for_readers(const dray_region *region)
-{
-    char path[64];
-    snprintf(path, sizeof path, "/proc/self/fd/%d", dray_region_fd(region));
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    return fd < 0 && errno == ENOENT ? fcntl(dray_region_fd(region), F_DUPFD_CLOEXEC, 0) : fd;
-}
-
-static int put_region(dray_publisher *p, uint32_t index, int64_t deadline_ns, dray_error *error)
-{
-    const dray_region *region = p->regions[index];
-    dray_handle handle = DRAY_HANDLE_INIT;
-    handle.dtype = DRAY_U8;
-    handle.ndim = 1;
-    handle.shape[0] = (int64_t)dray_region_bytes(region);
-    handle.stride[0] = 1;
-    handle.owner_member = dray_context_member(p->context);
-    handle.owner_epoch = dray_context_epoch(p->context);
-    int rc = dray_handle_describe(region, &handle, error);
-    uint8_t packed[1024];
-    if (rc == DRAY_OK)
-        rc = dray_handle_pack(&handle, packed, sizeof packed, error);
-    if (rc)
-        return rc;
-    dray__writer w = {0};
-    dray__put_u64(&w, p->key);
-    dray__put_u32(&w, index);
-    dray__put_blob(&w, packed, dray_handle_packed_size());
-    int fd = open_for_readers(region);
-    if (fd < 0)
-        rc = dray__fail_errno(error, errno, "region %s: opening it for readers",
-                              dray_region_name(region));
-    else
-        rc = dray__call(p->channel, DRAY__MSG_REGION_PUT, &w, &fd, 1, deadline_ns, NULL, error);
-    if (fd >= 0)
-        close(fd);
-    dray__writer_free(&w);
-    return rc;
-}
-
 static int register_rank(dray_publisher *p, const char *model, dray__writer *packed,
                          dray_error *error)
 {
@@ -116,7 +74,8 @@ static int register_rank(dray_publisher *p, const char *model, dray__writer *pac
     rc = dray__reader_finish(&reply.payload, "PUBLISHER_OPEN", error);
     for (uint32_t i = 0; i < regions && descriptors && rc == DRAY_OK; i++)
         if (dray_region_get_kind(p->regions[i]) == DRAY_REGION_SHARED)
-            rc = put_region(p, i, deadline, error);
+            rc =
+                dray__region_put(p->channel, p->context, p->key, i, p->regions[i], deadline, error);
     return rc;
 }
 

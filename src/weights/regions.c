@@ -1,8 +1,12 @@
 /* What callers hand in with a layout: checked, copied. */
 #include "base/error.h"
+#include "control/frame.h"
 #include "weights/internal.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,4 +55,46 @@ dray_region **dray__regions_copy(const dray_layout *layout, dray_region *const *
     if (copy && count)
         memcpy(copy, regions, count * sizeof *copy);
     return copy;
+}
+
+/* What others get cannot be mapped for writing: a reader that goes wrong hurts nobody else. Without
+ * /proc it is the descriptor itself. */
+static int open_for_readers(const dray_region *region)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", dray_region_fd(region));
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    return fd < 0 && errno == ENOENT ? fcntl(dray_region_fd(region), F_DUPFD_CLOEXEC, 0) : fd;
+}
+
+int dray__region_put(dray__channel *channel, const dray_context *context, uint64_t key,
+                     uint32_t index, const dray_region *region, int64_t deadline_ns,
+                     dray_error *error)
+{
+    dray_handle handle = DRAY_HANDLE_INIT;
+    handle.dtype = DRAY_U8;
+    handle.ndim = 1;
+    handle.shape[0] = (int64_t)dray_region_bytes(region);
+    handle.stride[0] = 1;
+    handle.owner_member = dray_context_member(context);
+    handle.owner_epoch = dray_context_epoch(context);
+    int rc = dray_handle_describe(region, &handle, error);
+    uint8_t packed[1024];
+    if (rc == DRAY_OK)
+        rc = dray_handle_pack(&handle, packed, sizeof packed, error);
+    if (rc)
+        return rc;
+    dray__writer w = {0};
+    dray__put_u64(&w, key);
+    dray__put_u32(&w, index);
+    dray__put_blob(&w, packed, dray_handle_packed_size());
+    int fd = open_for_readers(region);
+    if (fd < 0)
+        rc = dray__fail_errno(error, errno, "region %s: opening it for readers",
+                              dray_region_name(region));
+    else
+        rc = dray__call(channel, DRAY__MSG_REGION_PUT, &w, &fd, 1, deadline_ns, NULL, error);
+    dray__close_fds(&fd, 1);
+    dray__writer_free(&w);
+    return rc;
 }

@@ -30,6 +30,7 @@ int dray_update_report_json(const dray_update_report *given, char *out, size_t c
                             dray_error *error)
 {
     static const char *const modes[] = {"auto", "tensor", "distributed", "disk"};
+    static const char *const sources[] = {"publishers", "peers", "disk", "staging"};
     static const char *const strategies[] = {"direct", "bucket", "parameter"};
     if (!given || !out)
         return dray__fail(error, DRAY_EINVALID, "report and out must be given");
@@ -40,7 +41,7 @@ int dray_update_report_json(const dray_update_report *given, char *out, size_t c
         return rc;
     json_t *object = json_pack(
         "{s:I, s:I, s:s, s:s, s:I, s:I, s:o, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, "
-        "s:I, s:b, s:I, s:I, s:I, s:I, s:I}",
+        "s:I, s:b, s:I, s:I, s:I, s:I, s:I, s:s}",
         "version", (json_int_t)report->version, "incarnation", (json_int_t)report->incarnation,
         "mode", name_of(modes, 4, report->mode), "strategy",
         name_of(strategies, 3, report->strategy), "bytes", (json_int_t)report->bytes,
@@ -53,7 +54,8 @@ int dray_update_report_json(const dray_update_report *given, char *out, size_t c
         (json_int_t)report->retries, "planned", report->planned != 0, "verified_tensors",
         (json_int_t)report->verified_tensors, "verified_bytes", (json_int_t)report->verified_bytes,
         "delta_covered_bytes", (json_int_t)report->delta_covered_bytes, "delta_bytes",
-        (json_int_t)report->delta_bytes, "wire_bytes", (json_int_t)report->wire_bytes);
+        (json_int_t)report->delta_bytes, "wire_bytes", (json_int_t)report->wire_bytes, "source",
+        name_of(sources, 4, report->source));
     char *text = object ? json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
     json_decref(object);
     if (!text)

@@ -59,12 +59,23 @@ static int open_descriptors(dray_subscriber *s, dray_error *error)
     return DRAY_OK;
 }
 
+/* Regions that others can read: only where descriptors can pass. */
+static bool offered(const dray_subscriber *s, uint32_t region)
+{
+    return !s->load && strncmp(dray__context_address(s->context), "unix:", 5) == 0 &&
+           dray_region_get_kind(s->destination.regions[region]) == DRAY_REGION_SHARED;
+}
+
 static int register_rank(dray_subscriber *s, dray__writer *packed, dray_error *error)
 {
     const char *endpoint = ""; /* nobody reads what went to load_weights */
     int rc = s->load ? DRAY_OK : dray__serve_start(s->context, &endpoint, error);
     if (rc)
         return rc;
+    int64_t deadline = dray__context_deadline(s->context, s->timeout_ns);
+    uint32_t regions = dray_layout_region_count(s->destination.layout), shared = 0;
+    for (uint32_t i = 0; i < regions; i++)
+        shared += offered(s, i);
     dray__writer w = {0};
     dray__put_string(&w, s->model);
     dray__put_string(&w, s->group);
@@ -72,15 +83,21 @@ static int register_rank(dray_subscriber *s, dray__writer *packed, dray_error *e
     dray__put_u32(&w, s->destination.world);
     dray__put_u64(&w, s->token);
     dray__put_string(&w, endpoint);
+    dray__put_u32(&w, s->load ? 0 : regions);
+    dray__put_u32(&w, shared);
     dray__put_bytes(&w, packed->data, packed->size);
     dray__reply reply;
-    rc = dray__call(s->channel, DRAY__MSG_SUBSCRIBER_OPEN, &w, NULL, 0,
-                    dray__context_deadline(s->context, s->timeout_ns), &reply, error);
+    rc = dray__call(s->channel, DRAY__MSG_SUBSCRIBER_OPEN, &w, NULL, 0, deadline, &reply, error);
     dray__writer_free(&w);
     if (rc)
         return rc;
     s->key = dray__get_u64(&reply.payload);
-    return dray__reader_finish(&reply.payload, "SUBSCRIBER_OPEN", error);
+    rc = dray__reader_finish(&reply.payload, "SUBSCRIBER_OPEN", error);
+    for (uint32_t i = 0; i < regions && rc == DRAY_OK; i++)
+        if (offered(s, i))
+            rc = dray__region_put(s->channel, s->context, s->key, i, s->destination.regions[i],
+                                  deadline, error);
+    return rc;
 }
 
 /* The destination: the caller's layout and regions, or ours of a load_weights engine. */
@@ -176,6 +193,7 @@ void dray_subscriber_close(dray_subscriber *s)
     if (s->local)
         dray__local_remove(s->token);
     dray__update_release(s);
+    dray__stage_drop(s);
     dray__sources_free(s->live);
     dray__sources_free(s->disk);
     close_fd(s->poll_fd);
@@ -189,6 +207,30 @@ void dray_subscriber_close(dray_subscriber *s)
     free(s->model);
     free(s->group);
     free(s);
+}
+
+int dray_subscriber_leave(dray_subscriber *s, int64_t timeout_ns, uint32_t *revoked,
+                          dray_error *error)
+{
+    if (!s || (timeout_ns < 0 && timeout_ns != DRAY_WAIT_DEFAULT))
+        return dray__fail(error, DRAY_EINVALID, "subscriber must be given, timeout not negative");
+    int64_t deadline = dray__context_deadline(
+        s->context, timeout_ns == DRAY_WAIT_DEFAULT ? s->timeout_ns : timeout_ns);
+    int64_t left = deadline - dray__now();
+    dray__writer w = {0};
+    dray__put_u64(&w, s->key);
+    dray__put_i64(&w, left > 0 ? left : 0);
+    dray__reply reply;
+    int rc = dray__call(s->channel, DRAY__MSG_SUBSCRIBER_LEAVE, &w, NULL, 0,
+                        dray__answer_deadline(deadline), &reply, error);
+    dray__writer_free(&w);
+    if (rc)
+        return rc;
+    uint32_t count = dray__get_u32(&reply.payload);
+    rc = dray__reader_finish(&reply.payload, "SUBSCRIBER_LEAVE", error);
+    if (rc == DRAY_OK && revoked)
+        *revoked = count;
+    return rc;
 }
 
 int dray_subscriber_fd(const dray_subscriber *subscriber)

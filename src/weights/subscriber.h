@@ -2,6 +2,7 @@
 #ifndef DRAY_WEIGHTS_SUBSCRIBER_H
 #define DRAY_WEIGHTS_SUBSCRIBER_H
 
+#include "control/registry.h"
 #include "weights/internal.h"
 
 enum update_phase {
@@ -14,6 +15,8 @@ enum update_phase {
     PHASE_VOTE, /* waiting for the group's decision */
     PHASE_DONE
 };
+
+typedef struct dray__swap dray__swap;
 
 struct dray_subscriber {
     dray_context *context;
@@ -34,7 +37,20 @@ struct dray_subscriber {
      * checkpoint's. */
     uint64_t held_incarnation, held_version;
 
+    /* A version beside it; staging: regions like the destination's, NULL until the first prefetch
+     */
+    dray_region **staging;
+    uint64_t staging_bytes, *staged_sums;
+    uint64_t staged_version, staged_incarnation;
+    bool has_staged;
+
     /* the update in progress */
+    enum dray__purpose purpose;
+    uint8_t source; /* dray__source_kind */
+    bool retried, granted;
+    dray_error first_error;   /* before the retry */
+    dray__destination target; /* the destination, or its staging */
+    dray__swap *swap;         /* of a commit; haul is NULL then */
     enum update_phase phase;
     dray_update_options options;
     char *path;
@@ -56,5 +72,14 @@ void dray__update_release(dray_subscriber *subscriber);
 int dray__subscriber_watch(dray_subscriber *subscriber, int fd, dray_error *error);
 /* Makes the poll descriptor readable, or not. */
 void dray__subscriber_signal(dray_subscriber *subscriber, bool ready);
+
+/* stage.c. Allocates the staging, once. */
+int dray__stage_open(dray_subscriber *subscriber, dray_error *error);
+void dray__stage_drop(dray_subscriber *subscriber);
+/* The copy from staging to the destination, in steps: DRAY_EAGAIN until it is complete. */
+int dray__swap_open(const dray_subscriber *subscriber, dray__swap **out, dray_error *error);
+int dray__swap_step(dray__swap *swap, int64_t budget_ns, dray_error *error);
+void dray__swap_report(const dray__swap *swap, dray_update_report *report);
+void dray__swap_close(dray__swap *swap);
 
 #endif

@@ -19,7 +19,9 @@
 void dray__update_release(dray_subscriber *s)
 {
     dray__haul_close(s->haul);
+    dray__swap_close(s->swap);
     s->haul = NULL;
+    s->swap = NULL;
     s->sources = NULL;
     dray__map_free(&s->partial);
     free(s->compared);
@@ -35,31 +37,82 @@ static void set_timer(dray_subscriber *s, int64_t at_ns)
     timerfd_settime(s->timer_fd, TFD_TIMER_ABSTIME, &spec, NULL);
 }
 
+static int send_begin(dray_subscriber *s, dray_error *error);
+
+/* Bytes were overwritten, and did not become a version: nothing is known to be right. */
+static void forget_written(dray_subscriber *s)
+{
+    if (s->purpose == DRAY__PREFETCH) {
+        s->has_staged = false;
+        return;
+    }
+    free(s->block_sums);
+    s->block_sums = NULL;
+    s->held_incarnation = 0;
+}
+
+/* A peer that was read may have died, or taken its memory back: the publishers, or nobody, are read
+ * instead, once. All ranks of the group come to the same end, so all of them begin again. */
+static bool begin_again(dray_subscriber *s, const dray_error *outcome)
+{
+    if (s->source != DRAY__FROM_PEERS || s->retried || s->channel_stuck ||
+        outcome->code == DRAY_ECLOSED || dray__now() >= s->deadline_ns)
+        return false;
+    dray__haul_close(s->haul);
+    s->haul = NULL;
+    s->sources = NULL;
+    dray__map_free(&s->partial);
+    free(s->compared);
+    s->compared = NULL;
+    s->retried = true;
+    s->first_error = *outcome;
+    s->announced = s->writing = s->failed = s->moved_any = s->granted = false;
+    s->source = DRAY__FROM_PUBLISHERS;
+    s->report.retries++;
+    if (send_begin(s, NULL))
+        return false;
+    s->phase = PHASE_BEGIN;
+    return true;
+}
+
 /* The outcome is there. */
 static int end(dray_subscriber *s, const dray_error *outcome)
 {
-    s->outcome = outcome ? *outcome : (dray_error){0};
+    if (outcome && s->writing)
+        forget_written(s);
+    if (outcome && outcome->code == DRAY_ETORN)
+        s->held_incarnation = 0;
+    if (outcome && begin_again(s, outcome))
+        return DRAY_OK;
+    s->outcome = !outcome                                        ? (dray_error){0}
+                 : s->retried && outcome->code == DRAY_ETIMEDOUT ? s->first_error
+                                                                 : *outcome;
     s->phase = PHASE_DONE;
     s->report.total_ns = dray__now() - s->started_ns - s->report.wait_ns;
-    if (outcome && s->writing) { /* bytes were overwritten: nothing is known to be right */
-        free(s->block_sums);
-        s->block_sums = NULL;
-    }
-    if (outcome && (s->writing || outcome->code == DRAY_ETORN))
-        s->held_incarnation = 0;
     return DRAY_OK;
+}
+
+/* What this rank's memory will be to others, if the vote carries. */
+static uint8_t held(dray_subscriber *s, dray__sums *lies)
+{
+    dray_error error;
+    bool as_read = false;
+    if (!s->haul || s->load || dray__haul_lies(s->haul, &as_read, lies, &error))
+        return DRAY__HELD_UNKNOWN;
+    return as_read ? DRAY__HELD_AS_READ : DRAY__HELD_OWN;
 }
 
 static int vote(dray_subscriber *s, const dray_error *verdict)
 {
-    dray__sums sums = {0}, expected = {0};
+    dray__sums sums = {0}, expected = {0}, lies = {0};
     dray_error error;
     dray_error own = {0};
     if (verdict)
         own = *verdict;
-    else if (dray__haul_sums(s->haul, &sums, &error))
+    else if (s->haul && dray__haul_sums(s->haul, &sums, &error))
         own = error;
-    else if (s->destination.rank == 0 && !dray__sums_add_all(&expected, &s->sources->stored))
+    else if (s->haul && s->destination.rank == 0 &&
+             !dray__sums_add_all(&expected, &s->sources->stored))
         dray__nomem(&own);
     dray__writer w = {0};
     dray__put_u64(&w, s->key);
@@ -70,6 +123,8 @@ static int vote(dray_subscriber *s, const dray_error *verdict)
     dray__put_i64(&w, left > 0 ? left : 0);
     dray__sums_put(&w, &sums);
     dray__sums_put(&w, &expected);
+    dray__put_u8(&w, own.code ? DRAY__HELD_UNKNOWN : held(s, &lies));
+    dray__sums_put(&w, &lies);
     s->failed = own.code != 0;
     s->mark_ns = dray__now();
     set_timer(s, dray__answer_deadline(s->deadline_ns));
@@ -77,6 +132,7 @@ static int vote(dray_subscriber *s, const dray_error *verdict)
     dray__writer_free(&w);
     dray__sums_free(&sums);
     dray__sums_free(&expected);
+    dray__sums_free(&lies);
     if (rc)
         return end(s, &error);
     s->phase = PHASE_VOTE;
@@ -95,7 +151,7 @@ static bool answered(dray_subscriber *s, dray__reply *reply, int *rc)
         return true;
     *rc = DRAY_EAGAIN;
     if (code != DRAY_EAGAIN) {
-        if (s->phase == PHASE_VOTE && s->report.mode == DRAY_MODE_DISK && !s->failed)
+        if (s->phase == PHASE_VOTE && s->source == DRAY__FROM_DISK && !s->failed)
             dray__fail_prefix(&error, code, "checkpoint %.200s: ", s->path);
         *rc = end(s, &error);
     } else if (dray__now() >= dray__answer_deadline(s->deadline_ns)) {
@@ -134,8 +190,12 @@ static int on_begin(dray_subscriber *s)
         dray__nomem(&error);
         return end(s, &error);
     }
+    s->source = dray__get_u8(&reply.payload);
+    s->granted = dray__get_u8(&reply.payload) != 0;
     if (dray__reader_finish(&reply.payload, "UPDATE_BEGIN", &error))
         return end(s, &error);
+    s->writing = s->granted; /* and has to say so when it fails */
+    s->report.source = s->source;
     s->mark_ns = dray__now();
     s->report.wait_ns = s->mark_ns - s->started_ns;
     dray__weights_step("plan");
@@ -146,7 +206,7 @@ static int on_begin(dray_subscriber *s)
 /* The plan of the last update of this kind, where it still fits; else a new one is begun. */
 static int find_sources(dray_subscriber *s, dray_error *error)
 {
-    bool disk = s->report.mode == DRAY_MODE_DISK;
+    bool disk = s->source == DRAY__FROM_DISK;
     dray__sources **kept = disk ? &s->disk : &s->live;
     s->sources = *kept;
     bool same = s->sources && s->sources->plan && s->sources->group_set == s->group_set;
@@ -190,20 +250,37 @@ static int waits_too_long(dray_subscriber *s, dray_error *error)
                       dray__context_address(s->context));
 }
 
+/* A commit needs nothing but the staging. */
+static int prepare_commit(dray_subscriber *s, dray_error *error)
+{
+    if (s->has_staged && s->staged_version == s->report.version &&
+        s->staged_incarnation == s->report.incarnation)
+        return dray__swap_open(s, &s->swap, error);
+    return dray__fail(error, DRAY_ENOENT,
+                      "rank %" PRIu32 " of group %s has not prefetched version %" PRIu64,
+                      s->destination.rank, s->group, s->report.version);
+}
+
+static int plan(dray_subscriber *s, dray_error *error)
+{
+    if (s->purpose == DRAY__COMMIT)
+        return prepare_commit(s, error);
+    int rc = s->sources ? DRAY_OK : find_sources(s, error);
+    if (rc == DRAY_OK)
+        rc = dray__sources_plan(s->sources, s->channel, s->key, &s->destination, error);
+    if (rc == DRAY_OK && s->source == DRAY__FROM_DISK && s->options.verify >= 0)
+        rc = dray__sources_disk_sums(s->sources, error);
+    return rc ? rc : find_compared(s, error);
+}
+
 static int on_plan(dray_subscriber *s)
 {
     dray_error error;
-    int rc = s->sources ? DRAY_OK : find_sources(s, &error);
-    if (rc == DRAY_OK)
-        rc = dray__sources_plan(s->sources, s->channel, s->key, &s->destination, &error);
+    int rc = plan(s, &error);
     if (rc == DRAY_EAGAIN && (rc = waits_too_long(s, &error)) != DRAY_EAGAIN)
         return end(s, &error);
     if (rc == DRAY_EAGAIN)
         return rc;
-    if (rc == DRAY_OK && s->report.mode == DRAY_MODE_DISK && s->options.verify >= 0)
-        rc = dray__sources_disk_sums(s->sources, &error);
-    if (rc == DRAY_OK)
-        rc = find_compared(s, &error);
     int64_t now = dray__now();
     s->report.plan_ns = now - s->mark_ns;
     s->mark_ns = now;
@@ -214,14 +291,15 @@ static int on_plan(dray_subscriber *s)
     return DRAY_OK;
 }
 
-static int on_import(dray_subscriber *s)
+static int open_haul(dray_subscriber *s, dray_error *error)
 {
-    dray_error error;
-    int rc = dray__sources_import(s->sources, s->channel, s->key, &error);
-    if (rc == DRAY_EAGAIN && (rc = waits_too_long(s, &error)) != DRAY_EAGAIN)
-        return end(s, &error);
-    if (rc == DRAY_EAGAIN)
-        return rc;
+    s->target = s->destination;
+    if (s->purpose == DRAY__PREFETCH) {
+        int rc = dray__stage_open(s, error);
+        if (rc)
+            return rc;
+        s->target.regions = s->staging;
+    }
     dray__haul_options options = {
         .load = s->load,
         .strategy = s->options.strategy,
@@ -230,27 +308,55 @@ static int on_import(dray_subscriber *s)
         .attempt = s->attempt,
         .keys = dray__context_keys(s->context),
         .compared = s->compared,
-        .has_base = !s->load && s->held_incarnation && s->held_incarnation == s->report.incarnation,
+        .has_base = !s->load && s->purpose == DRAY__UPDATE && s->held_incarnation &&
+                    s->held_incarnation == s->report.incarnation,
         .incarnation = s->report.incarnation,
         .base = s->held_version,
         .version = s->report.version};
-    if (rc == DRAY_OK)
-        rc = dray__haul_open(s->sources, &s->destination, &options, &s->haul, &error);
-    if (rc == DRAY_OK)
-        rc = dray__subscriber_watch(s, dray__haul_fd(s->haul), &error);
-    s->report.prepare_ns = dray__now() - s->mark_ns;
-    if (rc)
-        return vote(s, &error);
+    int rc = dray__haul_open(s->sources, &s->target, &options, &s->haul, error);
+    return rc ? rc : dray__subscriber_watch(s, dray__haul_fd(s->haul), error);
+}
+
+static int ask_to_write(dray_subscriber *s)
+{
+    dray_error error;
     dray__writer w = {0};
     dray__put_u64(&w, s->key);
     dray__put_u64(&w, s->attempt);
+    dray__put_i64(&w, s->options.lease_ns ? s->options.lease_ns : DRAY__LEASE_DEFAULT);
     s->mark_ns = dray__now();
-    rc = dray__call_start(s->channel, DRAY__MSG_UPDATE_WRITING, &w, NULL, 0, &error);
+    int rc = dray__call_start(s->channel, DRAY__MSG_UPDATE_WRITING, &w, NULL, 0, &error);
     dray__writer_free(&w);
     if (rc)
         return end(s, &error);
     s->phase = PHASE_ASK;
     return DRAY_OK;
+}
+
+static int start_move(dray_subscriber *s)
+{
+    s->writing = true;
+    if (s->local && s->purpose != DRAY__PREFETCH)
+        dray__local_revoke(s->token, s->attempt); /* readers before this update are over */
+    s->phase = PHASE_MOVE;
+    dray__weights_step("writing");
+    return DRAY_OK;
+}
+
+static int on_import(dray_subscriber *s)
+{
+    dray_error error;
+    int rc = s->swap ? DRAY_OK : dray__sources_import(s->sources, s->channel, s->key, &error);
+    if (rc == DRAY_EAGAIN && (rc = waits_too_long(s, &error)) != DRAY_EAGAIN)
+        return end(s, &error);
+    if (rc == DRAY_EAGAIN)
+        return rc;
+    if (rc == DRAY_OK && !s->swap)
+        rc = open_haul(s, &error);
+    s->report.prepare_ns = dray__now() - s->mark_ns;
+    if (rc)
+        return vote(s, &error);
+    return s->granted ? start_move(s) : ask_to_write(s);
 }
 
 static int on_ask(dray_subscriber *s)
@@ -275,7 +381,8 @@ static int on_move(dray_subscriber *s)
         dray__haul_explain(s->haul, &error);
         return vote(s, &error);
     }
-    int rc = dray__haul_step(s->haul, SLICE_NS, &error);
+    int rc = s->swap ? dray__swap_step(s->swap, SLICE_NS, &error)
+                     : dray__haul_step(s->haul, SLICE_NS, &error);
     if (!s->moved_any)
         dray__weights_step("moving");
     s->moved_any = true;
@@ -284,8 +391,13 @@ static int on_move(dray_subscriber *s)
     if (rc)
         return vote(s, &error);
     dray__weights_step("moved");
-    rc = dray__haul_check(s->haul, &error);
-    dray__haul_report(s->haul, &s->report);
+    if (s->swap) {
+        dray__swap_report(s->swap, &s->report);
+    } else {
+        rc = dray__haul_check(s->haul, &error);
+        dray__haul_report(s->haul, &s->report);
+    }
+    s->report.peak_extra_bytes += s->staging_bytes;
     dray__weights_step("verified");
     return vote(s, rc ? &error : NULL);
 }
@@ -332,10 +444,22 @@ static int on_vote(dray_subscriber *s)
     if (dray__reader_finish(&reply.payload, "UPDATE_VOTE", &error))
         return end(s, &error);
     s->report.commit_ns = dray__now() - s->mark_ns;
-    free(s->block_sums);
-    s->block_sums = dray__haul_take_blocks(s->haul);
-    s->held_incarnation = s->report.incarnation;
-    s->held_version = s->report.version;
+    if (s->purpose == DRAY__PREFETCH) {
+        free(s->staged_sums);
+        s->staged_sums = dray__haul_take_blocks(s->haul);
+        s->staged_version = s->report.version;
+        s->staged_incarnation = s->report.incarnation;
+        s->has_staged = true;
+    } else {
+        free(s->block_sums);
+        s->block_sums = s->swap ? s->staged_sums : dray__haul_take_blocks(s->haul);
+        s->held_incarnation = s->report.incarnation;
+        s->held_version = s->report.version;
+    }
+    if (s->swap) {
+        s->staged_sums = NULL;
+        s->has_staged = false;
+    }
     dray__weights_step("committed");
     end(s, NULL);
     if (s->destination.rank == 0)
@@ -363,7 +487,8 @@ static int check_report(const dray_update_report *report, dray_error *error)
                   : DRAY_OK;
 }
 
-static int check(const dray_subscriber *s, const dray_update_options *options, dray_error *error)
+static int check(const dray_subscriber *s, enum dray__purpose purpose,
+                 const dray_update_options *options, dray_error *error)
 {
     if (!s)
         return dray__fail(error, DRAY_EINVALID, "subscriber must be given");
@@ -371,14 +496,19 @@ static int check(const dray_subscriber *s, const dray_update_options *options, d
         return dray__fail(error, DRAY_EINVALID, "mode %d", options->mode);
     if (options->strategy < DRAY_STRATEGY_DIRECT || options->strategy > DRAY_STRATEGY_PARAMETER)
         return dray__fail(error, DRAY_EINVALID, "strategy %d", options->strategy);
-    if (options->timeout_ns < 0)
-        return dray__fail(error, DRAY_EINVALID, "timeout_ns %" PRId64, options->timeout_ns);
+    if (options->timeout_ns < 0 || options->lease_ns < 0)
+        return dray__fail(error, DRAY_EINVALID, "timeout_ns %" PRId64 ", lease_ns %" PRId64,
+                          options->timeout_ns, options->lease_ns);
     if (options->mode == DRAY_MODE_DISK && !(options->path && options->path[0]))
         return dray__fail(error, DRAY_EINVALID, "mode disk needs the path of a checkpoint");
     if (options->bucket_bytes && options->bucket_bytes < DRAY__BUCKET_MIN)
         return dray__fail(error, DRAY_EINVALID,
                           "bucket_bytes %" PRIu64 ": 0 or at least %" PRIu64 " expected",
                           options->bucket_bytes, DRAY__BUCKET_MIN);
+    if (purpose != DRAY__UPDATE && s->load)
+        return dray__fail(error, DRAY_EUNSUPPORTED,
+                          "group %s takes tensors by load_weights: nothing of it can be prefetched",
+                          s->group);
     if (s->phase != PHASE_IDLE)
         return dray__fail(error, DRAY_EBUSY, "an update of group %s is in progress", s->group);
     return DRAY_OK;
@@ -394,17 +524,23 @@ static int send_begin(dray_subscriber *s, dray_error *error)
     dray__put_u64(&w, s->options.path_version);
     dray__put_u8(&w, s->options.verify >= 0);
     dray__put_i64(&w, s->deadline_ns - dray__now());
+    const dray__sources *ready = s->live && s->live->imported ? s->live : NULL;
+    dray__put_u8(&w, (uint8_t)s->purpose);
+    dray__put_u8(&w, s->options.peers < 0 || s->retried);
+    dray__put_u64(&w, ready ? ready->source_set : 0);
+    dray__put_u64(&w, ready ? ready->group_set : 0);
     int rc = dray__call_start(s->channel, DRAY__MSG_UPDATE_BEGIN, &w, NULL, 0, error);
     dray__writer_free(&w);
     return rc;
 }
 
-int dray_update_start(dray_subscriber *s, const dray_update_options *given, dray_error *error)
+static int start(dray_subscriber *s, enum dray__purpose purpose, const dray_update_options *given,
+                 dray_error *error)
 {
     dray_update_options own = DRAY_UPDATE_OPTIONS_INIT, *options = &own;
     int rc = read_options(given, options, error);
     if (rc == DRAY_OK)
-        rc = check(s, options, error);
+        rc = check(s, purpose, options, error);
     if (rc)
         return rc;
     if (s->channel_stuck)
@@ -424,6 +560,9 @@ int dray_update_start(dray_subscriber *s, const dray_update_options *given, dray
     s->report = (dray_update_report)DRAY_UPDATE_REPORT_INIT;
     s->report.strategy = options->strategy;
     s->announced = s->writing = s->failed = s->moved_any = false;
+    s->retried = s->granted = false;
+    s->purpose = purpose;
+    s->source = DRAY__FROM_PUBLISHERS;
     dray__weights_step("begin");
     rc = send_begin(s, error);
     if (rc) {
@@ -433,6 +572,21 @@ int dray_update_start(dray_subscriber *s, const dray_update_options *given, dray
     s->phase = PHASE_BEGIN;
     set_timer(s, dray__answer_deadline(s->deadline_ns));
     return DRAY_OK;
+}
+
+int dray_update_start(dray_subscriber *s, const dray_update_options *options, dray_error *error)
+{
+    return start(s, DRAY__UPDATE, options, error);
+}
+
+int dray_prefetch_start(dray_subscriber *s, const dray_update_options *options, dray_error *error)
+{
+    return start(s, DRAY__PREFETCH, options, error);
+}
+
+int dray_commit_start(dray_subscriber *s, const dray_update_options *options, dray_error *error)
+{
+    return start(s, DRAY__COMMIT, options, error);
 }
 
 int dray_update_poll(dray_subscriber *s, dray_error *error)
@@ -470,12 +624,12 @@ int dray_update_finish(dray_subscriber *s, dray_update_report *report, dray_erro
     return DRAY_OK;
 }
 
-int dray_update_weights(dray_subscriber *s, const dray_update_options *options,
-                        dray_update_report *report, dray_error *error)
+static int run(dray_subscriber *s, enum dray__purpose purpose, const dray_update_options *options,
+               dray_update_report *report, dray_error *error)
 {
     int rc = check_report(report, error);
     if (rc == DRAY_OK)
-        rc = dray_update_start(s, options, error);
+        rc = start(s, purpose, options, error);
     if (rc)
         return rc;
     while (dray_update_poll(s, error) == DRAY_EAGAIN) {
@@ -483,6 +637,54 @@ int dray_update_weights(dray_subscriber *s, const dray_update_options *options,
         poll(&p, 1, dray__left_ms(dray__answer_deadline(s->deadline_ns)) + 1);
     }
     return dray_update_finish(s, report, error);
+}
+
+int dray_update_weights(dray_subscriber *s, const dray_update_options *options,
+                        dray_update_report *report, dray_error *error)
+{
+    return run(s, DRAY__UPDATE, options, report, error);
+}
+
+int dray_prefetch_weights(dray_subscriber *s, const dray_update_options *options,
+                          dray_update_report *report, dray_error *error)
+{
+    return run(s, DRAY__PREFETCH, options, report, error);
+}
+
+int dray_commit_weights(dray_subscriber *s, const dray_update_options *options,
+                        dray_update_report *report, dray_error *error)
+{
+    return run(s, DRAY__COMMIT, options, report, error);
+}
+
+int dray_prefetch_drop(dray_subscriber *s, dray_error *error)
+{
+    if (!s)
+        return dray__fail(error, DRAY_EINVALID, "subscriber must be given");
+    if (s->phase != PHASE_IDLE)
+        return dray__fail(error, DRAY_EBUSY, "an update of group %s is in progress", s->group);
+    dray__stage_drop(s);
+    dray__writer w = {0};
+    dray__put_u64(&w, s->key);
+    int rc = dray__call(s->channel, DRAY__MSG_PREFETCH_DROP, &w, NULL, 0,
+                        dray__context_deadline(s->context, s->timeout_ns), NULL, error);
+    dray__writer_free(&w);
+    return rc;
+}
+
+int dray_prefetched(const dray_subscriber *s, uint64_t *version, uint64_t *incarnation,
+                    dray_error *error)
+{
+    if (!s)
+        return dray__fail(error, DRAY_EINVALID, "subscriber must be given");
+    if (!s->has_staged)
+        return dray__fail(error, DRAY_ENOENT, "rank %" PRIu32 " of group %s has prefetched nothing",
+                          s->destination.rank, s->group);
+    if (version)
+        *version = s->staged_version;
+    if (incarnation)
+        *incarnation = s->staged_incarnation;
+    return DRAY_OK;
 }
 
 static int update_as(dray_subscriber *s, dray_update_mode mode, const dray_update_options *options,

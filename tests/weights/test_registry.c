@@ -135,6 +135,8 @@ static void open_subscriber(uint64_t member, const char *group, uint32_t rank, u
     dray__put_u32(&w, world);
     dray__put_u64(&w, 1);
     dray__put_string(&w, "");
+    dray__put_u32(&w, 0);
+    dray__put_u32(&w, 0);
     put_layout(&w, from, to);
     send(member, DRAY__MSG_SUBSCRIBER_OPEN, &w, t);
 }
@@ -185,6 +187,10 @@ static void begin_verified(uint64_t member, uint64_t key, uint64_t min, bool ver
     dray__put_u64(&w, 0);
     dray__put_u8(&w, verify);
     dray__put_i64(&w, 1000000);
+    dray__put_u8(&w, DRAY__UPDATE);
+    dray__put_u8(&w, 0);
+    dray__put_u64(&w, 0);
+    dray__put_u64(&w, 0);
     send(member, DRAY__MSG_UPDATE_BEGIN, &w, t);
 }
 
@@ -216,6 +222,7 @@ static int writing(uint64_t member, uint64_t key, uint64_t attempt)
     ticket t;
     dray__put_u64(&w, key);
     dray__put_u64(&w, attempt);
+    dray__put_i64(&w, 1000000);
     send(member, DRAY__MSG_UPDATE_WRITING, &w, &t);
     assert_int_equal(t.answered, 1);
     return t.code;
@@ -234,6 +241,8 @@ static void vote_for(uint64_t member, uint64_t key, uint64_t attempt, int code, 
     dray__put_string(&w, code ? "it broke" : "");
     dray__put_i64(&w, 1000000);
     dray__sums_put(&w, &sums);
+    dray__sums_put(&w, &none);
+    dray__put_u8(&w, code ? DRAY__HELD_UNKNOWN : DRAY__HELD_AS_READ);
     dray__sums_put(&w, &none);
     dray__sums_free(&sums);
     send(member, DRAY__MSG_UPDATE_VOTE, &w, t);
@@ -544,6 +553,8 @@ static void test_layouts_are_checked_when_they_come(void **state)
     dray__put_u32(&w, 1);
     dray__put_u64(&w, 1);
     dray__put_string(&w, "");
+    dray__put_u32(&w, 0);
+    dray__put_u32(&w, 0);
     dray__put_blob(&w, "layout", 6);
     send(20, DRAY__MSG_SUBSCRIBER_OPEN, &w, &t);
     assert_int_equal(t.answered, 1);
@@ -708,7 +719,7 @@ static void test_garbage_is_refused(void **state)
             dray__put_u8(&w, (uint8_t)(random() % 3 ? random() % 8 : random() % 256));
         if (!size)
             dray__put_u8(&w, 0);
-        uint16_t type = (uint16_t)(0x0201 + random() % 16);
+        uint16_t type = (uint16_t)(0x0201 + random() % 24);
         memset(&t, 0, sizeof t);
         dray__party party = {1 + (uint64_t)(random() % 3), 7, 1, "x"};
         dray__reader in = dray__reader_of(w.data, w.size);

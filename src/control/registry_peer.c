@@ -1,0 +1,306 @@
+/* Groups that read each other's memory: who may read whom, the leases that an overwrite waits for;
+ * and the list of engines that routers watch. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/hash.h"
+#include "control/registry_state.h"
+
+#include <dray/weights.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- which peer -------------------------------------------------------------------------------
+ */
+
+/* By shared memory on the same host, else through its data server. */
+static bool reaches(const struct entry *reader, const struct entry *entry)
+{
+    return reader->host == entry->host ? entry->shared && !entry->regions_missing
+                                       : entry->endpoint[0] != 0;
+}
+
+static bool reachable(const struct group *group, const struct group *peer)
+{
+    for (uint32_t i = 0; i < peer->set.world; i++)
+        for (uint32_t k = 0; k < group->set.world; k++)
+            if (!reaches(group->set.entries[k], peer->set.entries[i]))
+                return false;
+    return true;
+}
+
+bool dray__reg_near(const struct group *group, const struct group *peer)
+{
+    for (uint32_t i = 0; i < peer->set.world; i++)
+        for (uint32_t k = 0; k < group->set.world; k++)
+            if (group->set.entries[k]->host != peer->set.entries[i]->host)
+                return false;
+    return true;
+}
+
+/* Does its memory hold a whole version, and stay so for a while? */
+static bool steady(const struct group *peer)
+{
+    return peer->state == DRAY_GROUP_WHOLE && peer->set.present == peer->set.world &&
+           !peer->leaving && (peer->phase == ATTEMPT_NONE || peer->purpose == DRAY__PREFETCH);
+}
+
+static bool newer(const struct holding *a, const struct holding *b)
+{
+    return a->incarnation != b->incarnation ? a->incarnation > b->incarnation
+                                            : a->version > b->version;
+}
+
+/* Bits that were converted once differ from the published ones: only a reader of the same dtype
+ * gets from the peer what the publishers would give it. */
+static bool same_dtypes(struct group *group, const struct group *peer)
+{
+    dray__packed_layout *ranks = dray__reg_layouts(&group->set);
+    bool same = ranks != NULL;
+    for (uint32_t i = 0; i < group->set.world && same; i++) {
+        dray_layout *layout;
+        same = dray_layout_unpack(ranks[i].data, ranks[i].size, &layout, NULL) == DRAY_OK;
+        for (uint32_t t = 0; same && t < dray_layout_tensor_count(layout); t++) {
+            const dray_tensor_info *tensor = dray_layout_tensor(layout, t);
+            const dray__named_sum *lies = dray__sums_find(&peer->now.lies, tensor->name);
+            same = !lies || lies->dtype == tensor->dtype;
+        }
+        if (same)
+            dray_layout_free(layout);
+    }
+    free(ranks);
+    return same;
+}
+
+/* Can all that the group needs be read from the peer, and be compared? */
+static bool fits(struct group *group, const struct group *peer)
+{
+    const dray__sums *lies = &peer->now.lies;
+    if (!peer->now.complete || !peer->now.lies_known || !same_dtypes(group, peer) ||
+        dray__reg_cover(group, &peer->set, NULL))
+        return false;
+    for (uint32_t i = 0; i < group->coverage.count; i++) {
+        const dray__covered *item = &group->coverage.items[i];
+        const dray__named_sum *sum = dray__sums_find(lies, item->name);
+        if (item->held != (sum ? sum->elements : 0))
+            return false;
+    }
+    return true;
+}
+
+/* The newest; then one on this host; then the one with the fewest readers. */
+static bool better(const struct group *group, const struct group *peer, const struct group *best)
+{
+    if (!best || newer(&peer->now, &best->now) || newer(&best->now, &peer->now))
+        return !best || newer(&peer->now, &best->now);
+    bool near = dray__reg_near(group, peer);
+    return near == dray__reg_near(group, best) ? peer->readers < best->readers : near;
+}
+
+struct group *dray__reg_peer(struct group *group, uint64_t min, const struct gang *gang,
+                             const struct version *version, bool near)
+{
+    struct group *best = NULL;
+    bool tensor = group->set.entries[0]->begin.mode == DRAY_MODE_TENSOR;
+    for (struct group *peer = group->model->groups; peer; peer = peer->next) {
+        if (peer == group || !steady(peer) || peer->now.version < min || !reachable(group, peer))
+            continue;
+        if (version
+                ? peer->now.version != version->number || peer->now.incarnation != gang->incarnation
+                : group->state == DRAY_GROUP_WHOLE && !newer(&peer->now, &group->now))
+            continue;
+        bool close = dray__reg_near(group, peer);
+        if (!close && (near || tensor))
+            continue;
+        if (version && close == near && peer->readers >= version->readers)
+            continue; /* the publishers are no busier */
+        if (better(group, peer, best) && fits(group, peer))
+            best = peer;
+    }
+    return best;
+}
+
+/* ---- leases -----------------------------------------------------------------------------------
+ */
+
+void dray__reg_lease_refuse(dray__registry *r, void **ticket, const dray_error *error)
+{
+    void *kept = *ticket;
+    *ticket = NULL;
+    if (kept)
+        dray__reg_refuse(r, kept, error);
+}
+
+uint32_t dray__reg_revoke(dray__registry *r, struct group *group, int code, const char *why)
+{
+    uint32_t revoked = 0;
+    for (struct group *reader = group->model->groups; reader; reader = reader->next) {
+        if (reader->phase != ATTEMPT_MOVING || reader->peer != group)
+            continue;
+        dray_error error;
+        dray__fail(&error, code, "the lease on group %s's memory ended: %.300s", group->name, why);
+        reader->epoch++;
+        dray__reg_abort(r, reader, &error);
+        revoked++;
+    }
+    return revoked;
+}
+
+static void answer_leave(dray__registry *r, struct entry *entry, uint32_t revoked)
+{
+    void *ticket = entry->leave_ticket;
+    entry->leave_ticket = NULL;
+    dray__writer w = {0};
+    dray__put_u32(&w, revoked);
+    dray__reg_reply(r, ticket, &w, -1);
+}
+
+void dray__reg_leases_settle(dray__registry *r)
+{
+    for (struct entry *entry = r->entries; entry; entry = entry->next) {
+        if (!entry->group || entry->group->readers)
+            continue;
+        if (entry->writing_ticket) {
+            void *ticket = entry->writing_ticket;
+            entry->writing_ticket = NULL;
+            entry->writing = true;
+            dray__reg_reply(r, ticket, NULL, -1);
+        }
+        if (entry->leave_ticket)
+            answer_leave(r, entry, 0);
+    }
+}
+
+bool dray__reg_lease_expired(dray__registry *r, struct entry *entry, void *ticket, bool gone)
+{
+    if (entry->writing_ticket == ticket && gone) {
+        dray_error error;
+        dray__fail(&error, DRAY_ECANCELED, "connection lost");
+        dray__reg_lease_refuse(r, &entry->writing_ticket, &error);
+        return true;
+    }
+    if (entry->writing_ticket == ticket) {
+        dray__reg_revoke(r, entry->group, DRAY_ESTALE, "its next overwrite waited long enough");
+        dray__reg_leases_settle(r);
+        return true;
+    }
+    if (entry->leave_ticket != ticket)
+        return false;
+    answer_leave(r, entry, dray__reg_revoke(r, entry->group, DRAY_ESTALE, "the group leaves"));
+    return true;
+}
+
+void dray__reg_leave(dray__registry *r, struct entry *entry, int64_t timeout_ns, void *ticket)
+{
+    struct group *group = entry->group;
+    group->leaving = true;
+    entry->leave_ticket = ticket;
+    if (!group->readers || timeout_ns <= 0)
+        answer_leave(r, entry, dray__reg_revoke(r, group, DRAY_ESTALE, "the group leaves"));
+    else
+        r->ops.expire_at(r->ops.user, ticket, dray__deadline(timeout_ns));
+}
+
+/* ---- the router's list ------------------------------------------------------------------------
+ */
+
+bool dray__reg_serving(const struct group *group)
+{
+    bool writing = false;
+    for (uint32_t i = 0; i < group->set.world; i++)
+        writing |= group->set.entries[i] && group->set.entries[i]->writing;
+    return group->state == DRAY_GROUP_WHOLE && group->set.present == group->set.world &&
+           !group->leaving && !(writing && group->purpose != DRAY__PREFETCH);
+}
+
+static void put_engines(const dray__registry *r, dray__writer *w)
+{
+    uint32_t count = 0;
+    for (const struct model *model = r->models; model; model = model->next)
+        for (const struct group *group = model->groups; group; group = group->next)
+            count++;
+    dray__put_u32(w, count);
+    for (const struct model *model = r->models; model; model = model->next)
+        for (const struct group *group = model->groups; group; group = group->next) {
+            dray__put_string(w, model->name);
+            dray__put_string(w, group->name);
+            dray__put_u64(w, group->now.version);
+            dray__put_u64(w, group->now.incarnation);
+            dray__put_u64(w, group->epoch);
+            dray__put_u32(w, group->set.present);
+            dray__put_u32(w, group->set.world);
+            dray__put_u8(w, (uint8_t)group->state);
+            dray__put_u8(w, dray__reg_serving(group));
+            dray__put_u8(w, group->leaving);
+        }
+}
+
+/* A new sequence number whenever the list differs from what was told last. */
+static void look(dray__registry *r, dray__writer *list)
+{
+    put_engines(r, list);
+    uint64_t hash = list->failed ? 0 : dray__hash(list->data, list->size);
+    if (hash == r->engines_hash && r->engines_sequence)
+        return;
+    r->engines_hash = hash;
+    r->engines_sequence++;
+}
+
+static void tell(dray__registry *r, void *ticket, const dray__writer *list)
+{
+    dray__writer w = {0};
+    dray__put_u64(&w, r->engines_sequence);
+    dray__put_bytes(&w, list->data, list->size);
+    w.failed |= list->failed;
+    dray__reg_reply(r, ticket, &w, -1);
+}
+
+int dray__reg_watch(dray__registry *r, uint64_t seen, int64_t timeout_ns, void *ticket,
+                    dray_error *error)
+{
+    struct watcher *watcher = calloc(1, sizeof *watcher);
+    if (!watcher)
+        return dray__nomem(error);
+    *watcher = (struct watcher){r->watchers, ticket, seen};
+    r->watchers = watcher;
+    if (timeout_ns <= 0)
+        dray__reg_watch_expired(r, ticket);
+    else
+        r->ops.expire_at(r->ops.user, ticket, dray__deadline(timeout_ns));
+    return DRAY_OK;
+}
+
+void dray__reg_watchers_settle(dray__registry *r)
+{
+    if (!r->watchers)
+        return;
+    dray__writer list = {0};
+    look(r, &list);
+    for (struct watcher **at = &r->watchers; *at;) {
+        struct watcher *watcher = *at;
+        if (watcher->seen == r->engines_sequence) {
+            at = &watcher->next;
+            continue;
+        }
+        *at = watcher->next;
+        tell(r, watcher->ticket, &list);
+        free(watcher);
+    }
+    dray__writer_free(&list);
+}
+
+bool dray__reg_watch_expired(dray__registry *r, void *ticket)
+{
+    for (struct watcher **at = &r->watchers; *at; at = &(*at)->next)
+        if ((*at)->ticket == ticket) {
+            struct watcher *watcher = *at;
+            dray__writer list = {0};
+            *at = watcher->next;
+            look(r, &list);
+            tell(r, ticket, &list);
+            dray__writer_free(&list);
+            free(watcher);
+            return true;
+        }
+    return false;
+}

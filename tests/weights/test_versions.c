@@ -1,0 +1,422 @@
+/* weights: versions beside each other. A prefetch waits beside what is served, engines of different
+ * versions, engines that read each other, the router's list, and who leaves. */
+#include "weights/cluster.h"
+#include "weights/subscriber.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#define LONG (30 * DRAY__SECOND)
+
+static coordinator_fixture f;
+static dray_model_config config;
+
+static int start(void **state)
+{
+    (void)state;
+    fixture_start(&f, dray__registry_add);
+    config = small_config(false, 3);
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    dray__weights_hook(NULL, NULL);
+    fixture_stop(&f);
+    return 0;
+}
+
+static void open_trainer(trainer *t, uint64_t seed)
+{
+    trainer_open(t, f.unix_address, &config, DRAY_F32, 0, 1, seed, DRAY_REGION_SHARED);
+}
+
+static void open_engine(engine *e, const char *group, dray_dtype dtype)
+{
+    engine_open(e, f.unix_address, &config, DRAY_F32, dtype, group, 0, 1);
+}
+
+static void write_version(trainer *t, uint64_t version, uint64_t seed)
+{
+    fill(t->layout, t->region, t->tied, seed);
+    MUST(dray_publish(t->publisher, version, NULL, error));
+}
+
+static int32_t state_of(const engine *e, uint64_t *version)
+{
+    int32_t state;
+    MUST(dray_subscriber_version(e->subscriber, version, NULL, &state, error));
+    return state;
+}
+
+/* ---- prefetch and commit -------------------------------------------------------------------- */
+
+static void test_prefetch_waits_beside_what_is_served(void **state)
+{
+    (void)state;
+    for (int32_t strategy = 0; strategy < 3; strategy++) {
+        trainer t;
+        engine e;
+        uint64_t version;
+        dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+        dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+        options.strategy = strategy;
+        open_trainer(&t, 1);
+        open_engine(&e, "engine", strategy ? DRAY_BF16 : DRAY_F32);
+        assert_int_equal(dray_commit_weights(e.subscriber, NULL, NULL, NULL), DRAY_ENOENT);
+        write_version(&t, 1, 1);
+        MUST(dray_update_weights(e.subscriber, &options, NULL, error));
+        MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
+        write_version(&t, 2, 2);
+        MUST(dray_prefetch_weights(e.subscriber, &options, &report, error));
+        assert_int_equal(report.version, 2);
+        assert_true(report.verified_bytes > 0);
+        assert_true(report.peak_extra_bytes >= dray_region_bytes(e.region[0]));
+        /* the old one is still there, for the coordinator, too; the source is free again */
+        assert_int_equal(engine_wrong(&e, 1), 0);
+        assert_int_equal(state_of(&e, &version), DRAY_GROUP_WHOLE);
+        assert_int_equal(version, 1);
+        MUST(dray_prefetched(e.subscriber, &version, NULL, error));
+        assert_int_equal(version, 2);
+        MUST(dray_publisher_wait(t.publisher, 2, 0, NULL, error));
+        write_version(&t, 3, 3);
+        options.min_version = 3;
+        assert_int_equal(dray_commit_weights(e.subscriber, &options, NULL, NULL), DRAY_ENOENT);
+        options.min_version = 0;
+        MUST(dray_commit_weights(e.subscriber, &options, &report, error));
+        assert_int_equal(report.source, DRAY_SOURCE_STAGING);
+        assert_true(report.verified_bytes > 0);
+        assert_int_equal(engine_wrong(&e, 2), 0);
+        assert_int_equal(state_of(&e, &version), DRAY_GROUP_WHOLE);
+        assert_int_equal(version, 2);
+        MUST(dray_subscriber_verify(e.subscriber, error));
+        assert_int_equal(dray_commit_weights(e.subscriber, NULL, NULL, NULL), DRAY_ENOENT);
+        engine_close(&e);
+        trainer_close(&t);
+    }
+}
+
+static void test_prefetch_is_superseded_or_dropped(void **state)
+{
+    (void)state;
+    trainer t;
+    engine e;
+    uint64_t version;
+    open_trainer(&t, 1);
+    open_engine(&e, "engine", DRAY_BF16);
+    write_version(&t, 1, 1);
+    MUST(dray_prefetch_weights(e.subscriber, NULL, NULL, error));
+    assert_int_equal(state_of(&e, &version), DRAY_GROUP_EMPTY);
+    write_version(&t, 2, 2);
+    MUST(dray_prefetch_weights(e.subscriber, NULL, NULL, error));
+    MUST(dray_commit_weights(e.subscriber, NULL, NULL, error));
+    assert_int_equal(engine_wrong(&e, 2), 0);
+    write_version(&t, 3, 3);
+    MUST(dray_prefetch_weights(e.subscriber, NULL, NULL, error));
+    MUST(dray_prefetch_drop(e.subscriber, error));
+    assert_int_equal(dray_prefetched(e.subscriber, NULL, NULL, NULL), DRAY_ENOENT);
+    assert_int_equal(dray_commit_weights(e.subscriber, NULL, NULL, NULL), DRAY_ENOENT);
+    assert_int_equal(engine_wrong(&e, 2), 0);
+    engine_close(&e);
+    trainer_close(&t);
+}
+
+static void flip_source(void *user, const char *step)
+{
+    trainer *t = user;
+    if (strcmp(step, "writing") == 0)
+        *(uint8_t *)dray_region_base(t->region[0]) ^= 0x10;
+}
+
+/* A prefetch that read something else fails, and the engine is as it was. */
+static void test_failed_prefetch_tears_nothing(void **state)
+{
+    (void)state;
+    trainer t;
+    engine e;
+    uint64_t version;
+    open_trainer(&t, 1);
+    open_engine(&e, "engine", DRAY_BF16);
+    write_version(&t, 1, 1);
+    MUST(dray_update_weights(e.subscriber, NULL, NULL, error));
+    write_version(&t, 2, 2);
+    MUST(dray_prefetch_weights(e.subscriber, NULL, NULL, error));
+    write_version(&t, 3, 3);
+    dray__weights_hook(flip_source, &t);
+    assert_int_equal(dray_prefetch_weights(e.subscriber, NULL, NULL, NULL), DRAY_ECHECKSUM);
+    dray__weights_hook(NULL, NULL);
+    assert_int_equal(state_of(&e, &version), DRAY_GROUP_WHOLE);
+    assert_int_equal(version, 1);
+    assert_int_equal(engine_wrong(&e, 1), 0);
+    assert_int_equal(dray_commit_weights(e.subscriber, NULL, NULL, NULL), DRAY_ENOENT);
+    engine_close(&e);
+    trainer_close(&t);
+}
+
+/* Staging that changed between the two is found when it is copied; the next update repairs. */
+static void test_commit_verifies_its_copy(void **state)
+{
+    (void)state;
+    trainer t;
+    engine e;
+    uint64_t version;
+    open_trainer(&t, 1);
+    open_engine(&e, "engine", DRAY_F32);
+    write_version(&t, 1, 1);
+    MUST(dray_prefetch_weights(e.subscriber, NULL, NULL, error));
+    uint8_t *staging = dray_region_base(e.subscriber->staging[0]);
+    staging[dray_layout_block(e.layout, 3)->offset] ^= 1;
+    dray_error said;
+    assert_int_equal(dray_commit_weights(e.subscriber, NULL, NULL, &said), DRAY_ETORN);
+    const dray_block *block = dray_layout_block(e.layout, 3);
+    assert_non_null(strstr(said.message, dray_layout_tensor(e.layout, block->tensor)->name));
+    assert_int_equal(state_of(&e, &version), DRAY_GROUP_TORN);
+    MUST(dray_update_weights(e.subscriber, NULL, NULL, error));
+    assert_int_equal(engine_wrong(&e, 1), 0);
+    engine_close(&e);
+    trainer_close(&t);
+}
+
+/* ---- engines that read each other ----------------------------------------------------------- */
+
+/* The trainer is gone, or busy writing: a joiner reads the engine that holds the version. */
+static void test_joiner_reads_a_peer(void **state)
+{
+    (void)state;
+    static const dray_dtype dtypes[] = {DRAY_F32, DRAY_BF16};
+    for (size_t i = 0; i < 2; i++) {
+        trainer t;
+        engine first, second, other;
+        dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+        dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+        open_trainer(&t, 1);
+        open_engine(&first, "first", dtypes[i]);
+        write_version(&t, 7, 1);
+        MUST(dray_update_weights(first.subscriber, NULL, &report, error));
+        assert_int_equal(report.source, DRAY_SOURCE_PUBLISHERS);
+        MUST(dray_publisher_wait(t.publisher, 7, LONG, NULL, error));
+        fill(t.layout, t.region, t.tied, 99);
+        open_engine(&second, "second", dtypes[i]);
+        MUST(dray_update_weights(second.subscriber, NULL, &report, error));
+        assert_int_equal(report.source, DRAY_SOURCE_PEERS);
+        assert_int_equal(report.version, 7);
+        assert_true(report.verified_bytes > 0);
+        assert_int_equal(engine_wrong(&second, 1), 0);
+        /* with nothing newer, and with bits that were converted already, there is nobody to read */
+        options.timeout_ns = DRAY__SECOND / 10;
+        assert_int_equal(dray_update_weights(second.subscriber, &options, NULL, NULL),
+                         DRAY_ETIMEDOUT);
+        open_engine(&other, "other", dtypes[1 - i]);
+        assert_int_equal(dray_update_weights(other.subscriber, &options, NULL, NULL),
+                         DRAY_ETIMEDOUT);
+        options.peers = -1;
+        poison(second.layout, second.region);
+        assert_int_equal(dray_update_weights(second.subscriber, &options, NULL, NULL),
+                         DRAY_ETIMEDOUT);
+        engine_close(&other);
+        engine_close(&second);
+        engine_close(&first);
+        trainer_close(&t);
+    }
+}
+
+/* What changed in a peer's memory since it was verified is found by who reads it, and then the
+ * publishers are read. */
+static void test_wrong_peer_is_found(void **state)
+{
+    (void)state;
+    trainer t;
+    engine first, second;
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    open_trainer(&t, 1);
+    open_engine(&first, "first", DRAY_F32);
+    write_version(&t, 7, 1);
+    MUST(dray_update_weights(first.subscriber, NULL, NULL, error));
+    MUST(dray_publisher_wait(t.publisher, 7, LONG, NULL, error));
+    ((uint8_t *)dray_region_base(first.region[0]))[dray_layout_block(first.layout, 2)->offset] ^= 4;
+    open_engine(&second, "second", DRAY_F32);
+    options.timeout_ns = DRAY__SECOND / 5;
+    dray_error said;
+    assert_int_equal(dray_update_weights(second.subscriber, &options, NULL, &said), DRAY_ETORN);
+    assert_non_null(strstr(said.message, "differ from what the peer holds"));
+    write_version(&t, 8, 2);
+    options.timeout_ns = LONG;
+    MUST(dray_update_weights(second.subscriber, &options, NULL, error));
+    assert_int_equal(engine_wrong(&second, 2), 0);
+    engine_close(&second);
+    engine_close(&first);
+    trainer_close(&t);
+}
+
+/* While the reader is between its import and its first byte, the peer begins to be overwritten. */
+typedef struct overwrite {
+    trainer *t;
+    engine *peer;
+    int64_t lease_ns;
+    int rc; /* of the peer's poll, after half a second */
+} overwrite;
+
+static void overwrite_peer(void *user, const char *step)
+{
+    overwrite *o = user;
+    if (strcmp(step, "import") != 0)
+        return;
+    dray__weights_hook(NULL, NULL);
+    write_version(o->t, 2, 2);
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    options.lease_ns = o->lease_ns;
+    MUST(dray_update_start(o->peer->subscriber, &options, error));
+    int64_t until = dray__now() + DRAY__SECOND / 2;
+    while ((o->rc = dray_update_poll(o->peer->subscriber, NULL)) == DRAY_EAGAIN &&
+           dray__now() < until)
+        usleep(200);
+}
+
+/* The peer's next overwrite waits for its reader; or, at the lease's end, takes its memory back,
+ * and the reader reads the publishers. */
+static void test_leases(void **state)
+{
+    (void)state;
+    for (int patient = 0; patient < 2; patient++) {
+        trainer t;
+        engine first, second;
+        dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+        overwrite o = {&t, &first, patient ? LONG : DRAY__SECOND / 20, 0};
+        open_trainer(&t, 1);
+        open_engine(&first, "first", DRAY_F32);
+        write_version(&t, 1, 1);
+        MUST(dray_update_weights(first.subscriber, NULL, NULL, error));
+        MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
+        open_engine(&second, "second", DRAY_F32);
+        dray__weights_hook(overwrite_peer, &o);
+        MUST(dray_update_weights(second.subscriber, NULL, &report, error));
+        assert_int_equal(o.rc, patient ? DRAY_EAGAIN : DRAY_OK);
+        assert_int_equal(report.version, patient ? 1 : 2);
+        assert_int_equal(report.retries, patient ? 0 : 1);
+        assert_int_equal(engine_wrong(&second, patient ? 1 : 2), 0);
+        while (dray_update_poll(first.subscriber, NULL) == DRAY_EAGAIN)
+            usleep(200);
+        MUST(dray_update_finish(first.subscriber, NULL, error));
+        assert_int_equal(engine_wrong(&first, 2), 0);
+        engine_close(&second);
+        engine_close(&first);
+        trainer_close(&t);
+    }
+}
+
+/* ---- the router's list ---------------------------------------------------------------------- */
+
+typedef struct heard {
+    char text[512];
+} heard;
+
+static void hear(void *user, dray_engine_event event, const dray_engine_info *info)
+{
+    static const char *const names[] = {"", "joined", "left", "updated", "torn"};
+    heard *h = user;
+    size_t used = strlen(h->text);
+    snprintf(h->text + used, sizeof h->text - used, "%s%s %s %d", used ? ", " : "", info->group,
+             names[event], (int)info->version);
+}
+
+static void expect(dray_engines *engines, const char *text)
+{
+    heard h = {""};
+    int64_t deadline = dray__deadline(LONG);
+    while (strcmp(h.text, text) != 0) {
+        int rc = dray_engines_wait(engines, DRAY__SECOND / 4, hear, &h, NULL);
+        if (dray__now() > deadline || strlen(h.text) > strlen(text)) {
+            fprintf(stderr, "heard '%s', expected '%s' (%d)\n", h.text, text, rc);
+            abort();
+        }
+    }
+}
+
+static void test_router_sees_who_serves(void **state)
+{
+    (void)state;
+    trainer t;
+    engine a, b;
+    dray_engines *engines;
+    uint32_t revoked;
+    dray_context *context = fixture_open(&f, "router", "task", 0);
+    MUST(dray_engines_open(context, &engines, error));
+    MUST(dray_engines_wait(engines, LONG, NULL, NULL, error));
+    assert_int_equal(dray_engines_count(engines), 0);
+    open_trainer(&t, 1);
+    open_engine(&a, "a", DRAY_F32);
+    write_version(&t, 1, 1);
+    MUST(dray_update_weights(a.subscriber, NULL, NULL, error));
+    expect(engines, "a joined 1");
+    open_engine(&b, "b", DRAY_F32);
+    MUST(dray_update_weights(b.subscriber, NULL, NULL, error));
+    expect(engines, "b joined 1");
+    write_version(&t, 2, 2);
+    MUST(dray_prefetch_weights(a.subscriber, NULL, NULL, error));
+    assert_int_equal(dray_engines_wait(engines, 0, hear, NULL, NULL), DRAY_ETIMEDOUT);
+    MUST(dray_subscriber_leave(b.subscriber, LONG, &revoked, error));
+    assert_int_equal(revoked, 0);
+    expect(engines, "b left 1");
+    engine_close(&b);
+    assert_int_equal(dray_engines_wait(engines, LONG, NULL, NULL, NULL), DRAY_OK);
+    dray_engine_info info = DRAY_ENGINE_INFO_INIT;
+    assert_int_equal(dray_engines_count(engines), 1);
+    MUST(dray_engines_entry(engines, 0, &info, error));
+    assert_string_equal(info.group, "a");
+    assert_string_equal(info.model, MODEL);
+    assert_int_equal(info.serving, 1);
+    assert_int_equal(dray_engines_entry(engines, 1, &info, NULL), DRAY_EINVALID);
+    write_version(&t, 3, 3);
+    dray__weights_hook(flip_source, &t);
+    assert_int_equal(dray_update_weights(a.subscriber, NULL, NULL, NULL), DRAY_ETORN);
+    dray__weights_hook(NULL, NULL);
+    expect(engines, "a left 1, a torn 1");
+    engine_close(&a);
+    trainer_close(&t);
+    dray_engines_close(engines);
+    dray_close(context);
+}
+
+/* ---- a trainer that resumes ------------------------------------------------------------------ */
+
+static void test_same_number_of_a_resumed_trainer(void **state)
+{
+    (void)state;
+    trainer t;
+    engine e;
+    uint64_t incarnation[2];
+    dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+    open_engine(&e, "engine", DRAY_BF16);
+    for (uint64_t i = 0; i < 2; i++) {
+        open_trainer(&t, i + 1);
+        MUST(dray_publish(t.publisher, 95, NULL, error));
+        MUST(dray_update_weights(e.subscriber, NULL, &report, error));
+        assert_int_equal(report.version, 95);
+        incarnation[i] = report.incarnation;
+        assert_int_equal(engine_wrong(&e, i + 1), 0);
+        trainer_close(&t);
+    }
+    assert_true(incarnation[1] > incarnation[0]);
+    engine_close(&e);
+}
+
+int main(void)
+{
+#define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
+    const struct CMUnitTest tests[] = {
+        T(test_prefetch_waits_beside_what_is_served),
+        T(test_prefetch_is_superseded_or_dropped),
+        T(test_failed_prefetch_tears_nothing),
+        T(test_commit_verifies_its_copy),
+        T(test_joiner_reads_a_peer),
+        T(test_wrong_peer_is_found),
+        T(test_leases),
+        T(test_router_sees_who_serves),
+        T(test_same_number_of_a_resumed_trainer),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
