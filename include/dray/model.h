@@ -247,6 +247,20 @@ typedef struct dray_mesh {
 int dray_layout_add_dtensor(dray_layout *layout, uint32_t tensor, uint32_t region, uint64_t offset,
                             const dray_mesh *mesh, const int64_t *coordinate, int64_t *local_shape,
                             dray_error *error);
+/* Adds one parameter or buffer of transformers' module for this model, sharded or whole.
+ * name: as named_parameters() says. Where it is not a tensor of the checkpoint, the blocks are
+ * those of the checkpoint's tensors that it is packed of: transformers 5 has one
+ * model.layers.0.mlp.experts.gate_up_proj, [experts, 2 x moe_intermediate_size, hidden_size].
+ * dtype: the parameter's.
+ * mesh, coordinate, local_shape: as for dray_layout_add_dtensor, of the module's own dimensions;
+ * mesh NULL: all of it is here. Dense in C order at `offset` of `region`.
+ * Tensors that the layout lacks are added; others must agree. A tied head adds its name alone,
+ * behind what it is tied to. DRAY_ENOENT: the model has no such parameter, or the layout not what
+ * it is tied to; DRAY_EINVALID: what does not agree or fit, a buffer that must be F32 included. */
+int dray_layout_add_module(dray_layout *layout, const dray_model_config *config, const char *name,
+                           dray_dtype dtype, uint32_t region, uint64_t offset,
+                           const dray_mesh *mesh, const int64_t *coordinate, int64_t *local_shape,
+                           dray_error *error);
 /* The whole model as FSDP2 (fully_shard) cuts it: Shard(0) over `world` ranks, in one region of
  * `kind` (memory; 0: SHARED), tensors in checkpoint order, each aligned to 256 bytes. A rank that
  * holds no row of a tensor has no block of it. */

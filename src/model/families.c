@@ -227,6 +227,23 @@
         }                                                                                          \
     }
 
+/* transformers 5 (conversion_mapping.py). */
+#define PACKED(moe, gate, up, down)                                                                \
+    {LAYER "mlp.experts.gate_up_proj",                                                             \
+     {LAYER moe "experts.*." gate ".weight", LAYER moe "experts.*." up ".weight"}},                \
+    {                                                                                              \
+        LAYER "mlp.experts.down_proj",                                                             \
+        {                                                                                          \
+            LAYER moe "experts.*." down ".weight"                                                  \
+        }                                                                                          \
+    }
+
+static const dray__module packed[] = {PACKED("mlp.", "gate_proj", "up_proj", "down_proj"), {0}};
+static const dray__module mixtral_modules[] = {
+    PACKED("block_sparse_moe.", "w1", "w3", "w2"),
+    {LAYER "mlp.gate.weight", {LAYER "block_sparse_moe.gate.weight"}},
+    {0}};
+
 static const dray__parameter dense[] = {EMBEDDING, ATTENTION, DENSE_MLP, LAYER_NORMS, HEAD};
 
 static const dray__parameter qwen3_moe[] = {EMBEDDING,
@@ -274,8 +291,8 @@ _Static_assert(COUNT(dense) <= DRAY__MOST_PARAMETERS && COUNT(qwen3_moe) <= DRAY
                "");
 
 #define DEEPSEEK                                                                                   \
-    .parameters = deepseek_v3, .count = COUNT(deepseek_v3), .moe = true, .latent = true,           \
-    .mtp = true, .first_dense_key = true, .default_first_dense = 3,                                \
+    .parameters = deepseek_v3, .count = COUNT(deepseek_v3), .modules = packed, .moe = true,        \
+    .latent = true, .mtp = true, .first_dense_key = true, .default_first_dense = 3,                \
     .experts_keys = {"n_routed_experts"}, .expert_size_key = "moe_intermediate_size"
 
 const dray__family dray__families[] = {
@@ -301,6 +318,7 @@ const dray__family dray__families[] = {
     {.name = "qwen3_moe",
      .parameters = qwen3_moe,
      .count = COUNT(qwen3_moe),
+     .modules = packed,
      .default_kv_heads = 4,
      .bias_key = true,
      .o_bias_key = true,
@@ -312,6 +330,7 @@ const dray__family dray__families[] = {
     {.name = "mixtral",
      .parameters = mixtral,
      .count = COUNT(mixtral),
+     .modules = mixtral_modules,
      .default_kv_heads = 8,
      .default_theta = 1e6,
      .moe = true,
@@ -321,6 +340,7 @@ const dray__family dray__families[] = {
     {.name = "glm4_moe",
      .parameters = glm4_moe,
      .count = COUNT(glm4_moe),
+     .modules = packed,
      .default_kv_heads = 8,
      .bias_key = true,
      .qk_norm_key = true,

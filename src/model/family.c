@@ -275,6 +275,29 @@ const char *dray__parameter_name(const char *pattern, int64_t layer, int64_t exp
     return out;
 }
 
+const char *dray__read_number(const char *text, int64_t *out)
+{
+    const char *at = text;
+    for (*out = 0; *at >= '0' && *at <= '9' && *out < INT64_C(1) << 32; at++)
+        *out = *out * 10 + (*at - '0');
+    return at == text || (*text == '0' && at > text + 1) ? NULL : at;
+}
+
+bool dray__name_matches(const char *pattern, const char *name, int64_t *numbers)
+{
+    for (uint32_t star = 0; *pattern; pattern++) {
+        if (*pattern != '*') {
+            if (*name++ != *pattern)
+                return false;
+            continue;
+        }
+        name = dray__read_number(name, &numbers[star++]);
+        if (!name)
+            return false;
+    }
+    return !*name;
+}
+
 /* Behind the last row of a group of neighbours: its first row. */
 static uint32_t group_start(const dray__walk *walk, uint32_t row,
                             bool (*inside)(const dray__parameter *))

@@ -70,12 +70,21 @@ typedef struct dray__parameter {
     dray_dtype dtype;    /* the only dtype it is ever stored in; NONE: any */
 } dray__parameter;
 
+/* A parameter of transformers' module where it is not the checkpoint's: a tensor under another
+ * name, or, of patterns with the expert's number, all experts' tensors in one [experts, rows of
+ * them one below the other, columns]. */
+typedef struct dray__module {
+    const char *name; /* '*' stands for the layer's number */
+    const char *tensors[2];
+} dray__module;
+
 typedef struct dray__family {
     const char *name;
     /* In checkpoint order. Those of layers are neighbours, and so are those of experts among them.
      */
     const dray__parameter *parameters;
     uint32_t count;
+    const dray__module *modules; /* the last has no name; NULL: none */
     /* What transformers takes where config.json is silent. */
     int64_t default_kv_heads;  /* 0: as many as heads */
     int64_t default_head_dim;  /* 0: hidden_size / heads */
@@ -126,6 +135,12 @@ bool dray__layer_is_moe(const dray_model_config *config, int64_t layer);
 enum { DRAY__PARAMETER_NAME = 128, DRAY__MOST_PARAMETERS = 64 /* rows of a table */ };
 /* The pattern with the numbers put in, in `out` of DRAY__PARAMETER_NAME bytes. */
 const char *dray__parameter_name(const char *pattern, int64_t layer, int64_t expert, char *out);
+
+/* Does the name follow the pattern? numbers: what stands for each '*', at most two. */
+bool dray__name_matches(const char *pattern, const char *name, int64_t *numbers);
+/* The number at the start of the text, of at most 2^32; returns what follows, or NULL where there
+ * is none. */
+const char *dray__read_number(const char *text, int64_t *out);
 
 /* Walks all parameters of a configuration in checkpoint order; the layers of multi-token prediction
  * come last, behind what they share. Start with {config, family}. */

@@ -348,6 +348,22 @@ uint64_t dray_layout_bytes(const dray_layout *layout)
     return layout->bytes;
 }
 
+dray__layout_mark dray__layout_mark_of(const dray_layout *layout)
+{
+    return (dray__layout_mark){layout->tensors.count, layout->blocks.count, layout->bytes};
+}
+
+void dray__layout_restore(dray_layout *layout, const dray__layout_mark *mark)
+{
+    while (layout->tensors.count > mark->tensors) {
+        layout->tensors.count--;
+        const dray_tensor_info *tensors = layout->tensors.items;
+        dray__map_remove(&layout->names, tensors[layout->tensors.count].name);
+    }
+    layout->blocks.count = mark->blocks;
+    layout->bytes = mark->bytes;
+}
+
 enum { NEAREST = 3 };
 
 /* The nearest names of the layout, best first; how many. */

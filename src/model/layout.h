@@ -26,6 +26,15 @@ bool dray__layout_scales_of(const dray_layout *layout, uint32_t scales, uint32_t
 bool dray__layout_quantised(const dray_layout *layout);
 /* Keeps it as it is (NULL: not quantised); false: out of memory. */
 bool dray__layout_put_quant(dray_layout *layout, uint32_t tensor, const dray_quant *quant);
+/* What a layout holds, to go back to when adding several things fails half way. */
+typedef struct dray__layout_mark {
+    uint32_t tensors, blocks;
+    uint64_t bytes;
+} dray__layout_mark;
+
+dray__layout_mark dray__layout_mark_of(const dray_layout *layout);
+/* Takes out the tensors and blocks that were added since; none of them is quantised. */
+void dray__layout_restore(dray_layout *layout, const dray__layout_mark *mark);
 /* *at rounded up to the builders' alignment; false on overflow. */
 bool dray__align(uint64_t *at);
 

@@ -270,15 +270,6 @@ static const char *skip(const char *text, const char *prefix)
     return strncmp(text, prefix, size) == 0 ? text + size : NULL;
 }
 
-/* The number at the start of the text; NULL where there is none. */
-static const char *read_number(const char *text, int64_t *out)
-{
-    const char *at = text;
-    for (*out = 0; *at >= '0' && *at <= '9' && *out < INT64_C(1) << 32; at++)
-        *out = *out * 10 + (*at - '0');
-    return at == text || (*text == '0' && at > text + 1) ? NULL : at;
-}
-
 /* "module.module.decoder.layers.3.mlp..." in its parts. */
 static bool parse_name(named *n, const char *name)
 {
@@ -291,7 +282,7 @@ static bool parse_name(named *n, const char *name)
         n->in_mtp = true;
     if (!at)
         return true;
-    at = read_number(at, &n->layer);
+    at = dray__read_number(at, &n->layer);
     if (!at || *at != '.')
         return false;
     n->rest = at + 1;
@@ -316,18 +307,6 @@ static bool same_scope(const named *n, const dray__megatron_row *row)
     }
 }
 
-/* Does the row's name match? *expert is the number in place of its star. */
-static bool same_name(const char *pattern, const char *name, int64_t *expert)
-{
-    const char *star = strchr(pattern, '*');
-    *expert = 0;
-    if (!star)
-        return strcmp(pattern, name) == 0;
-    size_t head = (size_t)(star - pattern);
-    const char *at = strncmp(pattern, name, head) == 0 ? read_number(name + head, expert) : NULL;
-    return at && strcmp(star + 1, at) == 0;
-}
-
 /* The layer's number in the checkpoint. */
 static int find_layer(const dray__megatron *m, uint32_t vp_stage, named *n, dray_error *error)
 {
@@ -344,10 +323,10 @@ static int find_layer(const dray__megatron *m, uint32_t vp_stage, named *n, dray
 
 static int find_row(const dray__megatron *m, named *n, dray_error *error)
 {
-    int64_t local = dray__megatron_local_experts(m), expert;
+    int64_t local = dray__megatron_local_experts(m), expert = 0;
     for (uint32_t i = 0; i < dray__megatron_count; i++) {
         const dray__megatron_row *row = &dray__megatron_rows[i];
-        if (!same_scope(n, row) || !same_name(row->name, n->rest, &expert) ||
+        if (!same_scope(n, row) || !dray__name_matches(row->name, n->rest, &expert) ||
             !dray__megatron_in(m, row, n->site.layer) ||
             !dray__megatron_resolve(m, row, &n->parameter))
             continue;
@@ -429,5 +408,11 @@ int dray_layout_add_megatron(dray_layout *layout, const dray_model_config *confi
     status = check_named(&m, vp_stage, &n, dtype, error);
     if (!status)
         status = check_shape(&m, &n, ndim, local_shape, error);
-    return status ? status : dray__megatron_add(&m, &n.parameter, &n.site, layout, error);
+    if (status)
+        return status;
+    const dray__layout_mark mark = dray__layout_mark_of(layout);
+    status = dray__megatron_add(&m, &n.parameter, &n.site, layout, error);
+    if (status)
+        dray__layout_restore(layout, &mark);
+    return status;
 }
