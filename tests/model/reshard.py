@@ -16,6 +16,7 @@ import random
 import numpy as np
 
 import dray
+import engines
 
 F32, I64 = 2, 7
 DTYPES = {F32: np.float32, I64: np.int64}
@@ -147,6 +148,48 @@ def fsdp_side(case):
             at = aligned(at + part.nbytes)
         members.append(member)
     return Side(f"fsdp:{world}", members)
+
+
+def fsdp1_side(case):
+    """FullyShardedDataParallel, a unit for each decoder layer and one for the root: parameters one
+    after the other, with padding where original parameters are kept; chunk() of all; buffers
+    whole."""
+    world, orig = case.rng.randrange(1, 6), case.rng.randrange(2)
+    align = 16 // 8 if orig else 1
+    units, buffers = {}, []
+    for name, array in case.full.items():
+        layer = name.split(".")[2] if name.startswith("model.layers.") else ""
+        if array.dtype != DTYPES[I64]:
+            buffers.append(array)
+            continue
+        units.setdefault(int(layer) + 1 if layer else 0, []).append(array.ravel())
+    members = []
+    for rank in range(world):
+        spec = dray.Fsdp1Spec(c.sizeof(dray.Fsdp1Spec), rank, world, I64, orig, 0, 1)
+        member = Member(dray.model_layout(dray.lib.dray_layout_fsdp1, case.config, c.byref(spec)))
+        members.append(member)
+        at = 0
+        for unit in sorted(units):
+            parts, held, end = [], [], 0  # what is padding is told by `held`
+            for array in units[unit]:
+                pad = -end % align
+                parts += [np.zeros(pad, np.int64), array]
+                held += [False] * pad + [True] * array.size
+                end += pad + array.size
+            total = end + (-end % world if orig else 0)
+            each = -(-total // world)
+            flat = np.concatenate(parts + [np.zeros(total - end, np.int64)])
+            held = np.array(held + [False] * (total - end))
+            mine = slice(each * rank, min(total, each * (rank + 1)))
+            start = at
+            for i, keep in enumerate(held[mine]):
+                if keep:
+                    member.parts.append((start + i * 8, flat[mine][i:i + 1], None))
+            at = aligned(at + each * 8)
+        for array in buffers:
+            member.parts.append((at, array, None))
+            at = aligned(at + array.nbytes)
+    return Side(f"fsdp1 {world} orig {orig}", members)
 
 
 def dtensor_side(case):
@@ -448,8 +491,45 @@ def megatron_side(case):
     return Side(f"megatron {s}", members)
 
 
-TRAINERS = [full_side, fsdp_side, dtensor_side, megatron_side, megatron_side, megatron_side]
-ENGINES = [full_side, fsdp_side, dtensor_side, megatron_side]
+# ---- engines -------------------------------------------------------------------------------------
+
+def engine_side(case):
+    """SGLang or vLLM in sizes that the model's divide; whole tensors where none were found."""
+    for _ in range(20):
+        sizes = engines.Case(case.rng, lambda *_: case.config, [0])
+        sizes.transposed &= 31
+        try:
+            members = [engine_member(case, sizes, rank, stage) for stage in range(sizes.pp)
+                       for rank in range(sizes.tp)]
+        except engines.Refused:
+            continue
+        return Side(f"engine tp {sizes.tp} ep {sizes.ep} dp {sizes.dp} pp {sizes.pp}", members)
+    return full_side(case)
+
+
+def engine_member(case, sizes, rank, stage):
+    params = engines.Loader(sizes, case.full, rank, stage).params
+    spec, keep = sizes.spec(rank, stage)
+    member = Member(dray.model_layout(dray.lib.dray_layout_engine, case.config, c.byref(spec)))
+    member.keep = keep
+    placed = set()
+    for name, param in params.items():
+        offset, ndim, shape = c.c_uint64(), c.c_uint32(), (c.c_int64 * dray.MAX_DIMS)()
+        dray.call(dray.lib.dray_engine_parameter, c.byref(case.config), c.byref(spec),
+                  name.encode(), c.byref(offset), c.byref(ndim), shape)
+        array = param.data.astype(DTYPES[F32 if param.element == 4 else I64])
+        assert tuple(shape[:ndim.value]) == array.shape, (name, array.shape)
+        rows = None
+        if (param.data == engines.PADDING).any():  # of the vocabulary
+            rows = int((param.data[:, 0] != engines.PADDING).sum())
+        if offset.value not in placed:
+            member.parts.append((offset.value, array, rows))
+        placed.add(offset.value)
+    return member
+
+
+TRAINERS = [full_side, fsdp_side, fsdp1_side, dtensor_side, megatron_side, megatron_side, megatron_side]
+ENGINES = [full_side, fsdp_side, dtensor_side, megatron_side] + 6 * [engine_side]
 
 
 # ---- the check ------------------------------------------------------------------------------------
