@@ -19,6 +19,7 @@ measure()
     esac
 }
 measure build/release/dray bench plan "$@"
+measure build/release/dray bench queue --suite targets "$@"
 measure build/release/dray bench weights --suite targets "$@"
 for program in build/release/bench/bench_*; do
     [ ! -x "$program" ] || measure "$program" "$@"
