@@ -15,6 +15,7 @@ libevent-dev   pc:libevent_core      event loop of the coordinator
 libjansson-dev pc:jansson            JSON: checkpoint headers, metrics, --json
 libxxhash-dev  pc:libxxhash          checksums of messages
 libssl-dev     pc:openssl            TLS of connections between hosts
+liburing-dev   pc:liburing           files, read and written many ranges at once
 libopenblas-dev pc:openblas          matrix products of the reference engine
 libcyaml-dev   pc:libcyaml           job files
 libyaml-dev    pc:yaml-0.1           job files (what libcyaml reads YAML with)

@@ -1,11 +1,13 @@
 /* Whole checkpoints: a plan between memory and files, carried out in this process. */
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/io.h"
 #include "mover/mover.h"
-#include "weights/internal.h"
+#include "weights/deposit.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -100,23 +102,55 @@ static void remove_partial(const dray_layout *files)
         unlink(dray_layout_region(files, i)->name);
 }
 
-/* Lays out the files. What they say of their tensors is summed from memory before anything moves.
- */
-static int begin(const char *directory, const dray_layout *layout, dray_region *const *regions,
-                 dray_layout **files, dray_error *error)
+/* Are all regions memory, so that they can be read and written without files on both sides? */
+static bool all_memory(const dray_layout *layout, dray_region *const *regions)
 {
-    dray_checksums *sums;
-    int rc = dray_checksums_compute(layout, regions, &sums, error);
-    if (rc)
-        return rc;
-    char **values = dray__values_of(layout, &sums->sums);
+    for (uint32_t i = 0; i < dray_layout_region_count(layout); i++)
+        if (!dray_region_base(regions[i]) && dray_region_bytes(regions[i]))
+            return false;
+    return true;
+}
+
+/* Lays out the files, with room for the sums of what they will hold. */
+static int begin(const char *directory, const dray_layout *layout, dray_layout **files,
+                 dray_error *error)
+{
+    char **values = dray__values_later(layout);
     dray_safetensors_options options = DRAY_SAFETENSORS_OPTIONS_INIT;
     options.values_key = DRAY__SUMS_KEY;
     options.tensor_values = (const char *const *)values;
-    rc = values ? dray_safetensors_begin(directory, layout, &options, files, error)
-                : dray__nomem(error);
+    int rc = values ? dray_safetensors_begin(directory, layout, &options, files, error)
+                    : dray__nomem(error);
     dray__values_free(values, layout);
-    dray_checksums_free(sums);
+    return rc;
+}
+
+/* Fills the files, and says what they hold now. */
+static int fill(const dray_layout *layout, dray_region *const *regions, const dray_layout *files,
+                dray_region *const *opened, dray_error *error)
+{
+    dray_plan_member source = {.layout = layout, .name = "the layout", .host = 1, .process = 1};
+    dray_plan_member destination = {.layout = files, .host = 1, .process = 1};
+    dray_plan *plan;
+    dray__sums sums = {0};
+    int rc = dray_plan_new(&source, 1, &destination, NULL, &plan, error);
+    if (rc)
+        return rc;
+    if (all_memory(layout, regions)) {
+        rc = dray__deposit(plan, 0, regions, files, opened, &sums, error);
+    } else {
+        dray_checksums *read = NULL;
+        rc = move_plan(plan, files, regions, opened, error);
+        if (!rc)
+            rc = dray_checksums_compute(layout, regions, &read, error);
+        if (!rc && !dray__sums_add_all(&sums, &read->sums))
+            rc = dray__nomem(error);
+        dray_checksums_free(read);
+    }
+    if (!rc)
+        rc = dray__values_set(files, &sums, error);
+    dray__sums_free(&sums);
+    dray_plan_free(plan);
     return rc;
 }
 
@@ -126,12 +160,14 @@ int dray_checkpoint_write(const char *directory, const dray_layout *layout,
     if (!directory || !layout)
         return dray__fail(error, DRAY_EINVALID, "directory and layout must be given");
     dray_layout *files;
-    int rc = begin(directory, layout, regions, &files, error);
+    int rc = dray__regions_check(layout, regions, error);
+    if (!rc)
+        rc = begin(directory, layout, &files, error);
     if (rc)
         return rc;
     dray_region **opened = open_regions(files, 1, error, &rc);
     if (rc == DRAY_OK)
-        rc = dray__copy_all(layout, regions, "the layout", files, opened, error);
+        rc = fill(layout, regions, files, opened, error);
     free_regions(opened, files);
     if (rc == DRAY_OK && config_json)
         rc = write_config(directory, config_json, error);
@@ -143,15 +179,12 @@ int dray_checkpoint_write(const char *directory, const dray_layout *layout,
     return rc;
 }
 
-int dray_checkpoint_read(const char *directory, const dray_layout *layout,
-                         dray_region *const *regions, dray_error *error)
+/* Through files on both sides: without sums. */
+static int read_into_files(const char *directory, const dray_layout *layout,
+                           dray_region *const *regions, dray_error *error)
 {
-    if (!directory || !layout)
-        return dray__fail(error, DRAY_EINVALID, "directory and layout must be given");
-    int rc = dray__regions_check(layout, regions, error);
     dray_layout *files;
-    if (rc == DRAY_OK)
-        rc = dray_layout_safetensors(directory, &files, error);
+    int rc = dray_layout_safetensors(directory, &files, error);
     if (rc)
         return rc;
     dray_region **opened = open_regions(files, 0, error, &rc);
@@ -159,5 +192,67 @@ int dray_checkpoint_read(const char *directory, const dray_layout *layout,
         rc = dray__copy_all(files, opened, directory, layout, regions, error);
     free_regions(opened, files);
     dray_layout_free(files);
+    return rc;
+}
+
+/* Tensors that were read as a whole must be what the files say of them. */
+static int compare_whole(const dray__sources *sources, const dray__haul *haul, dray_error *error)
+{
+    dray__sums found = {0}, said = {0};
+    int rc = dray__haul_sums(haul, &found, error);
+    for (uint32_t i = 0; i < sources->stored.count && !rc; i++) {
+        const dray__named_sum *want = &sources->stored.items[i];
+        const dray__named_sum *got = dray__sums_find(&found, want->name);
+        if (got && got->elements == want->elements &&
+            !dray__sums_add(&said, want->name, want->dtype, want->elements, want->sum))
+            rc = dray__nomem(error);
+    }
+    if (!rc)
+        rc = dray__stored_compare(sources->sources[0].layout, &said, &found, error);
+    dray__sums_free(&found);
+    dray__sums_free(&said);
+    return rc;
+}
+
+static int haul_all(dray__haul *haul, dray_error *error)
+{
+    int rc;
+    while ((rc = dray__haul_step(haul, DRAY__SECOND, error)) == DRAY_EAGAIN) {
+        struct pollfd p = {.fd = dray__haul_fd(haul), .events = POLLIN};
+        if (dray__haul_waits(haul))
+            poll(&p, 1, 1000);
+    }
+    return rc ? rc : dray__haul_check(haul, error);
+}
+
+int dray_checkpoint_read(const char *directory, const dray_layout *layout,
+                         dray_region *const *regions, dray_error *error)
+{
+    if (!directory || !layout)
+        return dray__fail(error, DRAY_EINVALID, "directory and layout must be given");
+    int rc = dray__regions_check(layout, regions, error);
+    if (rc || !all_memory(layout, regions))
+        return rc ? rc : read_into_files(directory, layout, regions, error);
+    dray__destination destination = {
+        .layout = (dray_layout *)layout, .regions = (dray_region **)regions, .host = 1, .world = 1};
+    dray__haul_options options = {.bucket_bytes = DRAY__BUCKET_DEFAULT, .verify = true};
+    dray__sources *sources;
+    dray__haul *haul = NULL;
+    rc = dray__sources_disk(directory, 0, &destination, &sources, error);
+    if (rc)
+        return rc;
+    rc = dray__sources_plan(sources, NULL, 0, &destination, error);
+    if (!rc)
+        rc = dray__sources_disk_sums(sources, error);
+    if (!rc)
+        rc = dray__sources_import(sources, NULL, 0, error);
+    if (!rc)
+        rc = dray__haul_open(sources, &destination, &options, &haul, error);
+    if (!rc)
+        rc = haul_all(haul, error);
+    if (!rc)
+        rc = compare_whole(sources, haul, error);
+    dray__haul_close(haul);
+    dray__sources_free(sources);
     return rc;
 }

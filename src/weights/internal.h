@@ -114,6 +114,11 @@ int dray__stored_compare(const dray_layout *files, const dray__sums *stored,
                          const dray__sums *found, dray_error *error);
 /* For each tensor its sum as the files carry it; NULL: out of memory. */
 char **dray__values_of(const dray_layout *layout, const dray__sums *sums);
+/* The same with zeros, for all tensors that have elements: sums that are known only when the bytes
+ * are written. */
+char **dray__values_later(const dray_layout *layout);
+/* Puts the sums into the headers of the files, over such zeros. */
+int dray__values_set(const dray_layout *files, const dray__sums *sums, dray_error *error);
 void dray__values_free(char **values, const dray_layout *layout);
 
 /* ---- regions.c */

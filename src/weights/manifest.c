@@ -2,14 +2,18 @@
  * "dray.sums", a JSON object of tensor -> 16 hexadecimal digits (the checksum of mover/checksum.h).
  * Other readers of safetensors see one more string. */
 #include "base/error.h"
+#include "base/io.h"
 #include "base/json.h"
 #include "model/safetensors.h"
 #include "weights/internal.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static bool parse_sum(const char *text, uint64_t *out)
 {
@@ -168,4 +172,83 @@ char **dray__values_of(const dray_layout *layout, const dray__sums *sums)
         }
     }
     return values;
+}
+
+char **dray__values_later(const dray_layout *layout)
+{
+    dray__sums zeros = {0};
+    bool ok = true;
+    for (uint32_t t = 0; t < dray_layout_tensor_count(layout) && ok; t++) {
+        const dray_tensor_info *info = dray_layout_tensor(layout, t);
+        int64_t elements = info->alias_of < 0;
+        for (uint32_t d = 0; d < info->ndim && elements; d++)
+            elements = info->shape[d] > 0;
+        ok = !elements || dray__sums_add(&zeros, info->name, info->dtype, 0, 0);
+    }
+    char **values = ok ? dray__values_of(layout, &zeros) : NULL;
+    dray__sums_free(&zeros);
+    return values;
+}
+
+/* The header's text with the sums in it; it is as long as before, since every sum is. */
+static char *header_text(const dray__stored_file *file, const dray__sums *sums,
+                         const char **missing)
+{
+    json_t *metadata = json_object_get(file->header, "__metadata__"), *values = json_object();
+    for (uint32_t i = 0; i < file->count && !*missing; i++) {
+        const dray__stored *t = &file->tensors[i];
+        const dray__named_sum *sum = dray__sums_find(sums, t->name);
+        char text[32];
+        if (t->end == t->start)
+            continue;
+        if (!sum)
+            *missing = t->name;
+        else if (snprintf(text, sizeof text, "%016" PRIx64, sum->sum) > 0)
+            json_object_set_new(values, t->name, json_string(text));
+    }
+    char *text = json_dumps(values, JSON_COMPACT);
+    json_decref(values);
+    if (!text || json_object_set_new(metadata, DRAY__SUMS_KEY, json_string(text)) < 0) {
+        free(text);
+        return NULL;
+    }
+    free(text);
+    return json_dumps(file->header, JSON_COMPACT);
+}
+
+static int set_file(const char *path, const dray__sums *sums, dray_error *error)
+{
+    dray__stored_file file;
+    const char *missing = NULL;
+    int rc = dray__safetensors_read(path, &file, error);
+    if (rc)
+        return rc;
+    uint64_t body = file.bytes;
+    for (uint32_t i = 0; i < file.count; i++)
+        body = file.tensors[i].start < body ? file.tensors[i].start : body;
+    char *text = header_text(&file, sums, &missing);
+    size_t length = text ? strlen(text) : 0;
+    if (missing)
+        rc = dray__fail(error, DRAY_EHOLE, "%.200s: tensor %.160s: nobody wrote it", path, missing);
+    else if (!text)
+        rc = dray__nomem(error);
+    else if (length > body - 8 || body - 8 - length >= 8)
+        rc = dray__fail(error, DRAY_EFORMAT, "%.200s: a header of %zu bytes does not take the sums",
+                        path, length);
+    int fd = rc ? -1 : open(path, O_WRONLY | O_CLOEXEC);
+    if (!rc && (fd < 0 || lseek(fd, 8, SEEK_SET) < 0 || dray__write_all(fd, text, length) < 0))
+        rc = dray__fail_errno(error, errno, "writing the header of %.300s", path);
+    if (fd >= 0 && close(fd) && !rc)
+        rc = dray__fail_errno(error, errno, "writing the header of %.300s", path);
+    free(text);
+    dray__stored_file_free(&file);
+    return rc;
+}
+
+int dray__values_set(const dray_layout *files, const dray__sums *sums, dray_error *error)
+{
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < dray_layout_region_count(files) && rc == DRAY_OK; i++)
+        rc = set_file(dray_layout_region(files, i)->name, sums, error);
+    return rc;
 }
