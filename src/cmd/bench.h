@@ -11,6 +11,7 @@
     XX(weights, "updates of weights, each rank a process, against a memcpy of as many bytes")      \
     XX(compare, "every way to update one model: time, bytes, memory, what each needs")             \
     XX(queue, "samples: put and read against two memcpys, claims against an echo")                 \
+    XX(disk, "writing and reading checkpoints, against direct I/O of as many bytes")               \
     XX(plan, "planning: time and memory, up to a trillion parameters on 384 ranks")
 
 #define XX(name, summary) int bench_##name(int argc, char **argv);
