@@ -140,9 +140,50 @@ static uint64_t sum_all(const dray__sum_of *r, int32_t to, dray__cast_fn cast)
     return sum;
 }
 
-uint64_t dray__sum(const dray__sum_of *rectangle)
+/* Rows that are not dense, of columns that are: put in order tile by tile. */
+static uint64_t sum_turned(const dray__sum_of *r, const dray__turn *turn)
 {
-    return sum_all(rectangle, rectangle->dtype, NULL);
+    enum { TILE = 32 << 10 };
+    uint8_t tile[TILE] __attribute__((aligned(64)));
+    int64_t size[DRAY_MAX_DIMS], at[DRAY_MAX_DIMS] = {0}, start[DRAY_MAX_DIMS];
+    uint64_t sum = 0;
+    dray__turn_tile(turn, r->extent, r->ndim, TILE / dray_dtype_size((dray_dtype)r->dtype), size);
+    for (uint32_t d = r->ndim; d > 0;) {
+        dray__rect part = {.ndim = r->ndim, .from = r->dtype, .to = r->dtype, .source = r->data};
+        for (d = 0; d < r->ndim; d++) {
+            int64_t left = r->extent[d] - at[d];
+            part.extent[d] = left < size[d] ? left : size[d];
+            part.source_stride[d] = r->stride[d];
+            part.source += at[d] * r->stride[d];
+            start[d] = r->start[d] + at[d];
+        }
+        part = dray__rect_to_dense(&part, tile);
+        dray__rect_move(&part);
+        dray__sum_of ordered = {
+            r->dtype, r->ndim, r->shape, start, part.extent, part.destination_stride, tile};
+        sum += sum_all(&ordered, r->dtype, NULL);
+        for (; d > 0; d--) {
+            at[d - 1] += part.extent[d - 1];
+            if (at[d - 1] < r->extent[d - 1])
+                break;
+            at[d - 1] = 0;
+        }
+    }
+    return sum;
+}
+
+uint64_t dray__sum(const dray__sum_of *r)
+{
+    dray__rect whole = {.ndim = r->ndim, .from = r->dtype, .to = r->dtype, .source = r->data};
+    dray__turn turn;
+    if (r->ndim < 2 || r->stride[r->ndim - 1] == (int64_t)dray_dtype_size((dray_dtype)r->dtype))
+        return sum_all(r, r->dtype, NULL);
+    memcpy(whole.extent, r->extent, r->ndim * sizeof *r->extent);
+    memcpy(whole.source_stride, r->stride, r->ndim * sizeof *r->stride);
+    whole = dray__rect_to_dense(&whole, NULL);
+    return dray__rect_turns(&whole, &turn) && turn.destination == r->ndim - 1
+               ? sum_turned(r, &turn)
+               : sum_all(r, r->dtype, NULL);
 }
 
 int dray__sum_as(const dray__sum_of *rectangle, int32_t to, uint64_t *sum, dray_error *error)

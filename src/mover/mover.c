@@ -176,6 +176,20 @@ uint64_t dray__move_done(const dray__move *move)
 /* ---- stepping ---------------------------------------------------------------------------------
  */
 
+bool dray__copy_turn_tile(const dray_copy *copy, uint64_t elements, int64_t *tile)
+{
+    dray__rect rect = {
+        .ndim = copy->ndim, .from = copy->source_dtype, .to = copy->destination_dtype};
+    memcpy(rect.extent, copy->extent, sizeof rect.extent);
+    memcpy(rect.source_stride, copy->source_stride, sizeof rect.source_stride);
+    memcpy(rect.destination_stride, copy->destination_stride, sizeof rect.destination_stride);
+    dray__turn turn;
+    if (!dray__rect_turns(&rect, &turn))
+        return false;
+    dray__turn_tile(&turn, rect.extent, rect.ndim, elements, tile);
+    return true;
+}
+
 /* The largest piece from the cursor on that is a rectangle and has at most `elements`. */
 static void cut(const dray__move *move, uint64_t elements, dray__tile *tile)
 {
@@ -187,10 +201,16 @@ static void cut(const dray__move *move, uint64_t elements, dray__tile *tile)
     rect->from = copy->source_dtype;
     rect->to = copy->destination_dtype;
     bool whole = true; /* all inner dimensions are */
+    int64_t tiles[DRAY_MAX_DIMS];
+    bool memory = move->source->base && move->destination->base;
+    bool turns = memory && dray__copy_turn_tile(copy, elements, tiles);
     for (uint32_t d = copy->ndim; d-- > 0;) {
         int64_t left = copy->extent[d] - move->position[d];
         uint64_t most = elements ? elements : 1;
-        rect->extent[d] = !whole ? 1 : (uint64_t)left < most ? left : (int64_t)most;
+        if (turns)
+            rect->extent[d] = left < tiles[d] ? left : tiles[d];
+        else
+            rect->extent[d] = !whole ? 1 : (uint64_t)left < most ? left : (int64_t)most;
         whole = whole && rect->extent[d] == copy->extent[d];
         elements /= (uint64_t)rect->extent[d];
         rect->source_stride[d] = copy->source_stride[d];

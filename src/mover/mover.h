@@ -13,6 +13,7 @@
 
 #include <dray/memory.h>
 #include <dray/plan.h>
+#include <stdbool.h>
 
 typedef struct dray__move dray__move;
 
@@ -69,6 +70,10 @@ typedef enum dray__fault {
  * none. Set before threads start. */
 typedef dray__fault (*dray__fault_fn)(void *user, const char *tensor);
 void dray__mover_faults(dray__fault_fn fn, void *user);
+
+/* For a copy whose destination is turned over (another dimension is the dense one): sizes of tiles
+ * of at most `elements` that are moved well. False: any will do. */
+bool dray__copy_turn_tile(const dray_copy *copy, uint64_t elements, int64_t *tile);
 
 /* "local", "shared", "file": the mover of a pair of kinds; NULL: there is none. Static storage. */
 const char *dray__mover_name(dray_region_kind source, dray_region_kind destination);

@@ -123,9 +123,128 @@ static void move_run(const run *r, const uint8_t *source, uint8_t *destination)
         convert_strided(r, source, destination);
 }
 
+/* ---- turned over ------------------------------------------------------------------------------
+ */
+
+/* The dimension along which elements lie beside each other; ndim: none. */
+static uint32_t dense_dimension(const dray__rect *rect, const int64_t *stride, size_t size)
+{
+    uint32_t d = rect->ndim;
+    while (d > 0 && (rect->extent[d - 1] == 1 || stride[d - 1] != (int64_t)size))
+        d--;
+    return d ? d - 1 : rect->ndim;
+}
+
+bool dray__rect_turns(const dray__rect *rect, dray__turn *turn)
+{
+    turn->source =
+        dense_dimension(rect, rect->source_stride, dray_dtype_size((dray_dtype)rect->from));
+    turn->destination =
+        dense_dimension(rect, rect->destination_stride, dray_dtype_size((dray_dtype)rect->to));
+    return turn->source < rect->ndim && turn->destination < rect->ndim &&
+           turn->source != turn->destination;
+}
+
+void dray__turn_tile(const dray__turn *turn, const int64_t *extent, uint32_t ndim,
+                     uint64_t elements, int64_t *tile)
+{
+    enum { RUN = 512 }; /* elements of the source that are read in one go */
+    for (uint32_t d = 0; d < ndim; d++)
+        tile[d] = 1;
+    uint64_t most = elements ? elements : 1, beside = (uint64_t)extent[turn->source];
+    if (beside > RUN)
+        beside = RUN;
+    if (beside > most)
+        beside = most;
+    uint64_t rows = most / beside;
+    if (rows > (uint64_t)extent[turn->destination])
+        rows = (uint64_t)extent[turn->destination];
+    tile[turn->source] = (int64_t)beside;
+    tile[turn->destination] = (int64_t)rows;
+}
+
+static void dense(const dray__rect *rect, int32_t dtype, int64_t *stride)
+{
+    int64_t step = (int64_t)dray_dtype_size((dray_dtype)dtype);
+    for (uint32_t d = rect->ndim; d-- > 0; step *= rect->extent[d])
+        stride[d] = step;
+}
+
+dray__rect dray__rect_to_dense(const dray__rect *rect, void *data)
+{
+    dray__rect r = *rect;
+    r.destination = data;
+    dense(rect, r.to, r.destination_stride);
+    return r;
+}
+
+dray__rect dray__rect_from_dense(const dray__rect *rect, const void *data)
+{
+    dray__rect r = *rect;
+    r.source = data;
+    dense(rect, r.from, r.source_stride);
+    return r;
+}
+
+/* Of one plane of a simplified rectangle: converts some of it, then turns that. */
+static void turn_converted(const dray__rect *s, const dray__turn *turn, const uint8_t *source,
+                           uint8_t *destination, dray__cast_fn cast)
+{
+    enum { ROWS = 64, BYTES = 16 << 10 };
+    uint8_t converted[BYTES] __attribute__((aligned(64)));
+    size_t from = dray_dtype_size((dray_dtype)s->from), to = dray_dtype_size((dray_dtype)s->to);
+    size_t columns = (size_t)s->extent[turn->source], rows = (size_t)s->extent[turn->destination];
+    size_t beside = BYTES / ROWS / to;
+    for (size_t r = 0, n; r < rows; r += n)
+        for (size_t c = 0, k; c < columns; c += k) {
+            n = rows - r < ROWS ? rows - r : ROWS;
+            k = columns - c < beside ? columns - c : beside;
+            const uint8_t *at =
+                source + (int64_t)r * s->source_stride[turn->destination] + c * from;
+            for (size_t i = 0; i < n; i++, at += s->source_stride[turn->destination])
+                cast(at, converted + i * k * to, k);
+            dray__kernels_get()->turn[to](
+                converted, (int64_t)(k * to),
+                destination + (int64_t)c * s->destination_stride[turn->source] + r * to,
+                s->destination_stride[turn->source], n, k);
+        }
+}
+
+/* Plane by plane. */
+static void move_turned(const dray__rect *s, const dray__turn *turn)
+{
+    dray__cast_fn cast = s->from == s->to ? NULL : dray__cast_find(s->from, s->to);
+    size_t size = dray_dtype_size((dray_dtype)s->from);
+    int64_t n[2] = {1, 1}, from[2] = {0}, to[2] = {0};
+    for (uint32_t d = 0, at = 0; d < s->ndim; d++) {
+        if (d == turn->source || d == turn->destination)
+            continue;
+        n[at] = s->extent[d];
+        from[at] = s->source_stride[d];
+        to[at++] = s->destination_stride[d];
+    }
+    for (int64_t i = 0; i < n[0]; i++)
+        for (int64_t j = 0; j < n[1]; j++) {
+            const uint8_t *source = s->source + i * from[0] + j * from[1];
+            uint8_t *destination = s->destination + i * to[0] + j * to[1];
+            if (cast)
+                turn_converted(s, turn, source, destination, cast);
+            else
+                dray__kernels_get()->turn[size](source, s->source_stride[turn->destination],
+                                                destination, s->destination_stride[turn->source],
+                                                (size_t)s->extent[turn->destination],
+                                                (size_t)s->extent[turn->source]);
+        }
+}
+
 void dray__rect_move(const dray__rect *rect)
 {
     dray__rect s = simplify(rect);
+    dray__turn turn;
+    if (dray__rect_turns(&s, &turn)) {
+        move_turned(&s, &turn);
+        return;
+    }
     run r = {.count = s.ndim ? (size_t)s.extent[s.ndim - 1] : 1,
              .from_size = dray_dtype_size((dray_dtype)s.from),
              .to_size = dray_dtype_size((dray_dtype)s.to),

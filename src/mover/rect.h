@@ -28,6 +28,18 @@ typedef struct dray__place {
  * sums[0], and that of the bits that it writes to sums[1]. What then lies at the destination is for
  * the caller to read back. */
 void dray__rect_move_summed(const dray__rect *rect, const dray__place *place, uint64_t sums[2]);
+/* Whether the rectangle is turned over on the way: elements that lie beside each other along one
+ * dimension of the source do so along another one of the destination. */
+typedef struct dray__turn {
+    uint32_t source, destination; /* the dimensions */
+} dray__turn;
+bool dray__rect_turns(const dray__rect *rect, dray__turn *turn);
+/* Sizes of tiles that are worked off well, at most `elements` each. */
+void dray__turn_tile(const dray__turn *turn, const int64_t *extent, uint32_t ndim,
+                     uint64_t elements, int64_t *tile);
+/* The same rectangle of dense elements in C order at `data`, on one side. */
+dray__rect dray__rect_to_dense(const dray__rect *rect, void *data);
+dray__rect dray__rect_from_dense(const dray__rect *rect, const void *data);
 /* Neither a conversion nor a gap: one run of bytes on both sides, in the same order. */
 bool dray__rect_is_run(const dray__rect *rect, uint64_t *bytes);
 /* Copies `count` elements of `size` bytes (1, 2, 4, 8) from and to any strides. */

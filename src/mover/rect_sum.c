@@ -139,7 +139,79 @@ static void strip(const way *w, factors f, const rows *r, const uint8_t *source,
         }
 }
 
+static void move_summed(const dray__rect *rect, const dray__place *place, uint64_t sums[2]);
+
+enum { TILE = 32 << 10 };
+
+/* Sums go along rows: what is turned over is put in order first, or last, tile by tile. */
+static void tile_turned(const dray__rect *rect, const dray__place *place, uint64_t sums[2])
+{
+    uint8_t tile[TILE] __attribute__((aligned(64)));
+    uint32_t last = rect->ndim - 1;
+    dray__rect first = *rect, second = *rect;
+    bool in_order = rect->source_stride[last] == (int64_t)dray_dtype_size((dray_dtype)rect->from);
+    if (!in_order) /* the source's bits, then summed and converted */
+        first.to = second.from = rect->from;
+    else
+        second.from = rect->to;
+    first = dray__rect_to_dense(&first, tile);
+    second = dray__rect_from_dense(&second, tile);
+    if (in_order) {
+        move_summed(&first, place, sums);
+        dray__rect_move(&second);
+    } else {
+        dray__rect_move(&first);
+        move_summed(&second, place, sums);
+    }
+}
+
+static void move_turned_summed(const dray__rect *rect, const dray__turn *turn,
+                               const dray__place *place, uint64_t sums[2])
+{
+    size_t from = dray_dtype_size((dray_dtype)rect->from);
+    size_t to = dray_dtype_size((dray_dtype)rect->to);
+    int64_t size[DRAY_MAX_DIMS], at[DRAY_MAX_DIMS] = {0};
+    dray__turn_tile(turn, rect->extent, rect->ndim, TILE / (from > to ? from : to), size);
+    for (;;) {
+        dray__rect part = *rect;
+        dray__place where = *place;
+        for (uint32_t d = 0; d < rect->ndim; d++) {
+            int64_t left = rect->extent[d] - at[d];
+            part.extent[d] = left < size[d] ? left : size[d];
+            part.source += at[d] * rect->source_stride[d];
+            part.destination += at[d] * rect->destination_stride[d];
+            where.start[d] += at[d];
+        }
+        tile_turned(&part, &where, sums);
+        uint32_t d = rect->ndim;
+        for (; d > 0; d--) {
+            at[d - 1] += part.extent[d - 1];
+            if (at[d - 1] < rect->extent[d - 1])
+                break;
+            at[d - 1] = 0;
+        }
+        if (d == 0)
+            return;
+    }
+}
+
+/* Whether one side lies in the order of the tensor's rows, and the other turned over. */
+static bool turns_rows(const dray__rect *rect, const dray__place *place, dray__turn *turn)
+{
+    return place->ndim == rect->ndim && dray__rect_turns(rect, turn) &&
+           (turn->source == rect->ndim - 1 || turn->destination == rect->ndim - 1);
+}
+
 void dray__rect_move_summed(const dray__rect *rect, const dray__place *place, uint64_t sums[2])
+{
+    dray__turn turn;
+    if (turns_rows(rect, place, &turn))
+        move_turned_summed(rect, &turn, place, sums);
+    else
+        move_summed(rect, place, sums);
+}
+
+static void move_summed(const dray__rect *rect, const dray__place *place, uint64_t sums[2])
 {
     const dray__kernels *kernels = dray__kernels_get();
     uint32_t last = place->ndim ? place->ndim - 1 : 0;

@@ -80,6 +80,8 @@ typedef struct dray__slicer {
 /* Slices have at most `limit` bytes, but at least one element. */
 void dray__slicer_start(dray__slicer *slicer, const dray__rect *whole, uint64_t element_bytes,
                         uint64_t limit);
+/* Of a copy: slices that suit its mover. */
+void dray__slicer_start_copy(dray__slicer *slicer, const dray_copy *copy, uint64_t limit);
 bool dray__slicer_peek(const dray__slicer *slicer, dray__rect *out);
 void dray__slicer_next(dray__slicer *slicer);
 dray__rect dray__copy_rect(const dray_copy *copy);

@@ -190,10 +190,7 @@ static bool peek(struct memory_lane *m, dray_copy *out)
         return false;
     const dray_copy *copy = &op_at(m, m->next)->copy;
     if (!m->in_op) {
-        dray__rect whole = dray__copy_rect(copy);
-        size_t from = dray_dtype_size((dray_dtype)copy->source_dtype);
-        size_t to = dray_dtype_size((dray_dtype)copy->destination_dtype);
-        dray__slicer_start(&m->slicer, &whole, from > to ? from : to, m->slice_bytes);
+        dray__slicer_start_copy(&m->slicer, copy, m->slice_bytes);
         m->in_op = true;
     }
     dray__rect slice;

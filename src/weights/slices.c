@@ -1,6 +1,9 @@
 /* Rectangles cut into slices that fit a cache, a file buffer or a bucket, whatever their shape: the
  * last dimensions whole, one dimension in part, the first ones singly. */
+#include "mover/mover.h"
 #include "weights/internal.h"
+
+#include <string.h>
 
 void dray__slicer_start(dray__slicer *slicer, const dray__rect *whole, uint64_t element_bytes,
                         uint64_t limit)
@@ -15,6 +18,17 @@ void dray__slicer_start(dray__slicer *slicer, const dray__rect *whole, uint64_t 
         /* Only a whole dimension lets the next one be more than one thick. */
         bytes = take == extent ? bytes * take : UINT64_MAX;
     }
+}
+
+void dray__slicer_start_copy(dray__slicer *slicer, const dray_copy *copy, uint64_t limit)
+{
+    dray__rect whole = dray__copy_rect(copy);
+    size_t from = dray_dtype_size((dray_dtype)copy->source_dtype);
+    size_t to = dray_dtype_size((dray_dtype)copy->destination_dtype), size = from > to ? from : to;
+    int64_t tile[DRAY_MAX_DIMS];
+    dray__slicer_start(slicer, &whole, size, limit);
+    if (dray__copy_turn_tile(copy, limit / size, tile))
+        memcpy(slicer->tile, tile, copy->ndim * sizeof *tile);
 }
 
 bool dray__slicer_peek(const dray__slicer *slicer, dray__rect *out)

@@ -283,6 +283,103 @@ static void transposes_agree(void **state)
             }
 }
 
+/* Strides of a box whose dimensions lie in a random order; the bytes that it takes. */
+static int64_t shuffled(const int64_t *extent, uint32_t ndim, int64_t size, int64_t *stride)
+{
+    static uint64_t draws;
+    uint32_t order[DRAY_MAX_DIMS];
+    int64_t step = size;
+    for (uint32_t d = 0; d < ndim; d++) {
+        uint32_t other = (uint32_t)(dray__random_u64(seed, 77, draws++) % (d + 1));
+        order[d] = order[other];
+        order[other] = d;
+    }
+    for (uint32_t d = 0; d < ndim; d++) {
+        stride[order[d]] = step;
+        step = step * extent[order[d]] + size * (int64_t)(dray__random_u64(seed, 77, draws++) % 3);
+    }
+    return step;
+}
+
+static void turned_rectangles_agree(void **state)
+{
+    (void)state;
+    enum { ROUNDS = 200 };
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        const dray__cast *casts = dray__kernels_get()->casts, *cast;
+        uint64_t x = dray__random_u64(seed, 78, round);
+        cast = &casts[x % 30];
+        bool converts = x >> 8 & 1;
+        dray__rect r = {.ndim = 2 + (uint32_t)(x >> 10) % 3,
+                        .from = cast->from,
+                        .to = converts ? cast->to : cast->from};
+        int64_t shape[DRAY_MAX_DIMS];
+        dray__place place = {.ndim = r.ndim, .shape = shape};
+        for (uint32_t d = 0; d < r.ndim; d++) {
+            static const uint64_t most[] = {0, 0, 300, 70, 20};
+            r.extent[d] = 1 + (int64_t)(dray__random_u64(seed, 79, round * 8 + d) % most[r.ndim]);
+            place.start[d] = (int64_t)(x >> (20 + d)) % 9;
+            shape[d] = place.start[d] + r.extent[d] + 3;
+        }
+        int64_t from = (int64_t)dray_dtype_size((dray_dtype)r.from);
+        int64_t to = (int64_t)dray_dtype_size((dray_dtype)r.to);
+        int64_t in_bytes = shuffled(r.extent, r.ndim, from, r.source_stride);
+        int64_t out_bytes = shuffled(r.extent, r.ndim, to, r.destination_stride);
+        uint8_t *in = malloc((size_t)in_bytes), *want = malloc((size_t)out_bytes);
+        uint8_t *got = malloc((size_t)out_bytes);
+        fill_random(in, (size_t)in_bytes);
+        memset(want, 0xEE, (size_t)out_bytes);
+        r.source = in;
+        int64_t at[DRAY_MAX_DIMS] = {0};
+        for (uint32_t d = 0; d < r.ndim;) {
+            const uint8_t *a = in;
+            uint8_t *b = want;
+            for (d = 0; d < r.ndim; d++) {
+                a += at[d] * r.source_stride[d];
+                b += at[d] * r.destination_stride[d];
+            }
+            if (converts)
+                cast->run(a, b, 1);
+            else
+                memcpy(b, a, (size_t)from);
+            for (d = 0; d < r.ndim && ++at[d] == r.extent[d]; d++)
+                at[d] = 0;
+        }
+        for (int summed = 0; summed < 2; summed++) {
+            uint64_t sums[2] = {1, 2};
+            memset(got, 0xEE, (size_t)out_bytes);
+            r.destination = got;
+            if (summed)
+                dray__rect_move_summed(&r, &place, sums);
+            else
+                dray__rect_move(&r);
+            assert_memory_equal(got, want, (size_t)out_bytes);
+            if (!summed)
+                continue;
+            dray__rect whole = dray__rect_to_dense(&r, malloc((size_t)(out_bytes + 1)));
+            dray__rect_move(&whole);
+            dray__sum_of after = {r.to,
+                                  r.ndim,
+                                  shape,
+                                  place.start,
+                                  r.extent,
+                                  whole.destination_stride,
+                                  whole.destination};
+            dray__sum_of turned = {r.to, r.ndim, shape, place.start, r.extent, r.destination_stride,
+                                   got};
+            assert_int_equal(sums[1], 2 + dray__sum(&after));
+            assert_int_equal(sums[1], 2 + dray__sum(&turned));
+            dray__sum_of before = {r.from,   r.ndim,          shape, place.start,
+                                   r.extent, r.source_stride, in};
+            assert_int_equal(sums[0], 1 + dray__sum(&before));
+            free(whole.destination);
+        }
+        free(in);
+        free(want);
+        free(got);
+    }
+}
+
 /* The sum after a conversion is the sum of the converted elements. */
 static void sums_of_conversions(void **state)
 {
@@ -424,11 +521,17 @@ int main(int argc, char **argv)
     seed = text ? strtoull(text, NULL, 0) : (uint64_t)time(NULL);
     printf("DRAY_TEST_SEED=%llu\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(conversions_agree),   cmocka_unit_test(products_agree),
-        cmocka_unit_test(factors_agree),       cmocka_unit_test(any_flipped_bit_changes_the_sum),
-        cmocka_unit_test(sums_of_conversions), cmocka_unit_test(copies_agree),
-        cmocka_unit_test(rows_agree),          cmocka_unit_test(summed_conversions_agree),
-        cmocka_unit_test(rectangles_agree),    cmocka_unit_test(transposes_agree),
+        cmocka_unit_test(conversions_agree),
+        cmocka_unit_test(products_agree),
+        cmocka_unit_test(factors_agree),
+        cmocka_unit_test(any_flipped_bit_changes_the_sum),
+        cmocka_unit_test(sums_of_conversions),
+        cmocka_unit_test(copies_agree),
+        cmocka_unit_test(rows_agree),
+        cmocka_unit_test(summed_conversions_agree),
+        cmocka_unit_test(rectangles_agree),
+        cmocka_unit_test(transposes_agree),
+        cmocka_unit_test(turned_rectangles_agree),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
