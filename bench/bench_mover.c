@@ -1,9 +1,10 @@
 /* What one core moves between two regions, against a memcpy of the same bytes: dense, in rows, with
- * the checksum, converted; and the checksum alone. */
+ * the checksum, converted, turned over, quantised; and the checksum alone. */
 #include "bench.h"
 
 #include "mover/checksum.h"
 #include "mover/mover.h"
+#include "mover/quant.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -62,6 +63,58 @@ static double rate(const bench *b, job *j, void (*run)(void *), bool summed)
     return (double)bytes / bench_median(b, run, j);
 }
 
+/* The destination's rows are the source's columns. */
+static void turn_over(job *j)
+{
+    j->copy.destination_stride[1] = j->copy.extent[0] * j->copy.destination_stride[1];
+    j->copy.destination_stride[0] = j->copy.destination_stride[1] / j->copy.extent[0];
+}
+
+/* As the lane of transforms does it, out of cache and into it: boxes of 128 x 1024. */
+enum { ROWS = 128, COLUMNS = 1024, CELLS = COLUMNS / 128 };
+
+static const dray__quant_box quant_box = {.dtype = DRAY_BF16,
+                                          .quant_dtype = DRAY_F8E4M3,
+                                          .extent = {1, 1, ROWS, COLUMNS},
+                                          .cell = {1, 1, 128, 128}};
+
+static size_t boxes_of(const job *j)
+{
+    return dray_region_bytes(j->from) / (ROWS * COLUMNS * 2);
+}
+
+static void quantise(void *state)
+{
+    const job *j = state;
+    const uint8_t *from = dray_region_base(j->from);
+    uint8_t *to = dray_region_base(j->to);
+    for (size_t i = 0; i < boxes_of(j); i++, from += ROWS * COLUMNS * 2, to += ROWS * COLUMNS) {
+        uint32_t amax[CELLS] = {0};
+        float scales[CELLS];
+        dray__quant_most(&quant_box, from, amax);
+        for (int c = 0; c < CELLS; c++)
+            scales[c] = dray__quant_scale(&quant_box, amax[c], DRAY_SCALE_F32);
+        dray__quantise(&quant_box, from, scales, to);
+    }
+}
+
+static void dequantise(void *state)
+{
+    const job *j = state;
+    const float scales[CELLS] = {1, 2, 3, 4, 5, 6, 7, 8};
+    const uint8_t *from = dray_region_base(j->from);
+    uint8_t *to = dray_region_base(j->to);
+    for (size_t i = 0; i < boxes_of(j); i++, from += ROWS * COLUMNS, to += ROWS * COLUMNS * 2)
+        dray__dequantise(&quant_box, from, scales, to);
+}
+
+/* memcpy reads a byte for every one that it writes: half of all bytes is what it calls its rate. */
+static double rate_of_boxes(const bench *b, job *j, void (*run)(void *))
+{
+    double bytes = (double)boxes_of(j) * ROWS * COLUMNS * (2 + 1) / 2;
+    return bytes / bench_median(b, run, j);
+}
+
 int main(int argc, char **argv)
 {
     bench *b = bench_open(argc, argv, "mover");
@@ -88,6 +141,15 @@ int main(int argc, char **argv)
     shape(&j, bytes, 4096, DRAY_F32, DRAY_BF16, 0);
     bench_row(b, "f32 -> bf16, bytes read", rate(b, &j, move, false), "B/s", limit, 0.8);
     bench_row(b, "f32 -> bf16, checksum", rate(b, &j, move, true), "B/s", limit, 0.5);
+    shape(&j, bytes, 7168, DRAY_BF16, DRAY_BF16, 0);
+    turn_over(&j);
+    bench_row(b, "bf16, turned over", rate(b, &j, move, false), "B/s", limit, 0.5);
+    bench_row(b, "bf16, turned over, checksum", rate(b, &j, move, true), "B/s", limit, 0.25);
+    shape(&j, bytes, 7168, DRAY_F32, DRAY_BF16, 0);
+    turn_over(&j);
+    bench_row(b, "f32 -> bf16, turned over", rate(b, &j, move, false), "B/s", limit, 0.5);
+    bench_row(b, "bf16 -> FP8 in blocks", rate_of_boxes(b, &j, quantise), "B/s", limit, 0.5);
+    bench_row(b, "FP8 in blocks -> bf16", rate_of_boxes(b, &j, dequantise), "B/s", limit, 0.5);
     dray_region_free(j.from);
     dray_region_free(j.to);
     dray_layout_free(j.layout);
