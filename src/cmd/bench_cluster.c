@@ -625,17 +625,22 @@ static void open_sources(bench_cluster *c)
             bench_die(c->b, "%s", error.message);
 }
 
+void bench_watch_signals(void)
+{
+    struct sigaction action = {.sa_handler = on_signal};
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
 static void watch_ends(bench_cluster *c)
 {
     static bool watched;
-    struct sigaction action = {.sa_handler = on_signal};
     parent = getpid();
     running = c;
     if (!watched)
         atexit(on_exit_early);
     watched = true;
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
+    bench_watch_signals();
 }
 
 static bench_cluster *make(bench *b, const bench_cluster_options *options)

@@ -55,4 +55,7 @@ void bench_cluster_check(bench_cluster *c);
 dray_update_report bench_cluster_report(const bench_cluster *c);
 void bench_cluster_stop(bench_cluster *c);
 
+/* From here on SIGINT and SIGTERM end what waits, so that nothing stays behind. */
+void bench_watch_signals(void);
+
 #endif

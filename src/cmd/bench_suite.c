@@ -4,13 +4,35 @@
 #include "cmd/bench_values.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 /* ---- checkpoints ----------------------------------------------------------------------------- */
+
+/* The one that is there, which must not stay behind when the program ends early. */
+static char kept[64];
+static pid_t keeper;
+
+static void on_exit_early(void)
+{
+    if (kept[0] && getpid() == keeper)
+        bench_checkpoint_remove(kept);
+}
+
+static void keep(const char *folder)
+{
+    static bool watched;
+    if (!watched)
+        atexit(on_exit_early);
+    watched = true;
+    keeper = getpid();
+    snprintf(kept, sizeof kept, "%s", folder);
+}
 
 static void write_checkpoint(bench *b, const bench_job *job, dray_dtype dtype, const char *folder)
 {
@@ -31,27 +53,32 @@ const char *bench_checkpoint_make(bench *b, const bench_job *job, const bench_si
     int status;
     if (!mkdtemp(folder))
         bench_die(b, "%s: %s", folder, strerror(errno));
+    keep(folder);
+    bench_watch_signals();
     bench_doing(b, "%s: writing a checkpoint", job->model);
     fflush(NULL);
     pid_t pid = fork();
     if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         write_checkpoint(b, job, (dray_dtype)dray_layout_tensor(like->layouts[0], 0)->dtype,
                          folder);
         _exit(0);
     }
-    if (pid < 0 || waitpid(pid, &status, 0) != pid || status) {
-        bench_checkpoint_remove(folder);
+    if (pid < 0 || waitpid(pid, &status, 0) != pid || status)
         bench_die(b, "no checkpoint could be written");
-    }
     return folder;
 }
 
 void bench_checkpoint_remove(const char *folder)
 {
+    static const char *const names[] = {"model.safetensors", "model.safetensors.partial"};
     char path[128];
-    snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    unlink(path);
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, names[i]);
+        unlink(path);
+    }
     rmdir(folder);
+    kept[0] = 0;
 }
 
 /* ---- targets ----------------------------------------------------------------------------------
