@@ -81,10 +81,11 @@ typedef struct dray_queue_options {
     }
 
 /* Opens the queue `name`, creating it if it is not there. Tasks may be given by everybody who
- * opens, and must then be equal (DRAY_EEXIST says what differs; limits that are 0 are not
- * compared); task_count 0 attaches to a queue that exists, waiting for it up to the timeout. At
- * most 64 tasks. DRAY_EINVALID: a column is written by two tasks, or needed and written by one.
- * Owner: the caller, until dray_queue_close; the context must outlive it. */
+ * opens, and must then be equal (DRAY_EEXIST says what differs; DRAY_EGONE: a task that the queue
+ * was made without, whose samples may be freed already; limits that are 0 are not compared);
+ * task_count 0 attaches to a queue that exists, waiting for it up to the timeout. At most 64 tasks.
+ * DRAY_EINVALID: a column is written by two tasks, or needed and written by one. Owner: the caller,
+ * until dray_queue_close; the context must outlive it. */
 int dray_queue_open(dray_context *context, const char *name, const dray_queue_options *options,
                     dray_queue **out, dray_error *error);
 /* Ends this use of the queue; the queue itself lives as long as the coordinator. Rows that are
@@ -402,6 +403,12 @@ int dray_batch_leave_open(dray_batch *batch, const uint32_t *rows, uint32_t row_
  * DRAY_ETIMEDOUT. DRAY_ESTALE: the claim was superseded, its outputs are freed; DRAY_EGONE: the
  * partition was cleared; DRAY_EINVALID: a column in `writes` was not set; DRAY_EPERM: imported. */
 int dray_batch_commit(dray_batch *batch, dray_error *error);
+/* The same, and a claim as dray_claim_any, in one round trip. The commit's errors come first, and
+ * then nothing is claimed; the claim's leave the batch committed, so that dray_batch_commit, which
+ * does nothing then, tells which it was. The batch is still the caller's to free, which is told to
+ * the queue with its next request. Blocks as dray_claim_any. */
+int dray_batch_commit_claim(dray_batch *batch, const dray_claim_options *options, uint32_t count,
+                            uint32_t *which, dray_batch **out, dray_error *error);
 /* Gives rows back as failed attempts, with the reason (of which 200 bytes are kept). rows: places
  * in the batch; row_count 0: all of them. Rows that reach max_attempts are dead. A later commit is
  * of the other rows; columns are still set for all. */

@@ -304,6 +304,11 @@ int dray__request_take_fd(dray__request *request, uint32_t index)
     return fd;
 }
 
+uint64_t dray__request_channel(const dray__request *request)
+{
+    return request->connection ? request->connection->id : 0;
+}
+
 int64_t dray__request_pid(const dray__request *request)
 {
     return request->connection ? request->connection->pid : 0;
@@ -477,6 +482,11 @@ static void close_connection(dray__connection *connection)
         if (request->service->expired)
             request->service->expired(request->self, request, 1);
     }
+    bool alone = !connection->session || !connection->session->ended;
+    for (uint32_t i = 0; alone && i < coordinator->service_count; i++)
+        if (coordinator->services[i].service.channel_ended)
+            coordinator->services[i].service.channel_ended(coordinator->services[i].self,
+                                                           connection->id);
     dray__connection **link = &coordinator->connections;
     while (*link != connection)
         link = &(*link)->next;
@@ -627,6 +637,7 @@ static void add_connection(const dray__listener *listener, int fd)
         return;
     }
     connection->coordinator = coordinator;
+    connection->id = ++coordinator->connection_ids;
     connection->fd = fd;
     connection->local = listener->local;
     connection->since_ns = dray__now();

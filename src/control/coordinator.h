@@ -30,6 +30,9 @@ typedef struct dray__service {
      * after a deadline it must answer (usually DRAY_ETIMEDOUT), for a gone channel the answer is
      * dropped but must still be given, to free it. NULL: for services that keep no request. */
     void (*expired)(void *self, dray__request *request, int channel_gone);
+    /* A connection ended while its session, if it had one, lives on; after `expired` of what it had
+     * kept. May be NULL. */
+    void (*channel_ended)(void *self, uint64_t channel);
     /* Comes after `expired` of everything that the session had kept; the session is then freed.
      * May be NULL, like status and free. */
     void (*session_ended)(void *self, dray__session *session);
@@ -67,6 +70,7 @@ const char *dray__coordinator_tcp(const dray__coordinator *coordinator);
 
 /* NULL: a connection without HELLO (sessionless). */
 dray__session *dray__request_session(const dray__request *request);
+uint64_t dray__request_channel(const dray__request *request); /* the connection's; 0: it is gone */
 uint16_t dray__request_type(const dray__request *request);
 dray__reader *dray__request_payload(dray__request *request);
 uint32_t dray__request_fd_count(const dray__request *request);

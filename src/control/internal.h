@@ -40,6 +40,7 @@ struct dray__connection {
     dray__coordinator *coordinator;
     dray__connection *next;
     dray__session *session; /* NULL before HELLO or ATTACH */
+    uint64_t id;            /* never used again */
     int fd;
     dray__tls *tls; /* NULL: a Unix socket */
     uint32_t may;   /* DRAY__MAY_... of its token; 0: nothing is proven yet */
@@ -104,6 +105,7 @@ struct dray__coordinator {
     dray__connection *connections;
     dray__session *sessions;
     uint64_t members; /* ids given so far */
+    uint64_t connection_ids;
     dray__map epochs; /* by role, name and rank */
     int64_t since_ns;
     dray__registered services[DRAY__SERVICES];

@@ -70,6 +70,7 @@
     XX(QUEUE_CURSOR, 0x0313, WORKER)                                                               \
     XX(QUEUE_COVER, 0x0314, WORKER)                                                                \
     XX(QUEUE_RESUME, 0x0315, WORKER)                                                               \
+    XX(QUEUE_NEXT, 0x0316, WORKER)                                                                 \
     /* queue/keeper.c (on the keeper's own socket) */                                              \
     XX(KEEPER_PUT, 0x0401, ANY)                                                                    \
     XX(KEEPER_GET, 0x0402, ANY)                                                                    \

@@ -10,6 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define RIDES 64u /* releases that wait for the next request */
+
 uint32_t dray_batch_rows(const dray_batch *batch)
 {
     return batch->row_count;
@@ -486,10 +488,8 @@ static void outputs_done(dray_batch *batch, bool given_up)
     }
 }
 
-int dray_batch_commit(dray_batch *batch, dray_error *error)
+int dray__batch_put_commit(dray_batch *batch, dray__writer *w, dray_error *error)
 {
-    if (batch->committed)
-        return DRAY_OK;
     int rc = check_open(batch, "dray_batch_commit", error);
     if (rc)
         return rc;
@@ -497,7 +497,6 @@ int dray_batch_commit(dray_batch *batch, dray_error *error)
         if (!batch->outputs[i].name)
             return dray__fail(error, DRAY_EINVALID, "commit of task %s: column %s was not set",
                               batch->task->name, batch->task->writes.items[i]);
-    dray__writer *w = dray__queue_begin(batch->queue);
     dray__put_u32(w, batch->ticket);
     dray__put_u32(w, batch->generation);
     put_outputs(batch, w);
@@ -505,8 +504,11 @@ int dray_batch_commit(dray_batch *batch, dray_error *error)
     dray__put_u32(w, batch->open_count);
     for (uint32_t i = 0; i < batch->open_count; i++)
         dray__put_u32(w, batch->open[i]);
-    dray__reply reply;
-    rc = dray__queue_command(batch->queue, DRAY__MSG_QUEUE_COMMIT, &reply, error);
+    return DRAY_OK;
+}
+
+void dray__batch_commit_done(dray_batch *batch, int rc, dray__reader *reply)
+{
     /* Without an answer the commit may have happened: what it holds must stay as it is. */
     for (uint32_t i = 0; i < batch->task->writes.count; i++)
         batch->outputs[i].sent |= rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED;
@@ -514,11 +516,25 @@ int dray_batch_commit(dray_batch *batch, dray_error *error)
     if (rc == DRAY_ESTALE || rc == DRAY_EGONE)
         outputs_done(batch, true);
     if (rc)
-        return rc;
-    dray__queue_read_storage(batch->queue, &reply.payload);
+        return;
+    dray__queue_read_storage(batch->queue, reply);
     batch->committed = true;
     outputs_done(batch, false);
-    return dray__reader_finish(&reply.payload, "QUEUE_COMMIT", error);
+}
+
+int dray_batch_commit(dray_batch *batch, dray_error *error)
+{
+    if (batch->committed)
+        return DRAY_OK;
+    int rc = dray__batch_put_commit(batch, dray__queue_begin(batch->queue), error);
+    if (rc) {
+        dray__storage_untell(&batch->queue->storage, false);
+        return rc;
+    }
+    dray__reply reply;
+    rc = dray__queue_command(batch->queue, DRAY__MSG_QUEUE_COMMIT, &reply, error);
+    dray__batch_commit_done(batch, rc, &reply.payload);
+    return rc ? rc : dray__reader_finish(&reply.payload, "QUEUE_COMMIT", error);
 }
 
 int dray_batch_fail(dray_batch *batch, const uint32_t *rows, uint32_t row_count, const char *reason,
@@ -556,6 +572,17 @@ int dray_batch_hold(dray_batch *batch, int64_t max_hold_ns, dray_error *error)
     return dray__queue_command(batch->queue, DRAY__MSG_QUEUE_HOLD, NULL, error);
 }
 
+/* false: it has to be told at once. */
+static bool ride(dray_queue *queue, uint32_t ticket)
+{
+    if (!queue->released)
+        queue->released = calloc(RIDES, sizeof *queue->released);
+    if (!queue->released || queue->released_count == RIDES || queue->storage.pid != getpid())
+        return false;
+    queue->released[queue->released_count++] = ticket;
+    return true;
+}
+
 void dray_batch_free(dray_batch *batch)
 {
     if (!batch)
@@ -564,6 +591,8 @@ void dray_batch_free(dray_batch *batch)
     if (batch->queue->storage.pid == getpid()) /* a fork shares no mappings to count */
         for (uint32_t i = 0; i < batch->mapping_count; i++)
             dray__mapping_put(batch->mappings[i]);
+    if (batch->rides && ride(batch->queue, batch->ticket))
+        batch->ticket = 0;
     if (batch->ticket)
         dray__queue_release(batch->queue, batch->ticket);
     dray__arena_free(&batch->arena);

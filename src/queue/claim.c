@@ -324,7 +324,7 @@ static int read_options(const dray_claim_options *list, size_t stride, uint32_t 
                               "dray_claim_options", error);
 }
 
-/* Writes the request into queue->out. The first choice's timeout counts. */
+/* Adds the request to queue->out, after the head. The first choice's timeout counts. */
 static int put_claim(dray_queue *queue, const dray_claim_options *options, uint32_t count,
                      int64_t *deadline, dray_error *error)
 {
@@ -339,7 +339,7 @@ static int put_claim(dray_queue *queue, const dray_claim_options *options, uint3
     uint32_t ticket = ++queue->tickets;
     if (!ticket)
         ticket = ++queue->tickets;
-    dray__writer *w = dray__queue_begin(queue);
+    dray__writer *w = &queue->out;
     dray__put_u32(w, ticket);
     dray__put_u32(w, queue->names.columns_known);
     dray__put_u32(w, queue->names.key_count);
@@ -381,6 +381,7 @@ int dray_claim_any(dray_queue *queue, const dray_claim_options *options, uint32_
                    uint32_t *which, dray_batch **out, dray_error *error)
 {
     int64_t deadline;
+    dray__queue_begin(queue);
     int rc = put_claim(queue, options, count, &deadline, error);
     if (rc)
         return rc;
@@ -397,6 +398,52 @@ int dray_claim_any(dray_queue *queue, const dray_claim_options *options, uint32_
     return rc;
 }
 
+/* The claim's part of the answer to a commit with a claim. */
+static int read_next(dray_queue *queue, uint32_t ticket, uint32_t count, dray__reply *reply,
+                     uint32_t *which, dray_batch **out, dray_error *error)
+{
+    int code = (int)dray__get_u32(&reply->payload);
+    if (!code)
+        return read_claim(queue, ticket, count, reply, which, out, error);
+    char *message = dray__get_string(&reply->payload, DRAY__FRAME_MAX);
+    int rc = dray__reader_finish(&reply->payload, "QUEUE_NEXT", error);
+    if (!rc)
+        rc = dray__fail(error, code < 0 ? code : DRAY_EPROTO, "%s", message);
+    free(message);
+    return rc;
+}
+
+int dray_batch_commit_claim(dray_batch *batch, const dray_claim_options *options, uint32_t count,
+                            uint32_t *which, dray_batch **out, dray_error *error)
+{
+    dray_queue *queue = batch->queue;
+    if (batch->committed)
+        return dray_claim_any(queue, options, count, which, out, error);
+    int64_t deadline;
+    int rc = dray__batch_put_commit(batch, dray__queue_begin(queue), error);
+    if (rc) {
+        dray__storage_untell(&queue->storage, false);
+        return rc;
+    }
+    rc = put_claim(queue, options, count, &deadline, error);
+    if (rc)
+        return rc;
+    uint32_t ticket = queue->tickets;
+    dray__reply reply;
+    dray_batch *next;
+    rc = dray__queue_call(queue, DRAY__MSG_QUEUE_NEXT, deadline, &reply, error);
+    dray__batch_commit_done(batch, rc, &reply.payload);
+    if (rc == DRAY_ETIMEDOUT)
+        dray__queue_release(queue, ticket); /* the answer may be on its way */
+    if (rc)
+        return rc;
+    batch->rides = true;
+    rc = read_next(queue, ticket, count, &reply, which, &next, error);
+    if (!rc)
+        *out = next;
+    return rc;
+}
+
 int dray_claim(dray_queue *queue, const dray_claim_options *options, dray_batch **out,
                dray_error *error)
 {
@@ -409,6 +456,7 @@ int dray_claim_start(dray_queue *queue, const dray_claim_options *options, uint3
     if (queue->started)
         return dray__fail(error, DRAY_EBUSY, "a claim of queue %s is started already", queue->name);
     int64_t deadline;
+    dray__queue_begin(queue);
     int rc = put_claim(queue, options, count, &deadline, error);
     if (rc)
         return rc;

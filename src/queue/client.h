@@ -42,6 +42,8 @@ struct dray_queue {
     dray__names names;
     uint64_t drops_seen;
     uint32_t tickets;
+    uint32_t *released; /* tickets to be released with the next request */
+    uint32_t released_count;
     uint32_t started, started_count; /* ticket and choices of dray_claim_start; 0: none */
     dray__writer out;
 };
@@ -99,6 +101,7 @@ struct dray_batch {
     dray__arena arena;
     uint32_t ticket; /* 0: imported */
     bool committed;
+    bool rides; /* its release goes with the next request */
     const dray__task_info *task;
     char *partition;
     uint32_t generation, row_count;
@@ -146,6 +149,10 @@ int dray__queue_write(dray_queue *queue, const dray_column_data *column,
 /* Reads "columns {u32 index, str, spec}, keys {str}" into names. */
 int dray__names_read(dray__names *names, dray__reader *r, dray_error *error);
 void dray__names_free(dray__names *names);
+/* The parts of the request that commits and claims. put_commit checks that all is set; commit_done
+ * takes the answer: rc, and where it is DRAY_OK the reply. */
+int dray__batch_put_commit(dray_batch *batch, dray__writer *w, dray_error *error);
+void dray__batch_commit_done(dray_batch *batch, int rc, dray__reader *reply);
 int dray__batch_read(dray_queue *queue, const dray__names *names, uint32_t ticket, dray__reader *r,
                      dray_batch **out, dray_error *error);
 

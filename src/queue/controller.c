@@ -31,7 +31,8 @@ struct dray__waiter {
     dray__new_rows rows; /* INSERT */
     const char *name;    /* OPEN: the queue; WAIT: the partition */
     uint32_t task;       /* WAIT */
-    uint32_t ticket, columns_known, keys_known, want_count; /* CLAIM */
+    uint32_t ticket, columns_known, keys_known, want_count; /* CLAIM, NEXT */
+    bool committed;                                         /* NEXT: the commit that came with it */
     choice *wants;
     dray_error why; /* it could not be answered at the last try */
 };
@@ -66,18 +67,27 @@ static void waiter_free(dray__waiter *w)
     free(w);
 }
 
-static void waiter_fail(dray__waiter *w, const dray_error *error)
-{
-    dray__request *request = w->request;
-    waiter_free(w);
-    dray__request_fail(request, error);
-}
-
 static void waiter_answer(dray__waiter *w, dray__writer *out)
 {
     dray__request *request = w->request;
     waiter_free(w);
     dray__request_reply(request, out, NULL, 0);
+}
+
+static void waiter_fail(dray__waiter *w, const dray_error *error)
+{
+    dray__request *request = w->request;
+    if (w->committed) { /* that much has happened */
+        dray__writer *out = &w->queue->controller->out;
+        dray__writer_reset(out);
+        dray__answer_storage(out, w->queue->table, w->client, w->drops_seen);
+        dray__put_u32(out, (uint32_t)error->code);
+        dray__put_string(out, error->message);
+        waiter_answer(w, out);
+        return;
+    }
+    waiter_free(w);
+    dray__request_fail(request, error);
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -131,6 +141,9 @@ int dray__read_head(dray__controller *self, dray__request *request, dray__client
         if (!rc)
             rc = dray__chunk_close(q->table, found, chunk, error);
     }
+    count = dray__get_count(r, 4);
+    for (uint32_t i = 0; i < count; i++) /* what was committed and read is not needed any more */
+        dray__claim_release(q->table, found, dray__get_u32(r));
     *client = found;
     *drops_seen = seen;
     return rc;
@@ -187,6 +200,10 @@ static int try_claim(dray__waiter *w, dray__writer *out, dray_error *error)
             if (claim->hold_until < w->queue->hold_due) {
                 w->queue->hold_due = claim->hold_until;
                 dray__arm_timer(w->queue->controller);
+            }
+            if (w->committed) {
+                dray__answer_storage(out, table, w->client, w->drops_seen);
+                dray__put_u32(out, DRAY_OK);
             }
             dray__answer_dropped(out, table, w->drops_seen);
             dray__answer_claim(out, table, claim, i, w->columns_known, w->keys_known);
@@ -386,6 +403,7 @@ static int welcome(dray__served *q, dray__request *request, dray_error *error)
         return DRAY_ENOMEM;
     self->client_ids = q->table->client_ids;
     client->owner = q;
+    client->channel = dray__request_channel(request);
     if (!dray__idmap_set(&self->clients, client->id, client)) {
         dray__client_end(q->table, client, false, "");
         return dray__nomem(error);
@@ -469,12 +487,8 @@ static int on_insert(dray__controller *self, dray__request *request, dray_error 
     return DRAY_OK;
 }
 
-static int on_claim(dray__controller *self, dray__request *request, dray_error *error)
+static int read_claim(dray__waiter *w, dray__request *request, dray_error *error)
 {
-    dray__waiter *w = NULL;
-    int rc = waiter_new(self, request, &w, error);
-    if (rc)
-        return rc;
     dray__reader *r = dray__request_payload(request);
     w->ticket = dray__get_u32(r);
     w->columns_known = dray__get_u32(r);
@@ -496,14 +510,46 @@ static int on_claim(dray__controller *self, dray__request *request, dray_error *
         if (dray__get_u8(r))
             dray__get_rank(r, &w->arena, &one->want);
     }
-    rc = dray__finish_reading(request, error);
+    int rc = dray__finish_reading(request, error);
     if (!rc && (!w->want_count || w->want_count > DRAY__TASKS_MAX))
         rc = dray__fail(error, DRAY_EINVALID, "claim: 1 to %u choices, found %u", DRAY__TASKS_MAX,
                         w->want_count);
+    return rc;
+}
+
+static int on_claim(dray__controller *self, dray__request *request, dray_error *error)
+{
+    dray__waiter *w = NULL;
+    int rc = waiter_new(self, request, &w, error);
+    if (rc)
+        return rc;
+    rc = read_claim(w, request, error);
     if (rc) {
         waiter_free(w);
         return rc;
     }
+    return settle(w, try_claim) ? DRAY_OK : keep(w, &w->queue->claims);
+}
+
+/* A commit, and the claim that follows it. The commit counts whatever becomes of the claim. */
+static int on_next(dray__controller *self, dray__request *request, dray_error *error)
+{
+    dray__waiter *w = NULL;
+    int rc = waiter_new(self, request, &w, error);
+    if (rc)
+        return rc;
+    dray__reader *r = dray__request_payload(request);
+    uint32_t ticket = dray__get_u32(r), generation = dray__get_u32(r);
+    dray__outputs outputs;
+    dray__get_outputs(r, &w->arena, &outputs);
+    rc = read_claim(w, request, error);
+    if (!rc)
+        rc = dray__claim_commit(w->queue->table, w->client, ticket, generation, &outputs, error);
+    if (rc) {
+        waiter_free(w);
+        return rc;
+    }
+    w->committed = true;
     return settle(w, try_claim) ? DRAY_OK : keep(w, &w->queue->claims);
 }
 
@@ -590,6 +636,7 @@ static void handle(void *user, dray__request *request)
         [DRAY__MSG_QUEUE_CLAIM - 0x0300] = on_claim,
         [DRAY__MSG_QUEUE_WAIT - 0x0300] = on_wait,
         [DRAY__MSG_QUEUE_REFILL - 0x0300] = on_refill,
+        [DRAY__MSG_QUEUE_NEXT - 0x0300] = on_next,
     };
     uint16_t number = (uint16_t)(dray__request_type(request) - 0x0300);
     bool may_wait = number < sizeof kept / sizeof *kept && kept[number];
@@ -610,6 +657,22 @@ static void expired(void *user, dray__request *request, int channel_gone)
         timed_out(w, &error);
     waiter_fail(w, &error);
     event_active(self->timer, EV_TIMEOUT, 0); /* others may go on, but not in this callback */
+}
+
+static void channel_ended(void *user, uint64_t channel)
+{
+    dray__controller *self = user;
+    for (dray__served *q = self->queues; q; q = q->next) {
+        for (dray__client *client = q->table->clients; client; client = client->next) {
+            if (client->channel != channel)
+                continue;
+            char reason[DRAY__REASON_MAX];
+            snprintf(reason, sizeof reason, "connection of %.100s broke", client->name);
+            dray__end_client(self, client, true, reason);
+            event_active(self->timer, EV_TIMEOUT, 0); /* others may go on, not in this callback */
+            return;                                   /* a connection is one client's */
+        }
+    }
 }
 
 static void session_ended(void *user, dray__session *session)
@@ -667,6 +730,7 @@ int dray__queue_add(dray__coordinator *coordinator, struct event_base *base,
                                           .last = 0x03FF,
                                           .handle = handle,
                                           .expired = expired,
+                                          .channel_ended = channel_ended,
                                           .session_ended = session_ended,
                                           .status = status,
                                           .free = controller_free};

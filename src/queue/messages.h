@@ -1,7 +1,8 @@
 /* The queue's messages, as client and controller both write and read them.
  *
  * Every request but QUEUE_OPEN begins with a head:
- *     u32 client, u64 drops seen, u32 n, n * u64 chunks that the client closes
+ *     u32 client, u64 drops seen, u32 n, n * u64 chunks that the client closes,
+ *     u32 n, n * u32 tickets of claims that it releases
  * Replies to INSERT, COMMIT and CHUNK begin with
  *     u32 n, n * u64 chunks given back for writing, then as CLAIM's
  * and replies to CLAIM with
@@ -44,6 +45,9 @@
  *          -> u32 which, columns {u32 index, str, spec}, keys {str}, body (below)
  *
  * COMMIT   u32 ticket, u32 generation, outputs
+ *
+ * NEXT     as COMMIT, then as CLAIM
+ *          -> as COMMIT, u32 code, then as CLAIM, or of an error: str message
  *
  * FAIL     u32 ticket, u32 n, n * u32 items, str reason
  *

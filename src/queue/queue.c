@@ -21,6 +21,9 @@ dray__writer *dray__queue_begin(dray_queue *queue)
     dray__put_u32(w, queue->id);
     dray__put_u64(w, queue->drops_seen);
     dray__storage_put_closed(&queue->storage, w);
+    dray__put_u32(w, queue->released_count);
+    for (uint32_t i = 0; i < queue->released_count; i++)
+        dray__put_u32(w, queue->released[i]);
     return w;
 }
 
@@ -33,6 +36,8 @@ int dray__queue_call(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray
                         dray__answer_deadline(deadline_ns), reply, error);
     for (uint32_t i = 0; !rc && i < reply->fd_count; i++)
         close(reply->fds[i]); /* none is ever expected */
+    if (!rc)                  /* else they are told again, which does no harm */
+        queue->released_count = 0;
     if (rc) { /* what was not sent was not told; a lost answer may have had chunks for us */
         bool gives_back = type == DRAY__MSG_QUEUE_INSERT || type == DRAY__MSG_QUEUE_COMMIT ||
                           type == DRAY__MSG_QUEUE_CHUNK;
@@ -189,6 +194,7 @@ static void queue_free(dray_queue *queue)
         dray__words_free(&queue->tasks[t].writes);
     }
     free(queue->tasks);
+    free(queue->released);
     free(queue->name);
     dray__writer_free(&queue->out);
     free(queue);

@@ -222,6 +222,12 @@ static bool same_names(const dray__table *table, const uint32_t *columns, uint32
 int dray__table_same(const dray__table *table, const dray__task_names *tasks, uint32_t task_count,
                      const dray__settings *settings, dray_error *error)
 {
+    for (uint32_t i = 0; i < task_count; i++) {
+        uint32_t t;
+        if (dray__table_task(table, tasks[i].name, &t, error))
+            return dray__fail_prefix(error, DRAY_EGONE,
+                                     "the queue was opened without it, its samples may be freed: ");
+    }
     if (task_count != table->task_count)
         return dray__fail(error, DRAY_EEXIST, "queue %s is open with %u tasks, found %u",
                           table->name, table->task_count, task_count);

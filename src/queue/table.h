@@ -209,6 +209,7 @@ struct dray__put {
 struct dray__client {
     uint32_t id;
     uint64_t session; /* the coordinator's member id */
+    uint64_t channel; /* and connection */
     char *name;
     void *owner;                            /* the controller's */
     dray__chunk *recycled, **recycled_tail; /* free: to be handed back with the next reply */

@@ -253,7 +253,7 @@ static void test_deaths_count_as_attempts(void **state)
     FAILS(DRAY_EEND, claim(queue, "reward", 1, 0, &batch));
     char *text;
     OK(dray_queue_status(queue, &text, &error));
-    assert_non_null(strstr(text, "session of worker"));
+    assert_non_null(strstr(text, "of worker"));
     free(text);
     OK(dray_clear(queue, "0", &error));
     dray_queue_close(queue);

@@ -101,7 +101,7 @@ static void test_reward_crashes_on_one_prompt(void **state)
     assert_int_equal(refill.cause, DRAY_LOSS_FAILED);
     assert_string_equal(refill.partition, "0");
     assert_string_equal(refill.task, "reward");
-    assert_non_null(strstr(refill.reason, "session of reward"));
+    assert_non_null(strstr(refill.reason, "of reward"));
     assert_true(status_has(queue, "\"vacant\":1"));
     refill_ints(queue, &refill, 777);
     dray_insert_options late = DRAY_INSERT_OPTIONS_INIT;

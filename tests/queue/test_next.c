@@ -1,0 +1,156 @@
+/* Commits that ride on the next claim, releases that ride on the next request; connections that
+ * break; tasks that come too late. */
+#include "control/channel.h"
+#include "queue/client.h"
+#include "queue/three_tasks.h"
+
+static void test_commit_rides(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "next");
+    dray_queue *queue = open_queue(context, "next", 0, 0);
+    insert_ints(queue, "0", 64, 1);
+    OK(dray_seal(queue, "0", 64, &error));
+    dray_claim_options o = want("rollout", 16);
+    o.partition = "0";
+    dray_batch *batch, *next;
+    OK(dray_claim(queue, &o, &batch, &error));
+    for (int i = 0; i < 3; i++) {
+        FAILS(DRAY_EINVALID, dray_batch_commit_claim(batch, &o, 1, NULL, &next, &error));
+        set_ints(batch, "responses", 1000);
+        uint32_t which = 9;
+        OK(dray_batch_commit_claim(batch, &o, 1, &which, &next, &error));
+        assert_int_equal(which, 0);
+        assert_int_equal(dray_batch_row(next, 0)->slot, (i + 1) * 16);
+        OK(dray_batch_commit(batch, &error));
+        dray_batch_free(batch);
+        batch = next;
+    }
+    /* The commit counts although there is nothing left to claim. */
+    set_ints(batch, "responses", 1000);
+    o.timeout_ns = 0;
+    FAILS(DRAY_EEND, dray_batch_commit_claim(batch, &o, 1, NULL, &next, &error));
+    OK(dray_batch_commit(batch, &error));
+    FAILS(DRAY_EINVALID, dray_batch_set_tag(batch, 0, "late", 1, &error));
+    dray_batch_free(batch);
+    OK(dray_queue_wait(queue, "0", "rollout", 0, &error));
+    assert_true(status_has(queue, "\"claims\":0")); /* asking released them */
+    int32_t values[64];
+    o = want("reward", 64);
+    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_batch_gather(batch, "responses", values, sizeof values, NULL, &error));
+    for (uint32_t i = 0; i < 64; i++)
+        assert_int_equal(values[i], 1000 + (int32_t)dray_batch_row(batch, i)->slot);
+    /* It waits for what is not there yet, and the commit is seen meanwhile. */
+    set_ints(batch, "rewards", 0);
+    o.timeout_ns = 20 * DRAY__MILLISECOND;
+    FAILS(DRAY_ETIMEDOUT, dray_batch_commit_claim(batch, &o, 1, NULL, &next, &error));
+    OK(dray_queue_wait(queue, "0", "reward", 0, &error));
+    dray_batch_free(batch);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+/* A commit that is refused claims nothing. */
+static void test_refused_commit(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "refused");
+    dray_queue *queue = open_queue(context, "refused", 0, 0);
+    insert_ints(queue, "0", 8, 1);
+    dray_claim_options o = want("rollout", 4);
+    dray_batch *batch, *next;
+    OK(dray_claim(queue, &o, &batch, &error));
+    set_ints(batch, "responses", 0);
+    OK(dray_batch_fail(batch, NULL, 0, "broken", &error));
+    FAILS(DRAY_ESTALE, dray_batch_commit_claim(batch, &o, 1, NULL, &next, &error));
+    dray_batch_free(batch);
+    assert_true(status_has(queue, "\"taken\":0"));
+    o.count = 8;
+    OK(dray_claim(queue, &o, &batch, &error));
+    dray_batch_free(batch);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void test_broken_connection(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "broken");
+    dray_queue *queue = open_queue(context, "broken", 0, 0), *other;
+    insert_ints(queue, "0", 4, 1);
+    other = open_queue(context, "broken", 0, 0); /* of the same session, which lives on */
+    dray_claim_options o = want("rollout", 4);
+    dray_batch *held, *batch;
+    OK(dray_claim(other, &o, &held, &error));
+    set_ints(held, "responses", 0);
+    dray__channel_close(other->channel);
+    OK(dray__channel_open(context, &other->channel, &error));
+    OK(dray_claim(queue, &o, &batch, &error)); /* waits for nothing but the end of the connection */
+    assert_int_equal(dray_batch_row(batch, 0)->attempt, 2);
+    FAILS(DRAY_ENOENT, dray_batch_commit(held, &error));
+    int32_t values[4];
+    OK(dray_batch_gather(held, "prompts", values, sizeof values, NULL, &error));
+    dray_batch_free(held);
+    set_ints(batch, "responses", 1);
+    OK(dray_batch_commit(batch, &error));
+    dray_batch_free(batch);
+    dray_queue_close(other);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void test_late_task(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "late");
+    dray_queue *queue = open_queue(context, "late", 0, 0), *other;
+    dray_queue_task tasks[4];
+    memcpy(tasks, three_tasks, sizeof three_tasks);
+    tasks[3] = (dray_queue_task){.name = "critic", .needs = prompts, .needs_count = 1};
+    dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
+    options.tasks = tasks;
+    options.task_count = 4;
+    FAILS(DRAY_EGONE, dray_queue_open(context, "late", &options, &other, &error));
+    assert_non_null(strstr(error.message, "critic"));
+    options.task_count = 2;
+    FAILS(DRAY_EEXIST, dray_queue_open(context, "late", &options, &other, &error));
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+/* A column is freed when those that need it are done, before its rows are. */
+static void test_columns_are_freed_early(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "early");
+    dray_queue *queue = open_queue(context, "early", 0, 0);
+    insert_ints(queue, "0", 4, 1);
+    assert_true(status_has(queue, "\"bytes\":16")); /* prompts */
+    all_rows(queue, "rollout", "responses", 0, 4);
+    assert_true(status_has(queue, "\"bytes\":16")); /* responses alone */
+    all_rows(queue, "reward", "rewards", 0, 4);
+    assert_true(status_has(queue, "\"bytes\":32"));
+    all_rows(queue, "actor", NULL, 0, 4);
+    assert_true(status_has(queue, "\"bytes\":0"));
+    OK(dray_seal(queue, "0", 4, &error));
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_commit_rides, up, down),
+        cmocka_unit_test_setup_teardown(test_refused_commit, up, down),
+        cmocka_unit_test_setup_teardown(test_broken_connection, up, down),
+        cmocka_unit_test_setup_teardown(test_late_task, up, down),
+        cmocka_unit_test_setup_teardown(test_columns_are_freed_early, up, down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
