@@ -29,11 +29,15 @@ typedef struct dray_publisher_options {
      * another dtype get them whole. An f32 trainer of bf16 engines says BF16: half the memory, and
      * most small steps change nothing. */
     int32_t delta_dtype;
+    /* 1: readers read a copy in shared memory, as large as the regions and allocated here; publish
+     * fills it, after it waited for the readers of the copy before (at most timeout_ns, then they
+     * are dropped), and dray_publisher_wait returns at once: the trainer goes on. */
+    int32_t snapshot;
 } dray_publisher_options;
 
 #define DRAY_PUBLISHER_OPTIONS_INIT                                                                \
     {                                                                                              \
-        sizeof(dray_publisher_options), NULL, 0, 1, 0, 0, 0, 0                                     \
+        sizeof(dray_publisher_options), NULL, 0, 1, 0, 0, 0, 0, 0                                  \
     }
 
 /* Registers this rank's blocks of `model`. When all `world` ranks of one generation have opened,
@@ -59,6 +63,28 @@ int dray_publish(dray_publisher *publisher, uint64_t version, const dray_fence *
  * rank did not publish it. */
 int dray_publisher_wait(dray_publisher *publisher, uint64_t version, int64_t timeout_ns,
                         uint32_t *dropped, dray_error *error);
+/* The memory behind the layout is elsewhere now (offloaded and loaded, reallocated, wrapped anew):
+ * says all regions again, in the layout's order; the blocks lie in them as before. Exported anew,
+ * and planned anew by readers at their next update; what was published is withdrawn. Call it
+ * between dray_publisher_wait, or dray_publisher_release, and the next dray_publish, which refuses
+ * regions that were freed (DRAY_ESTALE). regions: borrowed until close or the next move.
+ * DRAY_EUNSUPPORTED: a publisher with deltas; else as dray_publisher_open. Asks the coordinator. */
+int dray_publisher_move(dray_publisher *publisher, dray_region *const *regions, dray_error *error);
+
+/* A member that has memory of this rank mapped. */
+typedef struct dray_pin {
+    uint64_t member, bytes;
+    char name[112];
+} dray_pin;
+
+/* Before memory that was published is freed: takes it back. Nobody is given it any more, groups
+ * that read it are waited for and then dropped, engines unmap it (in dray_subscriber_attend, at
+ * their next update, when they close or die). DRAY_OK: nobody has it mapped, free it.
+ * DRAY_ETIMEDOUT: at the deadline *count members had: the first `capacity` of them are in pins, all
+ * in the log; what the kernel keeps for them is theirs. Either way dray_publisher_move must come
+ * before the next publish; a snapshot is freed, and allocated again by it. */
+int dray_publisher_release(dray_publisher *publisher, int64_t timeout_ns, dray_pin *pins,
+                           uint32_t capacity, uint32_t *count, dray_error *error);
 /* 0 until the first dray_publish. */
 uint64_t dray_publisher_incarnation(const dray_publisher *publisher);
 /* Ends the gang: readers in progress fail, its versions are gone, the other ranks must open again.
@@ -291,6 +317,9 @@ typedef enum dray_group_state {
  * incarnation (0: from disk) and dray_group_state. Outputs may be NULL. Asks the coordinator. */
 int dray_subscriber_version(const dray_subscriber *subscriber, uint64_t *version,
                             uint64_t *incarnation, int32_t *state, dray_error *error);
+/* Between updates, from time to time: unmaps what its publishers want back. Asks the coordinator.
+ */
+int dray_subscriber_attend(dray_subscriber *subscriber, dray_error *error);
 /* Before an engine ends: takes it from the list of those that serve, then waits until no other
  * engine reads its memory, at most timeout_ns; the updates of those that still do are given up, and
  * *revoked (may be NULL) gets how many. One rank's call is enough. A later update enters it again.

@@ -48,6 +48,10 @@
     XX(PREFETCH_DROP, 0x020F, ENGINE)                                                              \
     XX(SUBSCRIBER_LEAVE, 0x0210, ENGINE)                                                           \
     XX(ENGINES_WATCH, 0x0211, ANY)                                                                 \
+    XX(REGIONS_MOVE, 0x0212, TRAINER)                                                              \
+    XX(REGIONS_RELEASE, 0x0213, TRAINER)                                                           \
+    XX(REGIONS_DROP, 0x0214, ENGINE)                                                               \
+    XX(REGIONS_REVOKED, 0x0215, ENGINE)                                                            \
     /* queue/controller.c */                                                                       \
     XX(QUEUE_OPEN, 0x0301, ANY)                                                                    \
     XX(QUEUE_INSERT, 0x0302, WORKER)                                                               \

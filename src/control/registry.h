@@ -42,11 +42,20 @@
  *  CHECKSUMS_GET    string model, string group ("": the publishers)
  *                   -> u64 version, u64 incarnation, sums
  *  PREFETCH_DROP    u64 key -> (empty): this rank's staging is gone
- *  SUBSCRIBER_LEAVE u64 key, i64 timeout; the group leaves the router, then the answer is kept
- * while others read its memory, who are revoked at the deadline -> u32 revoked ENGINES_WATCH    u64
- * sequence that is known, i64 timeout; kept until there is a newer one or the deadline -> u64
- * sequence, u32 groups, of each: string model, string name, u64 version, u64 incarnation, u64
- * epoch, u32 ranks, u32 world, u8 state, u8 serving, u8 leaving WEIGHTS_CLOSE    u64 key -> (empty)
+ *  SUBSCRIBER_LEAVE u64 key, i64 timeout -> u32 revoked. The group leaves the router; then it is
+ *                   kept while others read its memory, who are revoked at the deadline
+ *  ENGINES_WATCH    u64 sequence that is known, i64 timeout; kept until there is a newer one or the
+ *                   deadline -> u64 sequence, u32 groups, of each: string model, string name,
+ *                   u64 version, u64 incarnation, u64 epoch, u32 ranks, u32 world, u8 state,
+ *                   u8 serving, u8 leaving
+ *  REGIONS_MOVE     u64 key, u64 token, u32 regions, u32 of them to put -> u64 set: the publisher's
+ *                   memory is elsewhere; what it published is withdrawn, the set has a new id
+ *  REGIONS_RELEASE  u64 key, i64 timeout; the regions are taken back: kept until no group reads and
+ *                   no member has them mapped, or the deadline, at which readers are dropped
+ *                   -> u32 pins, of each: u64 member, u64 bytes, string name
+ *  REGIONS_DROP     u64 key, u64 set -> (empty): what was imported of the set is unmapped
+ *  REGIONS_REVOKED  u64 key -> u32 sets, u64 of each: imported by this rank, and taken back
+ *  WEIGHTS_CLOSE    u64 key -> (empty)
  */
 #ifndef DRAY_CONTROL_REGISTRY_H
 #define DRAY_CONTROL_REGISTRY_H

@@ -218,6 +218,11 @@ int dray__reg_publish(dray__registry *r, struct entry *entry, uint64_t number, b
         return dray__fail(error, DRAY_EAGAIN,
                           "publisher of %s: %" PRIu32 " of %" PRIu32 " ranks have opened",
                           gang->model->name, gang->set.present, gang->set.world);
+    if (entry->regions_missing || entry->released)
+        return dray__fail(error, DRAY_ESTALE,
+                          "publisher of %s: rank %" PRIu32 "'s regions were taken back: say where "
+                          "its memory is now",
+                          gang->model->name, entry->rank);
     if (entry->has_published && number <= entry->published)
         return dray__fail(error, DRAY_EINVALID,
                           "publisher of %s: version %" PRIu64 " after %" PRIu64
@@ -270,6 +275,17 @@ static uint64_t oldest_attempt(const dray__registry *r, const struct gang *gang)
     return oldest;
 }
 
+void dray__reg_gang_withdraw(struct gang *gang)
+{
+    for (struct version *version = gang->versions; version; version = version->next)
+        version->withdrawn = true;
+}
+
+bool dray__reg_gang_read(const struct gang *gang)
+{
+    return has_readers(gang, UINT64_MAX);
+}
+
 static void wait_answer(dray__registry *r, const struct entry *entry, uint64_t number, void *ticket)
 {
     uint32_t dropped = 0;
@@ -307,6 +323,11 @@ static void drop_readers(dray__registry *r, struct gang *gang, uint64_t number)
         dray__log(DRAY_LOG_WARN, "%s", error.message);
         dray__reg_abort(r, group, &error);
     }
+}
+
+void dray__reg_gang_drop_readers(dray__registry *r, struct gang *gang)
+{
+    drop_readers(r, gang, UINT64_MAX);
 }
 
 int dray__reg_wait(dray__registry *r, struct entry *entry, uint64_t number, int64_t timeout_ns,

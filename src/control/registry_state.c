@@ -9,6 +9,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define MEMBERS_BYTES (1u << 20)
@@ -156,6 +157,12 @@ static void entry_end(dray__registry *r, struct entry *entry, const char *why)
             *at = entry->next;
             break;
         }
+    dray__reg_pins_forget(r, entry);
+    if (entry->release_ticket) {
+        dray_error error;
+        dray__fail(&error, DRAY_ECANCELED, "publisher %s", why);
+        dray__reg_lease_refuse(r, &entry->release_ticket, &error);
+    }
     if (entry->gang)
         dray__reg_gang_leave(r, entry, why);
     if (entry->group)
@@ -169,6 +176,7 @@ static void settle(dray__registry *r)
 {
     dray__reg_waits_settle(r);
     dray__reg_leases_settle(r);
+    dray__reg_releases_settle(r);
     dray__reg_groups_settle(r);
     dray__reg_watchers_settle(r);
 }
@@ -431,6 +439,13 @@ static int update_sources(call *c, dray_error *error)
     return rc ? rc : answer_members(c, set, index);
 }
 
+/* Of the descriptor, which is what stays mapped. */
+static uint64_t region_bytes(const struct stored_region *region)
+{
+    struct stat st;
+    return fstat(region->fd, &st) || st.st_size < 0 ? 0 : (uint64_t)st.st_size;
+}
+
 static int region_get(call *c, dray_error *error)
 {
     uint64_t key = dray__get_u64(c->in), id = dray__get_u64(c->in);
@@ -450,6 +465,9 @@ static int region_get(call *c, dray_error *error)
                           "region %" PRIu32 " of %s, rank %" PRIu32 " (%s), cannot be reached from "
                           "another process: allocate it as a shared region",
                           number, entry->model->name, index, rank->name);
+    rc = dray__reg_pin(c->r, entry, rank, id, region_bytes(&rank->regions[number]), error);
+    if (rc)
+        return rc;
     dray__writer w = {0};
     dray__put_blob(&w, rank->regions[number].handle, rank->regions[number].handle_size);
     dray__reg_reply(c->r, c->ticket, &w, rank->regions[number].fd);
@@ -569,6 +587,8 @@ void dray__registry_handle(dray__registry *r, const dray__party *party, uint16_t
     if (!known)
         rc = dray__reg_update_request(&c, type, &known, &error);
     if (!known)
+        rc = dray__reg_pins_request(&c, type, &known, &error);
+    if (!known)
         rc = dray__fail(&error, DRAY_EPROTO, "the registry knows no message 0x%04x", type);
     if (rc)
         dray__reg_refuse(r, ticket, &error);
@@ -588,6 +608,8 @@ void dray__registry_expired(dray__registry *r, void *ticket, int gone)
                        entry->model->name, entry->gang->set.present, entry->gang->set.world);
             entry->gang_ticket = NULL;
             dray__reg_refuse(r, ticket, &error);
+            found = true;
+        } else if (dray__reg_release_expired(r, entry, ticket)) {
             found = true;
         } else if (entry->group) {
             found = dray__reg_group_expired(r, entry, ticket, gone != 0) ||

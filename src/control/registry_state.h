@@ -15,6 +15,7 @@
 struct model;
 struct gang;
 struct group;
+struct dray__reg_call;
 
 struct stored_region {
     void *handle;
@@ -49,9 +50,11 @@ struct entry {
     /* publishers */
     struct stored_region *regions;
     uint32_t region_count, regions_missing;
+    bool released; /* and not said anew */
     uint64_t published;
     bool has_published;
-    void *gang_ticket; /* UPDATE_SOURCES(GANG), kept until the gang is formed */
+    void *release_ticket; /* REGIONS_RELEASE */
+    void *gang_ticket;    /* UPDATE_SOURCES(GANG), kept until the gang is formed */
     /* subscribers */
     struct begin begin;
     bool shared; /* every region can be reached by other processes */
@@ -140,6 +143,15 @@ struct wait {
     uint64_t number;
 };
 
+/* Memory of one entry that another has imported. */
+struct pin {
+    struct pin *next;
+    struct entry *reader;
+    uint64_t owner, set; /* key; as the set was called then */
+    uint64_t bytes;
+    bool revoked;
+};
+
 /* An ENGINES_WATCH. */
 struct watcher {
     struct watcher *next;
@@ -161,6 +173,7 @@ struct dray__registry {
     struct entry *entries;
     struct wait *waits;
     struct watcher *watchers;
+    struct pin *pins;
     uint64_t engines_hash, engines_sequence; /* of what watchers are told */
 };
 
@@ -246,6 +259,20 @@ int dray__reg_watch(dray__registry *r, uint64_t seen, int64_t timeout_ns, void *
                     dray_error *error);
 void dray__reg_watchers_settle(dray__registry *r);
 bool dray__reg_watch_expired(dray__registry *r, void *ticket);
+
+/* ---- registry_pins.c: who has mapped what */
+int dray__reg_pin(dray__registry *r, struct entry *reader, const struct entry *owner, uint64_t set,
+                  uint64_t bytes, dray_error *error);
+/* All of the entry's, on either side. */
+void dray__reg_pins_forget(dray__registry *r, const struct entry *entry);
+void dray__reg_releases_settle(dray__registry *r);
+bool dray__reg_release_expired(dray__registry *r, struct entry *entry, void *ticket);
+int dray__reg_pins_request(struct dray__reg_call *call, uint16_t type, bool *known,
+                           dray_error *error);
+/* registry_gang.c: the versions that can no longer be read, and who still does. */
+void dray__reg_gang_withdraw(struct gang *gang);
+void dray__reg_gang_drop_readers(dray__registry *r, struct gang *gang);
+bool dray__reg_gang_read(const struct gang *gang);
 
 /* ---- registry_update.c: the requests of subscribers' updates */
 typedef struct dray__reg_call {

@@ -2,8 +2,10 @@
 #include "memory/region.h"
 
 #include "base/error.h"
+#include "base/idmap.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -20,6 +22,39 @@ const dray__region_ops *dray__region_ops_of(int32_t kind)
         if ((int32_t)kinds[i]->kind == kind)
             return kinds[i];
     return NULL;
+}
+
+/* ---- the living -------------------------------------------------------------------------------
+ */
+
+static pthread_mutex_t living_lock = PTHREAD_MUTEX_INITIALIZER;
+static dray__idmap living; /* by serial number */
+static uint64_t last_serial;
+
+/* A region that could not be entered is as one that was freed: who asks is told so. */
+static void enter(dray_region *region)
+{
+    pthread_mutex_lock(&living_lock);
+    region->serial = ++last_serial;
+    dray__idmap_set(&living, region->serial, region);
+    pthread_mutex_unlock(&living_lock);
+}
+
+static void leave(const dray_region *region)
+{
+    pthread_mutex_lock(&living_lock);
+    dray__idmap_remove(&living, region->serial);
+    if (living.count == 0)
+        dray__idmap_free(&living);
+    pthread_mutex_unlock(&living_lock);
+}
+
+bool dray__region_is(const dray_region *region, uint64_t serial)
+{
+    pthread_mutex_lock(&living_lock);
+    bool is = serial && dray__idmap_get(&living, serial) == region;
+    pthread_mutex_unlock(&living_lock);
+    return is;
 }
 
 static uint64_t round_up(uint64_t value, uint64_t unit)
@@ -82,6 +117,7 @@ static dray_region *new_region(const dray__region_ops *ops, const char *name, ui
     }
     *region =
         (dray_region){.ops = ops, .name = copy, .bytes = bytes, .fd = -1, .writable = writable};
+    enter(region);
     return region;
 }
 
@@ -162,6 +198,7 @@ void dray_region_free(dray_region *region)
 {
     if (!region)
         return;
+    leave(region);
     region->ops->release(region);
     free(region->name);
     free(region);

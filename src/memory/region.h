@@ -16,6 +16,7 @@ struct dray_region {
     uint64_t mapped_bytes; /* what munmap is told; 0: the mapping is not this region's */
     int fd;                /* -1: none */
     bool writable;
+    uint64_t serial; /* never given twice in a process */
 };
 
 /* Every operation fills a region whose name, bytes, writable are set, base NULL and fd -1. On
@@ -47,5 +48,8 @@ int dray__handle_read(const dray_handle *given, dray_handle *out, dray_error *er
 /* DRAY_EFORMAT naming the field of the handle that cannot be: unknown kind or dtype, shape, strides
  * or offset outside the storage, fields that the kind does not use but that are set. */
 int dray__handle_check(const dray_handle *handle, dray_error *error);
+
+/* Is this still the region that had the serial number? The pointer may be stale. */
+bool dray__region_is(const dray_region *region, uint64_t serial);
 
 #endif

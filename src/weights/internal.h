@@ -128,6 +128,10 @@ void dray__values_free(char **values, const dray_layout *layout);
 int dray__region_put(dray__channel *channel, const dray_context *context, uint64_t key,
                      uint32_t index, const dray_region *region, int64_t deadline_ns,
                      dray_error *error);
+/* Block `index` of a layout, from one memory of it to another. */
+dray_copy dray__block_copy(const dray_layout *layout, uint32_t index);
+/* The same layout, in shared regions. */
+int dray__layout_shared(const dray_layout *layout, dray_layout **out, dray_error *error);
 /* Are these the regions that the layout speaks of? */
 int dray__regions_check(const dray_layout *layout, dray_region *const *regions, dray_error *error);
 
@@ -142,7 +146,8 @@ typedef struct dray__op {
     uint32_t block; /* of the destination */
     bool owned;     /* counts in the group's sums */
     bool scales;    /* reads the scales of a transform */
-    /* 1 + which of the plan's: then the copy is one of its reads, and has no destination. 0: none */
+    /* 1 + which of the plan's: then the copy is one of its reads, and has no destination. 0: none
+     */
     uint32_t transform;
 } dray__op;
 
@@ -171,7 +176,7 @@ typedef struct dray__sources {
     uint64_t op_count;
     uint64_t *transform_ops; /* where those of each transform begin, and the end */
     uint32_t *write_blocks;  /* the destination block of each of the plan's writes */
-    const char **names; /* for each destination tensor: the source's name of it */
+    const char **names;      /* for each destination tensor: the source's name of it */
     bool casts, files;
     dray__sums stored; /* what a checkpoint says of its tensors; none: nothing */
     bool imported;

@@ -4,6 +4,8 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "control/registry.h"
+#include "memory/region.h"
+#include "mover/mover.h"
 #include "weights/delta.h"
 #include "weights/serve.h"
 
@@ -28,6 +30,11 @@ struct dray_publisher {
     dray__delta *delta; /* NULL: not asked for */
     dray__delta_view *delta_view;
     uint64_t published, waited; /* versions; 0: none */
+    /* Of the caller's regions, to see that they are still those; with a snapshot `regions` are its
+     * own, and the caller's are only read. */
+    uint64_t *serials;
+    dray_region **origin; /* NULL: no snapshot */
+    bool released;
 };
 
 static int64_t deadline_of(const dray_publisher *p, int64_t timeout_ns)
@@ -92,6 +99,8 @@ static int check(dray_context *context, const char *model, const dray_layout *la
     if (!context || !model || !layout || !options || !out)
         return dray__fail(error, DRAY_EINVALID,
                           "context, model, layout, options and out must be given");
+    if (options->snapshot != 0 && options->snapshot != 1)
+        return dray__fail(error, DRAY_EINVALID, "snapshot %d: 0 or 1 expected", options->snapshot);
     if (options->delta != 0 && options->delta != 1)
         return dray__fail(error, DRAY_EINVALID, "delta %d: 0 or 1 expected", options->delta);
     if (options->delta_dtype &&
@@ -120,6 +129,61 @@ static int open_delta(dray_publisher *p, int32_t dtype, dray_error *error)
     return dray__delta_open(p->layout, dray__delta_region(p->delta), &p->delta_view, error);
 }
 
+static int take_regions(dray_publisher *p, const dray_layout *layout, dray_region *const *regions,
+                        dray__writer *packed, dray_error *error)
+{
+    p->regions = dray__regions_copy(layout, regions);
+    return p->regions ? dray__layout_copy(layout, &p->layout, packed, error) : dray__nomem(error);
+}
+
+/* Publishes from shared memory of its own, of the same layout. */
+static int open_snapshot(dray_publisher *p, const dray_layout *layout, dray_region *const *regions,
+                         dray__writer *packed, dray_error *error)
+{
+    dray_layout *shared = NULL;
+    int rc = dray__layout_shared(layout, &shared, error);
+    if (rc == DRAY_OK)
+        rc = dray__layout_copy(shared, &p->layout, packed, error);
+    dray_layout_free(shared);
+    p->origin = dray__regions_copy(layout, regions);
+    p->regions = calloc((size_t)dray_layout_region_count(layout) + 2, sizeof(dray_region *));
+    if (rc == DRAY_OK && (!p->origin || !p->regions))
+        rc = dray__nomem(error);
+    return rc ? rc : dray_regions_for_layout(p->layout, 1, p->regions, error);
+}
+
+/* Remembers which regions the caller gave. */
+static int note_serials(dray_publisher *p, dray_region *const *regions, dray_error *error)
+{
+    uint32_t count = dray_layout_region_count(p->layout);
+    if (!p->serials)
+        p->serials = calloc((size_t)count + 1, sizeof *p->serials);
+    if (!p->serials)
+        return dray__nomem(error);
+    for (uint32_t i = 0; i < count; i++)
+        p->serials[i] = regions[i]->serial;
+    return DRAY_OK;
+}
+
+/* Before each publish: memory that was freed, or whose region object is another one now, is never
+ * read. */
+static int check_regions(const dray_publisher *p, dray_error *error)
+{
+    dray_region *const *regions = p->origin ? p->origin : p->regions;
+    for (uint32_t i = 0; i < dray_layout_region_count(p->layout); i++)
+        if (!dray__region_is(regions[i], p->serials[i]))
+            return dray__fail(error, DRAY_ESTALE,
+                              "region %" PRIu32
+                              " (%s) was freed since it was registered: say where "
+                              "the memory is now (dray_publisher_move)",
+                              i, dray_layout_region(p->layout, i)->name);
+    if (p->released)
+        return dray__fail(error, DRAY_ESTALE,
+                          "the regions were released: say where the memory is now "
+                          "(dray_publisher_move)");
+    return DRAY_OK;
+}
+
 int dray_publisher_open(dray_context *context, const char *model, const dray_layout *layout,
                         const dray_publisher_options *given, dray_publisher **out,
                         dray_error *error)
@@ -139,9 +203,11 @@ int dray_publisher_open(dray_context *context, const char *model, const dray_lay
     p->checksum = options->checksum >= 0;
     p->timeout_ns = options->timeout_ns ? options->timeout_ns : DRAY_WAIT_DEFAULT;
     p->token = dray__local_token();
-    p->regions = dray__regions_copy(layout, options->regions);
     dray__writer packed = {0};
-    rc = p->regions ? dray__layout_copy(layout, &p->layout, &packed, error) : dray__nomem(error);
+    rc = options->snapshot ? open_snapshot(p, layout, options->regions, &packed, error)
+                           : take_regions(p, layout, options->regions, &packed, error);
+    if (rc == DRAY_OK)
+        rc = note_serials(p, options->regions, error);
     if (rc == DRAY_OK && options->delta)
         rc = open_delta(p, options->delta_dtype, error);
     if (rc == DRAY_OK)
@@ -210,10 +276,63 @@ static int make_pieces(dray_publisher *p, int64_t deadline_ns, dray_error *error
     return rc;
 }
 
+/* Waits until nobody reads the version, or an older one, any more. */
+static int release_readers(dray_publisher *p, uint64_t version, int64_t timeout_ns,
+                           uint32_t *dropped, dray_error *error)
+{
+    int64_t deadline = deadline_of(p, timeout_ns), left = deadline - dray__now();
+    dray__writer w = {0};
+    dray__put_u64(&w, p->key);
+    dray__put_u64(&w, version);
+    dray__put_i64(&w, left > 0 ? left : 0);
+    dray__reply reply;
+    int rc = dray__call(p->channel, DRAY__MSG_PUBLISHER_WAIT, &w, NULL, 0,
+                        dray__answer_deadline(deadline), &reply, error);
+    dray__writer_free(&w);
+    if (rc)
+        return rc;
+    uint32_t count = dray__get_u32(&reply.payload);
+    char *names = dray__get_string(&reply.payload, 4096);
+    uint64_t oldest = dray__get_u64(&reply.payload);
+    rc = dray__reader_finish(&reply.payload, "PUBLISHER_WAIT", error);
+    if (rc == DRAY_OK && count)
+        dray__log(DRAY_LOG_WARN, "dropped from version %" PRIu64 ": %s", version, names);
+    free(names);
+    if (rc == DRAY_OK)
+        dray__local_revoke(p->token, oldest);
+    if (rc == DRAY_OK && dropped)
+        *dropped = count;
+    if (rc)
+        return rc;
+    if (version == p->published)
+        p->waited = version;
+    dray__weights_step("waited");
+    return DRAY_OK;
+}
+
+/* The last snapshot gives way to this one, once its readers released it. */
+static int take_snapshot(dray_publisher *p, int64_t deadline_ns, dray_error *error)
+{
+    int64_t left = deadline_ns - dray__now();
+    int rc =
+        p->published ? release_readers(p, p->published, left > 0 ? left : 0, NULL, error) : DRAY_OK;
+    for (uint32_t b = 0; rc == DRAY_OK && b < dray_layout_block_count(p->layout); b++) {
+        dray_copy copy = dray__block_copy(p->layout, b);
+        dray__move_options options = {.layout = p->layout};
+        rc = dray__move_all(p->origin[copy.source_region], p->regions[copy.destination_region],
+                            &copy, 1, &options, error);
+    }
+    return rc;
+}
+
 static int publish(dray_publisher *p, uint64_t version, dray__sums *sums, dray_error *error)
 {
     int64_t deadline = deadline_of(p, DRAY_WAIT_DEFAULT);
-    int rc = p->incarnation ? DRAY_OK : meet_gang(p, deadline, error);
+    int rc = check_regions(p, error);
+    if (rc == DRAY_OK && (!p->incarnation || !p->pieces_made)) /* another rank may have moved */
+        rc = meet_gang(p, deadline, error);
+    if (rc == DRAY_OK && p->origin)
+        rc = take_snapshot(p, deadline, error);
     if (rc == DRAY_OK && p->checksum && !p->pieces_made)
         rc = make_pieces(p, deadline, error);
     if (rc == DRAY_OK && p->checksum)
@@ -264,39 +383,158 @@ int dray_publisher_wait(dray_publisher *p, uint64_t version, int64_t timeout_ns,
 {
     if (!p || (timeout_ns < 0 && timeout_ns != DRAY_WAIT_DEFAULT))
         return dray__fail(error, DRAY_EINVALID, "publisher must be given, timeout not negative");
-    int64_t deadline = deadline_of(p, timeout_ns), left = deadline - dray__now();
-    dray__writer w = {0};
-    dray__put_u64(&w, p->key);
-    dray__put_u64(&w, version);
-    dray__put_i64(&w, left > 0 ? left : 0);
-    dray__reply reply;
-    int rc = dray__call(p->channel, DRAY__MSG_PUBLISHER_WAIT, &w, NULL, 0,
-                        dray__answer_deadline(deadline), &reply, error);
-    dray__writer_free(&w);
-    if (rc)
-        return rc;
-    uint32_t count = dray__get_u32(&reply.payload);
-    char *names = dray__get_string(&reply.payload, 4096);
-    uint64_t oldest = dray__get_u64(&reply.payload);
-    rc = dray__reader_finish(&reply.payload, "PUBLISHER_WAIT", error);
-    if (rc == DRAY_OK && count)
-        dray__log(DRAY_LOG_WARN, "dropped from version %" PRIu64 ": %s", version, names);
-    free(names);
-    if (rc == DRAY_OK)
-        dray__local_revoke(p->token, oldest);
-    if (rc == DRAY_OK && dropped)
-        *dropped = count;
-    if (rc)
-        return rc;
-    if (version == p->published)
-        p->waited = version;
-    dray__weights_step("waited");
-    return DRAY_OK;
+    if (!p->origin)
+        return release_readers(p, version, timeout_ns, dropped, error);
+    if (!p->published || version > p->published)
+        return dray__fail(error, DRAY_EINVALID,
+                          "waiting for version %" PRIu64 ", which this rank did not publish",
+                          version);
+    if (dropped)
+        *dropped = 0;
+    return DRAY_OK; /* what is read is the snapshot */
 }
 
 uint64_t dray_publisher_incarnation(const dray_publisher *publisher)
 {
     return publisher ? publisher->incarnation : 0;
+}
+
+/* ---- memory that moves, and memory that is taken back ---------------------------------------- */
+
+static int check_move(dray_publisher *p, dray_region *const *regions, dray_error *error)
+{
+    if (!p || !regions)
+        return dray__fail(error, DRAY_EINVALID, "publisher and regions must be given");
+    if (p->delta)
+        return dray__fail(error, DRAY_EUNSUPPORTED,
+                          "a publisher that offers deltas cannot move: close it and open it again");
+    return p->origin ? DRAY_OK : dray__regions_check(p->layout, regions, error);
+}
+
+/* Exports the regions anew, under a new set. */
+static int export_anew(dray_publisher *p, dray_error *error)
+{
+    int64_t deadline = deadline_of(p, DRAY_WAIT_DEFAULT);
+    uint32_t regions = region_count(p), shared = 0;
+    bool descriptors = dray__channel_passes_fds(p->channel);
+    for (uint32_t i = 0; i < regions && descriptors; i++)
+        shared += dray_region_get_kind(p->regions[i]) == DRAY_REGION_SHARED;
+    dray__writer w = {0};
+    dray__put_u64(&w, p->key);
+    dray__put_u64(&w, p->token);
+    dray__put_u32(&w, regions);
+    dray__put_u32(&w, shared);
+    dray__reply reply;
+    int rc = dray__call(p->channel, DRAY__MSG_REGIONS_MOVE, &w, NULL, 0, deadline, &reply, error);
+    dray__writer_free(&w);
+    if (rc)
+        return rc;
+    p->set = dray__get_u64(&reply.payload);
+    rc = dray__reader_finish(&reply.payload, "REGIONS_MOVE", error);
+    for (uint32_t i = 0; i < regions && descriptors && rc == DRAY_OK; i++)
+        if (dray_region_get_kind(p->regions[i]) == DRAY_REGION_SHARED)
+            rc =
+                dray__region_put(p->channel, p->context, p->key, i, p->regions[i], deadline, error);
+    return rc;
+}
+
+/* A snapshot that was freed is made anew. */
+static int reopen_snapshot(dray_publisher *p, dray_error *error)
+{
+    p->token = dray__local_token();
+    int rc = dray_regions_for_layout(p->layout, 1, p->regions, error);
+    if (rc == DRAY_OK)
+        rc = dray__local_add(p->token, p->layout, p->regions, dray_layout_region_count(p->layout),
+                             NULL, error);
+    p->local = rc == DRAY_OK;
+    if (rc == DRAY_OK)
+        rc = export_anew(p, error);
+    p->released = rc != DRAY_OK;
+    return rc;
+}
+
+int dray_publisher_move(dray_publisher *p, dray_region *const *regions, dray_error *error)
+{
+    int rc = check_move(p, regions, error);
+    if (rc)
+        return rc;
+    uint32_t count = dray_layout_region_count(p->layout);
+    if (p->origin) { /* what readers map is the snapshot, which stays */
+        for (uint32_t i = 0; i < count; i++)
+            p->origin[i] = regions[i];
+        rc = note_serials(p, regions, error);
+        return rc || !p->released ? rc : reopen_snapshot(p, error);
+    }
+    if (p->local)
+        dray__local_remove(p->token);
+    p->local = false;
+    p->token = dray__local_token();
+    for (uint32_t i = 0; i < count; i++)
+        p->regions[i] = regions[i];
+    rc = note_serials(p, regions, error);
+    if (rc == DRAY_OK)
+        rc = dray__local_add(p->token, p->layout, p->regions, count, NULL, error);
+    p->local = rc == DRAY_OK;
+    if (rc == DRAY_OK)
+        rc = export_anew(p, error);
+    p->released = rc != DRAY_OK;
+    return rc;
+}
+
+static int get_pins(dray__reader *r, dray_pin *pins, uint32_t capacity, uint32_t *count,
+                    dray_error *error)
+{
+    uint32_t found = dray__get_u32(r);
+    for (uint32_t i = 0; i < found && !r->failed; i++) {
+        dray_pin pin = {.member = dray__get_u64(r), .bytes = dray__get_u64(r)};
+        char *name = dray__get_string(r, 4096);
+        snprintf(pin.name, sizeof pin.name, "%s", name ? name : "");
+        if (!r->failed)
+            dray__log(DRAY_LOG_WARN,
+                      "member %" PRIu64 " (%s) has %" PRIu64 " bytes mapped that were released",
+                      pin.member, pin.name, pin.bytes);
+        if (!r->failed && i < capacity)
+            pins[i] = pin;
+        free(name);
+    }
+    int rc = dray__reader_finish(r, "REGIONS_RELEASE", error);
+    if (rc == DRAY_OK)
+        *count = found;
+    return rc;
+}
+
+int dray_publisher_release(dray_publisher *p, int64_t timeout_ns, dray_pin *pins, uint32_t capacity,
+                           uint32_t *count, dray_error *error)
+{
+    uint32_t found = 0;
+    if (!p || (timeout_ns < 0 && timeout_ns != DRAY_WAIT_DEFAULT) || (capacity && !pins))
+        return dray__fail(error, DRAY_EINVALID,
+                          "publisher and room for pins must be given, timeout not negative");
+    int64_t deadline = deadline_of(p, timeout_ns), left = deadline - dray__now();
+    dray__writer w = {0};
+    dray__put_u64(&w, p->key);
+    dray__put_i64(&w, left > 0 ? left : 0);
+    dray__reply reply;
+    int rc = dray__call(p->channel, DRAY__MSG_REGIONS_RELEASE, &w, NULL, 0,
+                        dray__answer_deadline(deadline), &reply, error);
+    dray__writer_free(&w);
+    if (rc == DRAY_OK)
+        rc = get_pins(&reply.payload, pins, capacity, &found, error);
+    if (rc)
+        return rc;
+    p->released = true;
+    if (p->local) /* readers of this process leave within a slice */
+        dray__local_remove(p->token);
+    p->local = false;
+    for (uint32_t i = 0; p->origin && i < dray_layout_region_count(p->layout); i++) {
+        dray_region_free(p->regions[i]);
+        p->regions[i] = NULL;
+    }
+    if (count)
+        *count = found;
+    return found ? dray__fail(error, DRAY_ETIMEDOUT, "%" PRIu32 " members have it mapped still",
+                              found)
+                 : DRAY_OK;
 }
 
 void dray_publisher_close(dray_publisher *p)
@@ -316,7 +554,11 @@ void dray_publisher_close(dray_publisher *p)
     dray__pieces_free(&p->pieces);
     dray__delta_close(p->delta_view);
     dray__delta_free(p->delta);
+    for (uint32_t i = 0; p->origin && p->regions && i < dray_layout_region_count(p->layout); i++)
+        dray_region_free(p->regions[i]);
     dray_layout_free(p->layout);
+    free(p->origin);
+    free(p->serials);
     free(p->regions);
     free(p);
 }

@@ -98,3 +98,59 @@ int dray__region_put(dray__channel *channel, const dray_context *context, uint64
     dray__writer_free(&w);
     return rc;
 }
+
+dray_copy dray__block_copy(const dray_layout *layout, uint32_t index)
+{
+    const dray_block *block = dray_layout_block(layout, index);
+    const dray_tensor_info *tensor = dray_layout_tensor(layout, block->tensor);
+    dray_copy copy = {.source_region = block->region,
+                      .destination_region = block->region,
+                      .tensor = block->tensor,
+                      .ndim = tensor->ndim,
+                      .source_dtype = tensor->dtype,
+                      .destination_dtype = tensor->dtype,
+                      .source_offset = block->offset,
+                      .destination_offset = block->offset};
+    for (uint32_t d = 0; d < tensor->ndim; d++) {
+        copy.start[d] = block->start[d];
+        copy.extent[d] = block->extent[d];
+        copy.source_stride[d] = copy.destination_stride[d] = block->stride[d];
+    }
+    return copy;
+}
+
+static int copy_tensor(const dray_layout *layout, uint32_t t, dray_layout *out, dray_error *error)
+{
+    const dray_tensor_info *tensor = dray_layout_tensor(layout, t);
+    uint32_t at;
+    if (tensor->alias_of >= 0)
+        return dray_layout_add_alias(out, tensor->name, (uint32_t)tensor->alias_of, &at, error);
+    return dray_layout_add_tensor(out, tensor->name, (dray_dtype)tensor->dtype, tensor->ndim,
+                                  tensor->shape, &at, error);
+}
+
+int dray__layout_shared(const dray_layout *layout, dray_layout **out, dray_error *error)
+{
+    dray_layout *copy;
+    uint32_t at;
+    int rc = dray_layout_new(&copy, error);
+    if (rc)
+        return rc;
+    for (uint32_t i = 0; i < dray_layout_region_count(layout) && rc == DRAY_OK; i++) {
+        dray_region_info info = *dray_layout_region(layout, i);
+        info.kind = DRAY_REGION_SHARED;
+        rc = dray_layout_add_region(copy, &info, &at, error);
+    }
+    for (uint32_t t = 0; t < dray_layout_tensor_count(layout) && rc == DRAY_OK; t++)
+        rc = copy_tensor(layout, t, copy, error);
+    for (uint32_t b = 0; b < dray_layout_block_count(layout) && rc == DRAY_OK; b++)
+        rc = dray_layout_add_block(copy, dray_layout_block(layout, b), error);
+    for (uint32_t t = 0; t < dray_layout_tensor_count(layout) && rc == DRAY_OK; t++)
+        if (dray_layout_tensor(layout, t)->alias_of < 0 && dray_layout_quant(layout, t))
+            rc = dray_layout_set_quant(copy, t, dray_layout_quant(layout, t), error);
+    if (rc)
+        dray_layout_free(copy);
+    else
+        *out = copy;
+    return rc;
+}

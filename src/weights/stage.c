@@ -91,23 +91,10 @@ void dray__swap_close(dray__swap *swap)
 static void begin_block(dray__swap *swap)
 {
     const dray_layout *layout = swap->destination->layout;
-    const dray_block *block = dray_layout_block(layout, swap->block);
-    const dray_tensor_info *tensor = dray_layout_tensor(layout, block->tensor);
     dray__rect whole = dray__rect_of(layout, swap->block);
-    swap->copy = (dray_copy){.source_region = block->region,
-                             .destination_region = block->region,
-                             .tensor = block->tensor,
-                             .ndim = tensor->ndim,
-                             .source_dtype = tensor->dtype,
-                             .destination_dtype = tensor->dtype,
-                             .source_offset = block->offset,
-                             .destination_offset = block->offset};
-    for (uint32_t d = 0; d < tensor->ndim; d++) {
-        swap->copy.start[d] = block->start[d];
-        swap->copy.extent[d] = block->extent[d];
-        swap->copy.source_stride[d] = swap->copy.destination_stride[d] = block->stride[d];
-    }
-    dray__slicer_start(&swap->slicer, &whole, dray_dtype_size((dray_dtype)tensor->dtype),
+    swap->copy = dray__block_copy(layout, swap->block);
+    dray__slicer_start(&swap->slicer, &whole,
+                       dray_dtype_size((dray_dtype)swap->copy.destination_dtype),
                        DRAY__SLICE_BYTES);
     swap->copies++;
     swap->in_block = true;

@@ -209,6 +209,44 @@ void dray_subscriber_close(dray_subscriber *s)
     free(s);
 }
 
+void dray__subscriber_forget(dray_subscriber *s, dray__sources **sources)
+{
+    uint64_t set = *sources ? (*sources)->source_set : 0;
+    dray__sources_free(*sources);
+    *sources = NULL;
+    if (!set)
+        return;
+    dray__writer w = {0};
+    dray__put_u64(&w, s->key);
+    dray__put_u64(&w, set);
+    dray__notify(s->channel, DRAY__MSG_REGIONS_DROP, &w, NULL);
+    dray__writer_free(&w);
+}
+
+int dray_subscriber_attend(dray_subscriber *s, dray_error *error)
+{
+    if (!s)
+        return dray__fail(error, DRAY_EINVALID, "subscriber must be given");
+    if (s->phase != PHASE_IDLE || !s->live)
+        return DRAY_OK; /* the update in progress ends first; without a plan nothing is mapped */
+    dray__writer w = {0};
+    dray__put_u64(&w, s->key);
+    dray__reply reply;
+    int rc = dray__call(s->channel, DRAY__MSG_REGIONS_REVOKED, &w, NULL, 0,
+                        dray__context_deadline(s->context, s->timeout_ns), &reply, error);
+    dray__writer_free(&w);
+    if (rc)
+        return rc;
+    uint32_t count = dray__get_count(&reply.payload, 8);
+    bool mine = false;
+    for (uint32_t i = 0; i < count; i++)
+        mine |= dray__get_u64(&reply.payload) == s->live->source_set;
+    rc = dray__reader_finish(&reply.payload, "REGIONS_REVOKED", error);
+    if (rc == DRAY_OK && mine)
+        dray__subscriber_forget(s, &s->live);
+    return rc;
+}
+
 int dray_subscriber_leave(dray_subscriber *s, int64_t timeout_ns, uint32_t *revoked,
                           dray_error *error)
 {

@@ -73,6 +73,8 @@ int dray__subscriber_watch(dray_subscriber *subscriber, int fd, dray_error *erro
 /* Makes the poll descriptor readable, or not. */
 void dray__subscriber_signal(dray_subscriber *subscriber, bool ready);
 
+/* Frees sources, and tells the coordinator what is no longer mapped. */
+void dray__subscriber_forget(dray_subscriber *subscriber, dray__sources **sources);
 /* stage.c. Allocates the staging, once. */
 int dray__stage_open(dray_subscriber *subscriber, dray_error *error);
 void dray__stage_drop(dray_subscriber *subscriber);

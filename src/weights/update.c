@@ -216,8 +216,7 @@ static int find_sources(dray_subscriber *s, dray_error *error)
     }
     if (same && !disk && s->sources->source_set == s->source_set)
         return DRAY_OK;
-    dray__sources_free(*kept);
-    *kept = NULL;
+    dray__subscriber_forget(s, kept);
     s->report.planned = 1;
     int rc = disk ? dray__sources_disk(s->path, s->group_set, &s->destination, kept, error)
                   : dray__sources_live(s->source_set, s->source_count, s->group_set,

@@ -17,7 +17,7 @@ static dray_model_config config;
 static int start(void **state)
 {
     (void)state;
-    fixture_start(&f, dray__registry_add);
+    fixture_fork(&f, dray__registry_add);
     config = small_config(false, 3);
     return 0;
 }
@@ -404,6 +404,149 @@ static void test_same_number_of_a_resumed_trainer(void **state)
     engine_close(&e);
 }
 
+/* ---- memory that moves, and memory that is taken back --------------------------------------- */
+
+static void open_snapshot_trainer(trainer *t, uint64_t seed)
+{
+    memset(t, 0, sizeof *t);
+    t->tied = config.tied;
+    t->context = fixture_open_at(f.unix_address, "trainer-0", "trainer", 0);
+    MUST(dray_layout_fsdp(&config, DRAY_F32, 0, 1, DRAY_REGION_HOST, &t->layout, error));
+    MUST(dray_regions_for_layout(t->layout, 1, t->region, error));
+    fill(t->layout, t->region, t->tied, seed);
+    dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
+    options.regions = t->region;
+    options.snapshot = 1;
+    MUST(dray_publisher_open(t->context, MODEL, t->layout, &options, &t->publisher, error));
+}
+
+/* The trainer goes on at once, and late readers still get what was published. */
+static void test_snapshot_lets_the_trainer_go_on(void **state)
+{
+    (void)state;
+    trainer t;
+    engine e, late;
+    open_snapshot_trainer(&t, 1);
+    open_engine(&e, "engine", DRAY_BF16);
+    for (uint64_t version = 1; version < 4; version++) {
+        MUST(dray_publish(t.publisher, version, NULL, error));
+        MUST(dray_publisher_wait(t.publisher, version, 0, NULL, error));
+        fill(t.layout, t.region, t.tied, version + 1);
+        MUST(dray_update_weights(e.subscriber, NULL, NULL, error));
+        assert_int_equal(engine_wrong(&e, version), 0);
+    }
+    assert_int_equal(dray_publisher_wait(t.publisher, 4, 0, NULL, NULL), DRAY_EINVALID);
+    open_engine(&late, "late", DRAY_F32);
+    MUST(dray_update_weights(late.subscriber, NULL, NULL, error));
+    assert_int_equal(engine_wrong(&late, 3), 0);
+    /* freed, and made again */
+    MUST(dray_publisher_release(t.publisher, LONG, NULL, 0, NULL, error));
+    assert_int_equal(dray_publish(t.publisher, 4, NULL, NULL), DRAY_ESTALE);
+    MUST(dray_publisher_move(t.publisher, t.region, error));
+    MUST(dray_publish(t.publisher, 4, NULL, error));
+    MUST(dray_update_weights(late.subscriber, NULL, NULL, error));
+    assert_int_equal(engine_wrong(&late, 4), 0);
+    engine_close(&late);
+    engine_close(&e);
+    trainer_close(&t);
+}
+
+enum { MAPPED, TAKEN_BACK, UPDATED, OVER };
+static board *told;
+
+static void mapping_engine(void *user)
+{
+    bool stops = *(bool *)user;
+    engine e;
+    open_engine(&e, "engine", DRAY_F32);
+    MUST(dray_update_weights(e.subscriber, NULL, NULL, error));
+    raise_flag(told, MAPPED);
+    if (stops)
+        kill(getpid(), SIGSTOP);
+    while (!stops && !told->flag[TAKEN_BACK]) {
+        MUST(dray_subscriber_attend(e.subscriber, error));
+        usleep(1000);
+    }
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+    options.min_version = 2;
+    MUST(dray_update_weights(e.subscriber, &options, &report, error));
+    CHECK(report.planned);
+    CHECK(engine_wrong(&e, 2) == 0);
+    raise_flag(told, UPDATED);
+    await_flag(told, OVER);
+    engine_close(&e);
+}
+
+/* Memory that an engine has mapped: an idle engine lets it go, a stopped one is named with the
+ * bytes that it pins. The next version is elsewhere, and never read where the first one was. */
+static void test_release_names_who_pins(void **state)
+{
+    (void)state;
+    for (int stops = 0; stops < 2; stops++) {
+        told = board_new();
+        trainer t;
+        dray_pin pins[2];
+        uint32_t count = 9;
+        bool stop_it = stops != 0;
+        open_trainer(&t, 1);
+        MUST(dray_publish(t.publisher, 1, NULL, error));
+        pid_t child = spawn(mapping_engine, &stop_it);
+        await_flag(told, MAPPED);
+        uint64_t bytes = dray_region_bytes(t.region[0]);
+        int rc = dray_publisher_release(t.publisher, stops ? DRAY__SECOND / 5 : LONG, pins, 2,
+                                        &count, NULL);
+        assert_int_equal(rc, stops ? DRAY_ETIMEDOUT : DRAY_OK);
+        assert_int_equal(count, stops);
+        if (stops) {
+            assert_string_equal(pins[0].name, "engine-0");
+            assert_int_equal(pins[0].bytes, bytes);
+        }
+        assert_int_equal(dray_publish(t.publisher, 2, NULL, NULL), DRAY_ESTALE);
+        dray_region_free(t.region[0]);
+        /* a new region, maybe at the same address */
+        MUST(dray_regions_for_layout(t.layout, 1, t.region, error));
+        MUST(dray_publisher_move(t.publisher, t.region, error));
+        write_version(&t, 2, 2);
+        raise_flag(told, TAKEN_BACK);
+        kill(child, SIGCONT);
+        await_flag(told, UPDATED);
+        raise_flag(told, OVER);
+        must_end_well(child);
+        trainer_close(&t);
+        munmap(told, sizeof(board));
+    }
+}
+
+/* Freed behind the publisher's back: said, and not read. */
+static void test_freed_regions_are_found(void **state)
+{
+    (void)state;
+    trainer t;
+    engine e;
+    open_trainer(&t, 1);
+    open_engine(&e, "engine", DRAY_F32);
+    write_version(&t, 1, 1);
+    MUST(dray_update_weights(e.subscriber, NULL, NULL, error));
+    MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
+    dray_region_free(t.region[0]);
+    MUST(dray_regions_for_layout(t.layout, 1, t.region, error));
+    fill(t.layout, t.region, t.tied, 2);
+    dray_error said;
+    assert_int_equal(dray_publish(t.publisher, 2, NULL, &said), DRAY_ESTALE);
+    assert_non_null(strstr(said.message, "freed"));
+    MUST(dray_publisher_move(t.publisher, t.region, error));
+    uint64_t incarnation = dray_publisher_incarnation(t.publisher);
+    MUST(dray_publish(t.publisher, 2, NULL, error));
+    assert_int_equal(dray_publisher_incarnation(t.publisher), incarnation);
+    dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+    MUST(dray_update_weights(e.subscriber, NULL, &report, error));
+    assert_true(report.planned);
+    assert_int_equal(engine_wrong(&e, 2), 0);
+    engine_close(&e);
+    trainer_close(&t);
+}
+
 int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
@@ -417,6 +560,9 @@ int main(void)
         T(test_leases),
         T(test_router_sees_who_serves),
         T(test_same_number_of_a_resumed_trainer),
+        T(test_snapshot_lets_the_trainer_go_on),
+        T(test_release_names_who_pins),
+        T(test_freed_regions_are_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
