@@ -1,10 +1,10 @@
 /* The layout: growing arrays of regions, tensors and blocks, and a map from names to tensors.
  * Whatever gets in was checked, so that everything downstream (planner, movers) can trust it. */
 #include "model/layout.h"
+#include "model/names.h"
 
 #include "base/arena.h"
 #include "base/error.h"
-#include "base/hash.h"
 #include "base/wire.h"
 #include "base/words.h"
 
@@ -18,10 +18,17 @@ typedef struct array {
     uint32_t count, capacity;
 } array;
 
+typedef struct block_ends {
+    uint32_t first, last;
+} block_ends;
+
 struct dray_layout {
     array regions, tensors, blocks;
     array quants; /* of quant_slot, by tensor, up to the last that has one */
-    dray__map names;
+    /* Blocks of one tensor, chained in the order in which they came; numbers are index + 1. */
+    array ends;   /* of block_ends, by tensor */
+    array behind; /* of uint32_t, by block: the next of the same tensor, 0: none */
+    dray__tensor_names names;
     dray__arena arena; /* names of tensors and regions */
     uint64_t bytes;
 };
@@ -58,8 +65,10 @@ void dray_layout_free(dray_layout *layout)
     free(layout->regions.items);
     free(layout->tensors.items);
     free(layout->blocks.items);
+    free(layout->ends.items);
+    free(layout->behind.items);
     free(layout->quants.items);
-    dray__map_free(&layout->names);
+    dray__tensor_names_free(&layout->names);
     dray__arena_free(&layout->arena);
     free(layout);
 }
@@ -157,17 +166,21 @@ static int add_tensor(dray_layout *layout, const char *name, const dray_tensor_i
     if (!*name)
         return dray__fail(error, DRAY_EINVALID, "a tensor needs a name");
     uint32_t other;
-    if (dray__map_get(&layout->names, name, &other))
+    uint64_t hash = dray__name_hash(name);
+    if (dray__tensor_names_find(&layout->names, layout->tensors.items, name, hash, &other))
         return dray__fail(error, DRAY_EEXIST, "tensor %.200s is in the layout already", name);
     dray_tensor_info *slot = array_next(&layout->tensors, sizeof *slot);
-    const char *copy = slot ? dray__arena_text(&layout->arena, name) : NULL;
-    if (!copy || !dray__map_set(&layout->names, name, layout->tensors.count))
+    block_ends *ends = array_next(&layout->ends, sizeof *ends);
+    const char *copy = slot && ends ? dray__arena_text(&layout->arena, name) : NULL;
+    if (!copy || !dray__tensor_names_add(&layout->names, hash))
         return dray__nomem(error);
     *slot = *info;
     slot->name = copy;
     if (index)
         *index = layout->tensors.count;
+    *ends = (block_ends){0, 0};
     layout->tensors.count++;
+    layout->ends.count++;
     return DRAY_OK;
 }
 
@@ -264,6 +277,20 @@ static int check_block(const dray_layout *layout, const dray_block *block, dray_
     return DRAY_OK;
 }
 
+/* Hangs a block behind the last of its tensor. */
+static void chain_block(dray_layout *layout, uint32_t block)
+{
+    uint32_t *behind = layout->behind.items;
+    const dray_block *blocks = layout->blocks.items;
+    block_ends *ends = (block_ends *)layout->ends.items + blocks[block].tensor;
+    behind[block] = 0;
+    if (ends->last)
+        behind[ends->last - 1] = block + 1;
+    else
+        ends->first = block + 1;
+    ends->last = block + 1;
+}
+
 int dray_layout_add_block(dray_layout *layout, const dray_block *block, dray_error *error)
 {
     int status = check_block(layout, block, error);
@@ -284,10 +311,12 @@ int dray_layout_add_block(dray_layout *layout, const dray_block *block, dray_err
         return dray__fail(error, DRAY_EINVALID, "tensor %.200s: the layout's bytes overflow",
                           tensor->name);
     dray_block *slot = array_next(&layout->blocks, sizeof *slot);
-    if (!slot)
+    if (!slot || !array_next(&layout->behind, sizeof(uint32_t)))
         return dray__nomem(error);
     *slot = copy;
     layout->blocks.count++;
+    layout->behind.count++;
+    chain_block(layout, layout->blocks.count - 1);
     layout->bytes = bytes;
     return DRAY_OK;
 }
@@ -348,6 +377,29 @@ uint64_t dray_layout_bytes(const dray_layout *layout)
     return layout->bytes;
 }
 
+const uint64_t *dray__layout_hashes(const dray_layout *layout)
+{
+    return layout->names.hashes;
+}
+
+const dray_block *dray__layout_first_block(const dray_layout *layout, uint32_t tensor)
+{
+    const block_ends *ends = layout->ends.items;
+    return ends[tensor].first ? dray_layout_block(layout, ends[tensor].first - 1) : NULL;
+}
+
+const dray_block *dray__layout_next_block(const dray_layout *layout, const dray_block *block)
+{
+    const uint32_t *behind = layout->behind.items;
+    uint32_t next = behind[block - (const dray_block *)layout->blocks.items];
+    return next ? dray_layout_block(layout, next - 1) : NULL;
+}
+
+bool dray__layout_has_quants(const dray_layout *layout)
+{
+    return layout->quants.count > 0;
+}
+
 dray__layout_mark dray__layout_mark_of(const dray_layout *layout)
 {
     return (dray__layout_mark){layout->tensors.count, layout->blocks.count, layout->bytes};
@@ -355,13 +407,14 @@ dray__layout_mark dray__layout_mark_of(const dray_layout *layout)
 
 void dray__layout_restore(dray_layout *layout, const dray__layout_mark *mark)
 {
-    while (layout->tensors.count > mark->tensors) {
-        layout->tensors.count--;
-        const dray_tensor_info *tensors = layout->tensors.items;
-        dray__map_remove(&layout->names, tensors[layout->tensors.count].name);
-    }
-    layout->blocks.count = mark->blocks;
+    for (; layout->tensors.count > mark->tensors; layout->tensors.count--)
+        dray__tensor_names_pop(&layout->names);
+    layout->ends.count = layout->tensors.count;
+    layout->blocks.count = layout->behind.count = mark->blocks;
     layout->bytes = mark->bytes;
+    memset(layout->ends.items, 0, layout->ends.count * sizeof(block_ends));
+    for (uint32_t block = 0; block < mark->blocks; block++)
+        chain_block(layout, block);
 }
 
 enum { NEAREST = 3 };
@@ -389,7 +442,8 @@ static size_t nearest_names(const dray_layout *layout, const char *name, const c
 int dray_layout_find(const dray_layout *layout, const char *name, uint32_t *index,
                      dray_error *error)
 {
-    if (dray__map_get(&layout->names, name, index))
+    if (dray__tensor_names_find(&layout->names, layout->tensors.items, name, dray__name_hash(name),
+                                index))
         return DRAY_OK;
     if (!error)
         return DRAY_ENOENT;

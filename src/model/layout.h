@@ -26,6 +26,13 @@ bool dray__layout_scales_of(const dray_layout *layout, uint32_t scales, uint32_t
 bool dray__layout_quantised(const dray_layout *layout);
 /* Keeps it as it is (NULL: not quantised); false: out of memory. */
 bool dray__layout_put_quant(dray_layout *layout, uint32_t tensor, const dray_quant *quant);
+/* Hashes of the tensors' names (dray__name_hash), by index. */
+const uint64_t *dray__layout_hashes(const dray_layout *layout);
+/* The blocks of a tensor (not an alias) in the order in which they were added; NULL at the end. */
+const dray_block *dray__layout_first_block(const dray_layout *layout, uint32_t tensor);
+const dray_block *dray__layout_next_block(const dray_layout *layout, const dray_block *block);
+/* Whether any tensor may be quantised. */
+bool dray__layout_has_quants(const dray_layout *layout);
 /* What a layout holds, to go back to when adding several things fails half way. */
 typedef struct dray__layout_mark {
     uint32_t tensors, blocks;

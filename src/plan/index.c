@@ -1,8 +1,8 @@
 #include "plan/index.h"
 
 #include "base/error.h"
-#include "base/hash.h"
 #include "model/layout.h"
+#include "model/names.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,13 +12,15 @@
 /* ---- names ------------------------------------------------------------------------------------
  */
 
-/* The slot of the name, or the free one where it belongs. The table is never full. */
-static uint32_t *find_slot(const dray_plan_index *index, const char *name, uint64_t hash)
+/* The slot of the tensor's name, or the free one where it belongs. The table is never full. Where
+ * no hash is the same the tensor is not looked at: of most of a large model's it would be the only
+ * look. */
+static uint32_t *find_slot(const dray_plan_index *index, const dray_tensor_info *of, uint64_t hash)
 {
     uint32_t mask = index->slots - 1;
     for (uint32_t i = (uint32_t)hash & mask;; i = (i + 1) & mask) {
         uint32_t id = index->slot[i];
-        if (id == NONE || (index->hash[id] == hash && strcmp(index->name[id], name) == 0))
+        if (id == NONE || (index->hash[id] == hash && strcmp(index->name[id], of->name) == 0))
             return &index->slot[i];
     }
 }
@@ -34,7 +36,7 @@ static bool grow_slots(dray_plan_index *index)
     index->slot = slot;
     index->slots = slots;
     for (uint32_t id = 0; id < index->name_count; id++)
-        *find_slot(index, index->name[id], index->hash[id]) = id;
+        *find_slot(index, &(dray_tensor_info){.name = index->name[id]}, index->hash[id]) = id;
     return true;
 }
 
@@ -54,18 +56,17 @@ static bool grow_names(dray_plan_index *index)
 }
 
 /* NONE: not there, or, with `add`, out of memory. */
-static uint32_t name_id(dray_plan_index *index, const char *name, bool add)
+static uint32_t name_id(dray_plan_index *index, const dray_tensor_info *of, uint64_t hash, bool add)
 {
     if (add && (uint64_t)index->name_count * 2 >= index->slots && !grow_slots(index))
         return NONE;
-    uint64_t hash = dray__hash(name, strlen(name));
-    uint32_t *slot = find_slot(index, name, hash);
+    uint32_t *slot = find_slot(index, of, hash);
     if (*slot != NONE || !add)
         return *slot;
     if (index->name_count == index->name_capacity && !grow_names(index))
         return NONE;
     uint32_t id = index->name_count++;
-    index->name[id] = name;
+    index->name[id] = of->name;
     index->hash[id] = hash;
     *slot = id;
     return id;
@@ -73,8 +74,9 @@ static uint32_t name_id(dray_plan_index *index, const char *name, bool add)
 
 static bool add_names_of(dray_plan_index *index, const dray_layout *layout)
 {
+    const uint64_t *hashes = dray__layout_hashes(layout);
     for (uint32_t t = 0; t < dray_layout_tensor_count(layout); t++)
-        if (name_id(index, dray_layout_tensor(layout, t)->name, true) == NONE)
+        if (name_id(index, dray_layout_tensor(layout, t), hashes[t], true) == NONE)
             return false;
     return true;
 }
@@ -83,10 +85,14 @@ static bool add_names_of(dray_plan_index *index, const dray_layout *layout)
  * them. */
 static bool add_scales_of(dray_plan_index *index, const dray_layout *layout)
 {
+    const uint64_t *hashes = dray__layout_hashes(layout);
+    if (!dray__layout_has_quants(layout))
+        return true;
     for (uint32_t t = 0; t < dray_layout_tensor_count(layout); t++) {
         const dray_quant *quant = dray_layout_quant(layout, t);
-        if (quant && name_id(index, dray_layout_tensor(layout, t)->name, false) != NONE &&
-            name_id(index, dray_layout_tensor(layout, quant->scales)->name, true) == NONE)
+        if (quant && name_id(index, dray_layout_tensor(layout, t), hashes[t], false) != NONE &&
+            name_id(index, dray_layout_tensor(layout, quant->scales), hashes[quant->scales],
+                    true) == NONE)
             return false;
     }
     return true;
@@ -94,11 +100,6 @@ static bool add_scales_of(dray_plan_index *index, const dray_layout *layout)
 
 /* ---- holders ----------------------------------------------------------------------------------
  */
-
-/* One name of one source's tensor. An alias is a second name of the tensor that it stands for. */
-typedef struct naming {
-    uint32_t tensor, name;
-} naming;
 
 /* A holder with its name, in the order of reading. */
 typedef struct found {
@@ -108,27 +109,9 @@ typedef struct found {
 
 typedef struct scan {
     dray_plan_index *index;
-    naming *names; /* of the source that is being read, by tensor */
-    size_t name_capacity;
-    uint32_t *chain; /* per tensor: the first of its names, NONE: none wanted */
-    uint32_t *next;  /* per name: the next of the same tensor */
     found *found;
     size_t found_count, found_capacity;
 } scan;
-
-static bool scan_room(scan *s, uint32_t tensors)
-{
-    if (tensors <= s->name_capacity)
-        return true;
-    free(s->names);
-    free(s->chain);
-    free(s->next);
-    s->names = malloc(tensors * sizeof *s->names);
-    s->chain = malloc(tensors * sizeof *s->chain);
-    s->next = malloc(tensors * sizeof *s->next);
-    s->name_capacity = tensors;
-    return s->names && s->chain && s->next;
-}
 
 static found *next_found(scan *s)
 {
@@ -143,32 +126,24 @@ static found *next_found(scan *s)
     return &s->found[s->found_count++];
 }
 
+/* An alias is a second name of the tensor that it stands for. Of a tensor that nobody asks for no
+ * more is looked at than the hash of its name: a rank of a large model has thousands. */
 static bool scan_source(scan *s, uint32_t source)
 {
     const dray_layout *layout = s->index->sources[source].layout;
-    uint32_t tensors = dray_layout_tensor_count(layout), blocks = dray_layout_block_count(layout);
-    if (!tensors)
-        return true;
-    if (!scan_room(s, tensors))
-        return false;
-    for (uint32_t t = 0; t < tensors; t++)
-        s->chain[t] = NONE;
-    for (uint32_t t = 0; t < tensors; t++) {
+    const uint64_t *hashes = dray__layout_hashes(layout);
+    for (uint32_t t = 0; t < dray_layout_tensor_count(layout); t++) {
         const dray_tensor_info *info = dray_layout_tensor(layout, t);
-        uint32_t holder = info->alias_of < 0 ? t : (uint32_t)info->alias_of;
-        s->names[t] = (naming){holder, name_id(s->index, info->name, false)};
-        if (s->names[t].name == NONE)
+        uint32_t id = name_id(s->index, info, hashes[t], false);
+        if (id == NONE)
             continue;
-        s->next[t] = s->chain[holder];
-        s->chain[holder] = t;
-    }
-    for (uint32_t b = 0; b < blocks; b++) {
-        const dray_block *block = dray_layout_block(layout, b);
-        for (uint32_t n = s->chain[block->tensor]; n != NONE; n = s->next[n]) {
+        uint32_t holder = info->alias_of < 0 ? t : (uint32_t)info->alias_of;
+        const dray_block *block = dray__layout_first_block(layout, holder);
+        for (; block; block = dray__layout_next_block(layout, block)) {
             found *one = next_found(s);
             if (!one)
                 return false;
-            *one = (found){s->names[n].name, {source, block->tensor, block}};
+            *one = (found){id, {source, holder, block}};
         }
     }
     return true;
@@ -247,9 +222,6 @@ int dray__plan_index_new(const dray_plan_member *sources, uint32_t count, const 
         ok = !dray__layout_quantised(sources[i].layout) || add_scales_of(index, sources[i].layout);
     scan s = {.index = index};
     ok = ok && collect(&s);
-    free(s.names);
-    free(s.chain);
-    free(s.next);
     free(s.found);
     if (!ok) {
         dray_plan_index_free(index);
@@ -279,7 +251,8 @@ void dray_plan_index_free(dray_plan_index *index)
 
 size_t dray__plan_holders(const dray_plan_index *index, const char *name, const dray__holder **out)
 {
-    uint32_t id = *find_slot(index, name, dray__hash(name, strlen(name)));
+    const dray_tensor_info of = {.name = name};
+    uint32_t id = *find_slot(index, &of, dray__name_hash(name));
     if (id == NONE)
         return 0;
     *out = index->holders + index->first[id];
