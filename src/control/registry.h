@@ -28,7 +28,8 @@
  *                   -> u64 attempt, u8 mode, u64 incarnation, u64 version, u8 checksums are there,
  *                      u64 source set, u32 sources, u64 group set, u32 ranks, u32 count and the
  *                      names of tensors that the group holds in part, u8 source, u8 granted:
- *                      UPDATE_WRITING need not be asked, because all ranks were prepared
+ *                      UPDATE_WRITING need not be asked, because all ranks were prepared, u64
+ *                      cohort set (0: none), u32 its members, u64 run (of this cohort's update)
  *  UPDATE_WRITING   u64 key, u64 attempt, i64 lease -> (empty): bytes are about to be overwritten;
  *                   kept while other groups read them, at most for the lease
  *  UPDATE_VOTE      u64 key, u64 attempt, u32 code (0: ok), string message, i64 timeout, sums read,

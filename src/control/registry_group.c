@@ -429,7 +429,7 @@ static bool all_prepared(const struct group *group, const struct set *sources)
     return true;
 }
 
-static void start(dray__registry *r, struct group *group)
+static void start(dray__registry *r, struct group *group, const struct set *cohort, uint64_t run)
 {
     static const dray__coverage none;
     const struct set *sources = group->gang   ? &group->gang->set
@@ -440,6 +440,7 @@ static void start(dray__registry *r, struct group *group)
     bool granted = all_prepared(group, sources);
     group->attempt = r->next_id++;
     group->phase = ATTEMPT_MOVING;
+    group->gathering = group->gathered = false;
     if (group->reading)
         group->reading->readers++;
     if (group->peer)
@@ -463,28 +464,61 @@ static void start(dray__registry *r, struct group *group)
         put_partial(&w, compared ? &group->coverage : &none);
         dray__put_u8(&w, source_kind(group));
         dray__put_u8(&w, granted);
+        dray__put_u64(&w, cohort ? cohort->id : 0);
+        dray__put_u32(&w, cohort ? cohort->world : 0);
+        dray__put_u64(&w, run);
         dray__reg_reply(r, ticket, &w, -1);
     }
 }
 
+/* Not now after all. */
+static void unchoose(struct group *group)
+{
+    dray__holding_free(&group->goal);
+    group->gang = NULL;
+    group->reading = NULL;
+    group->peer = NULL;
+}
+
+/* Starts the group, and with it those that can read the same version from other hosts now. */
+static void start_cohort(dray__registry *r, struct group *first)
+{
+    struct group *groups[DRAY__COHORT_MAX] = {first};
+    uint32_t count = 1;
+    for (struct group *other = first->model->groups; other && count < DRAY__COHORT_MAX;
+         other = other->next) {
+        if (other == first || !dray__reg_all_began(other) || choose(other, NULL))
+            continue;
+        if (other->goal.mode == DRAY_MODE_DISTRIBUTED && other->reading == first->reading)
+            groups[count++] = other;
+        else
+            unchoose(other);
+    }
+    const struct set *cohort = dray__reg_cohort_make(r, first->model, groups, count);
+    uint64_t run = r->next_id++;
+    for (uint32_t i = 0; i < count; i++)
+        start(r, groups[i], cohort, run);
+}
+
 static void group_settle(dray__registry *r, struct group *group)
 {
-    if (group->phase != ATTEMPT_NONE || group->set.present < group->set.world)
+    if (!dray__reg_all_began(group))
         return;
-    for (uint32_t i = 0; i < group->set.world; i++)
-        if (!group->set.entries[i]->begin.ticket)
-            return;
     dray_error error = {0};
     int rc = choose(group, &error);
     if (rc == DRAY_EAGAIN)
         return;
-    if (rc == DRAY_OK) {
-        start(r, group);
-        return;
+    if (rc) {
+        unchoose(group);
+        for (uint32_t i = 0; i < group->set.world; i++)
+            begin_refuse(r, group->set.entries[i], &error);
+    } else if (group->goal.mode != DRAY_MODE_DISTRIBUTED || !group->reading) {
+        start(r, group, NULL, 0);
+    } else if (dray__reg_cohort_waits(r, group)) {
+        unchoose(group);
+    } else {
+        start_cohort(r, group);
     }
-    dray__holding_free(&group->goal);
-    for (uint32_t i = 0; i < group->set.world; i++)
-        begin_refuse(r, group->set.entries[i], &error);
 }
 
 void dray__reg_groups_settle(dray__registry *r)
@@ -649,6 +683,8 @@ bool dray__reg_group_expired(dray__registry *r, struct entry *entry, void *ticke
     struct group *group = entry->group;
     dray_error error;
     char who[160];
+    if (entry->begin.ticket == ticket && !gone && dray__reg_cohort_gathered(r, entry))
+        return true;
     if (entry->begin.ticket == ticket) {
         missing(group, false, who, sizeof who);
         if (who[0])

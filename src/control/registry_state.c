@@ -168,6 +168,7 @@ static void entry_end(dray__registry *r, struct entry *entry, const char *why)
     if (entry->group)
         dray__reg_group_leave(r, entry, why);
     struct model *model = entry->model;
+    dray__reg_cohort_leave(model, entry);
     entry_free(entry);
     model_drop_if_unused(r, model);
 }
@@ -365,6 +366,8 @@ static int find_set(const struct model *model, uint64_t id, uint32_t index, cons
     for (const struct group *group = model->groups; group && !set; group = group->next)
         if (group->set.id == id)
             set = &group->set;
+    if (!set)
+        set = dray__reg_cohort_set(model, id);
     if (!set)
         return dray__fail(error, DRAY_ESTALE, "the ranks of %s changed meanwhile", model->name);
     if (index >= set->world || !set->entries[index])

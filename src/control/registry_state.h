@@ -11,6 +11,7 @@
 #define DRAY__NAME_MAX 255u
 #define DRAY__WORLD_MAX 65536u
 #define DRAY__REGIONS_MAX 65536u
+#define DRAY__COHORT_MAX 64u /* members of one cohort */
 
 struct model;
 struct gang;
@@ -33,6 +34,7 @@ struct begin {
     uint8_t purpose;
     bool publishers_only;
     uint64_t ready_source, ready_group; /* sets that the rank is prepared for */
+    int64_t deadline_ns;
 };
 
 /* One opened publisher or subscriber: exactly one of gang and group is set. */
@@ -118,6 +120,7 @@ struct group {
     uint32_t readers; /* groups that read this one's memory */
     /* the update in progress */
     enum attempt_phase phase;
+    bool gathering, gathered; /* waits, or waited, for others to begin with it */
     uint64_t attempt;
     uint8_t purpose;
     struct gang *gang;       /* NULL: no publishers */
@@ -133,6 +136,12 @@ struct group {
     uint64_t aborted;
     dray_error abort_error;
     char *report; /* of the last update: JSON */
+};
+
+/* Ranks that once updated together; kept while all of them are there, for their next update. */
+struct cohort {
+    struct cohort *next;
+    struct set set;
 };
 
 /* A PUBLISHER_WAIT. */
@@ -164,6 +173,7 @@ struct model {
     char *name;
     struct gang *gangs; /* newest first */
     struct group *groups;
+    struct cohort *cohorts;
 };
 
 struct dray__registry {
@@ -205,6 +215,18 @@ struct version *dray__reg_newest(const struct model *model, uint64_t min, struct
 const struct version *dray__reg_latest(const struct model *model, const struct gang **gang);
 bool dray__reg_ready(const struct gang *gang, const struct version *version);
 void dray__reg_gang_free(dray__registry *r, struct gang *gang);
+
+/* ---- registry_cohort.c: groups that update together */
+bool dray__reg_all_began(const struct group *group); /* and it does not update already */
+void dray__reg_cohort_leave(struct model *model, const struct entry *entry);
+const struct set *dray__reg_cohort_set(const struct model *model, uint64_t id); /* NULL: none */
+/* A group that could start: should it wait a moment for others? */
+bool dray__reg_cohort_waits(dray__registry *r, struct group *group);
+/* The deadline of an entry's begin: true when it was the moment that is over. */
+bool dray__reg_cohort_gathered(dray__registry *r, struct entry *entry);
+/* Of groups that start together; NULL: there is nobody to share with. */
+const struct set *dray__reg_cohort_make(dray__registry *r, struct model *model,
+                                        struct group *const *groups, uint32_t count);
 
 /* ---- registry_group.c: subscribers and their updates */
 int dray__reg_group_join(dray__registry *r, struct entry *entry, const char *name, uint32_t world,

@@ -21,7 +21,7 @@ static int update_begin(dray__reg_call *c, dray_error *error)
     begin.path = dray__get_string(c->in, PATH_BYTES_MAX);
     begin.path_version = dray__get_u64(c->in);
     begin.verify = dray__get_u8(c->in) != 0;
-    int64_t timeout = dray__get_i64(c->in);
+    begin.deadline_ns = dray__deadline(dray__get_i64(c->in));
     begin.purpose = dray__get_u8(c->in);
     begin.publishers_only = dray__get_u8(c->in) != 0;
     begin.ready_source = dray__get_u64(c->in);
@@ -39,9 +39,8 @@ static int update_begin(dray__reg_call *c, dray_error *error)
     if (rc == DRAY_OK)
         rc = dray__reg_begin(c->r, entry, &begin, error);
     if (rc == DRAY_OK) {
+        c->r->ops.expire_at(c->r->ops.user, c->ticket, begin.deadline_ns);
         dray__reg_groups_settle(c->r);
-        if (entry->begin.ticket == c->ticket)
-            c->r->ops.expire_at(c->r->ops.user, c->ticket, dray__deadline(timeout));
     }
     free(begin.path);
     return rc;

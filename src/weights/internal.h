@@ -23,6 +23,7 @@ void dray__weights_step(const char *step);
 /* ---- local.c: what members of this process hold, for readers here and for its data server -----
  */
 typedef struct dray__local dray__local;
+struct dray__shares; /* shares.h */
 /* Layout, regions and delta (NULL: none is kept) are borrowed until dray__local_remove. count: the
  * layout's regions come first, others may follow. */
 int dray__local_add(uint64_t token, const dray_layout *layout, dray_region *const *regions,
@@ -35,6 +36,14 @@ void dray__local_release(dray__local *local);
 dray_region *dray__local_region(const dray__local *local, uint32_t index);
 const struct dray__delta_view *dray__local_delta(const dray__local *local);
 const dray_layout *dray__local_layout(const dray__local *local);
+/* What an update that goes on has brought: from here on the member is read through it, by those of
+ * its cohort alone. NULL: the update's memory is about to change, nobody may read it; waits until
+ * nobody does. Takes the shares over. */
+void dray__local_share(uint64_t token, struct dray__shares *shares);
+/* This run is under way or over: who asks for what it brings need not wait for it to begin. */
+void dray__local_began(uint64_t token, uint64_t run);
+bool dray__local_has_begun(const dray__local *local, uint64_t run);
+struct dray__shares *dray__local_shares(const dray__local *local); /* NULL: none */
 /* Updates older than `attempt` must not read any more: the memory may change. */
 void dray__local_revoke(uint64_t token, uint64_t attempt);
 /* DRAY_ESTALE: revoked. */
@@ -180,6 +189,11 @@ typedef struct dray__sources {
     bool casts, files;
     dray__sums stored; /* what a checkpoint says of its tensors; none: nothing */
     bool imported;
+    /* Who updates to the same version at the same time, this rank too; may change without the plan.
+     */
+    uint64_t cohort_set;
+    dray__source *cohort;
+    uint32_t cohort_wanted, cohort_count;
     /* while it is being made */
     uint32_t wanted;     /* sources; `count` are there */
     dray__source *group; /* the group's other ranks, until the plan is made */
@@ -193,7 +207,7 @@ typedef struct dray__sources {
 typedef struct dray__destination {
     dray_layout *layout;
     dray_region **regions;
-    uint64_t member, host;
+    uint64_t member, host, token;
     uint32_t rank, world;
 } dray__destination;
 
@@ -221,6 +235,8 @@ int dray__sources_disk_sums(dray__sources *sources, dray_error *error);
 bool dray__sources_disk_same(const dray__sources *sources, const char *path);
 /* Is this region reached through its member's data server, rather than mapped? */
 bool dray__source_remote(const dray__source *source, uint32_t region, uint64_t host);
+/* Who updates together with this rank, to be fetched with the plan. set 0: nobody. */
+int dray__sources_cohort(dray__sources *sources, uint64_t set, uint32_t count, dray_error *error);
 /* Forgets the imported regions: the next import makes them anew. */
 void dray__sources_close(dray__sources *sources);
 void dray__sources_free(dray__sources *sources);
@@ -240,6 +256,7 @@ typedef struct dray__haul_options {
     uint64_t bucket_bytes;
     bool verify;
     uint64_t attempt; /* what data servers are told */
+    uint64_t run;     /* and those of its cohort's members; 0: there is no cohort */
     const struct dray__stream_keys
         *keys; /* of the connections to them; borrowed, also after close */
     /* For each destination tensor: will the coordinator compare it as a whole with what publishers

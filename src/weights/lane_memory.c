@@ -92,6 +92,10 @@ static int open_bucket(struct memory_lane *m, uint64_t ceiling, dray_error *erro
     uint64_t best = m->haul->sources->files ? BUCKET_OF_FILE : BUCKET_OF_MEMORY;
     ceiling -= m->scratch_bytes;
     m->bucket_size = (ceiling < best ? ceiling : best) & ~(uint64_t)4095;
+    if (!m->bucket_size)
+        return dray__fail(error, DRAY_EINVALID,
+                          "bucket_bytes %" PRIu64 ": files and other hosts at once need 256 KiB",
+                          m->haul->options.bucket_bytes);
     if (m->slice_bytes > m->bucket_size)
         m->slice_bytes = m->bucket_size;
     return dray_region_alloc(DRAY_REGION_HOST, m->bucket_size, "bucket", &m->bucket, error);
@@ -100,9 +104,9 @@ static int open_bucket(struct memory_lane *m, uint64_t ceiling, dray_error *erro
 /* What the movers need on the way, within the ceiling of the strategies that have one. */
 static int open_scratch(struct memory_lane *m, uint64_t ceiling, dray_error *error)
 {
-    if (!m->haul->sources->files && !m->haul->sources->casts)
+    if (!m->haul->sources->files) /* memory is converted from one place to the other */
         return DRAY_OK;
-    uint64_t bytes = m->haul->sources->files ? DRAY__MOVE_STAGING : DRAY__SLICE_BYTES;
+    uint64_t bytes = DRAY__MOVE_STAGING;
     if (m->haul->options.load && bytes > ceiling)
         bytes = ceiling;
     else if (m->haul->options.strategy != DRAY_STRATEGY_DIRECT && bytes > ceiling / 4)

@@ -13,13 +13,11 @@
  *
  * A connection that breaks, or is silent for STALL_NS, is opened again: answers that arrived are
  * kept, the rest is asked for again, until the update's deadline. */
-#include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "mover/checksum.h"
 #include "mover/mover.h"
-#include "weights/delta.h"
-#include "weights/haul.h"
-#include "weights/peer.h"
+#include "weights/remote.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -28,294 +26,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/timerfd.h>
-#include <unistd.h>
-
-enum {
-    SEGMENT = 256 << 10, /* of data in one answer */
-    SEGMENT_MIN = 8 << 10,
-    RECTS = 64, /* in one request */
-    SLOTS = 4,
-    WRONG_MAX = 3 /* answers that were changed on the way, one after the other */
-};
-#define WINDOW_MAX ((uint64_t)32 << 20)
-#define STALL_NS (3 * DRAY__SECOND)
-#define REFUSED_NS (3 * DRAY__SECOND)
-#define PAUSE_MIN_NS (50 * DRAY__MILLISECOND)
-#define PAUSE_MAX_NS DRAY__SECOND
-#define TICK_NS (100 * DRAY__MILLISECOND)
-
-/* A part of an op that lies in one block of its source. */
-struct part {
-    uint64_t op;
-    uint32_t block;
-    dray__rect rect;
-};
-
-struct slice {
-    uint64_t part;
-    dray__rect rect;
-};
-
-struct request {
-    struct request *next;
-    uint32_t id, count;
-    uint64_t bytes;
-    bool plain; /* deltas are not wanted */
-    struct slice slices[];
-};
-
-struct queue {
-    struct request *first, **last;
-};
-
-struct source {
-    dray__source *of;
-    struct part *parts;
-    uint64_t count, capacity, next;
-    dray__slicer slicer;   /* of the part, */
-    dray__delta_walk walk; /* or this one: along the slices of deltas */
-    dray__rect ahead;      /* its next slice */
-    bool in_part, has_ahead;
-    struct queue again, flying; /* to be asked for again; asked for, in order */
-    uint64_t flying_bytes;
-    dray_region *slot; /* its answer is coming into it */
-    uint32_t wrong;    /* answers in a row that were changed on the way */
-    int64_t retry_ns, pause_ns, broken_ns;
-    bool broken;
-    short events; /* 0: not watched */
-    dray_error trouble;
-};
-
-struct remote_lane {
-    dray__haul *haul;
-    struct source *sources; /* those that have parts */
-    uint32_t count, turn;
-    uint32_t last_id;
-    uint64_t segment, window, in_flight, peak, left; /* left: ops' bytes still to come */
-    dray_region *slots[SLOTS];                       /* free ones */
-    uint32_t free_slots, slot_count;
-    int poll_fd, timer_fd;
-    uint64_t wire_before;
-    uint32_t retries;
-
-    /* the answer that is being put in its place */
-    dray_copy copies[RECTS];
-    uint64_t sums[RECTS], slot_sums[RECTS];
-    bool sparse[RECTS]; /* it was entries of a delta */
-    uint64_t delta_bytes, delta_covered_bytes;
-    struct request *spare;
-};
-
-/* ---- opening --------------------------------------------------------------------------------- */
-
-static bool lane_takes(const dray__haul *haul, const dray__op *op)
-{
-    const dray__source *source = &haul->sources->sources[op->copy.source];
-    return dray__source_remote(source, op->copy.source_region, haul->destination->host);
-}
-
-static bool push_part(struct source *s, const struct part *part)
-{
-    if (s->count == s->capacity) {
-        uint64_t capacity = s->capacity ? s->capacity * 2 : 64;
-        struct part *parts = realloc(s->parts, capacity * sizeof *parts);
-        if (!parts)
-            return false;
-        s->parts = parts;
-        s->capacity = capacity;
-    }
-    s->parts[s->count++] = *part;
-    return true;
-}
-
-/* Does the copy read this part of the block? Two blocks may hold the same elements. */
-static bool reads(const dray_copy *copy, const dray_block *block, uint32_t ndim,
-                  const dray__rect *cross)
-{
-    if (copy->source_region != block->region)
-        return false;
-    uint64_t copy_at = copy->source_offset, block_at = block->offset;
-    for (uint32_t d = 0; d < ndim; d++) {
-        copy_at += (uint64_t)(cross->start[d] - copy->start[d]) * (uint64_t)copy->source_stride[d];
-        block_at += (uint64_t)(cross->start[d] - block->start[d]) * (uint64_t)block->stride[d];
-        if (cross->extent[d] > 1 && copy->source_stride[d] != block->stride[d])
-            return false;
-    }
-    return copy_at == block_at;
-}
-
-/* The blocks of each tensor of a source, in CSR form. */
-struct blocks {
-    uint32_t *first, *order;
-};
-
-static void blocks_free(struct blocks *b)
-{
-    free(b->first);
-    free(b->order);
-}
-
-static bool blocks_make(const dray_layout *layout, struct blocks *out)
-{
-    uint32_t tensors = dray_layout_tensor_count(layout), count = dray_layout_block_count(layout);
-    out->first = calloc((size_t)tensors + 2, sizeof *out->first);
-    out->order = calloc((size_t)count + 1, sizeof *out->order);
-    if (!out->first || !out->order)
-        return false;
-    for (uint32_t b = 0; b < count; b++)
-        out->first[dray_layout_block(layout, b)->tensor + 2]++;
-    for (uint32_t t = 0; t < tensors; t++)
-        out->first[t + 2] += out->first[t + 1];
-    for (uint32_t b = 0; b < count; b++)
-        out->order[out->first[dray_layout_block(layout, b)->tensor + 1]++] = b;
-    return true;
-}
-
-/* Cuts an op along the blocks of its source. */
-static int cut(struct remote_lane *l, struct source *s, const struct blocks *blocks, uint64_t op,
-               dray_error *error)
-{
-    const dray_copy *copy = &l->haul->sources->ops[op].copy;
-    const dray_layout *layout = s->of->layout;
-    dray__rect whole = dray__copy_rect(copy);
-    uint64_t left = dray__rect_elements(&whole);
-    uint32_t tensor;
-    int rc = dray_layout_find(layout, l->haul->sources->names[copy->tensor], &tensor, error);
-    if (rc)
-        return rc;
-    uint32_t ndim = dray_layout_tensor(layout, tensor)->ndim;
-    for (uint32_t i = blocks->first[tensor]; i < blocks->first[tensor + 1] && left; i++) {
-        struct part part = {.op = op, .block = blocks->order[i]};
-        dray__rect held = dray__rect_of(layout, part.block);
-        if (!dray__rect_cross(&whole, &held, &part.rect) ||
-            !reads(copy, dray_layout_block(layout, part.block), ndim, &part.rect))
-            continue;
-        if (!push_part(s, &part))
-            return dray__nomem(error);
-        left -= dray__rect_elements(&part.rect);
-    }
-    if (left)
-        return dray__fail(error, DRAY_EINTERNAL,
-                          "tensor %s: a planned copy reads %" PRIu64 " elements outside any block",
-                          dray__haul_tensor(l->haul, copy)->name, left);
-    return DRAY_OK;
-}
-
-static int open_source(struct remote_lane *l, uint32_t index, const uint64_t *ops, uint64_t count,
-                       dray_error *error)
-{
-    struct source *s = &l->sources[l->count];
-    *s = (struct source){.of = &l->haul->sources->sources[index], .pause_ns = PAUSE_MIN_NS};
-    s->again.last = &s->again.first;
-    s->flying.last = &s->flying.first;
-    struct blocks blocks = {0};
-    int rc = blocks_make(s->of->layout, &blocks) ? DRAY_OK : dray__nomem(error);
-    for (uint64_t i = 0; i < count && rc == DRAY_OK; i++)
-        if (l->haul->sources->ops[ops[i]].copy.source == index)
-            rc = cut(l, s, &blocks, ops[i], error);
-    blocks_free(&blocks);
-    l->count++;
-    if (rc == DRAY_OK && !s->of->peer)
-        rc = dray__peer_new(s->of->endpoint, l->haul->options.keys, &s->of->peer, error);
-    if (rc == DRAY_OK)
-        l->wire_before += dray__peer_wire_bytes(s->of->peer);
-    return rc;
-}
-
-/* The ceiling holds the slots and what is in flight. */
-static int open_slots(struct remote_lane *l, uint64_t ceiling, dray_error *error)
-{
-    uint64_t segment = ceiling / 8;
-    l->segment = segment > SEGMENT ? SEGMENT : segment < SEGMENT_MIN ? SEGMENT_MIN : segment;
-    l->slot_count = l->count < SLOTS ? l->count : SLOTS;
-    l->window = ceiling - l->slot_count * l->segment;
-    if (l->window > WINDOW_MAX)
-        l->window = WINDOW_MAX;
-    for (uint32_t i = 0; i < l->slot_count; i++) {
-        int rc = dray_region_alloc(DRAY_REGION_HOST, l->segment, "slot", &l->slots[i], error);
-        if (rc)
-            return rc;
-        l->free_slots++;
-    }
-    return DRAY_OK;
-}
-
-static int lane_init(struct remote_lane *l, const uint64_t *ops, uint64_t count, uint64_t ceiling,
-                     dray_error *error)
-{
-    const dray__sources *all = l->haul->sources;
-    bool *has = calloc((size_t)all->count + 1, sizeof *has);
-    l->sources = calloc((size_t)all->count + 1, sizeof *l->sources);
-    int rc = has && l->sources ? DRAY_OK : dray__nomem(error);
-    for (uint64_t i = 0; i < count && rc == DRAY_OK; i++)
-        has[all->ops[ops[i]].copy.source] = true;
-    for (uint32_t i = 0; i < all->count && rc == DRAY_OK; i++)
-        if (has[i])
-            rc = open_source(l, i, ops, count, error);
-    free(has);
-    if (rc == DRAY_OK)
-        rc = open_slots(l, ceiling, error);
-    if (rc)
-        return rc;
-    l->poll_fd = epoll_create1(EPOLL_CLOEXEC);
-    l->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-    struct epoll_event event = {.events = EPOLLIN};
-    if (l->poll_fd < 0 || l->timer_fd < 0 ||
-        epoll_ctl(l->poll_fd, EPOLL_CTL_ADD, l->timer_fd, &event))
-        return dray__fail_errno(error, errno, "descriptors of an update");
-    return DRAY_OK;
-}
-
-static void free_queue(struct queue *queue)
-{
-    while (queue->first) {
-        struct request *next = queue->first->next;
-        free(queue->first);
-        queue->first = next;
-    }
-}
-
-static void lane_close(void *lane)
-{
-    struct remote_lane *l = lane;
-    if (!l)
-        return;
-    for (uint32_t i = 0; i < l->count; i++) {
-        struct source *s = &l->sources[i];
-        if (s->of->peer && s->flying.first)
-            dray__peer_drop(s->of->peer); /* its answers are nobody's */
-        free_queue(&s->again);
-        free_queue(&s->flying);
-        dray_region_free(s->slot);
-        free(s->parts);
-    }
-    for (uint32_t i = 0; i < l->free_slots; i++)
-        dray_region_free(l->slots[i]);
-    if (l->poll_fd >= 0)
-        close(l->poll_fd);
-    if (l->timer_fd >= 0)
-        close(l->timer_fd);
-    free(l->sources);
-    free(l->spare);
-    free(l);
-}
-
-static int lane_open(dray__haul *haul, const uint64_t *ops, uint64_t count, uint64_t ceiling,
-                     void **out, dray_error *error)
-{
-    struct remote_lane *l = calloc(1, sizeof *l);
-    if (!l)
-        return dray__nomem(error);
-    l->haul = haul;
-    l->poll_fd = l->timer_fd = -1;
-    int rc = lane_init(l, ops, count, ceiling, error);
-    if (rc) {
-        lane_close(l);
-        return rc;
-    }
-    *out = l;
-    return DRAY_OK;
-}
 
 /* ---- asking ---------------------------------------------------------------------------------- */
 
@@ -325,26 +35,26 @@ static const dray__op *op_of(const struct remote_lane *l, const struct source *s
     return &l->haul->sources->ops[s->parts[slice->part].op];
 }
 
-/* The dtype on the wire: the smaller one. */
-static int32_t wire_dtype(const dray_copy *copy)
+/* The dtype on the wire: the smaller one; of a member of the cohort, what lies there. */
+static int32_t wire_dtype(const struct source *s, const dray_copy *copy)
 {
-    return dray_dtype_size((dray_dtype)copy->destination_dtype) <=
-                   dray_dtype_size((dray_dtype)copy->source_dtype)
+    return s->peer || dray_dtype_size((dray_dtype)copy->destination_dtype) <=
+                          dray_dtype_size((dray_dtype)copy->source_dtype)
                ? copy->destination_dtype
                : copy->source_dtype;
 }
 
-static uint64_t wire_bytes(const dray_copy *copy, const dray__rect *rect)
+static uint64_t wire_bytes(const struct source *s, const dray_copy *copy, const dray__rect *rect)
 {
-    return dray__rect_elements(rect) * dray_dtype_size((dray_dtype)wire_dtype(copy));
+    return dray__rect_elements(rect) * dray_dtype_size((dray_dtype)wire_dtype(s, copy));
 }
 
 /* Can what changed in a slice be written where the copy leads? */
 static bool takes_deltas(const struct remote_lane *l, const struct source *s, const dray_copy *copy)
 {
-    return s->of->has_delta && l->haul->options.has_base &&
-           wire_dtype(copy) == copy->destination_dtype &&
-           DRAY__DELTA_SLICE * dray_dtype_size((dray_dtype)wire_dtype(copy)) <= l->segment;
+    return !s->peer && s->of->has_delta && l->haul->options.has_base &&
+           wire_dtype(s, copy) == copy->destination_dtype &&
+           DRAY__DELTA_SLICE * dray_dtype_size((dray_dtype)wire_dtype(s, copy)) <= l->segment;
 }
 
 static void start_part(struct remote_lane *l, struct source *s, const struct part *part,
@@ -356,8 +66,8 @@ static void start_part(struct remote_lane *l, struct source *s, const struct par
         dray__delta_grid(s->of->layout, part->block, &part->rect, &s->walk);
         dray__delta_grid_next(&s->walk, &s->ahead);
     } else {
-        dray__slicer_start(&s->slicer, &part->rect, dray_dtype_size((dray_dtype)wire_dtype(copy)),
-                           l->segment);
+        dray__slicer_start(&s->slicer, &part->rect,
+                           dray_dtype_size((dray_dtype)wire_dtype(s, copy)), l->segment);
     }
 }
 
@@ -374,7 +84,7 @@ static bool next_slice(struct remote_lane *l, struct source *s, uint64_t room, s
         out->rect = s->ahead;
     else
         dray__slicer_peek(&s->slicer, &out->rect);
-    if (wire_bytes(copy, &out->rect) > room)
+    if (wire_bytes(s, copy, &out->rect) > room)
         return false;
     out->part = s->next;
     bool more;
@@ -433,7 +143,7 @@ static int next_request(struct remote_lane *l, struct source *s, struct request 
     struct slice *slice = request->slices;
     while (request->count < RECTS && next_slice(l, s, l->segment - request->bytes, slice)) {
         const dray_copy *copy = &op_of(l, s, slice)->copy;
-        request->bytes += wire_bytes(copy, &slice->rect);
+        request->bytes += wire_bytes(s, copy, &slice->rect);
         request->plain |= !takes_deltas(l, s, copy);
         request->count++;
         slice++;
@@ -466,15 +176,18 @@ static void put(struct remote_lane *l, struct source *s, struct request *request
         uint32_t tensor = dray_layout_block(s->of->layout, part->block)->tensor;
         rects[i] = (dray__pull_rect){.block = part->block,
                                      .ndim = dray_layout_tensor(s->of->layout, tensor)->ndim,
-                                     .dtype = wire_dtype(&op->copy),
-                                     .twice = twice(l, op),
+                                     .dtype = wire_dtype(s, &op->copy),
+                                     .twice = !s->peer && twice(l, op),
                                      .rect = slice->rect};
     }
     const dray__haul_options *o = &l->haul->options;
     dray__pull_base base = {o->incarnation, o->base, o->version};
     request->id = ++l->last_id;
-    dray__pull_put_request(dray__peer_out(s->of->peer), request->id, o->verify, s->of->token,
-                           o->attempt, request->plain ? NULL : &base, rects, request->count);
+    uint16_t flags =
+        (uint16_t)((o->verify ? DRAY__PULL_SUMS : 0) | (s->peer ? DRAY__PULL_COHORT : 0));
+    dray__pull_put_request(dray__peer_out(s->of->peer), request->id, flags, s->of->token,
+                           s->peer ? o->run : o->attempt, s->peer || request->plain ? NULL : &base,
+                           rects, request->count);
     if (!s->flying.first)
         dray__peer_touch(s->of->peer);
     *s->flying.last = request;
@@ -489,7 +202,9 @@ static void put(struct remote_lane *l, struct source *s, struct request *request
 /* Fills the source's share of the window. */
 static int ask(struct remote_lane *l, struct source *s, dray_error *error)
 {
-    uint64_t share = l->window / l->count;
+    uint64_t share = s->probing ? 0 : l->window / (l->active ? l->active : 1);
+    if (dray__now() < s->asleep_ns)
+        return DRAY_OK;
     while (wants_more(s)) {
         bool first = !s->flying.first;
         if (l->in_flight + l->segment > l->window ||
@@ -509,12 +224,13 @@ static int ask(struct remote_lane *l, struct source *s, dray_error *error)
 /* ---- taking ---------------------------------------------------------------------------------- */
 
 /* From the slot, where the slice lies dense at `offset`, to its place. */
-static dray_copy out_of_slot(const dray_copy *op, const dray__rect *rect, uint64_t offset)
+static dray_copy out_of_slot(const struct source *s, const dray_copy *op, const dray__rect *rect,
+                             uint64_t offset)
 {
     dray_copy out = dray__copy_cut(op, rect), dense = out;
-    dray__copy_to_dense(&dense, wire_dtype(op), offset);
+    dray__copy_to_dense(&dense, wire_dtype(s, op), offset);
     out.source_region = 0;
-    out.source_dtype = wire_dtype(op);
+    out.source_dtype = wire_dtype(s, op);
     out.source_offset = offset;
     memcpy(out.source_stride, dense.destination_stride, sizeof out.source_stride);
     return out;
@@ -538,8 +254,8 @@ static struct told told_of(const struct remote_lane *l, const struct source *s,
         told.sum = dray__get_u64(&in);
     }
     const struct slice *slice = &request->slices[i];
-    told.bytes =
-        request->plain ? wire_bytes(&op_of(l, s, slice)->copy, &slice->rect) : dray__get_u32(&in);
+    told.bytes = request->plain ? wire_bytes(s, &op_of(l, s, slice)->copy, &slice->rect)
+                                : dray__get_u32(&in);
     return told;
 }
 
@@ -552,8 +268,8 @@ static void look(struct remote_lane *l, const struct source *s, const struct req
         const struct slice *slice = &request->slices[i];
         const dray_copy *copy = &op_of(l, s, slice)->copy;
         uint64_t bytes = told_of(l, s, request, head, i).bytes;
-        l->copies[i] = out_of_slot(copy, &slice->rect, offset);
-        l->sparse[i] = bytes < wire_bytes(copy, &slice->rect);
+        l->copies[i] = out_of_slot(s, copy, &slice->rect, offset);
+        l->sparse[i] = bytes < wire_bytes(s, copy, &slice->rect);
         l->sums[i] = l->slot_sums[i] = 0;
         offset += bytes;
     }
@@ -627,10 +343,24 @@ static void enter(struct remote_lane *l, struct source *s, const struct request 
         origin.source_dtype = op->copy.source_dtype;
         if (op->owned)
             dray__haul_own(h, &origin, source_sum);
+        if (l->shares && dray__cohort_shared(l->cohort, op->block))
+            dray__shares_enter(l->shares, op->block, &request->slices[i].rect, source_sum,
+                               l->sums[i]);
     }
 }
 
-static void landed(struct remote_lane *l, struct source *s)
+/* The same without verification: that it is here. */
+static void enter_unchecked(struct remote_lane *l, struct source *s, const struct request *request)
+{
+    for (uint32_t i = 0; i < request->count && l->shares; i++) {
+        const dray__op *op = op_of(l, s, &request->slices[i]);
+        if (dray__cohort_shared(l->cohort, op->block))
+            dray__shares_enter(l->shares, op->block, &request->slices[i].rect, 0, 0);
+    }
+}
+
+/* Takes the oldest request off those in flight. */
+static struct request *landed(struct remote_lane *l, struct source *s)
 {
     struct request *request = s->flying.first;
     s->flying.first = request->next;
@@ -639,6 +369,7 @@ static void landed(struct remote_lane *l, struct source *s)
     s->flying_bytes -= request->bytes;
     l->in_flight -= request->bytes;
     request->next = NULL;
+    return request;
 }
 
 static int break_off(struct remote_lane *l, struct source *s, const dray_error *why,
@@ -658,7 +389,7 @@ static int take(struct remote_lane *l, struct source *s, const uint8_t *head, dr
         dray_error why;
         request->plain = true; /* or what was held is not what it was */
         dray__fail(&why, DRAY_ECHECKSUM, "what came from %s is not what it sent", s->of->name);
-        if (++s->wrong < WRONG_MAX)
+        if (++s->wrong < WRONG_MAX && !s->peer)
             return break_off(l, s, &why, error);
         if (error)
             *error = why;
@@ -669,9 +400,14 @@ static int take(struct remote_lane *l, struct source *s, const uint8_t *head, dr
         l->haul->bytes += dray__copy_bytes(&l->copies[i]);
     if (l->haul->options.verify)
         enter(l, s, request, head);
+    else
+        enter_unchecked(l, s, request);
+    if (s->peer && s->of->host == l->haul->destination->host)
+        l->fanned_bytes += request->bytes;
+    s->probing = false;
+    s->brought_ns = dray__now();
     l->haul->verify_ns += dray__now() - placed;
-    landed(l, s);
-    request_end(l, request);
+    request_end(l, landed(l, s));
     l->slots[l->free_slots++] = s->slot;
     s->slot = NULL;
     return DRAY_OK;
@@ -685,7 +421,7 @@ static bool sizes_fit(const struct remote_lane *l, const struct source *s,
     for (uint32_t i = 0; i < request->count; i++) {
         const struct slice *slice = &request->slices[i];
         uint64_t part = told_of(l, s, request, arrival->head, i).bytes;
-        if (part > wire_bytes(&op_of(l, s, slice)->copy, &slice->rect))
+        if (part > wire_bytes(s, &op_of(l, s, slice)->copy, &slice->rect))
             return false;
         bytes += part;
     }
@@ -698,6 +434,9 @@ static int check_answer(const struct remote_lane *l, const struct source *s,
 {
     const struct request *request = s->flying.first;
     const dray__answer_header *header = &arrival->header;
+    if (s->peer && request && request->id == header->id &&
+        (header->status == DRAY_EAGAIN || header->status == DRAY_EUNSUPPORTED))
+        return header->status;
     if (header->status) {
         dray__reader in = dray__reader_of(arrival->head, header->head_bytes);
         char *message = dray__get_string(&in, DRAY__PULL_HEAD_MAX);
@@ -715,6 +454,44 @@ static int check_answer(const struct remote_lane *l, const struct source *s,
     return DRAY_OK;
 }
 
+/* The member of the cohort has not got it yet: asked again in a moment. */
+static int not_yet(struct remote_lane *l, struct source *s, dray_error *error)
+{
+    int rc = dray__peer_recv_data(s->of->peer, NULL, error); /* there is none */
+    if (rc)
+        return rc;
+    struct request *request = landed(l, s);
+    *s->again.last = request;
+    s->again.last = &request->next;
+    s->probing = true;
+    s->asleep_ns = dray__now() + NOT_YET_NS;
+    if (s->asleep_ns - s->brought_ns > PATIENCE_NS)
+        return dray__fail(error, DRAY_ETIMEDOUT, "%s has had nothing new for a while", s->of->name);
+    return DRAY_EAGAIN;
+}
+
+static bool go_home(struct remote_lane *l, const struct source *s, const struct slice *slice)
+{
+    struct part part = s->parts[slice->part];
+    part.block = part.home_block;
+    part.rect = slice->rect;
+    return dray__remote_push(&l->sources[part.home], &part);
+}
+
+/* The member of the cohort will not have it in this form: the publishers do. */
+static int never(struct remote_lane *l, struct source *s, dray_error *error)
+{
+    int rc = dray__peer_recv_data(s->of->peer, NULL, error);
+    if (rc)
+        return rc;
+    struct request *request = landed(l, s);
+    bool kept = true;
+    for (uint32_t i = 0; i < request->count; i++)
+        kept &= go_home(l, s, &request->slices[i]);
+    request_end(l, request);
+    return kept ? DRAY_OK : dray__nomem(error);
+}
+
 /* One answer. */
 static int receive(struct remote_lane *l, struct source *s, bool *fatal, dray_error *error)
 {
@@ -723,6 +500,10 @@ static int receive(struct remote_lane *l, struct source *s, bool *fatal, dray_er
     if (rc)
         return rc;
     rc = check_answer(l, s, &arrival, error);
+    if (rc == DRAY_EAGAIN)
+        return not_yet(l, s, error);
+    if (rc == DRAY_EUNSUPPORTED && s->peer)
+        return never(l, s, error);
     *fatal = rc != DRAY_OK;
     if (rc)
         return rc;
@@ -775,6 +556,35 @@ static int break_off(struct remote_lane *l, struct source *s, const dray_error *
     return DRAY_OK;
 }
 
+/* A member of the cohort failed: what it owes comes from the publishers. */
+static int desert(struct remote_lane *l, struct source *s, const dray_error *why, dray_error *error)
+{
+    dray__log(DRAY_LOG_INFO, "%s of the cohort is left, the publishers bring the rest: %s",
+              s->of->name, why->message);
+    dray__peer_drop(s->of->peer);
+    s->events = 0;
+    if (s->slot)
+        l->slots[l->free_slots++] = s->slot;
+    s->slot = NULL;
+    l->in_flight -= s->flying_bytes;
+    s->flying_bytes = 0;
+    l->retries++;
+    bool kept = true;
+    struct queue *queues[] = {&s->flying, &s->again};
+    for (size_t q = 0; q < 2; q++)
+        for (const struct request *r = queues[q]->first; r; r = r->next)
+            for (uint32_t i = 0; i < r->count; i++)
+                kept &= go_home(l, s, &r->slices[i]);
+    struct slice slice;
+    while (next_slice(l, s, UINT64_MAX, &slice))
+        kept &= go_home(l, s, &slice);
+    for (size_t q = 0; q < 2; q++) {
+        dray__remote_free(queues[q]);
+        queues[q]->last = &queues[q]->first;
+    }
+    return kept ? DRAY_OK : dray__nomem(error);
+}
+
 static int watch(struct remote_lane *l, struct source *s, dray_error *error)
 {
     if (!dray__peer_is_open(s->of->peer))
@@ -809,6 +619,10 @@ static int serve(struct remote_lane *l, struct source *s, bool *moved, dray_erro
     rc = dray__peer_send(s->of->peer, &why);
     if (rc == DRAY_OK || rc == DRAY_EAGAIN)
         rc = receive(l, s, &fatal, &why);
+    if (s->peer && rc && rc != DRAY_EAGAIN) {
+        *moved = true;
+        return desert(l, s, &why, error);
+    }
     if (fatal) {
         if (error)
             *error = why;
@@ -818,6 +632,8 @@ static int serve(struct remote_lane *l, struct source *s, bool *moved, dray_erro
     if (rc == DRAY_EAGAIN && dray__now() - dray__peer_moved(s->of->peer) > STALL_NS)
         rc = dray__fail(&why, DRAY_ETIMEDOUT, "%s has been silent for %d s", s->of->endpoint,
                         (int)(STALL_NS / DRAY__SECOND));
+    if (rc && rc != DRAY_EAGAIN && s->peer)
+        return desert(l, s, &why, error);
     if (rc && rc != DRAY_EAGAIN)
         return break_off(l, s, &why, error);
     return watch(l, s, error);
@@ -849,7 +665,8 @@ static int lane_step(void *lane, int64_t until_ns, bool *waits, dray_error *erro
     if (finished(l))
         return DRAY_OK;
     *waits = !moved;
-    struct itimerspec tick = {.it_value = {.tv_nsec = TICK_NS}}; /* silence is looked for, too */
+    struct itimerspec tick = {
+        .it_value = {.tv_nsec = l->cohort ? NOT_YET_NS : TICK_NS}}; /* silence is looked for, too */
     timerfd_settime(l->timer_fd, 0, &tick, NULL);
     return DRAY_EAGAIN;
 }
@@ -866,9 +683,14 @@ static void lane_report(const void *lane, dray_update_report *report)
     report->retries += l->retries;
     report->delta_bytes += l->delta_bytes;
     report->delta_covered_bytes += l->delta_covered_bytes;
-    for (uint32_t i = 0; i < l->count; i++)
-        report->wire_bytes += dray__peer_wire_bytes(l->sources[i].of->peer);
+    for (uint32_t i = 0; i < l->count; i++) {
+        const dray__source *of = l->sources[i].of;
+        if (of->peer && of->host != l->haul->destination->host)
+            report->wire_bytes += dray__peer_wire_bytes(of->peer);
+    }
     report->wire_bytes -= l->wire_before;
+    report->link_bytes[DRAY_LINK_NETWORK] -= l->fanned_bytes;
+    report->link_bytes[DRAY_LINK_HOST] += l->fanned_bytes;
 }
 
 static uint64_t lane_held_bytes(const void *lane)
@@ -893,11 +715,11 @@ static void lane_explain(const void *lane, dray_error *error)
 }
 
 const dray__lane_kind dray__lane_remote = {.name = "remote",
-                                           .takes = lane_takes,
-                                           .open = lane_open,
+                                           .takes = dray__remote_takes,
+                                           .open = dray__remote_open,
                                            .step = lane_step,
                                            .fd = lane_fd,
                                            .report = lane_report,
                                            .held_bytes = lane_held_bytes,
                                            .explain = lane_explain,
-                                           .close = lane_close};
+                                           .close = dray__remote_close};

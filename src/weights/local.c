@@ -2,7 +2,7 @@
  * private memory included, and so does the data server for readers on other hosts. Found by a
  * random token that travels with the member's description. */
 #include "base/error.h"
-#include "weights/internal.h"
+#include "weights/shares.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -17,6 +17,8 @@ struct dray__local {
     pid_t pid; /* a forked child has the list, but not the memory as it is now */
     uint32_t readers;
     uint64_t floor; /* attempts below it are revoked */
+    dray__shares *shares;
+    uint64_t run; /* the newest that began */
     const dray_layout *layout;
     dray_region *const *regions;
     uint32_t count;
@@ -86,6 +88,8 @@ void dray__local_remove(uint64_t token)
     while (local && local->readers) /* no more can come; those inside copy one slice, and leave */
         pthread_cond_wait(&released, &list_lock);
     pthread_mutex_unlock(&list_lock);
+    if (local)
+        dray__shares_free(local->shares);
     free(local);
 }
 
@@ -139,6 +143,43 @@ void dray__local_revoke(uint64_t token, uint64_t attempt)
     while (local && local->readers) /* those inside were let in before: they leave soon */
         pthread_cond_wait(&released, &list_lock);
     pthread_mutex_unlock(&list_lock);
+}
+
+void dray__local_share(uint64_t token, dray__shares *shares)
+{
+    pthread_mutex_lock(&list_lock);
+    dray__local *local = list;
+    while (local && local->token != token)
+        local = local->next;
+    while (local && local->readers)
+        pthread_cond_wait(&released, &list_lock);
+    dray__shares *old = local ? local->shares : shares;
+    if (local)
+        local->shares = shares;
+    pthread_mutex_unlock(&list_lock);
+    dray__shares_free(old);
+}
+
+void dray__local_began(uint64_t token, uint64_t run)
+{
+    pthread_mutex_lock(&list_lock);
+    for (dray__local *local = list; local; local = local->next)
+        if (local->token == token && local->run < run)
+            local->run = run;
+    pthread_mutex_unlock(&list_lock);
+}
+
+bool dray__local_has_begun(const dray__local *local, uint64_t run)
+{
+    pthread_mutex_lock(&list_lock);
+    bool begun = local->run >= run;
+    pthread_mutex_unlock(&list_lock);
+    return begun;
+}
+
+dray__shares *dray__local_shares(const dray__local *local)
+{
+    return local->shares;
 }
 
 int dray__local_check(const dray__local *local, uint64_t attempt, dray_error *error)

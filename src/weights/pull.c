@@ -5,6 +5,7 @@
 #include "mover/checksum.h"
 #include "mover/mover.h"
 #include "weights/delta.h"
+#include "weights/shares.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -12,13 +13,13 @@
 
 /* ---- the reader's side ----------------------------------------------------------------------- */
 
-void dray__pull_put_request(dray__writer *w, uint32_t id, bool sums, uint64_t token,
+void dray__pull_put_request(dray__writer *w, uint32_t id, uint16_t flags, uint64_t token,
                             uint64_t attempt, const dray__pull_base *base,
                             const dray__pull_rect *rects, uint32_t count)
 {
     dray__put_u32(w, DRAY__PULL_MAGIC);
     dray__put_u16(w, DRAY__PULL_VERSION);
-    dray__put_u16(w, (uint16_t)((sums ? DRAY__PULL_SUMS : 0) | (base ? DRAY__PULL_BASE : 0)));
+    dray__put_u16(w, (uint16_t)(flags | (base ? DRAY__PULL_BASE : 0)));
     dray__put_u32(w, id);
     size_t size_at = w->size;
     dray__put_u32(w, 0);
@@ -77,7 +78,8 @@ int dray__pull_get_request(const uint8_t header[DRAY__PULL_REQUEST_HEADER], dray
     out->body_bytes = dray__get_u32(&r);
     if (magic != DRAY__PULL_MAGIC || out->body_bytes > DRAY__PULL_BODY_MAX)
         return dray__fail(error, DRAY_EPROTO, "what came is no request for weights");
-    if (version != DRAY__PULL_VERSION || out->flags > (DRAY__PULL_SUMS | DRAY__PULL_BASE))
+    if (version != DRAY__PULL_VERSION ||
+        out->flags > (DRAY__PULL_SUMS | DRAY__PULL_BASE | DRAY__PULL_COHORT))
         return dray__fail(error, DRAY_EVERSION,
                           "data protocol %u with flags %x; version %d is spoken here", version,
                           out->flags, DRAY__PULL_VERSION);
@@ -185,8 +187,8 @@ static int read_again(const dray__packer *p, uint32_t i, const dray_layout *layo
 }
 
 /* Moves the rectangles into staging, those of one region together. */
-static int pack(dray__packer *p, const dray__local *local, const dray_layout *layout, bool sums,
-                dray_region *staging, dray_error *error)
+static int pack(dray__packer *p, const dray__local *local, const dray__shares *shares,
+                const dray_layout *layout, bool sums, dray_region *staging, dray_error *error)
 {
     memset(p->sums, 0, p->count * sizeof *p->sums);
     memset(p->source_sums, 0, p->count * sizeof *p->source_sums);
@@ -194,7 +196,9 @@ static int pack(dray__packer *p, const dray__local *local, const dray_layout *la
         for (end = i + 1;
              end < p->count && p->copies[end].source_region == p->copies[i].source_region; end++)
             ;
-        dray_region *region = dray__local_region(local, p->copies[i].source_region);
+        uint32_t index = p->copies[i].source_region;
+        dray_region *region =
+            shares ? dray__shares_region(shares, index) : dray__local_region(local, index);
         dray__move_options options = {.layout = layout,
                                       .staging = p->scratch,
                                       .staging_bytes = DRAY__MOVE_STAGING,
@@ -242,6 +246,42 @@ static void get_base(dray__reader *in, dray__pull_base *out)
     out->version = dray__get_u64(in);
 }
 
+/* What an update brought is sent with the publisher's own sums, once all of it is here and as it
+ * was when it came. */
+static int find_shares(dray__packer *p, dray__shares *shares, const dray_layout *layout, bool after,
+                       bool sums, dray_error *error)
+{
+    for (uint32_t i = 0; i < p->count && shares; i++) {
+        dray__rect rect = dray__copy_rect(&p->copies[i]);
+        const char *name = dray_layout_tensor(layout, p->copies[i].tensor)->name;
+        uint64_t source_sum, sum;
+        int rc = dray__shares_find(shares, p->blocks[i], &rect, &source_sum, &sum);
+        if (rc == DRAY_EAGAIN)
+            return dray__fail(error, rc, "tensor %s is not here yet", name);
+        if (rc)
+            return dray__fail(error, rc, "tensor %s came here in other pieces", name);
+        if (after && sums && sum != p->source_sums[i])
+            return dray__fail(error, DRAY_ESTALE, "tensor %s was changed after it came here", name);
+        if (after)
+            p->source_sums[i] = source_sum;
+    }
+    return DRAY_OK;
+}
+
+/* shares: what is read is what an update brings; NULL: the member's memory itself. */
+static int may_read(const dray__local *local, bool cohort, uint64_t attempt, dray__shares **shares,
+                    dray_error *error)
+{
+    *shares = cohort ? dray__local_shares(local) : NULL;
+    if (!cohort)
+        return dray__local_check(local, attempt, error);
+    if (*shares && dray__shares_run(*shares) == attempt)
+        return DRAY_OK;
+    return dray__local_has_begun(local, attempt)
+               ? dray__fail(error, DRAY_ESTALE, "it is not in this update, or not any more")
+               : dray__fail(error, DRAY_EAGAIN, "its update has not begun yet");
+}
+
 static int read_request(dray__packer *p, const dray__pull_header *header, const uint8_t *body,
                         dray_region *staging, dray_error *error)
 {
@@ -260,15 +300,20 @@ static int read_request(dray__packer *p, const dray__pull_header *header, const 
     dray__local *local = dray__local_hold(token);
     if (!local)
         return dray__fail(error, DRAY_EDEAD, "it closed, or this ticket never was one");
-    int rc = dray__local_check(local, attempt, error);
+    dray__shares *shares;
+    int rc = may_read(local, header->flags & DRAY__PULL_COHORT, attempt, &shares, error);
     for (uint32_t i = 0; i < count && rc == DRAY_OK; i++)
         rc = get_rect(p, dray__local_layout(local), &in, error);
     if (rc == DRAY_OK)
         rc = dray__reader_finish(&in, "a request for weights", error);
+    bool sums = header->flags & DRAY__PULL_SUMS;
     if (rc == DRAY_OK)
-        rc = pack(p, local, dray__local_layout(local), header->flags & DRAY__PULL_SUMS, staging,
-                  error);
-    if (rc == DRAY_OK && has_base)
+        rc = find_shares(p, shares, dray__local_layout(local), false, sums, error);
+    if (rc == DRAY_OK)
+        rc = pack(p, local, shares, dray__local_layout(local), sums, staging, error);
+    if (rc == DRAY_OK)
+        rc = find_shares(p, shares, dray__local_layout(local), true, sums, error);
+    if (rc == DRAY_OK && has_base && !shares)
         shorten(p, dray__local_delta(local), &base, staging);
     dray__local_release(local);
     return rc;

@@ -4,15 +4,14 @@
  * sent. So nobody needs to trust a network's own checksum, and nothing outside a registered block
  * can be asked for.
  *
- *  request  u32 magic, u16 version, u16 flags (1: with sums, 2: with a base), u32 id, u32 body
- *           bytes; body: u64 token, u64 attempt, with a base u64 incarnation, u64 base, u64
- *           version, u32 count, of each rectangle: u32 block, u8 dtype, u8 flags (1: read the
- *           source again and compare), and for each dimension of its tensor i64 start, i64 extent
- *           (global coordinates)
- *  answer   u32 magic, i32 status, u32 id, u32 head bytes, u64 data bytes; head: status 0: of each
- *           rectangle u64 source sum, u64 sum of it as it is wanted (with sums), u32 bytes that it
- *           takes of the data (with a base: fewer than its elements take are entries of a delta,
- *           delta.h), else a string; data
+ *  request  u32 magic, u16 version, u16 flags (1: with sums, 2: with a base, 4: of what an
+ *           update in progress has brought; attempt: its run), u32 id, u32 body bytes; body: u64
+ * token, u64 attempt, with a base u64 incarnation, u64 base, u64 version, u32 count, of each
+ * rectangle: u32 block, u8 dtype, u8 flags (1: read the source again and compare), and for each
+ * dimension of its tensor i64 start, i64 extent (global coordinates) answer   u32 magic, i32
+ * status, u32 id, u32 head bytes, u64 data bytes; head: status 0: of each rectangle u64 source sum,
+ * u64 sum of it as it is wanted (with sums), u32 bytes that it takes of the data (with a base:
+ * fewer than its elements take are entries of a delta, delta.h), else a string; data
  *
  * Answers come in the order of the requests. */
 #ifndef DRAY_WEIGHTS_PULL_H
@@ -33,6 +32,7 @@ enum {
     DRAY__PULL_RECTS_MAX = 256,
     DRAY__PULL_SUMS = 1, /* a request's flags */
     DRAY__PULL_BASE = 2,
+    DRAY__PULL_COHORT = 4,
     DRAY__PULL_TWICE = 1 /* a rectangle's flag */
 };
 
@@ -55,7 +55,7 @@ typedef struct dray__pull_base {
 } dray__pull_base;
 
 /* ---- the reader's side */
-void dray__pull_put_request(dray__writer *w, uint32_t id, bool sums, uint64_t token,
+void dray__pull_put_request(dray__writer *w, uint32_t id, uint16_t flags, uint64_t token,
                             uint64_t attempt, const dray__pull_base *base,
                             const dray__pull_rect *rects, uint32_t count);
 /* What the head of an answer holds of each rectangle. */

@@ -50,6 +50,31 @@ static void free_group(dray__sources *s)
     s->group = NULL;
 }
 
+static void free_cohort(dray__sources *s)
+{
+    for (uint32_t i = 0; i < s->cohort_count; i++)
+        dray__source_clear(&s->cohort[i]);
+    free(s->cohort);
+    s->cohort = NULL;
+    s->cohort_set = 0;
+    s->cohort_count = s->cohort_wanted = 0;
+}
+
+int dray__sources_cohort(dray__sources *s, uint64_t set, uint32_t count, dray_error *error)
+{
+    if (set == s->cohort_set && s->cohort_count == s->cohort_wanted)
+        return DRAY_OK;
+    free_cohort(s);
+    if (!set)
+        return DRAY_OK;
+    s->cohort = calloc(count, sizeof *s->cohort);
+    if (!s->cohort)
+        return dray__nomem(error);
+    s->cohort_set = set;
+    s->cohort_wanted = count;
+    return DRAY_OK;
+}
+
 void dray__sources_free(dray__sources *s)
 {
     if (!s)
@@ -58,6 +83,7 @@ void dray__sources_free(dray__sources *s)
         dray__source_clear(&s->sources[i]);
     free(s->sources);
     free_group(s);
+    free_cohort(s);
     dray_plan_free(s->plan);
     free(s->ops);
     free(s->transform_ops);
@@ -624,6 +650,10 @@ static int take_answer(dray__sources *s, dray__channel *channel, dray_error *err
         return rc;
     uint16_t type = s->asked;
     s->asked = 0;
+    if (rc && s->plan && type == DRAY__MSG_UPDATE_SOURCES) {
+        free_cohort(s); /* one of them left: everybody reads for himself */
+        return DRAY_OK;
+    }
     if (rc)
         return rc;
     if (type == DRAY__MSG_REGION_GET) {
@@ -635,6 +665,8 @@ static int take_answer(dray__sources *s, dray__channel *channel, dray_error *err
             s->sources[i].local &= s->sources[i].host == s->host;
         return rc;
     }
+    if (s->plan)
+        return get_members(&reply.payload, s->cohort, s->cohort_wanted, &s->cohort_count, error);
     uint32_t next = group_next(s);
     return get_members(&reply.payload, s->group, s->group_count, &next, error);
 }
@@ -679,13 +711,18 @@ static int import_next(dray__sources *s, dray__channel *channel, uint64_t key, d
 int dray__sources_plan(dray__sources *s, dray__channel *channel, uint64_t key,
                        const dray__destination *destination, dray_error *error)
 {
-    while (!s->plan) {
+    while (!s->plan || s->cohort_count < s->cohort_wanted || s->asked) {
         int rc = s->asked ? take_answer(s, channel, error) : DRAY_OK;
         if (rc)
             return rc;
-        uint32_t next = s->group_count > 1 ? group_next(s) : s->group_count;
+        if (s->plan && s->cohort_count == s->cohort_wanted)
+            break;
+        uint32_t next = s->plan || s->group_count < 2 ? s->group_count : group_next(s);
         dray__writer w = {0};
-        if (s->count < s->wanted) {
+        if (s->plan) {
+            put_members_request(&w, key, s->cohort_set, s->cohort_count);
+            rc = ask(s, channel, DRAY__MSG_UPDATE_SOURCES, &w, error);
+        } else if (s->count < s->wanted) {
             put_members_request(&w, key, s->source_set, s->count);
             rc = ask(s, channel, DRAY__MSG_UPDATE_SOURCES, &w, error);
         } else if (next < s->group_count) {

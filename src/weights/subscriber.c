@@ -153,7 +153,7 @@ int dray_subscriber_open(dray_context *context, const char *model, const dray_la
     rc =
         s->model && s->group ? take_layout(s, layout, options, &packed, error) : dray__nomem(error);
     if (rc == DRAY_OK && !s->load) {
-        s->token = dray__local_token();
+        s->token = s->destination.token = dray__local_token();
         rc = dray__local_add(s->token, s->destination.layout, s->destination.regions,
                              dray_layout_region_count(layout), NULL, error);
         s->local = rc == DRAY_OK;

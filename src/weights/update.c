@@ -192,6 +192,9 @@ static int on_begin(dray_subscriber *s)
     }
     s->source = dray__get_u8(&reply.payload);
     s->granted = dray__get_u8(&reply.payload) != 0;
+    s->cohort_set = dray__get_u64(&reply.payload);
+    s->cohort_count = dray__get_u32(&reply.payload);
+    s->run = dray__get_u64(&reply.payload);
     if (dray__reader_finish(&reply.payload, "UPDATE_BEGIN", &error))
         return end(s, &error);
     s->writing = s->granted; /* and has to say so when it fails */
@@ -264,7 +267,12 @@ static int plan(dray_subscriber *s, dray_error *error)
 {
     if (s->purpose == DRAY__COMMIT)
         return prepare_commit(s, error);
-    int rc = s->sources ? DRAY_OK : find_sources(s, error);
+    int rc = DRAY_OK;
+    if (!s->sources) {
+        rc = find_sources(s, error);
+        if (rc == DRAY_OK)
+            rc = dray__sources_cohort(s->sources, s->cohort_set, s->cohort_count, error);
+    }
     if (rc == DRAY_OK)
         rc = dray__sources_plan(s->sources, s->channel, s->key, &s->destination, error);
     if (rc == DRAY_OK && s->source == DRAY__FROM_DISK && s->options.verify >= 0)
@@ -305,6 +313,7 @@ static int open_haul(dray_subscriber *s, dray_error *error)
         .bucket_bytes = s->options.bucket_bytes ? s->options.bucket_bytes : DRAY__BUCKET_DEFAULT,
         .verify = s->options.verify >= 0,
         .attempt = s->attempt,
+        .run = s->cohort_set ? s->run : 0,
         .keys = dray__context_keys(s->context),
         .compared = s->compared,
         .has_base = !s->load && s->purpose == DRAY__UPDATE && s->held_incarnation &&
@@ -312,7 +321,9 @@ static int open_haul(dray_subscriber *s, dray_error *error)
         .incarnation = s->report.incarnation,
         .base = s->held_version,
         .version = s->report.version};
+    dray__local_share(s->token, NULL); /* what the last update brought is about to change */
     int rc = dray__haul_open(s->sources, &s->target, &options, &s->haul, error);
+    dray__local_began(s->token, options.run);
     return rc ? rc : dray__subscriber_watch(s, dray__haul_fd(s->haul), error);
 }
 

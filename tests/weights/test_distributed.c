@@ -340,7 +340,7 @@ static int ask_rect(const raw *r, uint64_t token, uint32_t block, int32_t dtype,
         rect.rect.extent[d] = 1;
     rect.rect.start[0] = start;
     rect.rect.extent[0] = extent;
-    dray__pull_put_request(&w, 1, true, token, UINT64_MAX, NULL, &rect, 1);
+    dray__pull_put_request(&w, 1, DRAY__PULL_SUMS, token, UINT64_MAX, NULL, &rect, 1);
     int status = ask_raw(r, &w);
     dray__writer_free(&w);
     return status;
@@ -379,7 +379,7 @@ static void test_forged_requests(void **state)
     for (int i = 0; i < 300 * fixture_scale(); i++) {
         dray__writer w = {0};
         dray__pull_rect rect = {.ndim = ndim, .dtype = DRAY_F32};
-        dray__pull_put_request(&w, 1, true, r.token, 9, NULL, &rect, 1);
+        dray__pull_put_request(&w, 1, DRAY__PULL_SUMS, r.token, 9, NULL, &rect, 1);
         for (size_t k = 16; k < w.size; k++)
             if (mix(seed + k * 7 + (uint64_t)i * 1000) % 4 == 0)
                 w.data[k] = (uint8_t)mix(seed ^ (k * 31 + (uint64_t)i));
@@ -512,14 +512,88 @@ static void test_revoked(void **state)
     pair_close(&p);
 }
 
+/* ---- cohorts: engines that join together ----------------------------------------------------- */
+
+enum { JOINERS = 4 };
+
+static void run_joiner(void *user)
+{
+    const scene *s = user;
+    engine e;
+    char group[16], host[16];
+    snprintf(group, sizeof group, "joiner%u", s->rank);
+    snprintf(host, sizeof host, "engines-%u", s->hosts == 1 ? 0 : s->rank);
+    fixture_host = host;
+    engine_open(&e, f.unix_address, &s->config, s->from, s->to, group, 0, 1);
+    MUST(dray_barrier(e.context, "joining", JOINERS, DRAY_WAIT_DEFAULT, error));
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+    options.bucket_bytes = 1 << 20;
+    if (s->rank == 3 && s->tp == 2) { /* dies in the middle */
+        start_some(&e, 30 * DRAY__SECOND);
+        kill(getpid(), SIGKILL);
+    }
+    MUST(dray_update_weights(e.subscriber, &options, &report, error));
+    CHECK(engine_wrong(&e, 7) == 0);
+    CHECK(report.verified_tensors > 0);
+    s->board->number[s->rank] = (int64_t)report.wire_bytes;
+    s->board->number[JOINERS + s->rank] = (int64_t)report.bytes;
+    engine_close(&e);
+}
+
+/* On one host every byte comes over the network once; one that dies owes the others nothing. */
+static void test_joiners(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        scene s = {.config = wide_config(),
+                   .board = board_new(),
+                   .from = i % 2 ? DRAY_BF16 : DRAY_F32,
+                   .to = DRAY_BF16,
+                   .hosts = i == 2 ? 4 : 1,
+                   .tp = i == 3 ? 2 : 1};
+        trainer t;
+        fixture_host = "trainers";
+        trainer_open(&t, f.unix_address, &s.config, s.from, 0, 1, 7, DRAY_REGION_HOST);
+        fixture_host = NULL;
+        MUST(dray_publish(t.publisher, 1, NULL, error));
+        pid_t pids[JOINERS];
+        for (s.rank = 0; s.rank < JOINERS; s.rank++)
+            pids[s.rank] = spawn(run_joiner, &s);
+        int64_t wire = 0;
+        for (uint32_t k = 0; k < JOINERS; k++) {
+            if (i == 3 && k == 3)
+                assert_true(WIFSIGNALED(end_of(pids[k])));
+            else
+                must_end_well(pids[k]);
+            wire += s.board->number[k];
+        }
+        int64_t one = s.board->number[JOINERS];
+        fprintf(stderr, "%.2f times one engine's bytes\n", (double)wire / (double)one);
+        if (s.hosts == 1 && i != 3)
+            assert_true((double)wire < 1.2 * (double)one);
+        trainer_close(&t);
+        munmap(s.board, sizeof(board));
+    }
+}
+
+static void print_line(void *user, dray_log_level level, const char *line)
+{
+    (void)user, (void)level;
+    fprintf(stderr, "%s\n", line);
+}
+
 int main(void)
 {
+    if (getenv("DRAY_TEST_LOG"))
+        dray_set_log(print_line, NULL, DRAY_LOG_INFO);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_random_hosts, start_process, stop),
         cmocka_unit_test_setup_teardown(test_bytes_and_ceiling, start_thread, stop),
         cmocka_unit_test_setup_teardown(test_faults, start_thread, stop),
         cmocka_unit_test_setup_teardown(test_forged_requests, start_thread, stop),
         cmocka_unit_test_setup_teardown(test_peers, start_process, stop),
+        cmocka_unit_test_setup_teardown(test_joiners, start_process, stop),
         cmocka_unit_test_setup_teardown(test_revoked, start_thread, stop),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

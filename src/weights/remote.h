@@ -1,0 +1,106 @@
+/* What the two files of the lane of sources on other hosts share: lane_remote.c, which asks and
+ * takes, and remote_open.c, which deals what is to be read to those it is read from. */
+#ifndef DRAY_WEIGHTS_REMOTE_H
+#define DRAY_WEIGHTS_REMOTE_H
+
+#include "base/clock.h"
+#include "weights/cohort.h"
+#include "weights/delta.h"
+#include "weights/haul.h"
+#include "weights/peer.h"
+#include "weights/shares.h"
+
+enum {
+    SEGMENT = 256 << 10, /* of data in one answer */
+    SEGMENT_MIN = 8 << 10,
+    RECTS = 64, /* in one request */
+    SLOTS = 4,
+    WRONG_MAX = 3 /* answers that were changed on the way, one after the other */
+};
+#define WINDOW_MAX ((uint64_t)32 << 20)
+#define STALL_NS (3 * DRAY__SECOND)
+#define REFUSED_NS (3 * DRAY__SECOND)
+#define PAUSE_MIN_NS (50 * DRAY__MILLISECOND)
+#define PAUSE_MAX_NS DRAY__SECOND
+#define TICK_NS (100 * DRAY__MILLISECOND)
+#define NOT_YET_NS (5 * DRAY__MILLISECOND)
+#define PATIENCE_NS (5 * DRAY__SECOND) /* with a member of the cohort that brings nothing */
+
+/* A part of an op that lies in one block of its source. */
+struct part {
+    uint64_t op;
+    uint32_t block;
+    uint32_t home, home_block; /* the publisher that has it, should a member of the cohort fail */
+    dray__rect rect;
+};
+
+struct slice {
+    uint64_t part;
+    dray__rect rect;
+};
+
+struct request {
+    struct request *next;
+    uint32_t id, count;
+    uint64_t bytes;
+    bool plain; /* deltas are not wanted */
+    struct slice slices[];
+};
+
+struct queue {
+    struct request *first, **last;
+};
+
+struct source {
+    dray__source *of;
+    struct part *parts;
+    uint64_t count, capacity, next;
+    dray__slicer slicer;   /* of the part, */
+    dray__delta_walk walk; /* or this one: along the slices of deltas */
+    dray__rect ahead;      /* its next slice */
+    bool in_part, has_ahead;
+    struct queue again, flying; /* to be asked for again; asked for, in order */
+    uint64_t flying_bytes;
+    dray_region *slot; /* its answer is coming into it */
+    uint32_t wrong;    /* answers in a row that were changed on the way */
+    int64_t retry_ns, pause_ns, broken_ns;
+    bool broken;
+    bool peer;    /* a member of the cohort, not a publisher */
+    bool probing; /* its answers said "not yet": ask for little */
+    int64_t brought_ns, asleep_ns;
+    short events; /* 0: not watched */
+    dray_error trouble;
+};
+
+struct remote_lane {
+    dray__haul *haul;
+    struct source *sources;        /* publishers, then the members of the cohort */
+    uint32_t count, homes, active; /* active: those that have parts */
+    dray__cohort *cohort;          /* NULL: everything comes from publishers */
+    dray__shares *shares;          /* what others may take from here; the data server's */
+    uint64_t fanned_bytes;         /* that came from members on this host */
+    uint32_t last_id;
+    uint64_t segment, window, in_flight, peak, left; /* left: ops' bytes still to come */
+    dray_region *slots[SLOTS];                       /* free ones */
+    uint32_t free_slots, slot_count;
+    int poll_fd, timer_fd;
+    uint64_t wire_before;
+    uint32_t retries;
+
+    /* the answer that is being put in its place */
+    dray_copy copies[RECTS];
+    uint64_t sums[RECTS], slot_sums[RECTS];
+    bool sparse[RECTS]; /* it was entries of a delta */
+    uint64_t delta_bytes, delta_covered_bytes;
+    struct request *spare;
+};
+
+bool dray__remote_takes(const dray__haul *haul, const dray__op *op);
+int dray__remote_open(dray__haul *haul, const uint64_t *ops, uint64_t count, uint64_t ceiling,
+                      void **out, dray_error *error);
+void dray__remote_close(void *lane);
+/* Something more to read from a source. false: out of memory. */
+bool dray__remote_push(struct source *source, const struct part *part);
+void dray__remote_free(struct queue *queue);
+
+#endif

@@ -1,0 +1,140 @@
+/* What an update has brought so far (shares.h). */
+#include "weights/shares.h"
+
+#include "base/error.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+struct landed {
+    dray__rect rect;
+    uint64_t source_sum, sum;
+};
+
+struct block {
+    struct landed *items;
+    uint32_t count, capacity;
+    dray__rect *expected;
+    uint32_t expected_count, expected_capacity;
+};
+
+struct dray__shares {
+    pthread_mutex_t lock; /* of the blocks' items */
+    uint64_t run;
+    dray_region *const *regions;
+    struct block *blocks;
+    uint32_t count;
+};
+
+int dray__shares_new(uint64_t run, const dray_layout *layout, dray_region *const *regions,
+                     dray__shares **out, dray_error *error)
+{
+    dray__shares *s = calloc(1, sizeof *s);
+    if (!s)
+        return dray__nomem(error);
+    s->run = run;
+    s->regions = regions;
+    s->count = dray_layout_block_count(layout);
+    s->blocks = calloc((size_t)s->count + 1, sizeof *s->blocks);
+    if (!s->blocks) {
+        free(s);
+        return dray__nomem(error);
+    }
+    pthread_mutex_init(&s->lock, NULL);
+    *out = s;
+    return DRAY_OK;
+}
+
+void dray__shares_free(dray__shares *s)
+{
+    if (!s)
+        return;
+    for (uint32_t i = 0; i < s->count; i++) {
+        free(s->blocks[i].items);
+        free(s->blocks[i].expected);
+    }
+    free(s->blocks);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+bool dray__shares_expect(dray__shares *s, uint32_t index, const dray__rect *rect)
+{
+    struct block *block = &s->blocks[index];
+    if (block->expected_count == block->expected_capacity) {
+        uint32_t capacity = block->expected_capacity ? block->expected_capacity * 2 : 1;
+        dray__rect *expected = realloc(block->expected, capacity * sizeof *expected);
+        if (!expected)
+            return false;
+        block->expected = expected;
+        block->expected_capacity = capacity;
+    }
+    block->expected[block->expected_count++] = *rect;
+    return true;
+}
+
+/* Expected rectangles do not overlap. */
+static bool is_expected(const struct block *block, const dray__rect *rect)
+{
+    uint64_t left = dray__rect_elements(rect);
+    dray__rect cross;
+    for (uint32_t i = 0; i < block->expected_count && left; i++)
+        if (dray__rect_cross(&block->expected[i], rect, &cross))
+            left -= dray__rect_elements(&cross);
+    return left == 0;
+}
+
+bool dray__shares_enter(dray__shares *s, uint32_t index, const dray__rect *rect,
+                        uint64_t source_sum, uint64_t sum)
+{
+    struct block *block = &s->blocks[index];
+    pthread_mutex_lock(&s->lock);
+    if (block->count == block->capacity) {
+        uint32_t capacity = block->capacity ? block->capacity * 2 : 4;
+        struct landed *items = realloc(block->items, capacity * sizeof *items);
+        if (!items) {
+            pthread_mutex_unlock(&s->lock);
+            return false;
+        }
+        block->items = items;
+        block->capacity = capacity;
+    }
+    block->items[block->count++] = (struct landed){*rect, source_sum, sum};
+    pthread_mutex_unlock(&s->lock);
+    return true;
+}
+
+uint64_t dray__shares_run(const dray__shares *shares)
+{
+    return shares->run;
+}
+
+dray_region *dray__shares_region(const dray__shares *shares, uint32_t index)
+{
+    return shares->regions[index];
+}
+
+int dray__shares_find(dray__shares *s, uint32_t index, const dray__rect *rect, uint64_t *source_sum,
+                      uint64_t *sum)
+{
+    const struct block *block = &s->blocks[index];
+    uint64_t wanted = dray__rect_elements(rect), there = 0;
+    bool cut = false;
+    *source_sum = *sum = 0;
+    pthread_mutex_lock(&s->lock);
+    for (uint32_t i = 0; i < block->count && there < wanted; i++) {
+        const struct landed *item = &block->items[i];
+        dray__rect cross;
+        if (!dray__rect_cross(&item->rect, rect, &cross))
+            continue;
+        uint64_t common = dray__rect_elements(&cross);
+        cut |= common != dray__rect_elements(&item->rect);
+        there += common;
+        *source_sum += item->source_sum;
+        *sum += item->sum;
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (there < wanted)
+        return is_expected(block, rect) ? DRAY_EAGAIN : DRAY_EUNSUPPORTED;
+    return cut ? DRAY_EUNSUPPORTED : DRAY_OK;
+}
