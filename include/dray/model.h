@@ -203,7 +203,8 @@ typedef struct dray_model_config {
  * defaults (num_nextn_predict_layers: 0); the sizes must be there. DRAY_ENOENT lists the nearest
  * names; DRAY_EUNSUPPORTED names the key that gives a model other tensors; DRAY_EFORMAT and
  * DRAY_EINVALID name the key and what was found. Keys that change only how a model computes
- * (rope_scaling, sliding_window, hidden_act) are not looked at. */
+ * (rope_scaling, sliding_window, hidden_act) are not looked at. A quantization_config of fp8 says
+ * nothing here: the tensors are those of the model; dray_engine_quant_load reads it. */
 int dray_model_config_load(const char *name_or_path, dray_model_config *out, dray_error *error);
 /* Name i of the built-in table; NULL past the end. */
 const char *dray_model_name(uint32_t index);

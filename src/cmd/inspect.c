@@ -13,7 +13,7 @@ typedef struct arguments {
     bool json, tensors;
 } arguments;
 
-enum { MOST_DTYPES = 32 };
+enum { MOST_DTYPES = 32, MOST_PROBLEMS = 20, MOST_FILES = 16 /* as text */ };
 
 typedef struct sums {
     uint64_t tensors, elements, bytes;
@@ -97,6 +97,22 @@ static void compare_shapes(checkpoint *c, const dray_tensor_info *want,
         problem(c, "other shape", want->name);
 }
 
+/* Scales of a quantised tensor of the model. */
+static bool is_scales(const dray_layout *model, const char *name)
+{
+    static const char *const suffixes[] = {"_scale_inv", "_scale"};
+    for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
+        size_t size = strlen(name), tail = strlen(suffixes[i]);
+        char weight[512];
+        uint32_t at;
+        if (size <= tail || size - tail >= sizeof weight || strcmp(name + size - tail, suffixes[i]))
+            continue;
+        snprintf(weight, sizeof weight, "%.*s", (int)(size - tail), name);
+        return dray_layout_find(model, weight, &at, NULL) == DRAY_OK;
+    }
+    return false;
+}
+
 /* Holds the checkpoint against the model that config.json describes. */
 static int compare_model(checkpoint *c, dray_error *error)
 {
@@ -114,7 +130,7 @@ static int compare_model(checkpoint *c, dray_error *error)
     }
     for (i = 0; i < dray_layout_tensor_count(c->layout); i++) {
         const char *name = dray_layout_tensor(c->layout, i)->name;
-        if (dray_layout_find(model, name, &at, NULL) != DRAY_OK)
+        if (dray_layout_find(model, name, &at, NULL) != DRAY_OK && !is_scales(model, name))
             problem(c, "not of the model", name);
     }
     dray_layout_free(model);
@@ -218,9 +234,14 @@ static void print_json(const checkpoint *c, const char *path, bool complete)
 static void print_text(const checkpoint *c, bool complete)
 {
     uint32_t files = dray_layout_region_count(c->layout);
-    for (uint32_t i = 0; i < files; i++)
+    for (uint32_t i = 0; i < files; i++) {
+        if (files > MOST_FILES && i == MOST_FILES - 2) {
+            printf("%-11s ... (%u files; --json has all)\n", "", files);
+            i = files - 1;
+        }
         printf("%-11s %s, %s\n", i ? "" : "files", file_of(c, i),
                cmd_bytes((double)dray_layout_region(c->layout, i)->bytes).s);
+    }
     printf("%-11s %llu\n", "tensors", (unsigned long long)c->all.tensors);
     printf("%-11s %s (%llu)\n", "parameters", cmd_count((double)c->all.elements).s,
            (unsigned long long)c->all.elements);
@@ -240,13 +261,17 @@ static void print_text(const checkpoint *c, bool complete)
     if (!c->has_config)
         printf(" as far as the files say: there is no config.json beside them");
     printf("\n");
-    size_t i;
+    size_t i, all = json_array_size(c->problems);
     json_t *item;
     json_array_foreach(c->problems, i, item)
     {
+        if (i == MOST_PROBLEMS)
+            break;
         printf("  %s: %s\n", json_string_value(json_object_get(item, "problem")),
                json_string_value(json_object_get(item, "tensor")));
     }
+    if (all > MOST_PROBLEMS)
+        printf("  and %zu more (--json has all)\n", all - MOST_PROBLEMS);
 }
 
 static int inspect(checkpoint *c, const arguments *a)

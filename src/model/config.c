@@ -246,13 +246,19 @@ static const struct {
     const char *key;
     enum { FOR_NONE, FOR_MOE, FOR_LATENT, FOR_MTP } known_to;
 } changes_tensors[] = {
-    {"quantization_config", FOR_NONE}, {"compression_config", FOR_NONE},
-    {"num_experts", FOR_MOE},          {"num_local_experts", FOR_MOE},
-    {"n_routed_experts", FOR_MOE},     {"num_nextn_predict_layers", FOR_MTP},
-    {"kv_lora_rank", FOR_LATENT},      {"pruned_heads", FOR_NONE},
-    {"is_encoder_decoder", FOR_NONE},  {"add_cross_attention", FOR_NONE},
-    {"vision_config", FOR_NONE},       {"text_config", FOR_NONE},
-    {"head_dim_list", FOR_NONE},       {"num_heads_per_layer", FOR_NONE},
+    {"compression_config", FOR_NONE},
+    {"num_experts", FOR_MOE},
+    {"num_local_experts", FOR_MOE},
+    {"n_routed_experts", FOR_MOE},
+    {"num_nextn_predict_layers", FOR_MTP},
+    {"kv_lora_rank", FOR_LATENT},
+    {"pruned_heads", FOR_NONE},
+    {"is_encoder_decoder", FOR_NONE},
+    {"add_cross_attention", FOR_NONE},
+    {"vision_config", FOR_NONE},
+    {"text_config", FOR_NONE},
+    {"head_dim_list", FOR_NONE},
+    {"num_heads_per_layer", FOR_NONE},
     {"block_configs", FOR_NONE},
 };
 
@@ -267,6 +273,20 @@ static bool is_set(const json_t *value)
     return value && !json_is_null(value) && !json_is_false(value);
 }
 
+/* FP8 keeps the model's tensors and puts scales beside them. */
+static int check_quantisation(const reading *r)
+{
+    const json_t *quant = json_object_get(r->json, "quantization_config");
+    const char *method = json_string_value(json_object_get(quant, "quant_method"));
+    if (!is_set(quant) || (method && strcmp(method, "fp8") == 0))
+        return DRAY_OK;
+    return dray__fail(
+        r->error, DRAY_EUNSUPPORTED,
+        "%.300s: quantization_config: quant_method '%.40s' changes the model's tensors "
+        "and is not supported; fp8 is",
+        r->path, method ? method : "");
+}
+
 static int check_keys(const reading *r, const dray__family *family)
 {
     const bool has[] = {[FOR_NONE] = false,
@@ -279,6 +299,9 @@ static int check_keys(const reading *r, const dray__family *family)
             return dray__fail(r->error, DRAY_EUNSUPPORTED,
                               "%.300s: %s changes the model's tensors and is not supported",
                               r->path, changes_tensors[i].key);
+    int status = check_quantisation(r);
+    if (status)
+        return status;
     const json_t *every = json_object_get(r->json, "moe_layer_freq");
     if (every && !(json_is_integer(every) && json_integer_value(every) == 1))
         return dray__fail(r->error, DRAY_EUNSUPPORTED, "%.300s: moe_layer_freq: expected 1",
