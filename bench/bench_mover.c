@@ -70,7 +70,7 @@ static void turn_over(job *j)
     j->copy.destination_stride[0] = j->copy.destination_stride[1] / j->copy.extent[0];
 }
 
-/* As the lane of transforms does it, out of cache and into it: boxes of 128 x 1024. */
+/* As updates do it: boxes of 128 x 1024 are gathered, then worked on in cache. */
 enum { ROWS = 128, COLUMNS = 1024, CELLS = COLUMNS / 128 };
 
 static const dray__quant_box quant_box = {.dtype = DRAY_BF16,
@@ -83,6 +83,8 @@ static size_t boxes_of(const job *j)
     return dray_region_bytes(j->from) / (ROWS * COLUMNS * 2);
 }
 
+static uint8_t staging[ROWS * COLUMNS * 2];
+
 static void quantise(void *state)
 {
     const job *j = state;
@@ -91,10 +93,11 @@ static void quantise(void *state)
     for (size_t i = 0; i < boxes_of(j); i++, from += ROWS * COLUMNS * 2, to += ROWS * COLUMNS) {
         uint32_t amax[CELLS] = {0};
         float scales[CELLS];
-        dray__quant_most(&quant_box, from, amax);
+        memcpy(staging, from, sizeof staging);
+        dray__quant_most(&quant_box, staging, amax);
         for (int c = 0; c < CELLS; c++)
             scales[c] = dray__quant_scale(&quant_box, amax[c], DRAY_SCALE_F32);
-        dray__quantise(&quant_box, from, scales, to);
+        dray__quantise(&quant_box, staging, scales, to);
     }
 }
 
@@ -104,8 +107,10 @@ static void dequantise(void *state)
     const float scales[CELLS] = {1, 2, 3, 4, 5, 6, 7, 8};
     const uint8_t *from = dray_region_base(j->from);
     uint8_t *to = dray_region_base(j->to);
-    for (size_t i = 0; i < boxes_of(j); i++, from += ROWS * COLUMNS, to += ROWS * COLUMNS * 2)
-        dray__dequantise(&quant_box, from, scales, to);
+    for (size_t i = 0; i < boxes_of(j); i++, from += ROWS * COLUMNS, to += ROWS * COLUMNS * 2) {
+        memcpy(staging, from, ROWS * COLUMNS);
+        dray__dequantise(&quant_box, staging, scales, to);
+    }
 }
 
 /* memcpy reads a byte for every one that it writes: half of all bytes is what it calls its rate. */

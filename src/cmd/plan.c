@@ -34,7 +34,7 @@ typedef struct update {
     dray_plan **plans; /* one a destination; NULL where --rank leaves it out */
     uint64_t *pairs;   /* destination bytes, source · destinations + destination */
     uint64_t links[DRAY_LINK_COUNT];
-    uint64_t bytes, source_bytes, copies, largest;
+    uint64_t bytes, source_bytes, copies, transforms, largest;
     double layout_seconds, plan_seconds;
     double predicted; /* seconds */
     int busiest_side; /* of whom the prediction speaks */
@@ -224,6 +224,15 @@ static void add_plan(update *u, uint32_t d)
     for (uint64_t i = 0; i < dray_plan_count(plan); i++)
         u->pairs[(size_t)copies[i].source * u->counts[1] + d] +=
             copy_elements(&copies[i]) * dray_dtype_size((dray_dtype)copies[i].destination_dtype);
+    const dray_transform *t = dray_plan_transforms(plan);
+    const dray_copy *reads = dray_plan_reads(plan);
+    for (uint64_t i = 0; i < dray_plan_transform_count(plan); i++) /* read as they are */
+        for (uint64_t r = 0; r < t[i].reads; r++) {
+            const dray_copy *read = &reads[t[i].first_read + r];
+            u->pairs[(size_t)read->source * u->counts[1] + d] +=
+                copy_elements(read) * dray_dtype_size((dray_dtype)read->source_dtype);
+        }
+    u->transforms += dray_plan_transform_count(plan);
     for (int l = 0; l < DRAY_LINK_COUNT; l++)
         u->links[l] += dray_plan_bytes(plan, (dray_link)l);
     for (uint32_t s = 0; s < u->counts[0]; s++)
@@ -336,6 +345,9 @@ static void print_people(const arguments *a, const update *u)
     printf("%s%s%s -> %s\n", a->model ? a->model : "", a->model ? ": " : "", a->from, a->to);
     printf("moves      %s in %llu copies, the largest %s\n", cmd_bytes((double)u->bytes).s,
            (unsigned long long)u->copies, cmd_bytes((double)u->largest).s);
+    if (u->transforms)
+        printf("quantises  %llu boxes of whole cells, or makes floats of them\n",
+               (unsigned long long)u->transforms);
     if (u->source_bytes != u->bytes)
         printf("converts   %s read become %s written\n", cmd_bytes((double)u->source_bytes).s,
                cmd_bytes((double)u->bytes).s);
@@ -390,14 +402,14 @@ static json_t *pairs_json(const update *u)
 
 static void print_json(const arguments *a, const update *u)
 {
-    cmd_json_line(
-        json_pack("{s:s?, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:f, s:f, s:f, s:o}",
-                  "model", a->model, "from", a->from, "to", a->to, "sources",
-                  (json_int_t)u->counts[0], "destinations", (json_int_t)u->counts[1], "bytes",
-                  (json_int_t)u->bytes, "source_bytes", (json_int_t)u->source_bytes, "copies",
-                  (json_int_t)u->copies, "largest_copy", (json_int_t)u->largest, "links",
-                  links_json(a, u), "predicted_seconds", u->predicted, "plan_seconds",
-                  u->plan_seconds, "layout_seconds", u->layout_seconds, "pairs", pairs_json(u)));
+    cmd_json_line(json_pack(
+        "{s:s?, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:f, s:f, s:f, s:o}", "model",
+        a->model, "from", a->from, "to", a->to, "sources", (json_int_t)u->counts[0], "destinations",
+        (json_int_t)u->counts[1], "bytes", (json_int_t)u->bytes, "source_bytes",
+        (json_int_t)u->source_bytes, "copies", (json_int_t)u->copies, "transforms",
+        (json_int_t)u->transforms, "largest_copy", (json_int_t)u->largest, "links",
+        links_json(a, u), "predicted_seconds", u->predicted, "plan_seconds", u->plan_seconds,
+        "layout_seconds", u->layout_seconds, "pairs", pairs_json(u)));
 }
 
 /* ---- the command ------------------------------------------------------------------------------

@@ -19,10 +19,15 @@ typedef struct dray__cast {
     dray__cast_summed_fn run_summed; /* NULL: none that is better than one after the other */
 } dray__cast;
 
+/* Rows of a dense box that share a scale: `stride` elements from one to the next, on both sides. */
+typedef struct dray__patch {
+    size_t rows, count, stride;
+} dray__patch;
+
 /* Quantisation (quant.h): out[i] = x[i] · factor, narrowed; a NaN without its sign. */
-typedef void (*dray__quantise_fn)(const void *x, uint8_t *out, size_t count, float factor);
+typedef void (*dray__quantise_fn)(const void *x, uint8_t *out, dray__patch patch, float factor);
 /* out[i] = x[i] · scale, narrowed to nearest even; a NaN is the quiet one without payload. */
-typedef void (*dray__dequantise_fn)(const uint8_t *x, void *out, size_t count, float scale);
+typedef void (*dray__dequantise_fn)(const uint8_t *x, void *out, dray__patch patch, float scale);
 
 typedef struct dray__quantiser {
     int32_t from, to;
@@ -57,8 +62,8 @@ typedef struct dray__kernels {
     const dray__cast *casts; /* ends with run == NULL */
     /* The largest magnitude (bits without the sign) among the elements and `most`; of 2 and 4
      * bytes. A NaN is larger than infinity. */
-    uint32_t (*most2)(const void *x, size_t count, uint32_t most);
-    uint32_t (*most4)(const void *x, size_t count, uint32_t most);
+    uint32_t (*most2)(const void *x, dray__patch patch, uint32_t most);
+    uint32_t (*most4)(const void *x, dray__patch patch, uint32_t most);
     const dray__quantiser *quantisers; /* both end with run == NULL */
     const dray__dequantiser *dequantisers;
     dray__turn_fn turn[9]; /* by the bytes of an element: 1, 2, 4, 8 */

@@ -89,26 +89,30 @@ FLOAT8_THROUGH_F32(XX)
  */
 
 /* Magnitudes compare as integers: a NaN is larger than everything. */
-static uint32_t most2(const void *source, size_t count, uint32_t most)
-{
-    const u16_any *in = source;
-    uint16_t m = (uint16_t)most;
-    for (size_t i = 0; i < count; i++) {
-        uint16_t a = in[i] & 0x7FFF;
-        m = a > m ? a : m;
+#define MOST(size, type, element, mask)                                                            \
+    static uint32_t most##size(const void *source, dray__patch p, uint32_t most)                   \
+    {                                                                                              \
+        enum { LANES = 64 / (size) }; /* side by side, so that they meet only once, at the end */  \
+        element lanes[LANES] = {0}, m = (element)most;                                             \
+        const type *in = source;                                                                   \
+        for (size_t r = 0; r < p.rows; r++, in += p.stride) {                                      \
+            size_t i = 0;                                                                          \
+            for (; i + LANES <= p.count; i += LANES)                                               \
+                for (size_t k = 0; k < LANES; k++) {                                               \
+                    element a = in[i + k] & (mask);                                                \
+                    lanes[k] = a > lanes[k] ? a : lanes[k];                                        \
+                }                                                                                  \
+            for (; i < p.count; i++) {                                                             \
+                element a = in[i] & (mask);                                                        \
+                m = a > m ? a : m;                                                                 \
+            }                                                                                      \
+        }                                                                                          \
+        for (size_t k = 0; k < LANES; k++)                                                         \
+            m = lanes[k] > m ? lanes[k] : m;                                                       \
+        return m;                                                                                  \
     }
-    return m;
-}
-
-static uint32_t most4(const void *source, size_t count, uint32_t most)
-{
-    const u32_any *in = source;
-    for (size_t i = 0; i < count; i++) {
-        uint32_t a = in[i] & 0x7FFFFFFF;
-        most = a > most ? a : most;
-    }
-    return most;
-}
+MOST(2, u16_any, uint16_t, 0x7FFF)
+MOST(4, u32_any, uint32_t, 0x7FFFFFFF)
 
 /* A NaN has no sign here: which one a product gets is the machine's choice. */
 static inline uint32_t without_sign_of_nan(uint32_t e, uint32_t inf)
@@ -124,27 +128,30 @@ static inline uint32_t without_sign_of_nan(uint32_t e, uint32_t inf)
     XX(quantise_bf16_e5m2, BF16, F8E5M2, u16_any, from_bf16(x), to_e5m2, 0x7C)
 
 #define XX(name, from, to, type, value, narrow, inf)                                               \
-    static void name(const void *source, uint8_t *restrict out, size_t count, float factor)        \
+    static void name(const void *source, uint8_t *restrict out, dray__patch p, float factor)       \
     {                                                                                              \
         const type *restrict in = source;                                                          \
-        for (size_t i = 0; i < count; i++) {                                                       \
-            type x = in[i];                                                                        \
-            uint32_t product = bits_of(float_of(value) * factor);                                  \
-            out[i] = (uint8_t)without_sign_of_nan(narrow(product), inf);                           \
-        }                                                                                          \
+        for (size_t r = 0; r < p.rows; r++, in += p.stride, out += p.stride)                       \
+            for (size_t i = 0; i < p.count; i++) {                                                 \
+                type x = in[i];                                                                    \
+                uint32_t product = bits_of(float_of(value) * factor);                              \
+                out[i] = (uint8_t)without_sign_of_nan(narrow(product), inf);                       \
+            }                                                                                      \
     }
 QUANTISERS(XX)
 #undef XX
 
 #define XX(name, next)                                                                             \
-    static void name(const void *source, uint8_t *out, size_t count, float factor)                 \
+    static void name(const void *source, uint8_t *out, dray__patch p, float factor)                \
     {                                                                                              \
         float chunk[CHUNK];                                                                        \
-        for (size_t i = 0, n; i < count; i += n) {                                                 \
-            n = count - i < CHUNK ? count - i : CHUNK;                                             \
-            f16_f32((const u16_any *)source + i, chunk, n);                                        \
-            next(chunk, out + i, n, factor);                                                       \
-        }                                                                                          \
+        const u16_any *in = source;                                                                \
+        for (size_t r = 0; r < p.rows; r++, in += p.stride, out += p.stride)                       \
+            for (size_t i = 0, n; i < p.count; i += n) {                                           \
+                n = p.count - i < CHUNK ? p.count - i : CHUNK;                                     \
+                f16_f32(in + i, chunk, n);                                                         \
+                next(chunk, out + i, (dray__patch){1, n, n}, factor);                              \
+            }                                                                                      \
     }
 XX(quantise_f16_e4m3, quantise_f32_e4m3)
 XX(quantise_f16_e5m2, quantise_f32_e5m2)
@@ -167,27 +174,31 @@ static const dray__quantiser quantisers[] = {
     XX(dequantise_e5m2_bf16, F8E5M2, BF16, from_e5m2, u16_any, to_bf16(p))
 
 #define XX(name, from, to, widen, type, value)                                                     \
-    static void name(const uint8_t *restrict in, void *destination, size_t count, float scale)     \
+    static void name(const uint8_t *restrict in, void *destination, dray__patch patch,             \
+                     float scale)                                                                  \
     {                                                                                              \
         type *restrict out = destination;                                                          \
-        for (size_t i = 0; i < count; i++) {                                                       \
-            uint32_t p = bits_of(float_of(widen(in[i])) * scale);                                  \
-            p = (p & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC00000 : p;                                    \
-            out[i] = value;                                                                        \
-        }                                                                                          \
+        for (size_t r = 0; r < patch.rows; r++, in += patch.stride, out += patch.stride)           \
+            for (size_t i = 0; i < patch.count; i++) {                                             \
+                uint32_t p = bits_of(float_of(widen(in[i])) * scale);                              \
+                p = (p & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC00000 : p;                                \
+                out[i] = value;                                                                    \
+            }                                                                                      \
     }
 DEQUANTISERS(XX)
 #undef XX
 
 #define XX(name, first)                                                                            \
-    static void name(const uint8_t *in, void *destination, size_t count, float scale)              \
+    static void name(const uint8_t *in, void *destination, dray__patch p, float scale)             \
     {                                                                                              \
         float chunk[CHUNK];                                                                        \
-        for (size_t i = 0, n; i < count; i += n) {                                                 \
-            n = count - i < CHUNK ? count - i : CHUNK;                                             \
-            first(in + i, chunk, n, scale);                                                        \
-            f32_f16(chunk, (u16_any *)destination + i, n);                                         \
-        }                                                                                          \
+        u16_any *out = destination;                                                                \
+        for (size_t r = 0; r < p.rows; r++, in += p.stride, out += p.stride)                       \
+            for (size_t i = 0, n; i < p.count; i += n) {                                           \
+                n = p.count - i < CHUNK ? p.count - i : CHUNK;                                     \
+                first(in + i, chunk, (dray__patch){1, n, n}, scale);                               \
+                f32_f16(chunk, out + i, n);                                                        \
+            }                                                                                      \
     }
 XX(dequantise_e4m3_f16, dequantise_e4m3_f32)
 XX(dequantise_e5m2_f16, dequantise_e5m2_f32)

@@ -37,45 +37,53 @@ uint64_t dray__quant_cells(const dray__quant_box *box, int64_t *start, int64_t *
     return cells;
 }
 
-/* Elements beside each other that have one scale. */
-typedef struct run {
-    size_t element, count; /* the first, counted in the box */
-    size_t cell;           /* counted among those that the box touches */
-} run;
+/* What lies in one cell: rows along the dimension before the last. */
+typedef struct piece {
+    size_t element; /* the first, counted in the box */
+    size_t cell;    /* counted among those that the box touches */
+    dray__patch patch;
+} piece;
 
-typedef struct runs {
+typedef struct pieces {
     const dray__quant_box *box;
     int64_t first[DRAY_MAX_DIMS], cells[DRAY_MAX_DIMS];
     int64_t at[DRAY_MAX_DIMS]; /* within the box */
-    size_t element;
-} runs;
+} pieces;
 
-static runs runs_of(const dray__quant_box *box)
+static pieces pieces_of(const dray__quant_box *box)
 {
-    runs r = {.box = box};
-    dray__quant_cells(box, r.first, r.cells);
-    return r;
+    pieces p = {.box = box};
+    dray__quant_cells(box, p.first, p.cells);
+    return p;
 }
 
-static bool next_run(runs *r, run *out)
+/* From where it is along a dimension to the end of its cell, or of the box. */
+static int64_t to_end_of_cell(const pieces *p, int d)
 {
-    enum { LAST = DRAY_MAX_DIMS - 1 };
-    const dray__quant_box *box = r->box;
-    if (r->at[0] == box->extent[0])
+    const dray__quant_box *box = p->box;
+    int64_t in_cell = (box->start[d] + p->at[d]) % box->cell[d];
+    int64_t count = box->cell[d] - in_cell, left = box->extent[d] - p->at[d];
+    return count < left ? count : left;
+}
+
+static bool next_piece(pieces *p, piece *out)
+{
+    enum { COLUMN = DRAY_MAX_DIMS - 1, ROW = COLUMN - 1 };
+    const dray__quant_box *box = p->box;
+    if (p->at[0] == box->extent[0])
         return false;
-    size_t cell = 0;
-    for (int d = 0; d < DRAY_MAX_DIMS; d++)
-        cell = cell * (size_t)r->cells[d] +
-               (size_t)((box->start[d] + r->at[d]) / box->cell[d] - r->first[d]);
-    int64_t in_cell = (box->start[LAST] + r->at[LAST]) % box->cell[LAST];
-    int64_t count = box->cell[LAST] - in_cell, left = box->extent[LAST] - r->at[LAST];
-    count = count < left ? count : left;
-    *out = (run){r->element, (size_t)count, cell};
-    r->element += (size_t)count;
-    r->at[LAST] += count;
-    for (int d = LAST; d > 0 && r->at[d] == box->extent[d]; d--) {
-        r->at[d] = 0;
-        r->at[d - 1]++;
+    size_t cell = 0, element = 0;
+    for (int d = 0; d < DRAY_MAX_DIMS; d++) {
+        cell = cell * (size_t)p->cells[d] +
+               (size_t)((box->start[d] + p->at[d]) / box->cell[d] - p->first[d]);
+        element = element * (size_t)box->extent[d] + (size_t)p->at[d];
+    }
+    int64_t rows = to_end_of_cell(p, ROW), count = to_end_of_cell(p, COLUMN);
+    *out = (piece){element, cell, {(size_t)rows, (size_t)count, (size_t)box->extent[COLUMN]}};
+    p->at[COLUMN] += count;
+    for (int d = COLUMN; d > 0 && p->at[d] == box->extent[d]; d--) {
+        p->at[d] = 0;
+        p->at[d - 1] += d == COLUMN ? rows : 1;
     }
     return true;
 }
@@ -84,11 +92,11 @@ void dray__quant_most(const dray__quant_box *box, const void *values, uint32_t *
 {
     const dray__kernels *k = dray__kernels_get();
     size_t size = dray_dtype_size((dray_dtype)box->dtype);
-    uint32_t (*most)(const void *, size_t, uint32_t) = size == 2 ? k->most2 : k->most4;
-    runs r = runs_of(box);
-    for (run one; next_run(&r, &one);)
+    uint32_t (*most)(const void *, dray__patch, uint32_t) = size == 2 ? k->most2 : k->most4;
+    pieces p = pieces_of(box);
+    for (piece one; next_piece(&p, &one);)
         amax[one.cell] =
-            most((const uint8_t *)values + one.element * size, one.count, amax[one.cell]);
+            most((const uint8_t *)values + one.element * size, one.patch, amax[one.cell]);
 }
 
 float dray__quant_scale(const dray__quant_box *box, uint32_t amax, int32_t scale_format)
@@ -120,21 +128,21 @@ float dray__quant_scale(const dray__quant_box *box, uint32_t amax, int32_t scale
 void dray__quantise(const dray__quant_box *box, const void *values, const float *scales,
                     uint8_t *quantised)
 {
-    dray__quantise_fn run_fn = quantiser(box);
+    dray__quantise_fn convert = quantiser(box);
     size_t size = dray_dtype_size((dray_dtype)box->dtype);
-    runs r = runs_of(box);
-    for (run one; next_run(&r, &one);)
-        run_fn((const uint8_t *)values + one.element * size, quantised + one.element, one.count,
-               1.0f / scales[one.cell]);
+    pieces p = pieces_of(box);
+    for (piece one; next_piece(&p, &one);)
+        convert((const uint8_t *)values + one.element * size, quantised + one.element, one.patch,
+                1.0f / scales[one.cell]);
 }
 
 void dray__dequantise(const dray__quant_box *box, const uint8_t *quantised, const float *scales,
                       void *values)
 {
-    dray__dequantise_fn run_fn = dequantiser(box);
+    dray__dequantise_fn convert = dequantiser(box);
     size_t size = dray_dtype_size((dray_dtype)box->dtype);
-    runs r = runs_of(box);
-    for (run one; next_run(&r, &one);)
-        run_fn(quantised + one.element, (uint8_t *)values + one.element * size, one.count,
-               scales[one.cell]);
+    pieces p = pieces_of(box);
+    for (piece one; next_piece(&p, &one);)
+        convert(quantised + one.element, (uint8_t *)values + one.element * size, one.patch,
+                scales[one.cell]);
 }

@@ -195,10 +195,10 @@ static void turn_converted(const dray__rect *s, const dray__turn *turn, const ui
     size_t from = dray_dtype_size((dray_dtype)s->from), to = dray_dtype_size((dray_dtype)s->to);
     size_t columns = (size_t)s->extent[turn->source], rows = (size_t)s->extent[turn->destination];
     size_t beside = BYTES / ROWS / to;
-    for (size_t r = 0, n; r < rows; r += n)
-        for (size_t c = 0, k; c < columns; c += k) {
-            n = rows - r < ROWS ? rows - r : ROWS;
-            k = columns - c < beside ? columns - c : beside;
+    for (size_t r = 0; r < rows; r += ROWS)
+        for (size_t c = 0; c < columns; c += beside) {
+            size_t n = rows - r < ROWS ? rows - r : ROWS;
+            size_t k = columns - c < beside ? columns - c : beside;
             const uint8_t *at =
                 source + (int64_t)r * s->source_stride[turn->destination] + c * from;
             for (size_t i = 0; i < n; i++, at += s->source_stride[turn->destination])
