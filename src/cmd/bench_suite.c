@@ -190,6 +190,8 @@ void bench_targets(bench *b)
         }
     }
     measure_control(b);
+    bench_skip(b, "block FP8 quantised on the way",
+               "dray bench weights --to engine:tp=4,quant=fp8-block measures it");
     bench_skip(b, "two hosts over TCP", "scripts/bench_hosts.sh measures it, as root");
     bench_skip(b, "source offloaded in pinned host memory", "needs a GPU");
 }

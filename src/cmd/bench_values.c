@@ -102,7 +102,18 @@ static bool converted(dray_dtype from, uint64_t from_bits, dray_dtype to, uint64
 /* ---- walking the blocks, row by row -----------------------------------------------------------
  */
 
+/* The scales of a quantised tensor, as this member holds them. */
+typedef struct scale_view {
+    const dray_layout *layout;
+    dray_region *const *regions;
+    const dray_quant *quant;
+    const uint32_t *blocks; /* of the tensor of scales */
+    uint32_t count;
+    int64_t rows, columns; /* of the quantised tensor's last two dimensions */
+} scale_view;
+
 typedef struct row {
+    const scale_view *scales; /* NULL: not quantised */
     uint8_t *at;
     int64_t step; /* bytes between neighbours */
     uint64_t first, count, hash;
@@ -113,12 +124,14 @@ typedef uint64_t (*row_fn)(const row *r, dray_dtype from);
 
 /* Sums what fn returns for every row of a block. */
 static uint64_t each_row(const dray_layout *layout, dray_region *const *regions,
-                         const dray_block *block, uint64_t hash, dray_dtype from, row_fn fn)
+                         const dray_block *block, uint64_t hash, dray_dtype from,
+                         const scale_view *scales, row_fn fn)
 {
     const dray_tensor_info *t = dray_layout_tensor(layout, block->tensor);
     uint32_t inner = t->ndim ? t->ndim - 1 : 0;
     int64_t at[DRAY_MAX_DIMS] = {0};
-    row r = {.step = t->ndim ? block->stride[inner] : 0,
+    row r = {.scales = scales,
+             .step = t->ndim ? block->stride[inner] : 0,
              .count = t->ndim ? (uint64_t)block->extent[inner] : 1,
              .hash = hash,
              .dtype = (dray_dtype)t->dtype};
@@ -167,12 +180,72 @@ static uint64_t check_row(const row *r, dray_dtype from)
     return wrong;
 }
 
+/* The scale of the element with this global index; NaN: not held here. */
+static double scale_of(const scale_view *v, uint64_t index)
+{
+    int64_t at[DRAY_MAX_DIMS] = {0};
+    bool whole = v->quant->kind == DRAY_QUANT_TENSOR;
+    const dray_tensor_info *t = dray_layout_tensor(v->layout, v->quant->scales);
+    uint64_t plane = index / (uint64_t)v->columns / (uint64_t)v->rows;
+    for (uint32_t d = t->ndim; d-- > 0 && !whole;) {
+        if (d + 1 == t->ndim)
+            at[d] = (int64_t)(index % (uint64_t)v->columns) / v->quant->block[1];
+        else if (d + 2 == t->ndim)
+            at[d] =
+                (int64_t)(index / (uint64_t)v->columns % (uint64_t)v->rows) / v->quant->block[0];
+        else {
+            at[d] = (int64_t)(plane % (uint64_t)t->shape[d]);
+            plane /= (uint64_t)t->shape[d];
+        }
+    }
+    for (uint32_t i = 0; i < v->count; i++) {
+        const dray_block *block = dray_layout_block(v->layout, v->blocks[i]);
+        uint64_t offset = block->offset;
+        bool inside = true;
+        for (uint32_t d = 0; d < t->ndim; d++) {
+            inside &= at[d] >= block->start[d] && at[d] < block->start[d] + block->extent[d];
+            offset += (uint64_t)(at[d] - block->start[d]) * (uint64_t)block->stride[d];
+        }
+        float scale;
+        if (!inside)
+            continue;
+        memcpy(&scale, (uint8_t *)dray_region_base(v->regions[block->region]) + offset,
+               sizeof scale);
+        return (double)scale;
+    }
+    return NAN;
+}
+
+static double value_e4m3(uint8_t bits)
+{
+    int exponent = bits >> 3 & 15, mantissa = bits & 7;
+    double value = exponent ? ldexp(8 + mantissa, exponent - 10) : ldexp(mantissa, -9);
+    return bits & 0x80 ? -value : value;
+}
+
+/* Times its scale, a value is the source's to within half of its last place. */
+static uint64_t check_quantised_row(const row *r, dray_dtype from)
+{
+    uint64_t wrong = 0;
+    double scale = 0;
+    int64_t width = r->scales->quant->kind == DRAY_QUANT_TENSOR ? 0 : r->scales->quant->block[1];
+    for (uint64_t i = 0; i < r->count; i++) {
+        uint64_t index = r->first + i;
+        if (i == 0 || (width && index % (uint64_t)r->scales->columns % (uint64_t)width == 0))
+            scale = scale_of(r->scales, index);
+        double source = value_of(from, bits_of(from, mixed(r->hash, index)));
+        double found = value_e4m3(*(r->at + (int64_t)i * r->step)) * scale;
+        wrong += !(fabs(found - source) <= fabs(source) / 15 + scale / 1000);
+    }
+    return wrong;
+}
+
 void bench_fill(const dray_layout *layout, dray_region *const *regions, bool tied)
 {
     for (uint32_t b = 0; b < dray_layout_block_count(layout); b++) {
         const dray_block *block = dray_layout_block(layout, b);
         const char *name = dray_layout_tensor(layout, block->tensor)->name;
-        each_row(layout, regions, block, hash_of(name, tied), 0, fill_row);
+        each_row(layout, regions, block, hash_of(name, tied), 0, NULL, fill_row);
     }
 }
 
@@ -192,19 +265,70 @@ static dray_dtype source_dtype(const dray_tensor_info *tensor, bool tied,
     return (dray_dtype)tensor->dtype;
 }
 
+/* The blocks of each tensor: those of tensor t are order[first[t]] to order[first[t + 1] - 1]. */
+static uint32_t *blocks_by_tensor(const dray_layout *layout, uint32_t **first)
+{
+    uint32_t blocks = dray_layout_block_count(layout);
+    uint32_t *at = calloc((size_t)dray_layout_tensor_count(layout) + 2, sizeof *at);
+    uint32_t *order = calloc((size_t)blocks + 1, sizeof *order);
+    if (!at || !order)
+        abort();
+    for (uint32_t b = 0; b < blocks; b++)
+        at[dray_layout_block(layout, b)->tensor + 2]++;
+    for (uint32_t t = 0; t < dray_layout_tensor_count(layout); t++)
+        at[t + 2] += at[t + 1];
+    for (uint32_t b = 0; b < blocks; b++)
+        order[at[dray_layout_block(layout, b)->tensor + 1]++] = b;
+    *first = at;
+    return order;
+}
+
+/* Which tensors hold scales: those are looked at with what they scale. */
+static bool *find_scales(const dray_layout *layout)
+{
+    uint32_t count = dray_layout_tensor_count(layout);
+    bool *scales = calloc((size_t)count + 1, sizeof *scales);
+    if (!scales)
+        abort();
+    for (uint32_t t = 0; t < count; t++) {
+        const dray_quant *quant = dray_layout_quant(layout, t);
+        if (quant)
+            scales[quant->scales] = true;
+    }
+    return scales;
+}
+
 uint64_t bench_wrong(const dray_layout *layout, dray_region *const *regions, bool tied,
                      dray_layout *const *sources, uint32_t count, const char **first)
 {
     uint64_t wrong = 0;
+    uint32_t *starts, *blocks = blocks_by_tensor(layout, &starts);
+    bool *scales = find_scales(layout);
     *first = NULL;
     for (uint32_t b = 0; b < dray_layout_block_count(layout); b++) {
         const dray_block *block = dray_layout_block(layout, b);
         const dray_tensor_info *t = dray_layout_tensor(layout, block->tensor);
+        const dray_quant *quant = dray_layout_quant(layout, block->tensor);
         dray_dtype from = source_dtype(t, tied, sources, count);
-        uint64_t here = each_row(layout, regions, block, hash_of(t->name, tied), from, check_row);
+        scale_view view = {.layout = layout, .regions = regions, .quant = quant};
+        if (scales[block->tensor])
+            continue;
+        if (quant) {
+            view.blocks = blocks + starts[quant->scales];
+            view.count = starts[quant->scales + 1] - starts[quant->scales];
+            view.columns = t->ndim ? t->shape[t->ndim - 1] : 1;
+            view.rows = t->ndim > 1 ? t->shape[t->ndim - 2] : 1;
+        }
+        bool converts = quant && from != (dray_dtype)t->dtype;
+        uint64_t here =
+            each_row(layout, regions, block, hash_of(t->name, tied), from, converts ? &view : NULL,
+                     converts ? check_quantised_row : check_row);
         if (here && !*first)
             *first = t->name;
         wrong += here;
     }
+    free(starts);
+    free(blocks);
+    free(scales);
     return wrong;
 }
