@@ -166,6 +166,47 @@ static void all_ranks_hold_the_model(void **state)
     assert_true(taken > CASES / 20 && taken < CASES);
 }
 
+/* The region ends between gate and up: gate's tensor and block are taken out again, and its name is
+ * free. */
+static void what_fails_half_way_leaves_nothing(void **state)
+{
+    (void)state;
+    static const char name[] = "decoder.layers.0.mlp.linear_fc1.weight";
+    const int64_t shape[] = {2 * 4864, 896};
+    const dray_region_info region = {.kind = DRAY_REGION_HOST, .bytes = UINT64_C(3) * 4864 * 896};
+    dray_model_config c;
+    dray_layout *l, *before;
+    dray_error e;
+    uint32_t index;
+    assert_int_equal(dray_model_config_load("qwen2.5-0.5b", &c, NULL), DRAY_OK);
+    for (int i = 0; i < 2; i++) {
+        dray_layout **made = i ? &before : &l;
+        const int64_t norm[] = {896};
+        assert_int_equal(dray_layout_new(made, NULL), DRAY_OK);
+        assert_int_equal(dray_layout_add_region(*made, &region, NULL, NULL), DRAY_OK);
+        assert_int_equal(dray_layout_add_megatron(*made, &c, NULL, 0,
+                                                  "decoder.final_layernorm.weight", DRAY_BF16, 1,
+                                                  norm, 0, 0, NULL),
+                         DRAY_OK);
+    }
+    for (int i = 0; i < 40; i++)
+        assert_int_equal(
+            dray_layout_add_megatron(l, &c, NULL, 0, name, DRAY_BF16, 2, shape, 0, 0, &e),
+            DRAY_EINVALID);
+    assert_non_null(strstr(e.message, "up_proj"));
+    assert_true(same_layout(l, before));
+    assert_true(dray_layout_bytes(l) == 896 * 2);
+    assert_int_equal(dray_layout_find(l, "model.norm.weight", &index, NULL), DRAY_OK);
+    assert_int_equal(dray_layout_find(l, "model.layers.0.mlp.gate_proj.weight", &index, NULL),
+                     DRAY_ENOENT);
+    const int64_t gate[] = {4864, 896};
+    assert_int_equal(dray_layout_add_tensor(l, "model.layers.0.mlp.gate_proj.weight", DRAY_BF16, 2,
+                                            gate, &index, NULL),
+                     DRAY_OK);
+    dray_layout_free(l);
+    dray_layout_free(before);
+}
+
 /* Experts packed into one parameter, cut over two ranks in all three ways. */
 static void packed_modules_are_the_experts(void **state)
 {
@@ -204,6 +245,7 @@ int main(void)
     printf("DRAY_TEST_SEED=%llu\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_ranks_hold_the_model),
+        cmocka_unit_test(what_fails_half_way_leaves_nothing),
         cmocka_unit_test(packed_modules_are_the_experts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
