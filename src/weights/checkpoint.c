@@ -69,7 +69,7 @@ int dray__copy_all(const dray_layout *from, dray_region *const *sources, const c
 }
 
 /* Under another name first, so that a reader sees the old file or the new one. */
-static int write_config(const char *directory, const char *text, dray_error *error)
+int dray__checkpoint_config(const char *directory, const char *text, dray_error *error)
 {
     char *path = NULL, *partial = NULL;
     if (asprintf(&path, "%s/config.json", directory) < 0 ||
@@ -112,8 +112,8 @@ static bool all_memory(const dray_layout *layout, dray_region *const *regions)
 }
 
 /* Lays out the files, with room for the sums of what they will hold. */
-static int begin(const char *directory, const dray_layout *layout, dray_layout **files,
-                 dray_error *error)
+int dray__checkpoint_begin(const char *directory, const dray_layout *layout, dray_layout **files,
+                           dray_error *error)
 {
     char **values = dray__values_later(layout);
     dray_safetensors_options options = DRAY_SAFETENSORS_OPTIONS_INIT;
@@ -162,7 +162,7 @@ int dray_checkpoint_write(const char *directory, const dray_layout *layout,
     dray_layout *files;
     int rc = dray__regions_check(layout, regions, error);
     if (!rc)
-        rc = begin(directory, layout, &files, error);
+        rc = dray__checkpoint_begin(directory, layout, &files, error);
     if (rc)
         return rc;
     dray_region **opened = open_regions(files, 1, error, &rc);
@@ -170,7 +170,7 @@ int dray_checkpoint_write(const char *directory, const dray_layout *layout,
         rc = fill(layout, regions, files, opened, error);
     free_regions(opened, files);
     if (rc == DRAY_OK && config_json)
-        rc = write_config(directory, config_json, error);
+        rc = dray__checkpoint_config(directory, config_json, error);
     if (rc == DRAY_OK)
         rc = dray_safetensors_finish(directory, files, error);
     if (rc)

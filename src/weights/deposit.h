@@ -14,4 +14,10 @@ int dray__deposit(const dray_plan *plan, uint32_t self, dray_region *const *regi
                   const dray_layout *files, dray_region *const *opened, dray__sums *sums,
                   dray_error *error);
 
+/* ---- checkpoint.c */
+/* Lays out the files, with room for the sums of what they will hold. */
+int dray__checkpoint_begin(const char *directory, const dray_layout *layout, dray_layout **files,
+                           dray_error *error);
+int dray__checkpoint_config(const char *directory, const char *text, dray_error *error);
+
 #endif

@@ -1,0 +1,239 @@
+/* mover: files read and written in the background. Random ranges against plain reads and writes, by
+ * io_uring and by threads, on a disk and on a file system without direct I/O; short answers,
+ * errors, files that end early. */
+#include "base/random.h"
+#include "mover/disk.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { FILE_BYTES = (3 << 20) + 1234, IOS = 200, ROOM = 256 << 10 };
+
+static uint64_t seed, drawn;
+static uint8_t *staging, *expected;
+
+static uint64_t draw(uint64_t below)
+{
+    return dray__random_u64(seed, 0, drawn++) % below;
+}
+
+static int start(void **state)
+{
+    (void)state;
+    const char *text = getenv("DRAY_TEST_SEED");
+    seed = text ? strtoull(text, NULL, 0) : (uint64_t)time(NULL) * 1000 + (uint64_t)getpid();
+    print_message("seed %llu\n", (unsigned long long)seed);
+    staging = aligned_alloc(DRAY__IO_ALIGN, (size_t)IOS * ROOM);
+    expected = malloc(FILE_BYTES);
+    return staging && expected ? 0 : -1;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    free(staging);
+    free(expected);
+    return 0;
+}
+
+static int make_file(const char *folder, char *path, size_t capacity)
+{
+    snprintf(path, capacity, "%s/dray-test-disk-XXXXXX", folder);
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    for (size_t i = 0; i < FILE_BYTES; i += 4) {
+        uint32_t word = (uint32_t)(i * 2654435761u + seed);
+        memcpy(expected + i, &word, FILE_BYTES - i < 4 ? FILE_BYTES - i : 4);
+    }
+    assert_int_equal(pwrite(fd, expected, FILE_BYTES, 0), FILE_BYTES);
+    assert_int_equal(fsync(fd), 0);
+    return fd;
+}
+
+static void wait_all(dray__disk *disk)
+{
+    while (dray__disk_under_way(disk)) {
+        struct pollfd p = {.fd = dray__disk_fd(disk), .events = POLLIN};
+        if (!dray__disk_take(disk))
+            assert_int_equal(poll(&p, 1, 30000), 1);
+    }
+    assert_null(dray__disk_take(disk));
+    struct pollfd p = {.fd = dray__disk_fd(disk), .events = POLLIN};
+    assert_int_equal(poll(&p, 1, 0), 0); /* quiet when nothing is there */
+}
+
+/* Half of them aligned, the others anywhere, also beyond the file's end. */
+static dray__io random_io(dray__disk_file *file, uint32_t i, bool write)
+{
+    dray__io io = {.file = file, .write = write};
+    bool aligned = draw(2);
+    uint64_t step = aligned ? DRAY__IO_ALIGN : 1;
+    io.bytes = (1 + draw((ROOM - DRAY__IO_ALIGN) / step)) * step;
+    io.offset = draw(FILE_BYTES / step) * step;
+    if (write && io.offset + io.bytes > FILE_BYTES) {
+        io.bytes = FILE_BYTES - io.offset;
+    } else if (!write) {
+        uint64_t left = FILE_BYTES - io.offset;
+        io.least = left < io.bytes ? left : io.bytes;
+    }
+    io.data = staging + (size_t)i * ROOM + (aligned ? 0 : draw(DRAY__IO_ALIGN));
+    return io;
+}
+
+static void random_ranges(dray__disk_way way, const char *folder)
+{
+    char path[200];
+    dray__disk *disk;
+    dray_error error;
+    int rc = dray__disk_open(way, &disk, &error);
+    if (rc == DRAY_EUNSUPPORTED && way == DRAY__DISK_URING)
+        return; /* this container has none */
+    assert_int_equal(rc, DRAY_OK);
+    int fd = make_file(folder, path, sizeof path);
+    dray__disk_file file;
+    dray__disk_file_open(&file, fd, true, path);
+    static dray__io ios[IOS];
+    for (int round = 0; round < 4; round++) {
+        for (uint32_t i = 0; i < IOS; i++) {
+            ios[i] = random_io(&file, i, false);
+            memset(ios[i].data, 0xEE, ios[i].bytes);
+            dray__disk_submit(disk, &ios[i]);
+        }
+        wait_all(disk);
+        for (uint32_t i = 0; i < IOS; i++) {
+            assert_int_equal(dray__io_result(&ios[i], &error), DRAY_OK);
+            assert_memory_equal(ios[i].data, expected + ios[i].offset, ios[i].least);
+        }
+        /* Written one after the other: they overlap. */
+        for (uint32_t i = 0; i < IOS / 4; i++) {
+            ios[i] = random_io(&file, i, true);
+            for (size_t k = 0; k < ios[i].bytes; k++)
+                ((uint8_t *)ios[i].data)[k] = (uint8_t)draw(256);
+            memcpy(expected + ios[i].offset, ios[i].data, ios[i].bytes);
+            dray__disk_submit(disk, &ios[i]);
+            wait_all(disk);
+            assert_int_equal(dray__io_result(&ios[i], &error), DRAY_OK);
+        }
+        uint8_t *whole = malloc(FILE_BYTES);
+        assert_int_equal(pread(fd, whole, FILE_BYTES, 0), FILE_BYTES);
+        assert_memory_equal(whole, expected, FILE_BYTES);
+        free(whole);
+    }
+    dray__disk_close(disk);
+    dray__disk_file_close(&file);
+    close(fd);
+    unlink(path);
+}
+
+static void ranges_come_as_they_are(void **state)
+{
+    (void)state;
+    const char *tmp = getenv("TMPDIR");
+    random_ranges(DRAY__DISK_THREADS, tmp ? tmp : "/tmp");
+    random_ranges(DRAY__DISK_URING, tmp ? tmp : "/tmp");
+    struct statvfs room;
+    if (statvfs("/dev/shm", &room) == 0 && room.f_bavail * room.f_frsize > 64u << 20) {
+        random_ranges(DRAY__DISK_THREADS, "/dev/shm"); /* no direct I/O there */
+        random_ranges(DRAY__DISK_URING, "/dev/shm");
+    }
+}
+
+static void files_that_end_early_are_named(void **state)
+{
+    (void)state;
+    char path[200];
+    dray_error error;
+    for (int way = DRAY__DISK_THREADS; way <= DRAY__DISK_URING; way++) {
+        dray__disk *disk;
+        if (dray__disk_open((dray__disk_way)way, &disk, &error))
+            continue;
+        int fd = make_file("/tmp", path, sizeof path);
+        dray__disk_file file;
+        dray__disk_file_open(&file, fd, false, path);
+        dray__io io = {.file = &file,
+                       .data = staging,
+                       .offset = (FILE_BYTES & ~(DRAY__IO_ALIGN - 1)) - DRAY__IO_ALIGN,
+                       .bytes = 4 * DRAY__IO_ALIGN,
+                       .least = 3 * DRAY__IO_ALIGN};
+        dray__disk_submit(disk, &io);
+        wait_all(disk);
+        assert_int_equal(dray__io_result(&io, &error), DRAY_EFORMAT);
+        assert_non_null(strstr(error.message, path));
+        io.file = &(dray__disk_file){.fd = -1, .direct = -1, .name = "nothing"};
+        dray__disk_submit(disk, &io);
+        wait_all(disk);
+        assert_int_equal(dray__io_result(&io, &error), DRAY_ESYS);
+        assert_int_equal(error.raw, EBADF);
+        dray__disk_close(disk);
+        dray__disk_file_close(&file);
+        close(fd);
+        unlink(path);
+    }
+}
+
+/* Every third piece is cut short, one is lost. */
+static int bad_disk(void *user, const dray__io *io)
+{
+    (void)io;
+    int *left = user;
+    int turn = __atomic_sub_fetch(left, 1, __ATOMIC_RELAXED);
+    return turn == 0 ? EIO : (turn % 3 == 0 ? -1 : 0);
+}
+
+static void errors_and_short_answers(void **state)
+{
+    (void)state;
+    char path[200];
+    dray_error error;
+    static dray__io ios[IOS];
+    for (int way = DRAY__DISK_THREADS; way <= DRAY__DISK_URING; way++) {
+        dray__disk *disk;
+        int left = 100, failed = 0;
+        if (dray__disk_open((dray__disk_way)way, &disk, &error))
+            continue;
+        int fd = make_file("/tmp", path, sizeof path);
+        dray__disk_file file;
+        dray__disk_file_open(&file, fd, false, path);
+        dray__disk_faults(bad_disk, &left);
+        for (uint32_t i = 0; i < IOS; i++) {
+            ios[i] = random_io(&file, i, false);
+            dray__disk_submit(disk, &ios[i]);
+        }
+        wait_all(disk);
+        dray__disk_faults(NULL, NULL);
+        for (uint32_t i = 0; i < IOS; i++) {
+            if (dray__io_result(&ios[i], &error)) {
+                failed++;
+                assert_int_equal(error.raw, EIO);
+            } else {
+                assert_memory_equal(ios[i].data, expected + ios[i].offset, ios[i].least);
+            }
+        }
+        assert_int_equal(failed, 1);
+        dray__disk_close(disk);
+        dray__disk_file_close(&file);
+        close(fd);
+        unlink(path);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranges_come_as_they_are),
+        cmocka_unit_test(files_that_end_early_are_named),
+        cmocka_unit_test(errors_and_short_answers),
+    };
+    return cmocka_run_group_tests(tests, start, stop);
+}

@@ -1,0 +1,341 @@
+/* weights: a run's checkpoints. Ranks write one together, writers are killed at every step and at
+ * random moments, readers always find a whole version, disks fail; the last N stay. */
+#include "mover/disk.h"
+#include "weights/cluster.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <cmocka.h>
+
+enum { RANKS = 3 };
+
+static char folder[128];
+static dray_model_config config;
+static coordinator_fixture f;
+static int64_t patience = 60 * DRAY__SECOND; /* with other ranks */
+
+static int start(void **state)
+{
+    (void)state;
+    const char *tmp = getenv("TMPDIR");
+    snprintf(folder, sizeof folder, "%.64s/dray-test-XXXXXX", tmp ? tmp : "/tmp");
+    assert_non_null(mkdtemp(folder));
+    config = small_config(false, 3);
+    config.hidden_size = 96;
+    config.intermediate_size = 4096;
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    char command[256];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    return system(command);
+}
+
+static int count_entries(const char *prefix)
+{
+    int count = 0;
+    DIR *open = opendir(folder);
+    for (struct dirent *entry; open && (entry = readdir(open));)
+        count += strncmp(entry->d_name, prefix, strlen(prefix)) == 0;
+    if (open)
+        closedir(open);
+    return count;
+}
+
+/* A rank's save of `version`, which is also the seed of its values. */
+static int save(dray_context *context, uint32_t rank, uint32_t world, uint64_t version,
+                uint32_t keep, dray_error *said)
+{
+    dray_layout *layout;
+    dray_region *region;
+    dray_checkpoint_options options = DRAY_CHECKPOINT_OPTIONS_INIT;
+    options.version = version;
+    options.keep = keep;
+    options.rank = rank;
+    options.world = world;
+    options.config_json = "{}";
+    options.timeout_ns = patience;
+    MUST(dray_layout_fsdp(&config, DRAY_F32, rank, world, DRAY_REGION_HOST, &layout, error));
+    MUST(dray_regions_for_layout(layout, 1, &region, error));
+    fill(layout, &region, false, version);
+    int rc = dray_checkpoint_save(context, folder, layout, &region, &options, said);
+    dray_region_free(region);
+    dray_layout_free(layout);
+    return rc;
+}
+
+/* Reads the newest version, as an engine rank of two would; 0: there is none. Aborts where it is
+ * not exactly one version. */
+static uint64_t read_newest(bool may_go, dray_error *said)
+{
+    char *path;
+    uint64_t version = 0;
+    dray_layout *layout;
+    dray_region *region;
+    int rc = dray_checkpoint_latest(folder, &version, &path, said);
+    if (rc == DRAY_ENOENT)
+        return 0;
+    CHECK(rc == DRAY_OK);
+    MUST(dray_layout_full(&config, DRAY_F32, DRAY_REGION_HOST, &layout, error));
+    MUST(dray_regions_for_layout(layout, 1, &region, error));
+    poison(layout, &region);
+    rc = dray_checkpoint_read(path, layout, &region, said);
+    if (rc && !may_go) {
+        fprintf(stderr, "%s: %s\n", path, said->message);
+        abort();
+    }
+    if (!rc)
+        CHECK(wrong_elements(layout, &region, false, version, DRAY_F32) == 0);
+    dray_region_free(region);
+    dray_layout_free(layout);
+    dray_free(path);
+    return rc ? 0 : version;
+}
+
+static void test_versions_and_retention(void **state)
+{
+    (void)state;
+    dray_error said;
+    assert_int_equal(read_newest(false, &said), 0);
+    for (uint64_t version = 1; version <= 5; version++) {
+        MUST(save(NULL, 0, 1, version, 2, error));
+        assert_int_equal(read_newest(false, &said), version);
+        assert_int_equal(count_entries("step-"), version < 2 ? 1 : 2);
+    }
+    MUST(save(NULL, 0, 1, 4, 2, error)); /* went back, and wrote 4 again */
+    assert_int_equal(read_newest(false, &said), 4);
+    assert_int_equal(count_entries("step-000004"), 1);
+    assert_int_equal(count_entries("step-000004.2"), 1);
+    MUST(save(NULL, 0, 1, 6, 0, error)); /* all stay */
+    assert_int_equal(count_entries("step-"), 3);
+    assert_int_equal(count_entries("."), 2); /* and nothing else: "." and ".." */
+    dray_checkpoint_options options = DRAY_CHECKPOINT_OPTIONS_INIT;
+    options.rank = 3;
+    dray_layout *layout;
+    dray_region *region;
+    MUST(dray_layout_full(&config, DRAY_F32, DRAY_REGION_HOST, &layout, error));
+    MUST(dray_regions_for_layout(layout, 1, &region, error));
+    assert_int_equal(dray_checkpoint_save(NULL, folder, layout, &region, &options, &said),
+                     DRAY_EINVALID);
+    options.rank = 0;
+    options.world = 2;
+    assert_int_equal(dray_checkpoint_save(NULL, folder, layout, &region, &options, &said),
+                     DRAY_EINVALID);
+    dray_region_free(region);
+    dray_layout_free(layout);
+}
+
+/* ---- several ranks --------------------------------------------------------------------------- */
+
+typedef struct rank_job {
+    uint32_t rank;
+    uint64_t version;
+    const char *step; /* where to die; NULL: nowhere */
+    int fail;         /* errno of its disk */
+    int expect;
+} rank_job;
+
+static void die_at(void *user, const char *step)
+{
+    const rank_job *job = user;
+    if (job->step && strcmp(step, job->step) == 0)
+        kill(getpid(), SIGKILL);
+}
+
+static int bad_disk(void *user, const dray__io *io)
+{
+    return io->write ? *(const int *)user : 0;
+}
+
+static void save_rank(void *user)
+{
+    rank_job *job = user;
+    char name[32];
+    dray_error error = {0};
+    snprintf(name, sizeof name, "rank-%u", job->rank);
+    dray_context *context = fixture_open(&f, name, "trainer", job->rank);
+    dray__weights_hook(die_at, job);
+    if (job->fail)
+        dray__disk_faults(bad_disk, &job->fail);
+    int rc = save(context, job->rank, RANKS, job->version, 2, &error);
+    if (job->expect > 0 ? rc == DRAY_OK : rc != job->expect) {
+        fprintf(stderr, "rank %u: %s: %s\n", job->rank, dray_error_name(rc), error.message);
+        abort();
+    }
+    if (job->fail && job->rank == 1)
+        CHECK(strstr(error.message, "tensor") && strstr(error.message, ".safetensors"));
+    dray_close(context);
+}
+
+/* expect: DRAY_OK; or what all of them must hear; 1: any error. */
+static void save_together(uint64_t version, uint32_t victim, const char *step, int fail, int expect)
+{
+    pid_t ranks[RANKS];
+    rank_job jobs[RANKS];
+    for (uint32_t i = 0; i < RANKS; i++) {
+        jobs[i] = (rank_job){.rank = i, .version = version, .expect = expect};
+        if (i == victim) {
+            jobs[i].step = step;
+            jobs[i].fail = fail;
+            jobs[i].expect = fail ? DRAY_ESYS : expect;
+        }
+        ranks[i] = spawn(save_rank, &jobs[i]);
+    }
+    for (uint32_t i = 0; i < RANKS; i++) {
+        int status;
+        assert_int_equal(waitpid(ranks[i], &status, 0), ranks[i]);
+        bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+        if (!(killed && step && i == victim))
+            assert_int_equal(status, 0);
+    }
+}
+
+static void test_ranks_write_together(void **state)
+{
+    (void)state;
+    dray_error said;
+    fixture_fork(&f, NULL);
+    save_together(1, RANKS, NULL, 0, DRAY_OK);
+    assert_int_equal(read_newest(false, &said), 1);
+    save_together(2, RANKS, NULL, 0, DRAY_OK);
+    assert_int_equal(read_newest(false, &said), 2);
+    uint32_t compared;
+    dray_checksums *sums;
+    char *path;
+    MUST(dray_checkpoint_latest(folder, NULL, &path, error));
+    MUST(dray_checksums_of_checkpoint(path, &compared, &sums, error));
+    assert_int_equal(compared, dray_checksums_count(sums));
+    dray_checksums_free(sums);
+    dray_free(path);
+
+    save_together(3, 1, NULL, EIO, DRAY_ECANCELED); /* a rank's disk fails: all hear of it */
+    assert_int_equal(read_newest(false, &said), 2);
+    static const char *const steps[] = {"save laid out", "save begun", "save written"};
+    patience = 2 * DRAY__SECOND; /* one who died between two meetings is missed at the next */
+    for (uint32_t i = 0; i < 3; i++) {
+        save_together(4, i % 2, steps[i], 0, 1);
+        assert_int_equal(read_newest(false, &said), 2);
+    }
+    patience = 60 * DRAY__SECOND;
+    save_together(5, RANKS, NULL, 0, DRAY_OK); /* what they left is cleared up */
+    assert_int_equal(read_newest(false, &said), 5);
+    assert_int_equal(count_entries("."), 2);
+    fixture_stop(&f);
+}
+
+/* ---- killed writers, and readers beside them ------------------------------------------------- */
+
+static void write_on_and_on(void *user)
+{
+    dray_error error;
+    for (uint64_t version = *(const uint64_t *)user;; version++)
+        if (save(NULL, 0, 1, version, 2, &error))
+            abort();
+}
+
+static void test_killed_writers(void **state)
+{
+    (void)state;
+    static const char *const steps[] = {"save begun",    "save laid out", "save written",
+                                        "save finished", "save named",    "save published"};
+    dray_error said;
+    uint64_t newest = 0;
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        pid_t writer = fork();
+        if (writer == 0) {
+            rank_job job = {.step = steps[i]};
+            dray__weights_hook(die_at, &job);
+            save(NULL, 0, 1, i + 1, 2, &said);
+            _exit(1); /* was not killed */
+        }
+        int status;
+        assert_int_equal(waitpid(writer, &status, 0), writer);
+        assert_true(WIFSIGNALED(status));
+        uint64_t found = read_newest(false, &said);
+        assert_true(found == newest || found == i + 1);
+        assert_int_equal(found == i + 1, i == 5); /* the pointer decides */
+        newest = found;
+    }
+    for (int round = 0; round < 12 * fixture_scale(); round++) {
+        uint64_t first = newest + 1;
+        pid_t writer = spawn(write_on_and_on, &first);
+        usleep((useconds_t)(mix((uint64_t)round + (uint64_t)getpid()) % 60000));
+        for (int i = 0; i < 3; i++) { /* beside the writer: old, new, or just removed */
+            uint64_t found = read_newest(true, &said);
+            assert_true(found == 0 || found >= newest);
+        }
+        kill(writer, SIGKILL);
+        waitpid(writer, NULL, 0);
+        uint64_t found = read_newest(false, &said);
+        assert_true(found >= newest);
+        newest = found;
+    }
+    MUST(save(NULL, 0, 1, newest + 1, 2, error));
+    assert_int_equal(count_entries("."), 2);
+    assert_int_equal(count_entries("step-"), 2);
+}
+
+/* ---- bad disks ------------------------------------------------------------------------------- */
+
+static int failing_reads(void *user, const dray__io *io)
+{
+    return io->write ? 0 : *(const int *)user;
+}
+
+static void test_bad_disks(void **state)
+{
+    (void)state;
+    dray_error said;
+    int code = EIO;
+    MUST(save(NULL, 0, 1, 1, 2, error));
+    int full = ENOSPC;
+    dray__disk_faults(bad_disk, &full);
+    assert_int_equal(save(NULL, 0, 1, 2, 2, &said), DRAY_ESYS);
+    dray__disk_faults(NULL, NULL);
+    assert_int_equal(said.raw, ENOSPC);
+    assert_true(strstr(said.message, "tensor ") && strstr(said.message, ".safetensors"));
+    assert_int_equal(read_newest(false, &said), 1);
+    assert_int_equal(count_entries("."), 2);
+    dray__disk_faults(failing_reads, &code);
+    assert_int_equal(read_newest(true, &said), 0);
+    dray__disk_faults(NULL, NULL);
+    assert_true(strstr(said.message, "tensor ") && strstr(said.message, ".safetensors"));
+    char file[256];
+    char *path;
+    MUST(dray_checkpoint_latest(folder, NULL, &path, error));
+    snprintf(file, sizeof file, "%s/model.safetensors", path);
+    int fd = open(file, O_RDWR | O_CLOEXEC);
+    struct stat st;
+    assert_int_equal(fstat(fd, &st), 0);
+    uint8_t byte;
+    assert_int_equal(pread(fd, &byte, 1, st.st_size - 5), 1);
+    byte ^= 1;
+    assert_int_equal(pwrite(fd, &byte, 1, st.st_size - 5), 1); /* a bit that changed */
+    close(fd);
+    assert_int_equal(read_newest(true, &said), 0);
+    assert_int_equal(said.code, DRAY_ECHECKSUM);
+    assert_int_equal(truncate(file, st.st_size - 1000), 0);
+    assert_int_equal(read_newest(true, &said), 0);
+    assert_non_null(strstr(said.message, "model.safetensors"));
+    dray_free(path);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_versions_and_retention, start, stop),
+        cmocka_unit_test_setup_teardown(test_ranks_write_together, start, stop),
+        cmocka_unit_test_setup_teardown(test_killed_writers, start, stop),
+        cmocka_unit_test_setup_teardown(test_bad_disks, start, stop),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
