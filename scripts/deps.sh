@@ -28,6 +28,7 @@ clang-tidy-14  cmd:clang-tidy-14     lint
 cppcheck       cmd:cppcheck          lint
 mandoc         cmd:mandoc            checks the manual
 binutils       cmd:nm                reads the exported symbols
+iproute2       cmd:ip                network namespaces, whose link a test cuts
 util-linux     cmd:setarch           runs thread-sanitizer tests at fixed addresses
 python3        python                the test oracles: PyTorch, transformers, safetensors
 python3-venv   python                the same: makes their environment under build/venv

@@ -174,9 +174,10 @@ void dray_subscriber_close(dray_subscriber *subscriber);
 
 /* Which source. All ranks of a group must ask for the same one, with verification or without. */
 typedef enum dray_update_mode {
-    DRAY_MODE_AUTO = 0, /* TENSOR from publishers on this host; else DISK where a path is given */
-    DRAY_MODE_TENSOR,   /* publishers' memory on this host */
-    DRAY_MODE_DISTRIBUTED, /* DRAY_EUNSUPPORTED from other hosts in this version */
+    DRAY_MODE_AUTO =
+        0,            /* TENSOR on this host; else DISTRIBUTED; else DISK, where a path is given */
+    DRAY_MODE_TENSOR, /* publishers' memory on this host */
+    DRAY_MODE_DISTRIBUTED, /* sources on other hosts by their data servers, others as TENSOR */
     DRAY_MODE_DISK         /* a checkpoint; needs no publisher */
 } dray_update_mode;
 
