@@ -49,6 +49,33 @@ static const struct argp_option common[] = {
 
 const struct argp bench_argp = {common, parse_common, NULL, NULL, NULL, NULL, NULL};
 
+static error_t parse_placements(int key, char *text, struct argp_state *state)
+{
+    bench_placements *p = state->input;
+    switch (key) {
+    case 'm':
+        p->model = text;
+        return 0;
+    case 'f':
+        p->from = text;
+        return 0;
+    case 't':
+        p->to = text;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_option placements[] = {
+    {"model", 'm', "MODEL", 0, "A name of the built-in table, or the path of a config.json", 1},
+    {"from", 'f', "SPEC", 0, "Where the trainer's ranks have it: fsdp:4, full, ...", 1},
+    {"to", 't', "SPEC", 0, "Where the engine's ranks want it: engine:tp=2, ...", 1},
+    {0}};
+
+const struct argp bench_placements_argp = {placements, parse_placements, NULL, NULL, NULL, NULL,
+                                           NULL};
+
 static void print_help(FILE *out)
 {
     fputs(

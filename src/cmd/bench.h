@@ -22,4 +22,11 @@ BENCH_MAP(XX)
  * bench_settings (state->child_inputs[0]). Sets what is not given to defaults. */
 extern const struct argp bench_argp;
 
+/* --model, --from and --to, in the same way; as they are where not given. */
+typedef struct bench_placements {
+    const char *model, *from, *to;
+} bench_placements;
+
+extern const struct argp bench_placements_argp;
+
 #endif

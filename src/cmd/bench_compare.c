@@ -8,7 +8,7 @@
 
 typedef struct arguments {
     bench_settings settings;
-    const char *model, *from, *to;
+    bench_placements of;
     int64_t layers;
     uint64_t bucket;
 } arguments;
@@ -60,15 +60,7 @@ static error_t parse(int key, char *text, struct argp_state *state)
     switch (key) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = &a->settings;
-        return 0;
-    case 'm':
-        a->model = text;
-        return 0;
-    case 'f':
-        a->from = text;
-        return 0;
-    case 't':
-        a->to = text;
+        state->child_inputs[1] = &a->of;
         return 0;
     case 'L':
         a->layers = cmd_number(state, "--layers", text, 1, 1000000);
@@ -77,7 +69,7 @@ static error_t parse(int key, char *text, struct argp_state *state)
         a->bucket = (uint64_t)cmd_number(state, "--bucket", text, 512 << 10, INT64_MAX);
         return 0;
     case ARGP_KEY_END:
-        if (strchr(a->from, '@') || strchr(a->to, '@'))
+        if (strchr(a->of.from, '@') || strchr(a->of.to, '@'))
             argp_error(state, "compare makes its own hosts: expected SPECs without '@'");
         return 0;
     default:
@@ -110,8 +102,8 @@ static void run_flow(bench *b, const arguments *a, const flow *f, const char *fo
     bench_found found;
     bool remote = f->mode_number == DRAY_MODE_DISTRIBUTED;
     snprintf(sides[0], sizeof sides[0], "%s%s", from, remote ? "@~a" : "");
-    snprintf(sides[1], sizeof sides[1], "%s%s", a->to, remote ? "@~b" : "");
-    bench_job job = {.model = a->model,
+    snprintf(sides[1], sizeof sides[1], "%s%s", a->of.to, remote ? "@~b" : "");
+    bench_job job = {.model = a->of.model,
                      .from = sides[0],
                      .to = sides[1],
                      .layers = a->layers,
@@ -135,32 +127,30 @@ static void run_all(bench *b, const arguments *a, cmd_table *table)
     char text[128];
     for (int i = 0; i < FLOWS; i++)
         for (int form = 0; form < FORMS; form++) {
-            const char *name = form_of(form, a->from, text, sizeof text);
+            const char *name = form_of(form, a->of.from, text, sizeof text);
             /* A checkpoint is written by the trainer in one form; the others differ in what the
              * plan finds, which one strategy shows. */
             bool shown = form == 0 || (!flows[i].load && flows[i].mode_number == DRAY_MODE_TENSOR &&
                                        flows[i].strategy_number == DRAY_STRATEGY_DIRECT);
             if (name && shown)
-                run_flow(b, a, &flows[i], name, form ? text : a->from, table);
+                run_flow(b, a, &flows[i], name, form ? text : a->of.from, table);
         }
 }
 
 int bench_compare(int argc, char **argv)
 {
     static const struct argp_option options[] = {
-        {"model", 'm', "MODEL", 0, "A model's name or config.json (qwen2.5-0.5b)", 1},
-        {"from", 'f', "SPEC", 0, "Where the trainer has it (fsdp:4)", 1},
-        {"to", 't', "SPEC", 0, "Where the engine wants it (engine:tp=2)", 1},
         {"layers", 'L', "N", 0, "So many of the layers, and as large a part of the vocabulary", 2},
         {"bucket", 'b', "BYTES", 0, "The ceiling of staging memory (67108864)", 2},
         {0}};
-    static const struct argp_child children[] = {{&bench_argp, 0, "Options of every part:", 20},
-                                                 {0}};
+    static const struct argp_child children[] = {
+        {&bench_argp, 0, "Options of every part:", 20}, {&bench_placements_argp, 0, NULL, 1}, {0}};
     static const struct argp argp = {
         options,
         parse,
         NULL,
-        "Update one model in every mode, by every strategy, out of every form of a state dict, and "
+        "Update one model (qwen2.5-0.5b, fsdp:4 to engine:tp=2, unless told otherwise) in every "
+        "mode, by every strategy, out of every form of a state dict, and "
         "through load_weights; print what each takes and needs.\v"
         "Time is that of an update as `dray bench weights` measures it, verified and checked; x is "
         "that over the limit beside it. Bytes are what the engine's ranks wrote, memory is the "
@@ -173,7 +163,7 @@ int bench_compare(int argc, char **argv)
         "mode",    "strategy", "state dict", ">time",
         "x limit", ">bytes",   ">memory",    "needs of the engine",
         "elastic", "today in", NULL};
-    arguments a = {.model = "qwen2.5-0.5b", .from = "fsdp:4", .to = "engine:tp=2"};
+    arguments a = {.of = {"qwen2.5-0.5b", "fsdp:4", "engine:tp=2"}};
     cmd_parse(&argp, argc, argv, &a);
     if (a.settings.quick && !a.layers)
         a.layers = 1;

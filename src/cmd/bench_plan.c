@@ -23,7 +23,7 @@ static double processor_seconds(void)
 
 typedef struct arguments {
     bench_settings settings;
-    const char *model, *from, *to;
+    bench_placements of;
 } arguments;
 
 typedef struct pair {
@@ -129,21 +129,14 @@ static void measure_pair(bench *b, const char *model, const char *from, const ch
 static error_t parse(int key, char *text, struct argp_state *state)
 {
     arguments *a = state->input;
+    (void)text;
     switch (key) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = &a->settings;
-        return 0;
-    case 'm':
-        a->model = text;
-        return 0;
-    case 'f':
-        a->from = text;
-        return 0;
-    case 't':
-        a->to = text;
+        state->child_inputs[1] = &a->of;
         return 0;
     case ARGP_KEY_END:
-        if ((a->model || a->from || a->to) && !(a->model && a->from && a->to))
+        if ((a->of.model || a->of.from || a->of.to) && !(a->of.model && a->of.from && a->of.to))
             argp_error(state, "expected --model, --from and --to together, or none of them");
         return 0;
     default:
@@ -153,15 +146,10 @@ static error_t parse(int key, char *text, struct argp_state *state)
 
 int bench_plan(int argc, char **argv)
 {
-    static const struct argp_option options[] = {
-        {"model", 'm', "MODEL", 0, "A name of the built-in table, or the path of a config.json", 1},
-        {"from", 'f', "SPEC", 0, "The first placement, as `dray plan` takes it", 1},
-        {"to", 't', "SPEC", 0, "The second one", 1},
-        {0}};
-    static const struct argp_child children[] = {{&bench_argp, 0, "Options of every part:", 20},
-                                                 {0}};
+    static const struct argp_child children[] = {
+        {&bench_argp, 0, "Options of every part:", 20}, {&bench_placements_argp, 0, NULL, 1}, {0}};
     static const struct argp argp = {
-        options,
+        NULL,
         parse,
         NULL,
         "Measure planning: processor time of one rank's plan, of all ranks' plans from one index, "
@@ -175,8 +163,8 @@ int bench_plan(int argc, char **argv)
     arguments a = {0};
     cmd_parse(&argp, argc, argv, &a);
     bench *b = bench_new("plan", &a.settings);
-    if (a.model) {
-        measure_pair(b, a.model, a.from, a.to, 0, 0);
+    if (a.of.model) {
+        measure_pair(b, a.of.model, a.of.from, a.of.to, 0, 0);
         return bench_close(b);
     }
     measure_pair(b, "qwen2.5-32b", "fsdp:4", "engine:tp=4", 0, 0.05);

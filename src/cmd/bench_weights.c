@@ -17,7 +17,7 @@ enum { MODES = 4, STRATEGIES = 3, MEMORIES = 1, SUITES = 1 };
 
 typedef struct arguments {
     bench_settings settings;
-    const char *model, *from, *to;
+    bench_placements of;
     unsigned modes, strategies; /* bit sets */
     int64_t layers, engines;
     uint64_t bucket;
@@ -83,15 +83,7 @@ static error_t parse(int key, char *text, struct argp_state *state)
     switch (key) {
     case ARGP_KEY_INIT:
         state->child_inputs[0] = &a->settings;
-        return 0;
-    case 'm':
-        a->model = text;
-        return 0;
-    case 'f':
-        a->from = text;
-        return 0;
-    case 't':
-        a->to = text;
+        state->child_inputs[1] = &a->of;
         return 0;
     case 'o':
         a->modes = words_of(state, "mode", text, modes, MODES);
@@ -100,7 +92,7 @@ static error_t parse(int key, char *text, struct argp_state *state)
         a->strategies = words_of(state, "strategy", text, strategies, STRATEGIES);
         return 0;
     case ARGP_KEY_END:
-        if (!a->suite && !(a->model && a->from && a->to))
+        if (!a->suite && !(a->of.model && a->of.from && a->of.to))
             argp_error(state, "expected --model, --from and --to, or --suite targets; as in\n"
                               "  dray bench weights --model qwen2.5-0.5b --from fsdp:4 "
                               "--to engine:tp=2");
@@ -111,9 +103,6 @@ static error_t parse(int key, char *text, struct argp_state *state)
 }
 
 static const struct argp_option options[] = {
-    {"model", 'm', "MODEL", 0, "A name of the built-in table, or the path of a config.json", 1},
-    {"from", 'f', "SPEC", 0, "Where the trainers' ranks have it: fsdp:4, full, ...", 1},
-    {"to", 't', "SPEC", 0, "Where the engine's ranks want it: engine:tp=2, ...", 1},
     {"layers", 'L', "N", 0, "So many of the layers, and as large a part of the vocabulary", 2},
     {"engines", 'e', "N", 0, "So many engines, which update at the same time (1)", 2},
     {"memory", 'M', "KIND", 0, "Where the trainers' weights lie: shared", 3},
@@ -277,8 +266,8 @@ void bench_run(bench *b, const bench_job *given)
 
 int bench_weights(int argc, char **argv)
 {
-    static const struct argp_child children[] = {{&bench_argp, 0, "Options of every part:", 20},
-                                                 {0}};
+    static const struct argp_child children[] = {
+        {&bench_argp, 0, "Options of every part:", 20}, {&bench_placements_argp, 0, NULL, 1}, {0}};
     static const struct argp argp = {options, parse, NULL, doc, children, NULL, NULL};
     arguments a = {
         .modes = 1u << DRAY_MODE_TENSOR, .strategies = 1u << DRAY_STRATEGY_DIRECT, .engines = 1};
@@ -288,9 +277,9 @@ int bench_weights(int argc, char **argv)
         bench_targets(b);
         return bench_close(b);
     }
-    bench_job job = {.model = a.model,
-                     .from = a.from,
-                     .to = a.to,
+    bench_job job = {.model = a.of.model,
+                     .from = a.of.from,
+                     .to = a.of.to,
                      .layers = a.layers           ? a.layers
                                : a.settings.quick ? 1
                                                   : 0,
