@@ -351,9 +351,15 @@ static int add_claim(dray__table *table, dray__client *client, uint32_t ticket,
     return DRAY_OK;
 }
 
-/* A peer that asks late may find what it would read freed. */
+/* A peer that asks late may find what it would read freed, or lost. */
 static bool all_there(const dray__table *table, const dray__claim *claim)
 {
+    const dray__partition *p = claim->partition;
+    const dray__qtask *task = &table->tasks[claim->task];
+    for (uint32_t i = 0; i < task->needs_count; i++)
+        for (uint32_t row = 0; row < claim->count; row++)
+            if (!dray__bit_get(p->columns[task->needs[i]], claim->reads[row]))
+                return false;
     for (uint32_t i = 0; i < claim->pin_count; i++)
         for (uint32_t c = 0; c < claim->pins[i]->column_count; c++) {
             const dray__put_column *column = &claim->pins[i]->columns[c];

@@ -41,7 +41,9 @@ static void take_from_claims(dray__table *table, dray__partition *p, uint32_t sl
 {
     uint64_t holders = 0;
     for (uint32_t t = 0; t < table->task_count; t++)
-        if (dray__bit_get(p->tracks[t].taken, slot) && !dray__rounds_lose(table, p, t, slot))
+        dray__rounds_lose(table, p, t, slot);
+    for (uint32_t t = 0; t < table->task_count; t++)
+        if (dray__bit_get(p->tracks[t].taken, slot))
             holders |= UINT64_C(1) << t;
     for (dray__claim *claim = table->claims; claim && holders; claim = claim->next) {
         if (claim->partition != p || claim->state != DRAY__CLAIM_ACTIVE ||

@@ -32,8 +32,11 @@ static int find_crew(dray__table *table, const dray__want *want, dray__crew **ou
     return DRAY_OK;
 }
 
-static void round_free(dray__round *round)
+static void round_free(dray__table *table, dray__round *round)
 {
+    for (uint32_t i = 0; i < round->pin_count; i++)
+        dray__put_unpin(table, round->pins[i], false);
+    free(round->pins);
     for (uint32_t r = 0; round->shares && r < round->size; r++) {
         free(round->shares[r].slots);
         free(round->shares[r].micro_ends);
@@ -59,7 +62,7 @@ static void dissolve(dray__table *table, dray__round *round)
         for (uint32_t i = 0; !(share->given & 1) && i < share->own; i++)
             dray__untake_row(table, round->partition, round->crew->task, share->slots[i]);
     }
-    round_free(round);
+    round_free(table, round);
 }
 
 static void dissolve_all(dray__table *table, const dray__crew *crew)
@@ -90,7 +93,7 @@ void dray__rounds_clear(dray__table *table, const dray__partition *p)
             continue;
         }
         *at = round->next;
-        round_free(round);
+        round_free(table, round);
     }
     while (!p && table->crews) {
         dray__crew *crew = table->crews;
@@ -103,22 +106,25 @@ void dray__rounds_clear(dray__table *table, const dray__partition *p)
 static bool holds(const dray__round *round, uint32_t slot)
 {
     for (uint32_t r = 0; r < round->size; r++)
-        for (uint32_t i = 0; !(round->shares[r].given & 1) && i < round->shares[r].own; i++)
+        for (uint32_t i = 0; !(round->shares[r].given & 1) && i < round->shares[r].count; i++)
             if (round->shares[r].slots[i] == slot)
                 return true;
     return false;
 }
 
-bool dray__rounds_lose(dray__table *table, const dray__partition *p, uint32_t task, uint32_t slot)
+void dray__rounds_lose(dray__table *table, const dray__partition *p, uint32_t task, uint32_t slot)
 {
-    dray__round *round = table->rounds;
-    while (round && (round->partition != p || round->crew->task != task || !holds(round, slot)))
-        round = round->next;
-    if (round && round->lockstep)
-        dray__crew_void(table, round->crew);
-    else if (round)
-        dissolve(table, round); /* its rows are balanced again, without this one */
-    return round != NULL;
+    for (dray__round *round = table->rounds; round;) {
+        if (round->partition != p || round->crew->task != task || !holds(round, slot)) {
+            round = round->next;
+            continue;
+        }
+        if (round->lockstep)
+            dray__crew_void(table, round->crew);
+        else
+            dissolve(table, round); /* its rows are balanced again, without this one */
+        round = table->rounds;      /* the list is another */
+    }
 }
 
 /* ---- asking ---------------------------------------------------------------------------------- */
@@ -186,7 +192,7 @@ void dray__round_given(dray__table *table, dray__round *round, const dray__want 
         if (round->shares[r].given != all)
             return;
     unlink_round(table, round);
-    round_free(round);
+    round_free(table, round);
 }
 
 /* ---- dividing -------------------------------------------------------------------------------- */
@@ -355,6 +361,29 @@ static void division_free(division *d)
     free(d->mine_micro);
 }
 
+/* The row that is padding may be committed by its own rank, and its columns freed, before the rank
+ * that has it as padding asks. */
+static int pin_padding(const dray__table *table, const division *d, dray__round *round,
+                       dray_error *error)
+{
+    uint32_t slot = cheapest(d), capacity = 0, padding = 0;
+    for (uint32_t r = 0; r < round->size; r++)
+        padding += round->shares[r].count - round->shares[r].own;
+    for (uint32_t w = 0; padding && w <= table->task_count; w++) {
+        uint32_t at = DRAY__NONE;
+        const dray__place *place = NULL;
+        while (dray__next_place(round->partition, (int)w - 1, slot, &at, &place)) {
+            int rc = dray__grow_full(&round->pins, round->pin_count, &capacity, sizeof(dray__put *),
+                                     error);
+            if (rc)
+                return rc;
+            round->pins[round->pin_count] = round->partition->puts[place->put];
+            round->pins[round->pin_count++]->pins++;
+        }
+    }
+    return DRAY_OK;
+}
+
 int dray__round_new(dray__table *table, dray__partition *p, const dray__want *want, bool lockstep,
                     const uint32_t *slots, uint32_t count, dray__round **out, dray_error *error)
 {
@@ -376,10 +405,12 @@ int dray__round_new(dray__table *table, dray__partition *p, const dray__want *wa
         rc = divide(&d, lockstep, error);
     if (!rc)
         rc = make_shares(&d, round, error);
+    if (!rc)
+        rc = pin_padding(table, &d, round, error);
     division_free(&d);
     if (rc) {
         if (round)
-            round_free(round);
+            round_free(table, round);
         return rc;
     }
     dray__round **at = &table->rounds;

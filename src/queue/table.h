@@ -573,6 +573,8 @@ struct dray__round {
     dray__share *shares;
     uint32_t size, peers;
     bool lockstep;
+    dray__put **pins; /* what padding reads, whoever commits that row first */
+    uint32_t pin_count;
     dray__round *next;
 };
 
@@ -596,8 +598,8 @@ void dray__round_given(dray__table *table, dray__round *round, const dray__want 
 /* Shares that nobody has are given back; in lockstep, so are those that are claimed. */
 void dray__crew_void(dray__table *table, dray__crew *crew);
 void dray__rounds_clear(dray__table *table, const dray__partition *p); /* NULL: all, and crews */
-/* The row is lost: so is the round with a share that holds it, unasked for. */
-bool dray__rounds_lose(dray__table *table, const dray__partition *p, uint32_t task, uint32_t slot);
+/* The row is lost: so are the rounds with shares that have it, and that nobody has asked for. */
+void dray__rounds_lose(dray__table *table, const dray__partition *p, uint32_t task, uint32_t slot);
 
 /* ---- balance.c: arithmetic on costs ---- */
 
