@@ -548,6 +548,9 @@ int dray__reg_writing(dray__registry *r, struct entry *entry, uint64_t attempt, 
 {
     struct group *group = entry->group;
     int rc = current(entry, attempt, error);
+    if (rc == DRAY_OK && entry->voted) /* what it said that it holds must stay */
+        rc = dray__fail(error, DRAY_EPROTO, "rank %" PRIu32 " of group %s has voted already",
+                        entry->rank, group->name);
     if (rc == DRAY_OK && entry->writing_ticket)
         rc = dray__fail(error, DRAY_EBUSY, "rank %" PRIu32 " of group %s asked already",
                         entry->rank, group->name);

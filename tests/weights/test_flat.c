@@ -1,0 +1,102 @@
+/* weights: updates in a row leave nothing behind: memory, descriptors and mappings stay as they
+ * were after the first ones, in the process of trainer and engine and in the coordinator's. 400
+ * updates times DRAY_TEST_SCALE; 25 makes 10,000. */
+#include "weights/cluster.h"
+
+#include <dirent.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+typedef struct usage {
+    long descriptors, mappings, resident_kib;
+} usage;
+
+static usage usage_of(pid_t pid)
+{
+    usage u = {0};
+    char path[64], line[512];
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+    DIR *folder = opendir(path);
+    CHECK(folder);
+    while (readdir(folder))
+        u.descriptors++;
+    closedir(folder);
+    snprintf(path, sizeof path, "/proc/%d/maps", (int)pid);
+    FILE *file = fopen(path, "r");
+    CHECK(file);
+    while (fgets(line, sizeof line, file))
+        u.mappings++;
+    fclose(file);
+    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    file = fopen(path, "r");
+    CHECK(file);
+    while (fgets(line, sizeof line, file))
+        if (strncmp(line, "VmRSS:", 6) == 0)
+            u.resident_kib = strtol(line + 6, NULL, 10);
+    fclose(file);
+    return u;
+}
+
+static void check_flat(const char *who, usage before, usage after)
+{
+    print_message("%s: %ld -> %ld descriptors, %ld -> %ld mappings, %ld -> %ld KiB\n", who,
+                  before.descriptors, after.descriptors, before.mappings, after.mappings,
+                  before.resident_kib, after.resident_kib);
+    assert_true(after.descriptors <= before.descriptors);
+    assert_true(after.mappings <= before.mappings + 4); /* the allocator's arenas come and go */
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    assert_true(after.resident_kib <= before.resident_kib + 2048);
+#endif
+}
+
+static void one_update(trainer *t, engine *e, uint64_t version)
+{
+    static const char *const kinds[] = {"update", "prefetch", "moved"};
+    const char *kind = kinds[version % 7 == 0 ? 1 : version % 50 == 0 ? 2 : 0];
+    if (strcmp(kind, "moved") == 0) {
+        MUST(dray_publisher_move(t->publisher, t->region, error));
+    }
+    ((uint8_t *)dray_region_base(t->region[0]))[0] ^= 1;
+    MUST(dray_publish(t->publisher, version, NULL, error));
+    if (strcmp(kind, "prefetch") == 0) {
+        MUST(dray_prefetch_weights(e->subscriber, NULL, NULL, error));
+        MUST(dray_commit_weights(e->subscriber, NULL, NULL, error));
+    } else {
+        dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+        options.strategy = (int32_t)(version % 3);
+        MUST(dray_update_weights(e->subscriber, &options, NULL, error));
+    }
+    MUST(dray_publisher_wait(t->publisher, version, DRAY__SECOND, NULL, error));
+}
+
+static void test_updates_leave_nothing_behind(void **state)
+{
+    (void)state;
+    coordinator_fixture f = {0};
+    trainer t;
+    engine e;
+    dray_model_config config = small_config(false, 3);
+    uint64_t version = 0, warm = 150, count = 400 * (uint64_t)fixture_scale();
+    fixture_fork(&f, dray__registry_add);
+    trainer_open(&t, f.unix_address, &config, DRAY_F32, 0, 1, 1, DRAY_REGION_SHARED);
+    engine_open(&e, f.unix_address, &config, DRAY_F32, DRAY_BF16, "engine", 0, 1);
+    while (version < warm)
+        one_update(&t, &e, ++version);
+    usage own = usage_of(getpid()), theirs = usage_of(f.process);
+    while (version < warm + count)
+        one_update(&t, &e, ++version);
+    check_flat("trainer and engine", own, usage_of(getpid()));
+    check_flat("coordinator", theirs, usage_of(f.process));
+    engine_close(&e);
+    trainer_close(&t);
+    fixture_stop(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_updates_leave_nothing_behind)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
