@@ -388,7 +388,8 @@ static int on_move(dray_subscriber *s)
     dray_error error;
     if (dray__now() >= s->deadline_ns) {
         dray__fail(&error, DRAY_ETIMEDOUT, "the deadline passed while bytes were moved");
-        dray__haul_explain(s->haul, &error);
+        if (s->haul)
+            dray__haul_explain(s->haul, &error);
         return vote(s, &error);
     }
     int rc = s->swap ? dray__swap_step(s->swap, SLICE_NS, &error)
@@ -606,7 +607,7 @@ int dray_update_poll(dray_subscriber *s, dray_error *error)
     int rc = DRAY_OK;
     while (rc == DRAY_OK && s->phase != PHASE_DONE)
         rc = phases[s->phase](s);
-    bool can_move = s->phase == PHASE_MOVE && !dray__haul_waits(s->haul);
+    bool can_move = s->phase == PHASE_MOVE && (s->swap || !dray__haul_waits(s->haul));
     dray__subscriber_signal(s, can_move || s->phase == PHASE_DONE);
     return s->phase == PHASE_DONE ? DRAY_OK : DRAY_EAGAIN;
 }

@@ -181,6 +181,35 @@ static void test_commit_verifies_its_copy(void **state)
     trainer_close(&t);
 }
 
+/* A commit of more than a poll copies, which then has to go on; and one whose deadline passes. */
+static void test_commit_takes_several_polls(void **state)
+{
+    (void)state;
+    trainer t;
+    engine e;
+    int polls = 0;
+    config.vocab_size = 300000;
+    open_trainer(&t, 1);
+    open_engine(&e, "engine", DRAY_F32);
+    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_prefetch_weights(e.subscriber, NULL, NULL, error));
+    MUST(dray_commit_start(e.subscriber, NULL, error));
+    while (dray_update_poll(e.subscriber, NULL) == DRAY_EAGAIN)
+        polls += e.subscriber->phase == PHASE_MOVE;
+    MUST(dray_update_finish(e.subscriber, NULL, error));
+    assert_true(polls > 0);
+    assert_int_equal(engine_wrong(&e, 1), 0);
+    MUST(dray_prefetch_weights(e.subscriber, NULL, NULL, error));
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    options.timeout_ns = DRAY__MILLISECOND;
+    int rc = dray_commit_weights(e.subscriber, &options, NULL, NULL);
+    assert_true(rc == DRAY_ETORN || rc == DRAY_ETIMEDOUT);
+    MUST(dray_update_weights(e.subscriber, NULL, NULL, error));
+    assert_int_equal(engine_wrong(&e, 1), 0);
+    engine_close(&e);
+    trainer_close(&t);
+}
+
 /* ---- engines that read each other ----------------------------------------------------------- */
 
 /* The trainer is gone, or busy writing: a joiner reads the engine that holds the version. */
@@ -555,6 +584,7 @@ int main(void)
         T(test_prefetch_is_superseded_or_dropped),
         T(test_failed_prefetch_tears_nothing),
         T(test_commit_verifies_its_copy),
+        T(test_commit_takes_several_polls),
         T(test_joiner_reads_a_peer),
         T(test_wrong_peer_is_found),
         T(test_leases),

@@ -1,0 +1,249 @@
+/* weights: a rank that is killed at every step of a prefetch, of a commit, and of a read from a
+ * peer. A prefetch that fails leaves the old version as it was served; after a commit that fails
+ * the group is torn or as it was, never mixed; whoever survives hears of it, and the next update
+ * works. */
+#include "weights/cluster.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#define LONG (30 * DRAY__SECOND)
+
+enum { SECOND_IS_THERE, PARENT_SAYS_END, SURVIVED, FIRST_VERSION };
+
+static const char *const steps[] = {"begin", "plan",     "import", "writing",  "moving",
+                                    "moved", "verified", "voted",  "committed"};
+
+static coordinator_fixture f;
+
+typedef struct scene {
+    dray_model_config config;
+    board *board;
+    const char *step;
+    bool commit; /* dies in the commit; else in the prefetch */
+} scene;
+
+static scene s;
+
+static int start(void **state)
+{
+    (void)state;
+    fixture_fork(&f, dray__registry_add);
+    s = (scene){.config = small_config(false, 3), .board = board_new()};
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    munmap(s.board, sizeof(board));
+    fixture_stop(&f);
+    return 0;
+}
+
+static void kill_self(void *user, const char *step)
+{
+    (void)user;
+    if (strcmp(step, s.step) == 0)
+        kill(getpid(), SIGKILL);
+}
+
+/* Publishes version 1, and 2 once both ranks have that. */
+static void run_trainer(void *user)
+{
+    (void)user;
+    trainer t;
+    trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 1, 1, DRAY_REGION_SHARED);
+    MUST(dray_publish(t.publisher, 1, NULL, error));
+    await_flag(s.board, FIRST_VERSION);
+    MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
+    fill(t.layout, t.region, t.tied, 2);
+    MUST(dray_publish(t.publisher, 2, NULL, error));
+    raise_flag(s.board, SECOND_IS_THERE);
+    await_flag(s.board, PARENT_SAYS_END);
+    trainer_close(&t);
+}
+
+static void open_rank(engine *e, uint32_t rank)
+{
+    engine_open(e, f.unix_address, &s.config, DRAY_F32, DRAY_BF16, "engine", rank, 2);
+}
+
+static void hold_first_version(engine *e, uint32_t rank)
+{
+    open_rank(e, rank);
+    MUST(dray_update_weights(e->subscriber, NULL, NULL, error));
+    MUST(dray_barrier(e->context, "first", 2, LONG, error));
+    raise_flag(s.board, FIRST_VERSION);
+    await_flag(s.board, SECOND_IS_THERE);
+}
+
+static dray_update_options options_of(uint64_t min)
+{
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    options.timeout_ns = DRAY__SECOND;
+    options.min_version = min;
+    return options;
+}
+
+static void last_update(engine *e)
+{
+    dray_update_options options = options_of(2);
+    options.timeout_ns = LONG;
+    MUST(dray_barrier(e->context, "again", 2, LONG, error));
+    MUST(dray_update_weights(e->subscriber, &options, NULL, error));
+    CHECK(engine_wrong(e, 2) == 0);
+    MUST(dray_subscriber_verify(e->subscriber, error));
+    MUST(dray_barrier(e->context, "over", 2, LONG, error));
+    engine_close(e);
+}
+
+static void survivor(void *user)
+{
+    (void)user;
+    engine e;
+    int32_t state;
+    uint64_t version;
+    dray_update_options options = options_of(2);
+    hold_first_version(&e, 0);
+    int rc = dray_prefetch_weights(e.subscriber, &options, NULL, NULL);
+    if (s.commit) {
+        CHECK(rc == DRAY_OK);
+        CHECK(engine_wrong(&e, 1) == 0);
+        options.min_version = 0;
+        rc = dray_commit_weights(e.subscriber, &options, NULL, NULL);
+    }
+    MUST(dray_subscriber_version(e.subscriber, &version, NULL, &state, error));
+    /* the other rank is dead: never whole; but this one's memory is one version or said to be torn
+     */
+    CHECK(state != DRAY_GROUP_WHOLE || rc == DRAY_OK);
+    if (!s.commit)
+        CHECK(engine_wrong(&e, 1) == 0);
+    else if (rc == DRAY_OK)
+        CHECK(engine_wrong(&e, 2) == 0);
+    else
+        CHECK(state == DRAY_GROUP_TORN);
+    raise_flag(s.board, SURVIVED);
+    last_update(&e);
+}
+
+static void victim(void *user)
+{
+    (void)user;
+    engine e;
+    dray_update_options options = options_of(2);
+    hold_first_version(&e, 1);
+    if (!s.commit)
+        dray__weights_hook(kill_self, NULL);
+    dray_prefetch_weights(e.subscriber, &options, NULL, NULL);
+    dray__weights_hook(kill_self, NULL);
+    options.min_version = 0;
+    dray_commit_weights(e.subscriber, &options, NULL, NULL);
+    fprintf(stderr, "still alive after step %s\n", s.step);
+}
+
+static void replacement(void *user)
+{
+    (void)user;
+    engine e;
+    open_rank(&e, 1);
+    last_update(&e);
+}
+
+static void test_rank_dies_in_prefetch_or_commit(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < 2 * sizeof steps / sizeof *steps; i++) {
+        memset((void *)s.board, 0, sizeof *s.board);
+        s.commit = i % 2 != 0;
+        s.step = steps[i / 2];
+        pid_t publisher = spawn(run_trainer, NULL);
+        pid_t one = spawn(survivor, NULL), other = spawn(victim, NULL);
+        int status = end_of(other);
+        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+        await_flag(s.board, SURVIVED);
+        pid_t second = spawn(replacement, NULL);
+        must_end_well(one);
+        must_end_well(second);
+        raise_flag(s.board, PARENT_SAYS_END);
+        must_end_well(publisher);
+    }
+}
+
+/* ---- the peer that is read dies -------------------------------------------------------------- */
+
+static void peer(void *user)
+{
+    (void)user;
+    engine e;
+    engine_open(&e, f.unix_address, &s.config, DRAY_F32, DRAY_F32, "peer", 0, 1);
+    MUST(dray_update_weights(e.subscriber, NULL, NULL, error));
+    raise_flag(s.board, FIRST_VERSION);
+    await_flag(s.board, PARENT_SAYS_END);
+    engine_close(&e);
+}
+
+static pid_t peer_process;
+
+static void kill_peer(void *user, const char *step)
+{
+    (void)user;
+    if (strcmp(step, s.step) != 0)
+        return;
+    dray__weights_hook(NULL, NULL);
+    kill(peer_process, SIGKILL);
+    end_of(peer_process);
+    usleep(20000); /* the coordinator hears of it */
+}
+
+/* The reader had version 1 from the peer, or, where that came too early to be committed, gets
+ * version 2 from the trainer in the same call. */
+static void test_peer_dies_while_it_is_read(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        memset((void *)s.board, 0, sizeof *s.board);
+        s.step = steps[i];
+        engine e;
+        dray_update_options options = options_of(0);
+        dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+        peer_process = 0;
+        trainer t;
+        pid_t child = spawn(peer, NULL);
+        trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 1, 1, DRAY_REGION_SHARED);
+        MUST(dray_publish(t.publisher, 1, NULL, error));
+        await_flag(s.board, FIRST_VERSION);
+        MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
+        peer_process = child;
+        engine_open(&e, f.unix_address, &s.config, DRAY_F32, DRAY_F32, "reader", 0, 1);
+        dray__weights_hook(kill_peer, NULL);
+        int rc = dray_update_weights(e.subscriber, &options, &report, NULL);
+        dray__weights_hook(NULL, NULL);
+        int32_t now;
+        MUST(dray_subscriber_version(e.subscriber, NULL, NULL, &now, error));
+        if (rc == DRAY_OK)
+            assert_int_equal(engine_wrong(&e, 1), 0);
+        assert_int_equal(now == DRAY_GROUP_WHOLE, rc == DRAY_OK);
+        fill(t.layout, t.region, t.tied, 2);
+        MUST(dray_publish(t.publisher, 2, NULL, error));
+        options.timeout_ns = LONG;
+        MUST(dray_update_weights(e.subscriber, &options, &report, error));
+        assert_int_equal(report.version, 2);
+        assert_int_equal(engine_wrong(&e, 2), 0);
+        engine_close(&e);
+        trainer_close(&t);
+    }
+}
+
+int main(void)
+{
+#define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
+    const struct CMUnitTest tests[] = {
+        T(test_rank_dies_in_prefetch_or_commit),
+        T(test_peer_dies_while_it_is_read),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
