@@ -412,7 +412,7 @@ static void run_big_trainer(void *user)
     const scene *s = user;
     trainer t;
     fixture_host = "trainers";
-    trainer_open(&t, f.unix_address, &s->config, DRAY_F32, 0, 1, 7, DRAY_REGION_SHARED);
+    trainer_open(&t, f.unix_address, &s->config, s->from, 0, 1, 7, DRAY_REGION_SHARED);
     MUST(dray_publish(t.publisher, 1, NULL, error));
     raise_flag(s->board, 0);
     await_flag(s->board, 1);
@@ -457,7 +457,7 @@ static void test_peers(void **state)
         {SIGSTOP, 1000000, 4, DRAY_ETORN}, /* for ever */
     };
     for (size_t i = 0; i < 3; i++) {
-        scene s = {.config = wide_config(), .board = board_new()};
+        scene s = {.config = wide_config(), .from = DRAY_F32, .board = board_new()};
         s.config.vocab_size = 16384;
         pid_t pid = spawn(run_big_trainer, &s);
         await_flag(s.board, 0);
@@ -552,12 +552,8 @@ static void test_joiners(void **state)
                    .to = DRAY_BF16,
                    .hosts = i == 2 ? 4 : 1,
                    .tp = i == 3 ? 2 : 1};
-        trainer t;
-        fixture_host = "trainers";
-        trainer_open(&t, f.unix_address, &s.config, s.from, 0, 1, 7, DRAY_REGION_HOST);
-        fixture_host = NULL;
-        MUST(dray_publish(t.publisher, 1, NULL, error));
-        pid_t pids[JOINERS];
+        pid_t trainer_pid = spawn(run_big_trainer, &s), pids[JOINERS];
+        await_flag(s.board, 0);
         for (s.rank = 0; s.rank < JOINERS; s.rank++)
             pids[s.rank] = spawn(run_joiner, &s);
         int64_t wire = 0;
@@ -572,7 +568,8 @@ static void test_joiners(void **state)
         fprintf(stderr, "%.2f times one engine's bytes\n", (double)wire / (double)one);
         if (s.hosts == 1 && i != 3)
             assert_true((double)wire < 1.2 * (double)one);
-        trainer_close(&t);
+        raise_flag(s.board, 1);
+        must_end_well(trainer_pid);
         munmap(s.board, sizeof(board));
     }
 }
