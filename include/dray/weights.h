@@ -457,6 +457,18 @@ int dray_checksums_entry(const dray_checksums *sums, uint32_t index, const char 
                          int32_t *dtype, uint64_t *elements, uint64_t *sum, dray_error *error);
 void dray_checksums_free(dray_checksums *sums);
 
+/* Called for every block that differs: its index in the layout, and in how many elements. */
+typedef void (*dray_prove_fn)(void *user, uint32_t block, uint64_t elements);
+/* Does this layout describe this memory? For an engine that loaded `checkpoint` (a safetensors file
+ * or folder) by its own means: every block is compared, bit for bit, with what the checkpoint holds
+ * there in the block's dtype. Tensors that differ were changed after loading (shuffled, fused or
+ * requantised): they go through load_weights. differs: may be NULL. DRAY_ECHECKSUM names the first
+ * block that differs and says how many do; DRAY_EHOLE, DRAY_ESHAPE, DRAY_EDTYPE: the checkpoint
+ * cannot fill the layout; DRAY_EUNSUPPORTED: regions that are no memory. Holds 8 MiB; reads all of
+ * the memory and of what the checkpoint has for it. Threads: any. Blocks. */
+int dray_layout_prove(const dray_layout *layout, dray_region *const *regions,
+                      const char *checkpoint, dray_prove_fn differs, void *user, dray_error *error);
+
 /* Writes the blocks as a Hugging Face checkpoint (safetensors, index last, fsync, atomic rename). A
  * single process that holds all of the model; `config_json` is written as config.json if not NULL.
  * Each file's metadata carries the sums of its tensors ("dray.sums"), by which updates from disk
