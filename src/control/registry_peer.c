@@ -58,15 +58,14 @@ static bool same_dtypes(struct group *group, const struct group *peer)
     dray__packed_layout *ranks = dray__reg_layouts(&group->set);
     bool same = ranks != NULL;
     for (uint32_t i = 0; i < group->set.world && same; i++) {
-        dray_layout *layout;
+        dray_layout *layout = NULL;
         same = dray_layout_unpack(ranks[i].data, ranks[i].size, &layout, NULL) == DRAY_OK;
         for (uint32_t t = 0; same && t < dray_layout_tensor_count(layout); t++) {
             const dray_tensor_info *tensor = dray_layout_tensor(layout, t);
             const dray__named_sum *lies = dray__sums_find(&peer->now.lies, tensor->name);
             same = !lies || lies->dtype == tensor->dtype;
         }
-        if (same)
-            dray_layout_free(layout);
+        dray_layout_free(layout);
     }
     free(ranks);
     return same;
