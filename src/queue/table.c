@@ -222,9 +222,12 @@ static bool same_names(const dray__table *table, const uint32_t *columns, uint32
 int dray__table_same(const dray__table *table, const dray__task_names *tasks, uint32_t task_count,
                      const dray__settings *settings, dray_error *error)
 {
+    uint64_t provisional = 0; /* in the table's order */
     for (uint32_t i = 0; i < task_count; i++) {
-        uint32_t t;
-        if (dray__table_task(table, tasks[i].name, &t, error))
+        uint32_t t = 0;
+        if (!dray__table_task(table, tasks[i].name, &t, error))
+            provisional |= (settings->provisional >> i & 1) << t;
+        else
             return dray__fail_prefix(error, DRAY_EGONE,
                                      "the queue was opened without it, its samples may be freed: ");
     }
@@ -255,7 +258,7 @@ int dray__table_same(const dray__table *table, const dray__task_names *tasks, ui
         {"capacity_bytes", own->capacity_bytes, settings->capacity_bytes},
         {"max_attempts", own->max_attempts, settings->max_attempts},
         {"on_loss", (uint64_t)own->on_loss, (uint64_t)settings->on_loss},
-        {"provisional tasks", own->provisional, settings->provisional},
+        {"provisional tasks", own->provisional, provisional},
         {"batch_rows", own->batch_rows, settings->batch_rows},
         {"open_batches", own->open_batches, settings->open_batches},
         {"checkpoint_batches", own->checkpoint_batches, settings->checkpoint_batches},

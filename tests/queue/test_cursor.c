@@ -134,6 +134,15 @@ static void test_rows_are_kept(void **state)
     dray_queue_options options = trainer_options();
     dray_queue *queue;
     OK(dray_queue_open(context, "kept", &options, &queue, &error));
+    /* The order in which tasks are given does not matter, which are provisional does. */
+    static const char *const other[] = {"reward"};
+    dray_queue_task turned[] = {three_tasks[2], three_tasks[0], three_tasks[1]};
+    dray_queue *second;
+    options.tasks = turned;
+    OK(dray_queue_open(context, "kept", &options, &second, &error));
+    dray_queue_close(second);
+    options.provisional = other;
+    FAILS(DRAY_EEXIST, dray_queue_open(context, "kept", &options, &second, &error));
     make_partition(queue, "0", 4);
     make_partition(queue, "1", 4);
     make_and_train(queue, "0", 0);
