@@ -21,6 +21,7 @@ enum { TLS_BUFFER = 256 << 10, TLS_HANDSHAKE = 0x16 /* the first byte of a TLS c
 
 struct dray__stream {
     int fd;
+    pid_t pid;
     bool connecting;
     bool unknown;   /* accepted, and nothing seen of it yet */
     bool encrypted; /* tls is made when it is connected */
@@ -110,6 +111,7 @@ static int stream_new(int fd, const struct sockaddr_storage *other, const dray__
     }
     tune(fd);
     stream->fd = fd;
+    stream->pid = getpid();
     stream->keys = keys;
     stream->trusted = dray__is_loopback((const void *)other) ||
                       dray__networks_have(keys->trusted, (const void *)other);
@@ -198,8 +200,11 @@ void dray__stream_close(dray__stream *stream)
 {
     if (!stream)
         return;
-    dray__tls_free(stream->tls);
+    if (stream->pid == getpid())
+        dray__tls_free(stream->tls);
     close(stream->fd);
+    if (stream->pid != getpid()) /* a forked child must not say goodbye in its parent's name */
+        dray__tls_free(stream->tls);
     free(stream);
 }
 
