@@ -51,13 +51,35 @@ static uint32_t region_count(const dray_publisher *p)
     return dray_layout_region_count(p->layout) + (p->delta != NULL);
 }
 
+/* Regions that readers of this host can map: where descriptors pass. */
+static bool is_offered(const dray_publisher *p, uint32_t region)
+{
+    return dray__channel_passes_fds(p->channel) &&
+           dray_region_get_kind(p->regions[region]) == DRAY_REGION_SHARED;
+}
+
+static uint32_t shared_count(const dray_publisher *p)
+{
+    uint32_t shared = 0;
+    for (uint32_t i = 0; i < region_count(p); i++)
+        shared += is_offered(p, i);
+    return shared;
+}
+
+static int put_regions(dray_publisher *p, int64_t deadline_ns, dray_error *error)
+{
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < region_count(p) && rc == DRAY_OK; i++)
+        if (is_offered(p, i))
+            rc = dray__region_put(p->channel, p->context, p->key, i, p->regions[i], deadline_ns,
+                                  error);
+    return rc;
+}
+
 static int register_rank(dray_publisher *p, const char *model, dray__writer *packed,
                          dray_error *error)
 {
-    uint32_t regions = region_count(p), shared = 0;
-    bool descriptors = dray__channel_passes_fds(p->channel);
-    for (uint32_t i = 0; i < regions && descriptors; i++)
-        shared += dray_region_get_kind(p->regions[i]) == DRAY_REGION_SHARED;
+    uint32_t regions = region_count(p), shared = shared_count(p);
     const char *endpoint = NULL;
     int rc = dray__serve_start(p->context, &endpoint, error);
     if (rc)
@@ -79,11 +101,7 @@ static int register_rank(dray_publisher *p, const char *model, dray__writer *pac
         return rc;
     p->key = dray__get_u64(&reply.payload);
     rc = dray__reader_finish(&reply.payload, "PUBLISHER_OPEN", error);
-    for (uint32_t i = 0; i < regions && descriptors && rc == DRAY_OK; i++)
-        if (dray_region_get_kind(p->regions[i]) == DRAY_REGION_SHARED)
-            rc =
-                dray__region_put(p->channel, p->context, p->key, i, p->regions[i], deadline, error);
-    return rc;
+    return rc ? rc : put_regions(p, deadline, error);
 }
 
 static int read_options(const dray_publisher_options *given, dray_publisher_options *out,
@@ -415,10 +433,7 @@ static int check_move(dray_publisher *p, dray_region *const *regions, dray_error
 static int export_anew(dray_publisher *p, dray_error *error)
 {
     int64_t deadline = deadline_of(p, DRAY_WAIT_DEFAULT);
-    uint32_t regions = region_count(p), shared = 0;
-    bool descriptors = dray__channel_passes_fds(p->channel);
-    for (uint32_t i = 0; i < regions && descriptors; i++)
-        shared += dray_region_get_kind(p->regions[i]) == DRAY_REGION_SHARED;
+    uint32_t regions = region_count(p), shared = shared_count(p);
     dray__writer w = {0};
     dray__put_u64(&w, p->key);
     dray__put_u64(&w, p->token);
@@ -431,11 +446,7 @@ static int export_anew(dray_publisher *p, dray_error *error)
         return rc;
     p->set = dray__get_u64(&reply.payload);
     rc = dray__reader_finish(&reply.payload, "REGIONS_MOVE", error);
-    for (uint32_t i = 0; i < regions && descriptors && rc == DRAY_OK; i++)
-        if (dray_region_get_kind(p->regions[i]) == DRAY_REGION_SHARED)
-            rc =
-                dray__region_put(p->channel, p->context, p->key, i, p->regions[i], deadline, error);
-    return rc;
+    return rc ? rc : put_regions(p, deadline, error);
 }
 
 /* A snapshot that was freed is made anew. */
