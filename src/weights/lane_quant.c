@@ -418,6 +418,7 @@ static int begin_gathering(struct quant_lane *q, dray_error *error)
     options.bucket_bytes = q->gather_bytes ? q->gather_bytes : DRAY__BUCKET_MIN;
     options.compared = q->haul->options.compared ? q->compared : NULL;
     options.has_base = false;
+    options.run = 0; /* what is staged is nobody else's */
     int rc = dray__haul_open(&q->sources, &q->destination, &options, &q->gathering, error);
     return rc ? rc : watch(q, error);
 }
