@@ -15,7 +15,9 @@ enum { ROWS = 10000, COLUMNS = 1024, SMALL = 300 }; /* 41 MB of f32, 20 MB of bf
 #define BUCKET ((uint64_t)2 << 20)
 /* The data server's buffers (64 of 512 KiB), however many readers there are. */
 #define SERVER ((uint64_t)32 << 20)
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_THREAD__)
+#define SLACK ((int64_t)1 << 30) /* several bytes of shadow for each that was touched */
+#elif defined(__SANITIZE_ADDRESS__)
 #define SLACK ((int64_t)96 << 20) /* shadows */
 #else
 #define SLACK ((int64_t)1 << 20)
