@@ -475,16 +475,17 @@ int dray_layout_prove(const dray_layout *layout, dray_region *const *regions,
  * and dray_checksums_of_checkpoint find files that changed. */
 int dray_checkpoint_write(const char *directory, const dray_layout *layout,
                           dray_region *const *regions, const char *config_json, dray_error *error);
-/* Reads a checkpoint into the layout's blocks: only the ranges needed. Tensors that the layout has as
- * a whole are compared with the sums that their files carry: DRAY_ECHECKSUM names those that differ.
+/* Reads a checkpoint into the layout's blocks: only the ranges needed. Tensors that the layout has
+ * as a whole are compared with the sums that their files carry: DRAY_ECHECKSUM names those that
+ * differ.
  */
 int dray_checkpoint_read(const char *directory, const dray_layout *layout,
                          dray_region *const *regions, dray_error *error);
 
 /* ---- a run's checkpoints ------------------------------------------------------------------------
- * directory/step-000007/ for each version, and directory/latest, which leads to the newest. A folder
- * has its name only when it is whole and on the disk: a writer that dies leaves what was there, and
- * the next one clears up. */
+ * directory/step-000007/ for each version, and directory/latest, which leads to the newest. A
+ * folder has its name only when it is whole and on the disk: a writer that dies leaves what was
+ * there, and the next one clears up. */
 typedef struct dray_checkpoint_options {
     size_t size;
     uint64_t version;        /* the number of the folder; one that is there already is replaced */
@@ -492,7 +493,7 @@ typedef struct dray_checkpoint_options {
     uint32_t rank, world;    /* ranks that write one checkpoint together; world 0: 1 */
     const char *name;        /* of the ranks' meetings at the coordinator; NULL: "checkpoint" */
     const char *config_json; /* rank 0's, written as config.json; NULL: none */
-    int64_t timeout_ns;      /* how long to wait for the other ranks at each step; 0: the context's */
+    int64_t timeout_ns; /* how long to wait for the other ranks at each step; 0: the context's */
 } dray_checkpoint_options;
 
 #define DRAY_CHECKPOINT_OPTIONS_INIT                                                               \
@@ -500,19 +501,19 @@ typedef struct dray_checkpoint_options {
         sizeof(dray_checkpoint_options), 0, 0, 0, 0, NULL, NULL, 0                                 \
     }
 
-/* Writes a version, each rank the blocks that it has (what several have is written by one), and puts
- * it in place when all of them are done. Together they must hold every element: DRAY_EHOLE. context:
- * for the ranks to meet; NULL where world is 1. The folder must be of a file system that all ranks
- * share. Regions must be memory. Returns DRAY_EBUSY (another process writes there), DRAY_ECANCELED
- * (another rank failed: it is named), DRAY_EDEAD, DRAY_ETIMEDOUT (ranks), DRAY_ESYS (the file and
- * the tensor are named). Threads: one version of a folder at a time. Blocks for the disk and the
- * other ranks. */
+/* Writes a version, each rank the blocks that it has (what several have is written by one), and
+ * puts it in place when all of them are done. Together they must hold every element: DRAY_EHOLE.
+ * context: for the ranks to meet; NULL where world is 1. The folder must be of a file system that
+ * all ranks share. Regions must be memory. Returns DRAY_EBUSY (another process writes there),
+ * DRAY_ECANCELED (another rank failed: it is named), DRAY_EDEAD, DRAY_ETIMEDOUT (ranks), DRAY_ESYS
+ * (the file and the tensor are named). Threads: one version of a folder at a time. Blocks for the
+ * disk and the other ranks. */
 int dray_checkpoint_save(dray_context *context, const char *directory, const dray_layout *layout,
                          dray_region *const *regions, const dray_checkpoint_options *options,
                          dray_error *error);
 /* The newest version's folder, resolved: what was read from it stays of one version, also when a
- * newer one is written meanwhile; when it is removed, reading it fails. *path: freed with dray_free.
- * version may be NULL. DRAY_ENOENT: there is none. */
+ * newer one is written meanwhile; when it is removed, reading it fails. *path: freed with
+ * dray_free. version may be NULL. DRAY_ENOENT: there is none. */
 int dray_checkpoint_latest(const char *directory, uint64_t *version, char **path,
                            dray_error *error);
 
