@@ -33,11 +33,19 @@ typedef struct dray_publisher_options {
      * fills it, after it waited for the readers of the copy before (at most timeout_ns, then they
      * are dropped), and dray_publisher_wait returns at once: the trainer goes on. */
     int32_t snapshot;
+    /* Of a staging arena in shared memory, for weights that lie offloaded in private host memory or
+     * in a file: engines on this host get them through its slots, converted on the way where that
+     * makes them smaller, and never map or open the store itself. Exported once and kept until
+     * close, also over dray_publisher_move. It is all that both sides hold on the way; all engines
+     * that read at once share it. 0: none (then such weights go through the data server's own
+     * buffers and a socket, and files are opened by the engine); else 128 KiB to 1 GiB, 4 MiB are
+     * enough for two engines. Regions that are shared already are read where they are. */
+    uint64_t staging_bytes;
 } dray_publisher_options;
 
 #define DRAY_PUBLISHER_OPTIONS_INIT                                                                \
     {                                                                                              \
-        sizeof(dray_publisher_options), NULL, 0, 1, 0, 0, 0, 0, 0                                  \
+        sizeof(dray_publisher_options), NULL, 0, 1, 0, 0, 0, 0, 0, 0                               \
     }
 
 /* Registers this rank's blocks of `model`. When all `world` ranks of one generation have opened,

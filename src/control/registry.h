@@ -4,7 +4,8 @@
  *
  * Messages (payloads in base/wire.h's encoding; timeouts are relative, nanoseconds):
  *  PUBLISHER_OPEN   string model, u32 rank, u32 world, u64 token, string endpoint (of its data
- *                   server, ""), u32 regions, u32 of them to put, blob layout
+ *                   server, ""), u32 regions, u32 of them to put, u64 bytes of a slot of its staging
+ *                   arena, which is the last region then (0: it has none), blob layout
  *                   -> u64 key
  *  REGION_PUT       u64 key, u32 region, blob handle, one descriptor -> (empty)
  *  UPDATE_SOURCES   u64 key, u8 what, i64 timeout, u64 set, u32 index; what:
@@ -13,7 +14,7 @@
  *                   MEMBERS (the set's ranks from `index` on, as many as go into 1 MiB, at least
  *                       one) -> u32 how many, of each: u64 key, u64 member, u64 host, i64 pid,
  *                       u64 token, string endpoint, u8 its shared regions can be mapped, string
- *                       name, blob layout
+ *                       name, blob layout, u32 regions, u64 bytes of a slot (0: no arena)
  *  REGION_GET       u64 key, u64 set, u32 index, u32 region -> blob handle, one descriptor
  *  PUBLISH          u64 key, u64 version, u8 checksums are there, sums -> (empty)
  *  PUBLISHER_WAIT   u64 key, u64 version, i64 timeout -> u32 dropped, string their names,

@@ -237,7 +237,8 @@ static int regions_new(struct entry *entry, uint32_t count, dray_error *error)
 
 static int open_entry(call *c, const char *model_name, const char *group, uint32_t rank,
                       uint32_t world, uint64_t token, const char *endpoint, uint32_t regions,
-                      uint32_t shared, const void *layout, size_t size, dray_error *error)
+                      uint32_t shared, uint64_t slot_bytes, const void *layout, size_t size,
+                      dray_error *error)
 {
     if (!model_name[0])
         return dray__fail(error, DRAY_EINVALID, "a model needs a name");
@@ -253,6 +254,7 @@ static int open_entry(call *c, const char *model_name, const char *group, uint32
     int rc = entry ? regions_new(entry, regions, error) : dray__nomem(error);
     if (rc == DRAY_OK) {
         entry->regions_missing = shared;
+        entry->slot_bytes = slot_bytes;
         entry->shared = regions && shared == regions;
         rc = group ? dray__reg_group_join(c->r, entry, group, world, error)
                    : dray__reg_gang_join(c->r, entry, world, error);
@@ -282,14 +284,15 @@ static int publisher_open(call *c, dray_error *error)
     uint64_t token = dray__get_u64(c->in);
     char *endpoint = dray__get_string(c->in, DRAY__NAME_MAX);
     uint32_t regions = dray__get_u32(c->in), shared = dray__get_u32(c->in);
+    uint64_t slot_bytes = dray__get_u64(c->in);
     size_t size;
     const void *layout = dray__get_blob(c->in, &size);
     int rc = finish_reading(c, "PUBLISHER_OPEN", error);
     if (rc == DRAY_OK)
         rc = check_regions(regions, shared, error);
     if (rc == DRAY_OK)
-        rc = open_entry(c, model, NULL, rank, world, token, endpoint, regions, shared, layout, size,
-                        error);
+        rc = open_entry(c, model, NULL, rank, world, token, endpoint, regions, shared, slot_bytes,
+                        layout, size, error);
     free(model);
     free(endpoint);
     return rc;
@@ -311,7 +314,7 @@ static int subscriber_open(call *c, dray_error *error)
     if (rc == DRAY_OK)
         rc = check_regions(regions, shared, error);
     if (rc == DRAY_OK)
-        rc = open_entry(c, model, group, rank, world, token, endpoint, regions, shared, layout,
+        rc = open_entry(c, model, group, rank, world, token, endpoint, regions, shared, 0, layout,
                         size, error);
     free(model);
     free(group);
@@ -397,6 +400,7 @@ static void put_member(dray__writer *w, const struct entry *rank)
     dray__put_string(w, rank->name);
     dray__put_blob(w, rank->layout, rank->layout_size);
     dray__put_u32(w, rank->region_count);
+    dray__put_u64(w, rank->slot_bytes);
 }
 
 /* The ranks from `index` on: at least one, and no more than go into a frame of moderate size. */

@@ -52,7 +52,8 @@ struct entry {
     /* publishers */
     struct stored_region *regions;
     uint32_t region_count, regions_missing;
-    bool released; /* and not said anew */
+    uint64_t slot_bytes; /* of its staging arena, the last region; 0: it has none */
+    bool released;       /* and not said anew */
     uint64_t published;
     bool has_published;
     void *release_ticket; /* REGIONS_RELEASE */

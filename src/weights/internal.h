@@ -10,6 +10,7 @@
 #include <stdbool.h>
 
 struct dray__delta_view; /* weights/delta.h */
+struct dray__arena;      /* weights/arena.h */
 
 /* Copies and checksums go in pieces that stay in a core's own cache between the two. */
 #define DRAY__SLICE_BYTES ((uint64_t)256 << 10)
@@ -24,10 +25,11 @@ void dray__weights_step(const char *step);
  */
 typedef struct dray__local dray__local;
 struct dray__shares; /* shares.h */
-/* Layout, regions and delta (NULL: none is kept) are borrowed until dray__local_remove. count: the
- * layout's regions come first, others may follow. */
+/* Layout, regions, delta and arena (NULL: there is none) are borrowed until dray__local_remove.
+ * count: the layout's regions come first, others may follow. */
 int dray__local_add(uint64_t token, const dray_layout *layout, dray_region *const *regions,
-                    uint32_t count, const struct dray__delta_view *delta, dray_error *error);
+                    uint32_t count, const struct dray__delta_view *delta, struct dray__arena *arena,
+                    dray_error *error);
 /* Waits until nobody holds it. */
 void dray__local_remove(uint64_t token);
 /* While it is held the publisher cannot close. NULL: not (or no longer) of this process. */
@@ -35,6 +37,7 @@ dray__local *dray__local_hold(uint64_t token);
 void dray__local_release(dray__local *local);
 dray_region *dray__local_region(const dray__local *local, uint32_t index);
 const struct dray__delta_view *dray__local_delta(const dray__local *local);
+struct dray__arena *dray__local_arena(const dray__local *local);
 const dray_layout *dray__local_layout(const dray__local *local);
 /* What an update that goes on has brought: from here on the member is read through it, by those of
  * its cohort alone. NULL: the update's memory is about to change, nobody may read it; waits until
@@ -167,9 +170,12 @@ typedef struct dray__source {
     dray_layout *layout;
     dray_region **regions;   /* imported ones; NULL where not, or where `local` has them */
     bool local, mapped;      /* mapped: its shared regions can be */
+    bool staged;             /* what is not shared comes through its arena */
+    uint64_t slot_bytes;     /* of that arena; 0: it has none */
     struct dray__peer *peer; /* the remote lane's connection, kept from one update to the next */
     bool has_delta;          /* behind the layout's regions it has one that holds a delta */
     struct dray__delta_view *delta; /* that region, imported; NULL: not */
+    const dray_region *arena;       /* the last of `regions`; NULL: not imported */
 } dray__source;
 
 typedef struct dray__sources {
@@ -200,7 +206,7 @@ typedef struct dray__sources {
     uint32_t group_count;
     uint16_t asked;                      /* the request whose answer is awaited; 0: none */
     uint64_t next_op;                    /* whose region is imported next */
-    uint32_t next_delta;                 /* then: the source whose delta is */
+    uint32_t next_extra;                 /* then: the source whose delta and arena are */
     uint32_t asked_source, asked_region; /* of the REGION_GET */
 } dray__sources;
 

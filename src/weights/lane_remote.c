@@ -1,6 +1,7 @@
-/* The lane of sources on other hosts: asks their data servers (pull.h) for slices of what the plan
- * wants, many requests in flight but never more bytes than the ceiling, takes each answer into a
- * slot that stays in cache, and moves it from there to its place.
+/* The lane of sources behind data servers: those on other hosts, and stores on this one: asks their
+ * data servers (pull.h) for slices of what the plan wants, many requests in flight but never more
+ * bytes than the ceiling, takes each answer into a slot that stays in cache, and moves it from
+ * there to its place.
  *
  * Checked, per slice: what came against the sum of what was sent; what the mover wrote against what
  * can be read back; and the source's own bits, as the server summed them, against what was
@@ -10,6 +11,9 @@
  * From a source that keeps deltas, a rank that holds the version before asks in the deltas' slices,
  * and may get what changed in one instead of all of it; the sum that came with it is compared with
  * all of the slice as it then is, and one that differs is fetched whole.
+ *
+ * A publisher on this host that has a staging arena (arena.h) answers into it: the next request is
+ * on its way while what has come is copied out, so that both sides are busy.
  *
  * A connection that breaks, or is silent for STALL_NS, is opened again: answers that arrived are
  * kept, the rest is asked for again, until the update's deadline. */
@@ -54,7 +58,7 @@ static bool takes_deltas(const struct remote_lane *l, const struct source *s, co
 {
     return !s->peer && s->of->has_delta && l->haul->options.has_base &&
            wire_dtype(s, copy) == copy->destination_dtype &&
-           DRAY__DELTA_SLICE * dray_dtype_size((dray_dtype)wire_dtype(s, copy)) <= l->segment;
+           DRAY__DELTA_SLICE * dray_dtype_size((dray_dtype)wire_dtype(s, copy)) <= s->segment;
 }
 
 static void start_part(struct remote_lane *l, struct source *s, const struct part *part,
@@ -67,7 +71,7 @@ static void start_part(struct remote_lane *l, struct source *s, const struct par
         dray__delta_grid_next(&s->walk, &s->ahead);
     } else {
         dray__slicer_start(&s->slicer, &part->rect,
-                           dray_dtype_size((dray_dtype)wire_dtype(s, copy)), l->segment);
+                           dray_dtype_size((dray_dtype)wire_dtype(s, copy)), s->segment);
     }
 }
 
@@ -141,7 +145,7 @@ static int next_request(struct remote_lane *l, struct source *s, struct request 
     if (!request)
         return dray__nomem(error);
     struct slice *slice = request->slices;
-    while (request->count < RECTS && next_slice(l, s, l->segment - request->bytes, slice)) {
+    while (request->count < RECTS && next_slice(l, s, s->segment - request->bytes, slice)) {
         const dray_copy *copy = &op_of(l, s, slice)->copy;
         request->bytes += wire_bytes(s, copy, &slice->rect);
         request->plain |= !takes_deltas(l, s, copy);
@@ -183,8 +187,10 @@ static void put(struct remote_lane *l, struct source *s, struct request *request
     const dray__haul_options *o = &l->haul->options;
     dray__pull_base base = {o->incarnation, o->base, o->version};
     request->id = ++l->last_id;
+    request->asked_ns = dray__now();
     uint16_t flags =
-        (uint16_t)((o->verify ? DRAY__PULL_SUMS : 0) | (s->peer ? DRAY__PULL_COHORT : 0));
+        (uint16_t)((o->verify ? DRAY__PULL_SUMS : 0) | (s->peer ? DRAY__PULL_COHORT : 0) |
+                   (s->staged ? DRAY__PULL_ARENA : 0));
     dray__pull_put_request(dray__peer_out(s->of->peer), request->id, flags, s->of->token,
                            s->peer ? o->run : o->attempt, s->peer || request->plain ? NULL : &base,
                            rects, request->count);
@@ -199,6 +205,12 @@ static void put(struct remote_lane *l, struct source *s, struct request *request
         l->peak = held;
 }
 
+/* Of a source with an arena: is an answer due, beside the one that is being copied out? */
+static bool unanswered(const struct source *s)
+{
+    return s->flying.first && (!s->copying || s->flying.first->next);
+}
+
 /* Fills the source's share of the window. */
 static int ask(struct remote_lane *l, struct source *s, dray_error *error)
 {
@@ -207,8 +219,8 @@ static int ask(struct remote_lane *l, struct source *s, dray_error *error)
         return DRAY_OK;
     while (wants_more(s)) {
         bool first = !s->flying.first;
-        if (l->in_flight + l->segment > l->window ||
-            (!first && s->flying_bytes + l->segment > share))
+        if (l->in_flight + s->segment > l->window ||
+            (!first && s->flying_bytes + s->segment > share) || (s->staged && unanswered(s)))
             break;
         struct request *request;
         int rc = next_request(l, s, &request, error);
@@ -242,12 +254,29 @@ struct told {
     uint64_t bytes; /* of the data */
 };
 
+/* Before what it says of rectangles: where in the arena they are. */
+static size_t head_start(const struct source *s)
+{
+    return s->staged ? sizeof(uint64_t) : 0;
+}
+
+static uint64_t place_of(const struct source *s, const uint8_t *head)
+{
+    dray__reader in = dray__reader_of(head, head_start(s));
+    return s->staged ? dray__get_u64(&in) : 0;
+}
+
+static const dray_region *landing(const struct source *s)
+{
+    return s->staged ? s->of->arena : s->slot;
+}
+
 static struct told told_of(const struct remote_lane *l, const struct source *s,
                            const struct request *request, const uint8_t *head, uint32_t i)
 {
     bool verify = l->haul->options.verify;
     size_t size = dray__pull_head_bytes(verify, !request->plain);
-    dray__reader in = dray__reader_of(head + i * size, size);
+    dray__reader in = dray__reader_of(head + head_start(s) + i * size, size);
     struct told told = {0};
     if (verify) {
         told.source_sum = dray__get_u64(&in);
@@ -259,11 +288,11 @@ static struct told told_of(const struct remote_lane *l, const struct source *s,
     return told;
 }
 
-/* Where each rectangle's data are in the slot, and which are deltas. */
+/* Where each rectangle's data landed, and which are deltas. */
 static void look(struct remote_lane *l, const struct source *s, const struct request *request,
                  const uint8_t *head)
 {
-    uint64_t offset = 0;
+    uint64_t offset = place_of(s, head);
     for (uint32_t i = 0; i < request->count; i++) {
         const struct slice *slice = &request->slices[i];
         const dray_copy *copy = &op_of(l, s, slice)->copy;
@@ -280,7 +309,7 @@ static int place_delta(struct remote_lane *l, const struct source *s, uint32_t i
 {
     const dray_copy *copy = &l->copies[i];
     dray_region *to = l->haul->destination->regions[copy->destination_region];
-    const uint8_t *data = dray_region_base(s->slot);
+    const uint8_t *data = dray_region_base(landing(s));
     int rc =
         dray__delta_decode(data + copy->source_offset, bytes, copy, dray_region_base(to), error);
     if (rc == DRAY_OK && l->haul->options.verify)
@@ -311,8 +340,8 @@ static int place(struct remote_lane *l, struct source *s, const struct request *
         dray__move_options options = {.layout = to->layout,
                                       .sums = verify ? l->sums + i : NULL,
                                       .source_sums = verify ? l->slot_sums + i : NULL};
-        int rc =
-            dray__move_all(s->slot, to->regions[region], l->copies + i, end - i, &options, error);
+        int rc = dray__move_all(landing(s), to->regions[region], l->copies + i, end - i, &options,
+                                error);
         if (rc)
             return rc;
     }
@@ -375,7 +404,20 @@ static struct request *landed(struct remote_lane *l, struct source *s)
 static int break_off(struct remote_lane *l, struct source *s, const dray_error *why,
                      dray_error *error);
 
-/* A whole answer lies in the slot. */
+/* The server may fill the slot again. A connection that broke shows the next time. */
+static void hand_back(struct source *s, uint32_t id)
+{
+    dray__pull_put_taken(dray__peer_out(s->of->peer), id);
+    dray__peer_send(s->of->peer, NULL);
+}
+
+/* Has it lain in the arena for longer than the server leaves it there? */
+static bool too_late(const struct source *s, const struct request *request)
+{
+    return s->staged && dray__now() - request->asked_ns > DRAY__ARENA_LEASE_NS;
+}
+
+/* A whole answer landed. */
 static int take(struct remote_lane *l, struct source *s, const uint8_t *head, dray_error *error)
 {
     struct request *request = s->flying.first;
@@ -395,6 +437,12 @@ static int take(struct remote_lane *l, struct source *s, const uint8_t *head, dr
             *error = why;
         return why.code;
     }
+    if (too_late(s, request)) {
+        dray_error why;
+        dray__fail(&why, DRAY_ETIMEDOUT, "what %s put into its arena was not copied out in %d s",
+                   s->of->name, (int)(DRAY__ARENA_LEASE_NS / DRAY__SECOND));
+        return break_off(l, s, &why, error);
+    }
     s->wrong = 0;
     for (uint32_t i = 0; i < request->count; i++)
         l->haul->bytes += dray__copy_bytes(&l->copies[i]);
@@ -407,8 +455,12 @@ static int take(struct remote_lane *l, struct source *s, const uint8_t *head, dr
     s->probing = false;
     s->brought_ns = dray__now();
     l->haul->verify_ns += dray__now() - placed;
+    uint32_t id = request->id;
     request_end(l, landed(l, s));
-    l->slots[l->free_slots++] = s->slot;
+    if (s->staged)
+        hand_back(s, id);
+    else
+        l->slots[l->free_slots++] = s->slot;
     s->slot = NULL;
     return DRAY_OK;
 }
@@ -425,7 +477,10 @@ static bool sizes_fit(const struct remote_lane *l, const struct source *s,
             return false;
         bytes += part;
     }
-    return bytes == arrival->header.data_bytes;
+    if (!s->staged)
+        return bytes == arrival->header.data_bytes;
+    uint64_t at = place_of(s, arrival->head), size = dray_region_bytes(s->of->arena);
+    return !arrival->header.data_bytes && at % 64 == 0 && at <= size && bytes <= size - at;
 }
 
 /* Does the answer belong to the oldest request, and is it of the right size? */
@@ -447,7 +502,8 @@ static int check_answer(const struct remote_lane *l, const struct source *s,
     }
     if (!request || request->id != header->id ||
         header->head_bytes !=
-            request->count * dray__pull_head_bytes(l->haul->options.verify, !request->plain) ||
+            head_start(s) +
+                request->count * dray__pull_head_bytes(l->haul->options.verify, !request->plain) ||
         !sizes_fit(l, s, request, arrival))
         return dray__fail(error, DRAY_EPROTO, "publisher %s at %s: not the answer that was due",
                           s->of->name, s->of->endpoint);
@@ -492,6 +548,22 @@ static int never(struct remote_lane *l, struct source *s, dray_error *error)
     return kept ? DRAY_OK : dray__nomem(error);
 }
 
+static bool needs_slot(const struct source *s)
+{
+    return !s->staged && !s->slot;
+}
+
+/* So that the server fills one slot while the other is copied out. */
+static int ask_ahead(struct remote_lane *l, struct source *s, dray_error *error)
+{
+    s->copying = true;
+    int rc = ask(l, s, error);
+    s->copying = false;
+    if (rc == DRAY_OK)
+        dray__peer_send(s->of->peer, NULL); /* what is wrong with it shows the next time */
+    return rc;
+}
+
 /* One answer. */
 static int receive(struct remote_lane *l, struct source *s, bool *fatal, dray_error *error)
 {
@@ -507,16 +579,18 @@ static int receive(struct remote_lane *l, struct source *s, bool *fatal, dray_er
     *fatal = rc != DRAY_OK;
     if (rc)
         return rc;
-    if (!s->slot && !l->free_slots)
+    if (needs_slot(s) && !l->free_slots)
         return DRAY_EAGAIN; /* until another source's answer is complete */
-    if (!s->slot)
+    if (needs_slot(s))
         s->slot = l->slots[--l->free_slots];
-    rc = dray__peer_recv_data(s->of->peer, dray_region_base(s->slot), error);
+    rc = dray__peer_recv_data(s->of->peer, s->slot ? dray_region_base(s->slot) : NULL, error);
     if (rc)
         return rc;
     s->broken = false;
     s->pause_ns = PAUSE_MIN_NS;
-    rc = take(l, s, arrival.head, error);
+    rc = s->staged ? ask_ahead(l, s, error) : DRAY_OK;
+    if (rc == DRAY_OK)
+        rc = take(l, s, arrival.head, error);
     *fatal = rc != DRAY_OK;
     return rc;
 }
@@ -590,7 +664,7 @@ static int watch(struct remote_lane *l, struct source *s, dray_error *error)
     if (!dray__peer_is_open(s->of->peer))
         return DRAY_OK; /* the tick wakes us when it is time to try again */
     short events = dray__peer_events(s->of->peer);
-    if (s->slot == NULL && !l->free_slots)
+    if (needs_slot(s) && !l->free_slots)
         events = (short)(events & ~POLLIN); /* another source's answer wakes us */
     if (events == s->events)
         return DRAY_OK;
@@ -602,12 +676,18 @@ static int watch(struct remote_lane *l, struct source *s, dray_error *error)
     return DRAY_OK;
 }
 
+/* Is there anything to ask, to get, or to hand back? */
+static bool is_busy(const struct source *s)
+{
+    return wants_more(s) || s->flying.first || (s->staged && dray__peer_owes(s->of->peer));
+}
+
 /* Does what can be done for one source now. *moved: something was. */
 static int serve(struct remote_lane *l, struct source *s, bool *moved, dray_error *error)
 {
     dray_error why;
     bool fatal = false;
-    if (!wants_more(s) && !s->flying.first)
+    if (!is_busy(s))
         return DRAY_OK;
     if (s->broken && !dray__peer_is_open(s->of->peer) && dray__now() < s->retry_ns)
         return DRAY_OK;
@@ -644,7 +724,7 @@ static int serve(struct remote_lane *l, struct source *s, bool *moved, dray_erro
 static bool finished(const struct remote_lane *l)
 {
     for (uint32_t i = 0; i < l->count; i++)
-        if (wants_more(&l->sources[i]) || l->sources[i].flying.first)
+        if (is_busy(&l->sources[i]))
             return false;
     return true;
 }

@@ -23,6 +23,7 @@ struct dray__local {
     dray_region *const *regions;
     uint32_t count;
     const struct dray__delta_view *delta;
+    struct dray__arena *arena;
 };
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* of the list and its readers */
@@ -55,7 +56,8 @@ static void watch_forks(void)
 }
 
 int dray__local_add(uint64_t token, const dray_layout *layout, dray_region *const *regions,
-                    uint32_t count, const struct dray__delta_view *delta, dray_error *error)
+                    uint32_t count, const struct dray__delta_view *delta, struct dray__arena *arena,
+                    dray_error *error)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     dray__local *local = calloc(1, sizeof *local);
@@ -68,6 +70,7 @@ int dray__local_add(uint64_t token, const dray_layout *layout, dray_region *cons
     local->regions = regions;
     local->count = count;
     local->delta = delta;
+    local->arena = arena;
     pthread_mutex_lock(&list_lock);
     local->next = list;
     list = local;
@@ -125,6 +128,11 @@ dray_region *dray__local_region(const dray__local *local, uint32_t index)
 const struct dray__delta_view *dray__local_delta(const dray__local *local)
 {
     return local->delta;
+}
+
+struct dray__arena *dray__local_arena(const dray__local *local)
+{
+    return local->arena;
 }
 
 const dray_layout *dray__local_layout(const dray__local *local)

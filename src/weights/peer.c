@@ -121,6 +121,11 @@ static int moved(dray__peer *peer, ssize_t n, dray_error *error)
     return DRAY_OK;
 }
 
+bool dray__peer_owes(const dray__peer *peer)
+{
+    return peer->out_at < peer->out.size;
+}
+
 int dray__peer_send(dray__peer *peer, dray_error *error)
 {
     if (peer->out.failed)

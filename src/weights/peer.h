@@ -28,6 +28,7 @@ uint64_t dray__peer_wire_bytes(const dray__peer *peer);
 
 /* Where requests are put; sent by dray__peer_send. */
 dray__writer *dray__peer_out(dray__peer *peer);
+bool dray__peer_owes(const dray__peer *peer); /* not all of it is out */
 /* DRAY_OK: all is out; DRAY_EAGAIN; else the connection broke. */
 int dray__peer_send(dray__peer *peer, dray_error *error);
 

@@ -6,6 +6,7 @@
 #include "control/registry.h"
 #include "memory/region.h"
 #include "mover/mover.h"
+#include "weights/arena.h"
 #include "weights/delta.h"
 #include "weights/serve.h"
 
@@ -29,6 +30,7 @@ struct dray_publisher {
     dray__pieces pieces;
     dray__delta *delta; /* NULL: not asked for */
     dray__delta_view *delta_view;
+    dray__arena *arena;         /* NULL: not asked for */
     uint64_t published, waited; /* versions; 0: none */
     /* Of the caller's regions, to see that they are still those; with a snapshot `regions` are its
      * own, and the caller's are only read. */
@@ -45,10 +47,10 @@ static int64_t deadline_of(const dray_publisher *p, int64_t timeout_ns)
                                            : dray__deadline(timeout_ns);
 }
 
-/* Those of the layout, and behind them the delta's. */
+/* Those of the layout, behind them the delta's, then the staging arena's. */
 static uint32_t region_count(const dray_publisher *p)
 {
-    return dray_layout_region_count(p->layout) + (p->delta != NULL);
+    return dray_layout_region_count(p->layout) + (p->delta != NULL) + (p->arena != NULL);
 }
 
 /* Regions that readers of this host can map: where descriptors pass. */
@@ -93,6 +95,7 @@ static int register_rank(dray_publisher *p, const char *model, dray__writer *pac
     dray__put_string(&w, endpoint);
     dray__put_u32(&w, regions);
     dray__put_u32(&w, shared);
+    dray__put_u64(&w, p->arena ? dray__arena_slot_bytes(p->arena) : 0);
     dray__put_bytes(&w, packed->data, packed->size);
     dray__reply reply;
     rc = dray__call(p->channel, DRAY__MSG_PUBLISHER_OPEN, &w, NULL, 0, deadline, &reply, error);
@@ -127,6 +130,14 @@ static int check(dray_context *context, const char *model, const dray_layout *la
                           options->delta_dtype);
     if (options->timeout_ns < 0)
         return dray__fail(error, DRAY_EINVALID, "timeout_ns %" PRId64, options->timeout_ns);
+    if (options->staging_bytes &&
+        (options->staging_bytes < DRAY__ARENA_MIN || options->staging_bytes > DRAY__ARENA_MAX))
+        return dray__fail(error, DRAY_EINVALID,
+                          "staging_bytes %" PRIu64 ": 0, or %" PRIu64 " to %" PRIu64 " expected",
+                          options->staging_bytes, DRAY__ARENA_MIN, DRAY__ARENA_MAX);
+    if (options->staging_bytes && options->snapshot)
+        return dray__fail(error, DRAY_EINVALID,
+                          "staging_bytes with a snapshot, which readers map: one or the other");
     int rc = dray__regions_check(layout, options->regions, error);
     for (uint32_t i = 0; i < dray_layout_region_count(layout) && rc == DRAY_OK; i++) {
         dray_region_kind kind = dray_region_get_kind(options->regions[i]);
@@ -142,15 +153,36 @@ static int open_delta(dray_publisher *p, int32_t dtype, dray_error *error)
     int rc = dray__delta_new(p->layout, p->regions, dtype, &p->delta, error);
     if (rc)
         return rc;
-    /* there is room for one more */
     p->regions[dray_layout_region_count(p->layout)] = dray__delta_region(p->delta);
     return dray__delta_open(p->layout, dray__delta_region(p->delta), &p->delta_view, error);
+}
+
+/* After the delta, whose region comes before. */
+static int open_arena(dray_publisher *p, uint64_t bytes, dray_error *error)
+{
+    int rc = dray__arena_new(bytes, &p->arena, error);
+    if (rc == DRAY_OK)
+        p->regions[region_count(p) - 1] = dray__arena_region(p->arena);
+    return rc;
+}
+
+/* Offers this rank's memory to readers of this process and to its data server. */
+static int offer(dray_publisher *p, dray_error *error)
+{
+    int rc = dray__local_add(p->token, p->layout, p->regions, region_count(p), p->delta_view,
+                             p->arena, error);
+    p->local = rc == DRAY_OK;
+    return rc;
 }
 
 static int take_regions(dray_publisher *p, const dray_layout *layout, dray_region *const *regions,
                         dray__writer *packed, dray_error *error)
 {
-    p->regions = dray__regions_copy(layout, regions);
+    uint32_t count = dray_layout_region_count(layout);
+    p->regions =
+        calloc((size_t)count + 2, sizeof(dray_region *)); /* and the delta's, the arena's */
+    if (p->regions && count)
+        memcpy(p->regions, regions, count * sizeof *p->regions);
     return p->regions ? dray__layout_copy(layout, &p->layout, packed, error) : dray__nomem(error);
 }
 
@@ -228,10 +260,10 @@ int dray_publisher_open(dray_context *context, const char *model, const dray_lay
         rc = note_serials(p, options->regions, error);
     if (rc == DRAY_OK && options->delta)
         rc = open_delta(p, options->delta_dtype, error);
+    if (rc == DRAY_OK && options->staging_bytes)
+        rc = open_arena(p, options->staging_bytes, error);
     if (rc == DRAY_OK)
-        rc =
-            dray__local_add(p->token, p->layout, p->regions, region_count(p), p->delta_view, error);
-    p->local = rc == DRAY_OK;
+        rc = offer(p, error);
     if (rc == DRAY_OK)
         rc = dray__channel_open(context, &p->channel, error);
     if (rc == DRAY_OK)
@@ -455,9 +487,7 @@ static int reopen_snapshot(dray_publisher *p, dray_error *error)
     p->token = dray__local_token();
     int rc = dray_regions_for_layout(p->layout, 1, p->regions, error);
     if (rc == DRAY_OK)
-        rc = dray__local_add(p->token, p->layout, p->regions, dray_layout_region_count(p->layout),
-                             NULL, error);
-    p->local = rc == DRAY_OK;
+        rc = offer(p, error);
     if (rc == DRAY_OK)
         rc = export_anew(p, error);
     p->released = rc != DRAY_OK;
@@ -484,8 +514,7 @@ int dray_publisher_move(dray_publisher *p, dray_region *const *regions, dray_err
         p->regions[i] = regions[i];
     rc = note_serials(p, regions, error);
     if (rc == DRAY_OK)
-        rc = dray__local_add(p->token, p->layout, p->regions, count, NULL, error);
-    p->local = rc == DRAY_OK;
+        rc = offer(p, error);
     if (rc == DRAY_OK)
         rc = export_anew(p, error);
     p->released = rc != DRAY_OK;
@@ -565,6 +594,7 @@ void dray_publisher_close(dray_publisher *p)
     dray__pieces_free(&p->pieces);
     dray__delta_close(p->delta_view);
     dray__delta_free(p->delta);
+    dray__arena_release(p->arena);
     for (uint32_t i = 0; p->origin && p->regions && i < dray_layout_region_count(p->layout); i++)
         dray_region_free(p->regions[i]);
     dray_layout_free(p->layout);

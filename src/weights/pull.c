@@ -60,6 +60,15 @@ int dray__pull_get_answer(const uint8_t header[DRAY__PULL_ANSWER_HEADER], dray__
     return DRAY_OK;
 }
 
+void dray__pull_put_taken(dray__writer *w, uint32_t id)
+{
+    dray__put_u32(w, DRAY__PULL_MAGIC);
+    dray__put_u16(w, DRAY__PULL_VERSION);
+    dray__put_u16(w, DRAY__PULL_TAKEN);
+    dray__put_u32(w, id);
+    dray__put_u32(w, 0);
+}
+
 uint32_t dray__pull_head_bytes(bool sums, bool base)
 {
     return (sums ? 16u : 0u) + (base ? 4u : 0u);
@@ -78,8 +87,7 @@ int dray__pull_get_request(const uint8_t header[DRAY__PULL_REQUEST_HEADER], dray
     out->body_bytes = dray__get_u32(&r);
     if (magic != DRAY__PULL_MAGIC || out->body_bytes > DRAY__PULL_BODY_MAX)
         return dray__fail(error, DRAY_EPROTO, "what came is no request for weights");
-    if (version != DRAY__PULL_VERSION ||
-        out->flags > (DRAY__PULL_SUMS | DRAY__PULL_BASE | DRAY__PULL_COHORT))
+    if (version != DRAY__PULL_VERSION || out->flags > DRAY__PULL_TAKEN)
         return dray__fail(error, DRAY_EVERSION,
                           "data protocol %u with flags %x; version %d is spoken here", version,
                           out->flags, DRAY__PULL_VERSION);
@@ -92,7 +100,7 @@ struct dray__packer {
     uint32_t blocks[DRAY__PULL_RECTS_MAX], sizes[DRAY__PULL_RECTS_MAX];
     uint64_t sums[DRAY__PULL_RECTS_MAX], source_sums[DRAY__PULL_RECTS_MAX];
     uint32_t count;
-    uint64_t data_bytes;
+    uint64_t data_bytes, room; /* room: of the staging */
     uint8_t *scratch;
 };
 
@@ -149,11 +157,11 @@ static int get_rect(dray__packer *p, const dray_layout *layout, dray__reader *in
         copy->source_stride[d] = block->stride[d];
         copy->source_offset += (uint64_t)skip * (uint64_t)block->stride[d];
     }
-    if (!inside || p->data_bytes + bytes > DRAY__PULL_DATA_MAX)
+    if (!inside || p->data_bytes + bytes > p->room)
         return dray__fail(error, DRAY_EINVALID,
                           "a rectangle that does not lie in block %" PRIu32
-                          " of tensor %s, of no dtype, or more than %d bytes at once",
-                          index, tensor->name, DRAY__PULL_DATA_MAX);
+                          " of tensor %s, of no dtype, or more than %" PRIu64 " bytes at once",
+                          index, tensor->name, p->room);
     for (uint32_t d = tensor->ndim; d < DRAY_MAX_DIMS; d++)
         copy->extent[d] = 1;
     dray__copy_to_dense(copy, dtype, p->data_bytes);
@@ -294,6 +302,7 @@ static int read_request(dray__packer *p, const dray__pull_header *header, const 
     uint32_t count = dray__get_u32(&in);
     p->count = 0;
     p->data_bytes = 0;
+    p->room = dray_region_bytes(staging);
     if (in.failed || count == 0 || count > DRAY__PULL_RECTS_MAX)
         return dray__fail(error, DRAY_EFORMAT, "a request for %" PRIu32 " rectangles: 1 to %d",
                           count, DRAY__PULL_RECTS_MAX);
@@ -301,6 +310,10 @@ static int read_request(dray__packer *p, const dray__pull_header *header, const 
     if (!local)
         return dray__fail(error, DRAY_EDEAD, "it closed, or this ticket never was one");
     dray__shares *shares;
+    if (header->flags & DRAY__PULL_ARENA && !dray__local_arena(local)) {
+        dray__local_release(local);
+        return dray__fail(error, DRAY_EINVALID, "it has no staging arena");
+    }
     int rc = may_read(local, header->flags & DRAY__PULL_COHORT, attempt, &shares, error);
     for (uint32_t i = 0; i < count && rc == DRAY_OK; i++)
         rc = get_rect(p, dray__local_layout(local), &in, error);
@@ -328,8 +341,17 @@ static void put_header(dray__writer *w, int status, uint32_t id, uint32_t head, 
     dray__put_u64(w, data);
 }
 
+struct dray__arena *dray__pull_arena(const uint8_t *body, uint32_t body_bytes, dray__local **local)
+{
+    dray__reader in = dray__reader_of(body, body_bytes);
+    uint64_t token = dray__get_u64(&in);
+    *local = in.failed ? NULL : dray__local_hold(token);
+    return *local ? dray__local_arena(*local) : NULL;
+}
+
 bool dray__pull_answer(dray__packer *p, const dray__pull_header *header, const uint8_t *body,
-                       dray_region *staging, dray__writer *out, uint64_t *data_bytes)
+                       dray_region *staging, uint64_t arena_at, dray__writer *out,
+                       uint64_t *data_bytes)
 {
     dray_error error;
     int rc = read_request(p, header, body, staging, &error);
@@ -341,7 +363,11 @@ bool dray__pull_answer(dray__packer *p, const dray__pull_header *header, const u
         *data_bytes = 0;
         return !out->failed;
     }
-    put_header(out, 0, header->id, p->count * dray__pull_head_bytes(sums, base), p->data_bytes);
+    bool arena = header->flags & DRAY__PULL_ARENA;
+    put_header(out, 0, header->id, (arena ? 8 : 0) + p->count * dray__pull_head_bytes(sums, base),
+               arena ? 0 : p->data_bytes);
+    if (arena)
+        dray__put_u64(out, arena_at);
     for (uint32_t i = 0; i < p->count; i++) {
         if (sums) {
             dray__put_u64(out, p->source_sums[i]);

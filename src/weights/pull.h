@@ -5,15 +5,22 @@
  * can be asked for.
  *
  *  request  u32 magic, u16 version, u16 flags (1: with sums, 2: with a base, 4: of what an
- *           update in progress has brought; attempt: its run), u32 id, u32 body bytes; body: u64
- * token, u64 attempt, with a base u64 incarnation, u64 base, u64 version, u32 count, of each
- * rectangle: u32 block, u8 dtype, u8 flags (1: read the source again and compare), and for each
- * dimension of its tensor i64 start, i64 extent (global coordinates) answer   u32 magic, i32
- * status, u32 id, u32 head bytes, u64 data bytes; head: status 0: of each rectangle u64 source sum,
- * u64 sum of it as it is wanted (with sums), u32 bytes that it takes of the data (with a base:
- * fewer than its elements take are entries of a delta, delta.h), else a string; data
+ *           update in progress has brought; attempt: its run; 8: into the staging arena), u32 id,
+ *           u32 body bytes; body: u64 token, u64 attempt, with a base u64 incarnation, u64 base,
+ *           u64 version, u32 count, of each rectangle: u32 block, u8 dtype, u8 flags (1: read the
+ *           source again and compare), and for each dimension of its tensor i64 start, i64 extent
+ *           (global coordinates)
+ *  answer   u32 magic, i32 status, u32 id, u32 head bytes, u64 data bytes; head: status 0: u64
+ *           where the data lie in the arena (into the arena), of each rectangle u64 source sum,
+ *           u64 sum of it as it is wanted (with sums), u32 bytes that it takes of the data (with a
+ *           base: fewer than its elements take are entries of a delta, delta.h), else a string;
+ *           then the data, or, into the arena, none
+ *  taken    a request's header with no other flag than 16 and no body: what the answer of this id
+ *           put into the arena is copied out. Has no answer.
  *
- * Answers come in the order of the requests. */
+ * Answers come in the order of the requests. Of those into the arena (arena.h) a reader has one
+ * unanswered, and one besides that it has not taken yet; the server reads on behind a request that
+ * waits for a slot, for what has been taken meanwhile. */
 #ifndef DRAY_WEIGHTS_PULL_H
 #define DRAY_WEIGHTS_PULL_H
 
@@ -33,6 +40,8 @@ enum {
     DRAY__PULL_SUMS = 1, /* a request's flags */
     DRAY__PULL_BASE = 2,
     DRAY__PULL_COHORT = 4,
+    DRAY__PULL_ARENA = 8,
+    DRAY__PULL_TAKEN = 16,
     DRAY__PULL_TWICE = 1 /* a rectangle's flag */
 };
 
@@ -58,6 +67,7 @@ typedef struct dray__pull_base {
 void dray__pull_put_request(dray__writer *w, uint32_t id, uint16_t flags, uint64_t token,
                             uint64_t attempt, const dray__pull_base *base,
                             const dray__pull_rect *rects, uint32_t count);
+void dray__pull_put_taken(dray__writer *w, uint32_t id);
 /* What the head of an answer holds of each rectangle. */
 uint32_t dray__pull_head_bytes(bool sums, bool base);
 
@@ -74,13 +84,16 @@ int dray__pull_get_answer(const uint8_t header[DRAY__PULL_ANSWER_HEADER], dray__
 /* DRAY_EPROTO, DRAY_EVERSION. */
 int dray__pull_get_request(const uint8_t header[DRAY__PULL_REQUEST_HEADER], dray__pull_header *out,
                            dray_error *error);
-/* Reads what the body asks for into `staging` (DRAY__PULL_DATA_MAX bytes), and puts header and head
- * of the answer. What is wrong with the request becomes the answer, with no data. false: out of
- * memory. `packer` is the server's own. */
+/* Reads what the body asks for into `staging`, and puts header and head of the answer. arena_at: of
+ * a request into the arena, where in it that lies. What is wrong with the request becomes the
+ * answer, with no data: *data_bytes is 0. false: out of memory. `packer` is the server's own. */
 typedef struct dray__packer dray__packer;
 dray__packer *dray__packer_new(void);
 void dray__packer_free(dray__packer *packer);
 bool dray__pull_answer(dray__packer *packer, const dray__pull_header *header, const uint8_t *body,
-                       dray_region *staging, dray__writer *out, uint64_t *data_bytes);
+                       dray_region *staging, uint64_t arena_at, dray__writer *out,
+                       uint64_t *data_bytes);
+/* The arena that a request's data go into, while *local is held; NULL: there is none any more. */
+struct dray__arena *dray__pull_arena(const uint8_t *body, uint32_t body_bytes, dray__local **local);
 
 #endif

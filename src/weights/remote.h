@@ -1,9 +1,10 @@
-/* What the two files of the lane of sources on other hosts share: lane_remote.c, which asks and
- * takes, and remote_open.c, which deals what is to be read to those it is read from. */
+/* What the two files of the lane of sources behind data servers share: lane_remote.c, which asks
+ * and takes, and remote_open.c, which deals what is to be read to those it is read from. */
 #ifndef DRAY_WEIGHTS_REMOTE_H
 #define DRAY_WEIGHTS_REMOTE_H
 
 #include "base/clock.h"
+#include "weights/arena.h"
 #include "weights/cohort.h"
 #include "weights/delta.h"
 #include "weights/haul.h"
@@ -43,6 +44,7 @@ struct request {
     struct request *next;
     uint32_t id, count;
     uint64_t bytes;
+    int64_t asked_ns;
     bool plain; /* deltas are not wanted */
     struct slice slices[];
 };
@@ -59,10 +61,11 @@ struct source {
     dray__delta_walk walk; /* or this one: along the slices of deltas */
     dray__rect ahead;      /* its next slice */
     bool in_part, has_ahead;
-    struct queue again, flying; /* to be asked for again; asked for, in order */
-    uint64_t flying_bytes;
-    dray_region *slot; /* its answer is coming into it */
-    uint32_t wrong;    /* answers in a row that were changed on the way */
+    struct queue again, flying;     /* to be asked for again; asked for, in order */
+    uint64_t flying_bytes, segment; /* segment: of data in one answer */
+    bool staged, copying; /* answers come through its arena; one is being copied out of it */
+    dray_region *slot;    /* its answer is coming into it */
+    uint32_t wrong;       /* answers in a row that were changed on the way */
     int64_t retry_ns, pause_ns, broken_ns;
     bool broken;
     bool peer;    /* a member of the cohort, not a publisher */

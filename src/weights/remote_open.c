@@ -1,5 +1,5 @@
-/* Opening the lane of sources on other hosts: what is to be read, cut along the blocks that hold
- * it, and dealt to publishers and to the members of the cohort; the slots; the connections. */
+/* Opening the lane of sources behind data servers: what is to be read, cut along the blocks that
+ * hold it, and dealt to publishers and to the members of the cohort; the slots; the connections. */
 #include "base/error.h"
 #include "weights/remote.h"
 
@@ -191,17 +191,36 @@ static int open_sources(struct remote_lane *l, const uint64_t *ops, uint64_t cou
     return rc;
 }
 
+/* What a source may answer at once: in an arena a slot, of which there are two under way. */
+static void open_segments(struct remote_lane *l)
+{
+    for (uint32_t i = 0; i < l->count; i++) {
+        struct source *s = &l->sources[i];
+        uint64_t most = l->window / (DRAY__ARENA_HELD * (l->active ? l->active : 1));
+        s->staged = !s->peer && s->of->arena;
+        s->segment = s->staged ? s->of->slot_bytes : l->segment;
+        if (s->staged && s->segment > most)
+            s->segment = most > l->segment ? most : l->segment;
+        if (s->staged && s->segment > s->of->slot_bytes)
+            s->segment = s->of->slot_bytes;
+    }
+}
+
 /* The ceiling holds the slots and what is in flight. */
 static int open_slots(struct remote_lane *l, uint64_t ceiling, dray_error *error)
 {
     uint64_t segment = ceiling / 8;
     l->segment = segment > SEGMENT ? SEGMENT : segment < SEGMENT_MIN ? SEGMENT_MIN : segment;
-    l->slot_count = l->active < SLOTS ? l->active : SLOTS;
+    uint32_t needing = 0;
+    for (uint32_t i = 0; i < l->homes; i++)
+        needing += l->sources[i].count > 0 && !l->sources[i].of->arena;
+    l->slot_count = needing < SLOTS ? needing : SLOTS;
     if (l->cohort)
         l->slot_count = SLOTS; /* a part may go back to a publisher that had none */
     l->window = ceiling - l->slot_count * l->segment;
     if (l->window > WINDOW_MAX)
         l->window = WINDOW_MAX;
+    open_segments(l);
     for (uint32_t i = 0; i < l->slot_count; i++) {
         int rc = dray_region_alloc(DRAY_REGION_HOST, l->segment, "slot", &l->slots[i], error);
         if (rc)

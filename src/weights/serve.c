@@ -1,7 +1,10 @@
 /* The data server (serve.h): one thread, an epoll, a state for each connection: a request is read,
  * packed into a staging buffer, sent, and only then is the next one looked at. So a reader that
  * does not take its answers holds one buffer and its own socket, one that asks for much waits its
- * turn behind the others, and what the server needs is bounded whatever anybody sends. */
+ * turn behind the others, and what the server needs is bounded whatever anybody sends.
+ *
+ * Readers on this host may have the answer in the publisher's staging arena instead (arena.h). Who
+ * waits for a slot of it stands in line: the one that came first has the next one. */
 #include "weights/serve.h"
 
 #include "base/clock.h"
@@ -9,6 +12,7 @@
 #include "base/log.h"
 #include "control/context.h"
 #include "mover/stream.h"
+#include "weights/arena.h"
 #include "weights/pull.h"
 
 #include <errno.h>
@@ -23,14 +27,25 @@
 enum { CONNECTIONS_MAX = 1024, BUFFERS_MAX = 64, EVENTS = 64, TICK_MS = 1000 };
 #define STUCK_NS (30 * DRAY__SECOND) /* in the middle of a request or an answer */
 
+/* A slot of an arena in which an answer lies. */
+struct held {
+    dray__arena *arena; /* NULL: none */
+    dray_region *slot;
+    uint32_t id;
+    int64_t since_ns;
+};
+
 struct connection {
     struct connection *next, **link;
     dray__stream *stream;
-    uint8_t *in; /* header and body of the request that is being read */
+    uint8_t *in; /* header and body of the request that is being read, and the next header */
     size_t in_have;
     dray__writer head; /* header and head of the answer, */
     dray_region *data; /* and its data; NULL: none is being sent */
     uint64_t data_bytes, out_at;
+    struct held held[DRAY__ARENA_HELD];
+    uint64_t place;       /* in the line for a slot; 0: not in it */
+    size_t ahead;         /* bytes of the next header, read behind a request in the line */
     bool full, answering; /* a whole request is here; its answer is being sent */
     int64_t moved_ns;
     short events;
@@ -47,6 +62,7 @@ struct server {
     uint32_t free_buffers, made_buffers;
     dray__packer *packer;
     const dray__stream_keys *keys;
+    uint64_t last_place;
 };
 
 /* ---- connections ----------------------------------------------------------------------------- */
@@ -69,6 +85,13 @@ static dray_region *take_buffer(struct server *s)
     return buffer;
 }
 
+static void give_slot(struct held *held)
+{
+    if (held->arena)
+        dray__arena_give(held->arena, held->slot);
+    *held = (struct held){0};
+}
+
 static void end(struct server *s, struct connection *c)
 {
     *c->link = c->next;
@@ -76,6 +99,8 @@ static void end(struct server *s, struct connection *c)
         c->next->link = c->link;
     s->count--;
     give_buffer(s, c->data);
+    for (size_t i = 0; i < DRAY__ARENA_HELD; i++)
+        give_slot(&c->held[i]);
     dray__stream_close(c->stream); /* leaves the epoll with its descriptor */
     dray__writer_free(&c->head);
     free(c->in);
@@ -85,7 +110,7 @@ static void end(struct server *s, struct connection *c)
 static void begin(struct server *s, dray__stream *stream)
 {
     struct connection *c = calloc(1, sizeof *c);
-    uint8_t *in = malloc(DRAY__PULL_REQUEST_HEADER + DRAY__PULL_BODY_MAX);
+    uint8_t *in = malloc(2 * DRAY__PULL_REQUEST_HEADER + DRAY__PULL_BODY_MAX);
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = c};
     if (!c || !in || s->count == CONNECTIONS_MAX ||
         epoll_ctl(s->poll, EPOLL_CTL_ADD, dray__stream_fd(stream), &event)) {
@@ -117,6 +142,45 @@ static void accept_all(struct server *s)
 
 /* Below, 0: go on; -EAGAIN: not now; another -errno: the connection is over. */
 
+/* The reader copied out what this answer put into the arena. */
+static int taken(struct connection *c, const dray__pull_header *header)
+{
+    if (header->flags != DRAY__PULL_TAKEN || header->body_bytes)
+        return -EPROTO;
+    c->moved_ns = dray__now();
+    for (size_t i = 0; i < DRAY__ARENA_HELD; i++)
+        if (c->held[i].arena && c->held[i].id == header->id) {
+            give_slot(&c->held[i]);
+            return 0;
+        }
+    return -EPROTO;
+}
+
+/* While a request waits for a slot: what has been taken meanwhile. */
+static int read_ahead(struct connection *c)
+{
+    uint8_t *next = c->in + c->in_have;
+    dray__pull_header header;
+    while (c->ahead < DRAY__PULL_REQUEST_HEADER) {
+        ssize_t n =
+            dray__stream_recv(c->stream, next + c->ahead, DRAY__PULL_REQUEST_HEADER - c->ahead);
+        if (n <= 0)
+            return n ? (int)n : -ECONNRESET;
+        c->ahead += (size_t)n;
+        if (c->ahead < DRAY__PULL_REQUEST_HEADER)
+            continue;
+        if (dray__pull_get_request(next, &header, NULL))
+            return -EPROTO;
+        if (!(header.flags & DRAY__PULL_TAKEN))
+            break; /* looked at in its turn */
+        int rc = taken(c, &header);
+        if (rc)
+            return rc;
+        c->ahead = 0;
+    }
+    return -EAGAIN;
+}
+
 static int receive(struct connection *c)
 {
     while (!c->full) {
@@ -126,6 +190,13 @@ static int receive(struct connection *c)
             if (dray__pull_get_request(c->in, &header, NULL))
                 return -EPROTO;
             need += header.body_bytes;
+            if (header.flags & DRAY__PULL_TAKEN) {
+                int rc = taken(c, &header);
+                if (rc)
+                    return rc;
+                c->in_have = 0;
+                continue;
+            }
         }
         if (c->in_have == need && need > DRAY__PULL_REQUEST_HEADER) {
             c->full = true;
@@ -142,18 +213,72 @@ static int receive(struct connection *c)
     return 0;
 }
 
+static uint64_t token_of(const struct connection *c)
+{
+    dray__reader in =
+        dray__reader_of(c->in + DRAY__PULL_REQUEST_HEADER, c->in_have - DRAY__PULL_REQUEST_HEADER);
+    return dray__get_u64(&in);
+}
+
+static bool is_first_in_line(const struct server *s, const struct connection *c)
+{
+    for (const struct connection *o = s->connections; o; o = o->next)
+        if (o != c && o->place && (!c->place || o->place < c->place) && token_of(o) == token_of(c))
+            return false;
+    return true;
+}
+
+/* A slot for the answer to the connection's request; -EAGAIN: stand in line; *held NULL: there is
+ * no such arena (any more), which is the answer. */
+static int take_slot(struct server *s, struct connection *c, const dray__pull_header *header,
+                     struct held **held, uint64_t *at)
+{
+    struct held *own = c->held;
+    while (own < c->held + DRAY__ARENA_HELD && own->arena)
+        own++;
+    if (own == c->held + DRAY__ARENA_HELD)
+        return -EPROTO;
+    dray__local *local;
+    dray__arena *arena =
+        dray__pull_arena(c->in + DRAY__PULL_REQUEST_HEADER, header->body_bytes, &local);
+    if (arena && is_first_in_line(s, c))
+        own->slot = dray__arena_take(arena, at);
+    bool waits = arena && !own->slot;
+    if (waits && !c->place)
+        c->place = ++s->last_place;
+    if (!waits)
+        c->place = 0;
+    if (own->slot)
+        *own = (struct held){arena, own->slot, header->id, dray__now()};
+    dray__local_release(local);
+    *held = own->slot ? own : NULL;
+    return waits ? -EAGAIN : 0;
+}
+
 static int answer(struct server *s, struct connection *c)
 {
     dray__pull_header header;
-    c->data = take_buffer(s);
-    if (!c->data)
-        return -EAGAIN; /* until another connection gives one back */
+    struct held *held = NULL;
+    uint64_t at = 0;
     dray__pull_get_request(c->in, &header, NULL);
-    if (!dray__pull_answer(s->packer, &header, c->in + DRAY__PULL_REQUEST_HEADER, c->data, &c->head,
-                           &c->data_bytes))
+    int rc = header.flags & DRAY__PULL_ARENA ? take_slot(s, c, &header, &held, &at) : 0;
+    if (rc)
+        return rc;
+    if (!held)
+        c->data = take_buffer(s);
+    if (!held && !c->data)
+        return -EAGAIN; /* until another connection gives one back */
+    if (!dray__pull_answer(s->packer, &header, c->in + DRAY__PULL_REQUEST_HEADER,
+                           held ? held->slot : c->data, at, &c->head, &c->data_bytes))
         return -ENOMEM;
+    if (held && !c->data_bytes) /* it could not be read */
+        give_slot(held);
+    if (held)
+        c->data_bytes = 0;
     c->full = false;
-    c->in_have = 0;
+    memmove(c->in, c->in + c->in_have, c->ahead);
+    c->in_have = c->ahead;
+    c->ahead = 0;
     c->answering = true;
     c->out_at = 0;
     c->moved_ns = dray__now();
@@ -189,6 +314,8 @@ static int work(struct server *s, struct connection *c)
         rc = receive(c);
     if (rc == 0 && c->full)
         rc = answer(s, c);
+    if (rc == -EAGAIN && c->place)
+        rc = read_ahead(c);
     if (rc == 0 && c->answering)
         rc = transmit(s, c);
     if (rc == 0 || rc == -EAGAIN) {
@@ -204,8 +331,8 @@ static void arm(struct server *s, struct connection *c)
     short events = dray__stream_events(c->stream);
     if (c->answering)
         events = (short)((events & ~POLLIN) | POLLOUT);
-    else if (c->full)
-        events = (short)(events & ~POLLIN); /* for a buffer */
+    else if (c->full && (!c->place || c->ahead == DRAY__PULL_REQUEST_HEADER))
+        events = (short)(events & ~POLLIN); /* it waits for a buffer, or a slot */
     if (events == c->events)
         return;
     struct epoll_event event = {.events = (uint32_t)events, .data.ptr = c};
@@ -223,9 +350,21 @@ static void turn(struct server *s, struct connection *c)
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
+static bool has_slot(const struct server *s, const struct connection *c)
+{
+    dray__local *local;
+    dray__arena *arena = dray__pull_arena(c->in + DRAY__PULL_REQUEST_HEADER,
+                                          (uint32_t)c->in_have - DRAY__PULL_REQUEST_HEADER, &local);
+    bool has = !arena || (is_first_in_line(s, c) && dray__arena_has_free(arena));
+    dray__local_release(local);
+    return has;
+}
+
 /* Has something to do that its descriptor does not show? */
 static bool ready(const struct server *s, const struct connection *c)
 {
+    if (c->place)
+        return has_slot(s, c);
     if (c->full && !c->answering)
         return s->free_buffers || s->made_buffers < BUFFERS_MAX;
     return !c->answering && dray__stream_pending(c->stream);
@@ -251,7 +390,10 @@ static void drop_stuck(struct server *s)
     int64_t now = dray__now();
     for (struct connection *c = s->connections, *next; c; c = next) {
         next = c->next;
-        if ((c->in_have || c->answering) && now - c->moved_ns > STUCK_NS)
+        bool keeps = false; /* a slot */
+        for (size_t i = 0; i < DRAY__ARENA_HELD; i++)
+            keeps |= c->held[i].arena && now - c->held[i].since_ns > DRAY__ARENA_RECLAIM_NS;
+        if (keeps || ((c->in_have || c->answering) && now - c->moved_ns > STUCK_NS))
             end(s, c);
     }
 }

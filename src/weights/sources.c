@@ -12,12 +12,16 @@
 #include <string.h>
 #include <unistd.h>
 
+/* Regions behind the layout's: that of a delta, that of a staging arena. */
+enum { EXTRAS = 2 };
+
 static void free_regions(dray__source *source)
 {
     dray__delta_close(source->delta);
     source->delta = NULL;
-    uint32_t count = source->layout ? dray_layout_region_count(source->layout) + 1 : 0;
-    for (uint32_t i = 0; source->regions && i < count; i++) /* the last is the delta's */
+    source->arena = NULL;
+    uint32_t count = source->layout ? dray_layout_region_count(source->layout) + EXTRAS : 0;
+    for (uint32_t i = 0; source->regions && i < count; i++)
         dray_region_free(source->regions[i]);
     free(source->regions);
     source->regions = NULL;
@@ -28,7 +32,7 @@ void dray__sources_close(dray__sources *s)
     for (uint32_t i = 0; i < s->count; i++)
         free_regions(&s->sources[i]);
     s->imported = false;
-    s->next_op = s->next_delta = 0;
+    s->next_op = s->next_extra = 0;
 }
 
 void dray__source_clear(dray__source *source)
@@ -121,6 +125,7 @@ static int get_member(dray__reader *r, dray__source *out, dray_error *error)
     size_t size;
     const void *layout = dray__get_blob(r, &size);
     uint32_t regions = dray__get_u32(r);
+    source.slot_bytes = dray__get_u64(r);
     int rc = r->failed ? dray__reader_finish(r, "UPDATE_SOURCES", error)
                        : dray_layout_unpack(layout, size, &source.layout, error);
     if (rc) {
@@ -128,7 +133,7 @@ static int get_member(dray__reader *r, dray__source *out, dray_error *error)
         free(source.endpoint);
         return rc;
     }
-    source.has_delta = regions > dray_layout_region_count(source.layout);
+    source.has_delta = regions > dray_layout_region_count(source.layout) + (source.slot_bytes != 0);
     dray__local *local = dray__local_hold(source.token);
     source.local = local != NULL;
     dray__local_release(local);
@@ -576,6 +581,7 @@ bool dray__source_remote(const dray__source *source, uint32_t region, uint64_t h
     int32_t kind = dray_layout_region(source->layout, region)->kind;
     return !source->local && source->endpoint && source->endpoint[0] &&
            (source->host != host || kind == DRAY_REGION_HOST ||
+            (kind == DRAY_REGION_FILE && source->staged) ||
             (kind == DRAY_REGION_SHARED && !source->mapped));
 }
 
@@ -585,7 +591,7 @@ static int import_one(dray__source *source, uint32_t region, uint64_t host, dray
     const dray_region_info *info = dray_layout_region(source->layout, region);
     if (!source->regions) {
         uint32_t regions = dray_layout_region_count(source->layout);
-        source->regions = calloc((size_t)regions + 1, sizeof(dray_region *));
+        source->regions = calloc((size_t)regions + EXTRAS, sizeof(dray_region *));
         if (!source->regions)
             return dray__nomem(error);
     }
@@ -608,8 +614,8 @@ static int import_one(dray__source *source, uint32_t region, uint64_t host, dray
     return DRAY_EAGAIN;
 }
 
-/* The region behind those of the layout, in the same way. A publisher of this process is read as it
- * is, and one of which nothing is read needs none. */
+/* The region behind those of the layout, in the same way; so is the arena's. A publisher of this
+ * process is read as it is, and one of which nothing is read needs none. */
 static int import_delta(dray__source *source, uint64_t host, dray_error *error)
 {
     uint32_t region = dray_layout_region_count(source->layout);
@@ -619,6 +625,24 @@ static int import_delta(dray__source *source, uint64_t host, dray_error *error)
     if (!source->regions[region])
         return DRAY_EAGAIN;
     return dray__delta_open(source->layout, source->regions[region], &source->delta, error);
+}
+
+/* Needed where something is not shared. */
+static int import_arena(dray__source *source, dray_error *error)
+{
+    uint32_t region = dray_layout_region_count(source->layout) + source->has_delta;
+    if (!source->staged || !source->regions || source->arena)
+        return DRAY_OK;
+    if (!source->regions[region])
+        return DRAY_EAGAIN;
+    if (dray_region_bytes(source->regions[region]) < source->slot_bytes ||
+        !dray_region_base(source->regions[region]))
+        return dray__fail(error, DRAY_EFORMAT,
+                          "publisher %s has slots of %" PRIu64 " bytes in an arena of %" PRIu64,
+                          source->name, source->slot_bytes,
+                          dray_region_bytes(source->regions[region]));
+    source->arena = source->regions[region];
+    return DRAY_OK;
 }
 
 /* ---- the steps: each asks the coordinator at most one thing at a time -------------------------
@@ -642,6 +666,14 @@ static uint32_t group_next(const dray__sources *s)
     return next;
 }
 
+/* How the source is reached, from here. */
+static void settle(const dray__sources *s, dray__source *source, const dray__channel *channel)
+{
+    source->local &= source->host == s->host;
+    source->staged = source->slot_bytes && !source->local && source->host == s->host &&
+                     source->mapped && dray__channel_passes_fds(channel);
+}
+
 static int take_answer(dray__sources *s, dray__channel *channel, dray_error *error)
 {
     dray__reply reply;
@@ -662,7 +694,7 @@ static int take_answer(dray__sources *s, dray__channel *channel, dray_error *err
     if (s->count < s->wanted) {
         rc = get_members(&reply.payload, s->sources, s->wanted, &s->count, error);
         for (uint32_t i = 0; i < s->count; i++)
-            s->sources[i].local &= s->sources[i].host == s->host;
+            settle(s, &s->sources[i], channel);
         return rc;
     }
     if (s->plan)
@@ -695,15 +727,19 @@ static int import_next(dray__sources *s, dray__channel *channel, uint64_t key, d
             return rc;
         return ask_region(s, channel, key, copy->source, copy->source_region, error);
     }
-    for (; s->next_delta < s->count; s->next_delta++) {
-        dray__source *source = &s->sources[s->next_delta];
+    for (; s->next_extra < s->count; s->next_extra++) {
+        dray__source *source = &s->sources[s->next_extra];
+        uint32_t region = dray_layout_region_count(source->layout);
         int rc = import_delta(source, s->host, error);
+        if (rc == DRAY_OK) {
+            region += source->has_delta;
+            rc = import_arena(source, error);
+        }
         if (rc == DRAY_OK)
             continue;
         if (rc != DRAY_EAGAIN)
             return rc;
-        return ask_region(s, channel, key, s->next_delta, dray_layout_region_count(source->layout),
-                          error);
+        return ask_region(s, channel, key, s->next_extra, region, error);
     }
     return DRAY_OK;
 }
@@ -746,7 +782,7 @@ int dray__sources_import(dray__sources *s, dray__channel *channel, uint64_t key,
             rc = import_next(s, channel, key, error);
         if (rc)
             return rc;
-        s->imported = s->next_op == s->op_count && s->next_delta == s->count;
+        s->imported = s->next_op == s->op_count && s->next_extra == s->count;
     }
     return DRAY_OK;
 }

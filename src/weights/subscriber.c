@@ -155,7 +155,7 @@ int dray_subscriber_open(dray_context *context, const char *model, const dray_la
     if (rc == DRAY_OK && !s->load) {
         s->token = s->destination.token = dray__local_token();
         rc = dray__local_add(s->token, s->destination.layout, s->destination.regions,
-                             dray_layout_region_count(layout), NULL, error);
+                             dray_layout_region_count(layout), NULL, NULL, error);
         s->local = rc == DRAY_OK;
     }
     if (rc == DRAY_OK)

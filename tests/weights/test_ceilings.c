@@ -1,7 +1,7 @@
 /* weights: the memory that an update holds, as the kernel counts it (resident private pages),
  * beside what the report says, with one tensor many times larger than the bucket. Both sides: the
  * engine that reads, and the trainer whose weights lie offloaded in private memory and leave it
- * through bounded staging. */
+ * through bounded staging: the data server's, or an arena of a size that it declared. */
 #include "weights/cluster.h"
 
 #include <setjmp.h>
@@ -40,8 +40,8 @@ static int stop(void **state)
     return 0;
 }
 
-/* Of a process: bytes that are its own and resident. */
-static int64_t resident(pid_t pid)
+/* Of a process: bytes that are its own and resident; of_shared: and those in shared memory. */
+static int64_t resident(pid_t pid, bool of_shared)
 {
     char line[128], path[64];
     int64_t kb = -1;
@@ -51,6 +51,9 @@ static int64_t resident(pid_t pid)
     while (fgets(line, sizeof line, file))
         if (sscanf(line, "RssAnon: %" SCNd64, &kb) == 1)
             break;
+    for (int64_t shared; of_shared && fgets(line, sizeof line, file);)
+        if (sscanf(line, "RssShmem: %" SCNd64, &shared) == 1)
+            kb += shared;
     fclose(file);
     return kb * 1024;
 }
@@ -73,6 +76,7 @@ static dray_layout *layout_of(dray_dtype dtype, dray_region_kind kind)
 
 typedef struct scene {
     dray_region_kind store; /* HOST: offloaded, private; SHARED: resident */
+    uint64_t staging;       /* of the arena; 0: none */
     const char *folder;     /* a checkpoint; NULL: from the trainer */
     board *board;           /* flags: 0 published, 1 read; number 0: the trainer's process */
 } scene;
@@ -88,6 +92,7 @@ static void run_trainer(void *user)
     MUST(dray_regions_for_layout(l, 1, &region, error));
     fill(l, &region, false, 1);
     options.regions = &region;
+    options.staging_bytes = s->staging;
     MUST(dray_publisher_open(context, MODEL, l, &options, &publisher, error));
     MUST(dray_publish(publisher, 1, NULL, error));
     s->board->number[0] = getpid();
@@ -101,18 +106,25 @@ static void run_trainer(void *user)
 
 /* Looks at both processes between the slices of an update. */
 static void update_watched(dray_subscriber *subscriber, const dray_update_options *options,
-                           pid_t source, dray_update_report *report, int64_t grown[2])
+                           pid_t source, bool of_shared, dray_update_report *report,
+                           int64_t grown[2])
 {
-    int64_t before[2] = {resident(getpid()), source ? resident(source) : 0};
+    int64_t before[2] = {resident(getpid(), of_shared), source ? resident(source, of_shared) : 0};
     grown[0] = grown[1] = 0;
     MUST(dray_update_start(subscriber, options, error));
     for (int rc = DRAY_EAGAIN; rc == DRAY_EAGAIN;) {
         rc = dray_update_poll(subscriber, NULL);
-        int64_t now[2] = {resident(getpid()), source ? resident(source) : 0};
+        int64_t now[2] = {resident(getpid(), of_shared), source ? resident(source, of_shared) : 0};
         for (int i = 0; i < 2; i++)
             grown[i] = now[i] - before[i] > grown[i] ? now[i] - before[i] : grown[i];
     }
     MUST(dray_update_finish(subscriber, report, error));
+}
+
+/* What the trainer's side may hold. */
+static uint64_t most_of(const scene *s)
+{
+    return s->staging ? s->staging : s->store == DRAY_REGION_HOST ? SERVER : 0;
 }
 
 static void run_engine(void *user)
@@ -139,7 +151,8 @@ static void run_engine(void *user)
         update.path = s->folder;
         update.path_version = 1;
         update.mode = s->folder ? DRAY_MODE_DISK : DRAY_MODE_AUTO;
-        update_watched(subscriber, &update, (pid_t)s->board->number[0], &report, grown);
+        update_watched(subscriber, &update, (pid_t)s->board->number[0], s->staging != 0, &report,
+                       grown);
         CHECK(report.bytes == dray_layout_bytes(l));
         CHECK(wrong_elements(l, &region, false, 1, DRAY_F32) == 0);
         fprintf(stderr,
@@ -148,7 +161,7 @@ static void run_engine(void *user)
                 strategy, report.peak_extra_bytes, grown[0], grown[1]);
         CHECK(report.peak_extra_bytes <= BUCKET);
         CHECK(grown[0] <= (int64_t)BUCKET + SLACK);
-        CHECK(grown[1] <= (s->store == DRAY_REGION_HOST ? (int64_t)SERVER : 0) + SLACK);
+        CHECK(grown[1] <= (int64_t)most_of(s) + SLACK);
     }
     raise_flag(s->board, 1);
     dray_subscriber_close(subscriber);
@@ -157,9 +170,9 @@ static void run_engine(void *user)
     dray_close(context);
 }
 
-static void run(dray_region_kind store, const char *folder)
+static void run(dray_region_kind store, uint64_t staging, const char *folder)
 {
-    scene s = {.store = store, .folder = folder, .board = board_new()};
+    scene s = {.store = store, .staging = staging, .folder = folder, .board = board_new()};
     pid_t source = folder ? 0 : spawn(run_trainer, &s), reader = spawn(run_engine, &s);
     must_end_well(reader);
     if (source)
@@ -170,13 +183,19 @@ static void run(dray_region_kind store, const char *folder)
 static void resident_weights(void **state)
 {
     (void)state;
-    run(DRAY_REGION_SHARED, NULL);
+    run(DRAY_REGION_SHARED, 0, NULL);
 }
 
 static void offloaded_weights(void **state)
 {
     (void)state;
-    run(DRAY_REGION_HOST, NULL);
+    run(DRAY_REGION_HOST, 0, NULL);
+}
+
+static void staged_weights(void **state)
+{
+    (void)state;
+    run(DRAY_REGION_HOST, BUCKET, NULL);
 }
 
 static void write_checkpoint(void *user)
@@ -196,7 +215,7 @@ static void checkpoints(void **state)
     char folder[] = "/tmp/dray-test-ceilings-XXXXXX", command[64];
     CHECK(mkdtemp(folder));
     must_end_well(spawn(write_checkpoint, folder));
-    run(DRAY_REGION_SHARED, folder);
+    run(DRAY_REGION_SHARED, 0, folder);
     snprintf(command, sizeof command, "rm -r %s", folder);
     CHECK(system(command) == 0);
 }
@@ -206,6 +225,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(resident_weights),
         cmocka_unit_test(offloaded_weights),
+        cmocka_unit_test(staged_weights),
         cmocka_unit_test(checkpoints),
     };
     return cmocka_run_group_tests(tests, start, stop);

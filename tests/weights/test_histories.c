@@ -127,6 +127,7 @@ static void open_publisher(uint32_t i)
     dray__put_string(&w, "");
     dray__put_u32(&w, 0);
     dray__put_u32(&w, 0);
+    dray__put_u64(&w, 0);
     put_half(&w, i);
     publisher_member[i] = ++next_member;
     const ticket *t = send(publisher_member[i], DRAY__MSG_PUBLISHER_OPEN, &w);

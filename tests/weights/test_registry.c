@@ -110,6 +110,7 @@ static int try_publisher(uint64_t member, uint32_t rank, uint32_t world, uint64_
     dray__put_string(&w, "");
     dray__put_u32(&w, 0);
     dray__put_u32(&w, 0);
+    dray__put_u64(&w, 0);
     put_part(&w, rank, world);
     send(member, DRAY__MSG_PUBLISHER_OPEN, &w, &t);
     assert_int_equal(t.answered, 1);
@@ -752,6 +753,7 @@ static void test_regions_pass_on_descriptors(void **state)
     dray__put_string(&w, "");
     dray__put_u32(&w, 2);
     dray__put_u32(&w, 1);
+    dray__put_u64(&w, 0);
     put_layout(&w, 0, 20);
     send(1, DRAY__MSG_PUBLISHER_OPEN, &w, &t);
     uint64_t key = first_u64(&t);
