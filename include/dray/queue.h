@@ -53,6 +53,20 @@ typedef enum dray_on_loss {
     DRAY_ON_LOSS_DROP_GROUP    /* so are those of its group that the task has not committed */
 } dray_on_loss;
 
+/* What is left of a queue when its coordinator dies. */
+typedef enum dray_durability {
+    DRAY_DURABILITY_DEFAULT = 0, /* none */
+    DRAY_DURABILITY_NONE,        /* nothing */
+    DRAY_DURABILITY_CHECKPOINT,  /* what dray_queue_checkpoint saved */
+    /* All that was acknowledged, with its bytes: answers wait until it is on the disk, and a
+     * coordinator that is started anew on the same folder (dray serve --journal) goes on with it.
+     * Calls wait for that coordinator up to their timeouts and then go on, as if nothing had
+     * happened; but claims from before are void: their commits get DRAY_ESTALE, unless they had
+     * counted. While the disk is full or fails, calls that change the queue get DRAY_EFULL or
+     * DRAY_ESYS with the file's name; what such a call would have done may be done later. */
+    DRAY_DURABILITY_JOURNAL
+} dray_durability;
+
 typedef struct dray_queue_options {
     size_t size;
     const dray_queue_task *tasks; /* the closed set; borrowed for the call */
@@ -72,7 +86,11 @@ typedef struct dray_queue_options {
      * that wait for a checkpoint (batches from one checkpoint to the next; 0: 1). */
     uint32_t batch_rows, open_batches, checkpoint_batches;
     uint64_t row_bytes;
-    uint32_t reserved; /* 0 */
+    int32_t durability; /* dray_durability */
+    uint32_t reserved;  /* 0 */
+    /* A file that dray_queue_checkpoint wrote, on the coordinator's host: what is in it, if the
+     * queue is not there already. Its tasks and limits must be these. NULL: an empty queue. */
+    const char *restore;
 } dray_queue_options;
 
 #define DRAY_QUEUE_OPTIONS_INIT                                                                    \
@@ -88,6 +106,11 @@ typedef struct dray_queue_options {
  * until dray_queue_close; the context must outlive it. */
 int dray_queue_open(dray_context *context, const char *name, const dray_queue_options *options,
                     dray_queue **out, dray_error *error);
+/* Saves the queue as it is now in a file of the coordinator's host (an absolute path), written
+ * whole or not at all, mode 0600; options.restore makes a queue of it, whatever holds the bytes
+ * then. Claims are not saved. DRAY_EUNSUPPORTED: its durability is none. DRAY_EINVALID, DRAY_EBUSY
+ * (one is being saved), DRAY_EFULL, DRAY_ESYS. Blocks until it is on the disk. Since 0.1. */
+int dray_queue_checkpoint(dray_queue *queue, const char *path, dray_error *error);
 /* Ends this use of the queue; the queue itself lives as long as the coordinator. Rows that are
  * still claimed through it are given back. Its batches must be freed first. NULL is fine. */
 void dray_queue_close(dray_queue *queue);

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 typedef struct arguments {
-    const char *unix_path, *tcp_address, *token_path;
+    const char *unix_path, *tcp_address, *token_path, *journal;
     bool json;
 } arguments;
 
@@ -33,6 +33,8 @@ static error_t parse(int key, char *text, struct argp_state *state)
         listen_at(state, a, text);
     else if (key == 'm')
         a->token_path = text;
+    else if (key == 'J')
+        a->journal = text;
     else if (key == 'j')
         a->json = true;
     else if (key == ARGP_KEY_ARG)
@@ -77,6 +79,10 @@ int cmd_serve(int argc, char **argv)
          "File of the master token, made when it is not there, and kept. Default: "
          "$DRAY_TOKEN_FILE, or one for this time only",
          0},
+        {"journal", 'J', "FOLDER", 0,
+         "Folder of the journals of durable queues, made when it is not there: started anew with "
+         "it, a coordinator goes on with the queues that it holds",
+         0},
         {"json", 'j', NULL, 0, "Print one object a line", 0},
         {0}};
     static const struct argp argp = {
@@ -107,6 +113,7 @@ int cmd_serve(int argc, char **argv)
                                  .unix_path = a.unix_path,
                                  .tcp_address = a.tcp_address,
                                  .keeper_path = keeper,
+                                 .journal = a.journal,
                                  .start_keeper = true,
                                  .ready = ready,
                                  .user = &a};

@@ -48,22 +48,31 @@ static int get_data_token(dray__reader *r, dray__tls_key *out, dray_error *error
     return status;
 }
 
-static const char *own_role(const dray_context *context, const dray_options *options)
+static const char *own_role(const dray_context *context, const char *given)
 {
     const char *role = dray__channel_role(context->main);
-    return options->role ? options->role : (role[0] && strcmp(role, "master") != 0 ? role : "task");
+    return given ? given : (role[0] && strcmp(role, "master") != 0 ? role : "task");
 }
 
-static int say_hello(dray_context *context, const dray_options *options, int64_t deadline_ns,
-                     dray_error *error)
+/* What a first session learned stays where it is: other threads read it. */
+static int keep_once(char **at, char *text, dray_error *error)
+{
+    if (*at)
+        free(text);
+    else
+        *at = text;
+    return *at ? DRAY_OK : dray__nomem(error);
+}
+
+static int say_hello(dray_context *context, int64_t deadline_ns, dray_error *error)
 {
     dray__writer w = {0};
     dray__reply reply;
     dray__put_u32(&w, DRAY__PROTOCOL_OLDEST);
     dray__put_u32(&w, DRAY__PROTOCOL_VERSION);
-    dray__put_string(&w, options->name ? options->name : program_invocation_short_name);
-    dray__put_string(&w, own_role(context, options));
-    dray__put_u32(&w, options->rank);
+    dray__put_string(&w, context->name);
+    dray__put_string(&w, own_role(context, context->role));
+    dray__put_u32(&w, context->rank);
     dray__put_u64(&w, context->host);
     dray__put_i64(&w, getpid());
     int status =
@@ -77,12 +86,16 @@ static int say_hello(dray_context *context, const dray_options *options, int64_t
     context->epoch = dray__get_u64(r);
     size_t size;
     const void *token = dray__get_blob(r, &size);
-    context->keeper = dray__get_string(r, 4096);
+    char *keeper = dray__get_string(r, 4096);
     status = get_data_token(r, &context->data, error);
     if (!status && (size != sizeof context->token || version > DRAY__PROTOCOL_VERSION ||
                     version < DRAY__PROTOCOL_OLDEST))
         status = dray__fail(error, DRAY_EPROTO, "HELLO: version %u and a token of %zu bytes",
                             version, size);
+    if (status)
+        free(keeper);
+    else
+        status = keep_once(&context->keeper, keeper, error);
     if (!status)
         memcpy(context->token, token, sizeof context->token);
     return status;
@@ -137,11 +150,15 @@ int dray_open(const dray_options *given, dray_context **out, dray_error *error)
     context->host = options->host ? dray__hash(options->host, strlen(options->host)) : this_host();
     int64_t deadline_ns = dray__deadline(context->timeout_ns);
     context->address = strdup(address);
+    context->name = strdup(options->name ? options->name : program_invocation_short_name);
+    context->role = options->role ? strdup(options->role) : NULL;
+    context->rank = options->rank;
     context->trusted = trusted;
-    status = context->address ? dray__channel_connect(address, deadline_ns, &context->main, error)
-                              : dray__nomem(error);
+    bool copied = context->address && context->name && (context->role || !options->role);
+    status = copied ? dray__channel_connect(address, deadline_ns, &context->main, error)
+                    : dray__nomem(error);
     if (!status)
-        status = say_hello(context, options, deadline_ns, error);
+        status = say_hello(context, deadline_ns, error);
     if (status)
         dray_close(context);
     else
@@ -162,8 +179,50 @@ void dray_close(dray_context *context)
         pthread_mutex_destroy(&context->lock);
     free(context->address);
     free(context->keeper);
+    free(context->name);
+    free(context->role);
     dray__forget_bytes(context, sizeof *context);
     free(context);
+}
+
+/* ---- coming back -----------------------------------------------------------------------------
+ */
+
+/* The session ends with the coordinator: a new one, on a new connection. */
+static int begin_anew(dray_context *context, int64_t deadline_ns, dray_error *error)
+{
+    dray__channel *main, *old = context->main;
+    int status = dray__channel_connect(context->address, deadline_ns, &main, error);
+    if (status)
+        return status;
+    context->main = main;
+    status = say_hello(context, deadline_ns, error);
+    if (status) {
+        context->main = old;
+        dray__channel_close(main);
+        return status;
+    }
+    dray__channel_close(old);
+    while (context->spare_count)
+        dray__channel_close(context->spare[--context->spare_count]);
+    return DRAY_OK;
+}
+
+int dray__context_come_back(dray_context *context, int64_t deadline_ns, dray__channel **out,
+                            dray_error *error)
+{
+    if (context->pid != getpid())
+        return dray__channel_open(context, out, error); /* says why not */
+    pthread_mutex_lock(&context->lock);
+    /* Another thread may have come back already. */
+    int status = dray__channel_open(context, out, error);
+    if (status && status != DRAY_ENOMEM) {
+        status = begin_anew(context, deadline_ns, error);
+        if (!status)
+            status = dray__channel_open(context, out, error);
+    }
+    pthread_mutex_unlock(&context->lock);
+    return status;
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */

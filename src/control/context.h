@@ -15,7 +15,8 @@ enum { DRAY__SPARE_CHANNELS = 4 };
 struct dray_context {
     pthread_mutex_t lock; /* of main, spare */
     pid_t pid;
-    char *address, *keeper;
+    char *address, *keeper, *name, *role;
+    uint32_t rank;
     dray__channel *main; /* its connection is the session's life */
     dray__channel *spare[DRAY__SPARE_CHANNELS];
     uint32_t spare_count;
@@ -33,6 +34,11 @@ struct dray_context {
 
 /* The session's own socket, borrowed. */
 int dray__context_socket(const dray_context *context);
+
+/* A new channel of the context's, after one broke: of its session, or of a new session with the
+ * coordinator that is there by the deadline. */
+int dray__context_come_back(dray_context *context, int64_t deadline_ns, dray__channel **out,
+                            dray_error *error);
 
 /* A channel of the context's for one blocking request, so that threads of one context do not wait
  * for each other; given back after it, or closed where it broke. */

@@ -75,10 +75,12 @@
     XX(QUEUE_COVER, 0x0314, WORKER)                                                                \
     XX(QUEUE_RESUME, 0x0315, WORKER)                                                               \
     XX(QUEUE_NEXT, 0x0316, WORKER)                                                                 \
+    XX(QUEUE_CHECKPOINT, 0x0317, WORKER)                                                           \
     /* queue/keeper.c (on the keeper's own socket) */                                              \
     XX(KEEPER_PUT, 0x0401, ANY)                                                                    \
     XX(KEEPER_GET, 0x0402, ANY)                                                                    \
-    XX(KEEPER_DROP, 0x0403, ANY)
+    XX(KEEPER_DROP, 0x0403, ANY)                                                                   \
+    XX(KEEPER_RESET, 0x0404, ANY)
 
 enum {
 #define XX(name, value, who) DRAY__MSG_##name = value,

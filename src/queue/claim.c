@@ -66,8 +66,19 @@ int dray__names_read(dray__names *names, dray__reader *r, dray_error *error)
     return rc;
 }
 
+void dray__names_retire(dray__names *names)
+{
+    dray__names *past = malloc(sizeof *past);
+    if (past)
+        *past = *names; /* without memory they are lost, but not wrong */
+    *names = (dray__names){.past = past};
+}
+
 void dray__names_free(dray__names *names)
 {
+    if (names->past)
+        dray__names_free(names->past);
+    free(names->past);
     for (uint32_t i = 0; i < names->column_capacity; i++)
         free(names->columns[i].name);
     for (uint32_t i = 0; i < names->key_count; i++)
@@ -336,11 +347,9 @@ static int put_claim(dray_queue *queue, const dray_claim_options *options, uint3
     if (rc)
         return rc;
     *deadline = dray__context_deadline(queue->context, o.timeout_ns);
-    uint32_t ticket = ++queue->tickets;
-    if (!ticket)
-        ticket = ++queue->tickets;
     dray__writer *w = &queue->out;
-    dray__put_u32(w, ticket);
+    dray__put_u32(w, dray__queue_ticket(queue));
+    queue->known_at = w->size;
     dray__put_u32(w, queue->names.columns_known);
     dray__put_u32(w, queue->names.key_count);
     dray__put_i64(w, o.timeout_ns ? *deadline - dray__now() : 0);
@@ -461,6 +470,13 @@ int dray_claim_start(dray_queue *queue, const dray_claim_options *options, uint3
     if (rc)
         return rc;
     rc = dray__call_start(queue->channel, DRAY__MSG_QUEUE_CLAIM, &queue->out, NULL, 0, error);
+    if (rc == DRAY_ECLOSED && dray__queue_come_back(queue) == DRAY_OK) {
+        dray__queue_begin(queue);
+        rc = put_claim(queue, options, count, &deadline, error);
+        if (!rc)
+            rc = dray__call_start(queue->channel, DRAY__MSG_QUEUE_CLAIM, &queue->out, NULL, 0,
+                                  error);
+    }
     if (rc) {
         dray__storage_untell(&queue->storage, false);
         return rc;

@@ -3,6 +3,7 @@
 #include "queue/table.h"
 
 #include "base/error.h"
+#include "queue/ledger.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -462,6 +463,36 @@ int dray__table_claim(dray__table *table, dray__client *client, uint32_t ticket,
     return DRAY_OK;
 }
 
+int dray__claim_again(dray__table *table, dray__client *client, uint32_t task, dray__partition *p,
+                      const uint32_t *slots, uint32_t count, dray__claim **out, dray_error *error)
+{
+    dray__track *track = &p->tracks[task];
+    dray__claim made = {.task = task,
+                        .partition = p,
+                        .count = count,
+                        .hold_until = INT64_MAX,
+                        .slots = copy_of(slots, count),
+                        .reads = copy_of(slots, count)};
+    for (uint32_t i = 0; made.reads && i < count; i++)
+        if (made.reads[i] == DRAY__NONE)
+            made.reads[i] = 0; /* any row there is */
+    int rc = made.slots && made.reads ? add_claim(table, client, 1, &made, out, error)
+                                      : dray__nomem(error);
+    if (rc) {
+        free(made.slots);
+        free(made.reads);
+        return rc;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (slots[i] == DRAY__NONE)
+            continue;
+        (*out)->active++;
+        dray__take_rows(table, p, task, &slots[i], 1);
+        track->taken_dead += dray__bit_get(p->dead, slots[i]);
+    }
+    return DRAY_OK;
+}
+
 dray__claim *dray__table_find_claim(const dray__table *table, const dray__client *client,
                                     uint32_t ticket)
 {
@@ -595,6 +626,10 @@ int dray__claim_commit(dray__table *table, dray__client *client, uint32_t ticket
 {
     dray__claim *claim = NULL;
     int rc = find_active(table, client, ticket, &claim, error);
+    if (rc && !claim) { /* a controller that is gone may have done it */
+        const dray__told *told = dray__ledger_told(table->ledger, client->identity, ticket);
+        return told && told->generation == generation ? DRAY_OK : rc;
+    }
     if (rc)
         return rc;
     if (claim->generation != generation)
@@ -627,8 +662,10 @@ int dray__claim_commit(dray__table *table, dray__client *client, uint32_t ticket
         dray__put_apply(table, claim->partition, (int)claim->task, put, claim->slots, 0,
                         claim->count, 1, stays);
     table->commit_seq += !rc && (table->settings.provisional >> claim->task & 1);
-    if (!rc)
+    if (!rc) {
         acknowledge(table, claim, stays);
+        dray__ledger_commit(table->ledger, claim, o, put);
+    }
     free(stays);
     return rc;
 }

@@ -8,6 +8,7 @@
 #include "queue/messages.h"
 #include "queue/segment.h"
 #include "queue/storage.h"
+#include "queue/table.h"
 
 #include <dray/queue.h>
 
@@ -27,6 +28,7 @@ typedef struct dray__names {
     uint32_t column_capacity, columns_known;
     char **keys;
     uint32_t key_count;
+    struct dray__names *past; /* of a controller that is gone: batches refer to them */
 } dray__names;
 
 struct dray_queue {
@@ -45,7 +47,12 @@ struct dray_queue {
     uint32_t *released; /* tickets to be released with the next request */
     uint32_t released_count;
     uint32_t started, started_count; /* ticket and choices of dray_claim_start; 0: none */
-    dray__writer out;
+    dray__writer out, sent;          /* sent: a copy, to be sent again */
+    size_t sent_head, sent_known;
+    size_t head;       /* bytes of out that say who asks */
+    size_t known_at;   /* where out says how many columns and keys are known; 0: nowhere */
+    uint64_t identity; /* of this use of the queue, whatever controller serves it */
+    int32_t durability;
 };
 
 typedef struct dray__batch_put {
@@ -131,6 +138,10 @@ struct dray_batch {
 
 /* Begins a request in queue->out: the head. */
 dray__writer *dray__queue_begin(dray_queue *queue);
+/* The controller is gone: waits for the one that goes on with the queue. DRAY_ECLOSED: none will.
+ */
+int dray__queue_come_back(dray_queue *queue);
+uint32_t dray__queue_ticket(dray_queue *queue); /* the next; never 0 */
 /* Sends it and takes the reply. timeout_ns: how long the controller may wait. */
 int dray__queue_call(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray__reply *reply,
                      dray_error *error);
@@ -149,6 +160,8 @@ int dray__queue_write(dray_queue *queue, const dray_column_data *column,
 /* Reads "columns {u32 index, str, spec}, keys {str}" into names. */
 int dray__names_read(dray__names *names, dray__reader *r, dray_error *error);
 void dray__names_free(dray__names *names);
+/* Forgets what the numbers mean; the names stay. */
+void dray__names_retire(dray__names *names);
 /* The parts of the request that commits and claims. put_commit checks that all is set; commit_done
  * takes the answer: rc, and where it is DRAY_OK the reply. */
 int dray__batch_put_commit(dray_batch *batch, dray__writer *w, dray_error *error);

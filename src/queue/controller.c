@@ -30,10 +30,13 @@ struct dray__waiter {
     int64_t timeout_ns;
     dray__new_rows rows; /* INSERT */
     const char *name;    /* OPEN: the queue; WAIT: the partition */
+    uint64_t identity;   /* OPEN */
     uint32_t task;       /* WAIT */
     uint32_t ticket, columns_known, keys_known, want_count; /* CLAIM, NEXT */
     bool committed;                                         /* NEXT: the commit that came with it */
     choice *wants;
+    uint64_t number; /* held: the journal's number that must be safe before, */
+    dray__writer answer;
     dray_error why; /* it could not be answered at the last try */
 };
 
@@ -64,14 +67,56 @@ static void waiter_free(dray__waiter *w)
 {
     line_remove(w);
     dray__arena_free(&w->arena);
+    dray__writer_free(&w->answer);
     free(w);
+}
+
+/* Claims show nothing that must be safe: a restart voids them. */
+static bool needs_journal(uint16_t type)
+{
+    return type != DRAY__MSG_QUEUE_CLAIM && type != DRAY__MSG_QUEUE_REFILL &&
+           type != DRAY__MSG_QUEUE_CHUNK && type != DRAY__MSG_QUEUE_STATUS &&
+           type != DRAY__MSG_QUEUE_HOLD && type != DRAY__MSG_QUEUE_RELEASE &&
+           type != DRAY__MSG_QUEUE_CLOSE;
+}
+
+void dray__answer(dray__served *q, dray__request *request, dray__writer *out)
+{
+    uint16_t type = dray__request_type(request);
+    const dray__ledger *ledger = q->table->ledger;
+    uint64_t number = needs_journal(type) ? dray__ledger_pending(ledger) : 0;
+    if (type == DRAY__MSG_QUEUE_CHECKPOINT)
+        number = dray__journal_added(ledger->journal);
+    dray_error error;
+    if (needs_journal(type) && dray__ledger_check(ledger, &error)) {
+        dray__request_fail(request, &error);
+        return;
+    }
+    dray__waiter *w = number ? calloc(1, sizeof *w) : NULL;
+    if (!w) {
+        if (number) {
+            dray__nomem(&error);
+            dray__request_fail(request, &error);
+        } else {
+            dray__request_reply(request, out, NULL, 0);
+        }
+        return;
+    }
+    w->request = request;
+    w->queue = q;
+    w->number = number;
+    dray__put_bytes(&w->answer, out->data, out->size);
+    w->answer.failed |= out->failed;
+    dray__request_set_data(request, w);
+    line_add(&q->held, w);
 }
 
 static void waiter_answer(dray__waiter *w, dray__writer *out)
 {
     dray__request *request = w->request;
+    dray__served *q = w->queue;
     waiter_free(w);
-    dray__request_reply(request, out, NULL, 0);
+    dray__answer(q, request, out);
 }
 
 static void waiter_fail(dray__waiter *w, const dray_error *error)
@@ -146,6 +191,8 @@ int dray__read_head(dray__controller *self, dray__request *request, dray__client
         dray__claim_release(q->table, found, dray__get_u32(r));
     *client = found;
     *drops_seen = seen;
+    if (!rc && needs_journal(dray__request_type(request)))
+        rc = dray__ledger_check(q->table->ledger, error);
     return rc;
 }
 
@@ -260,7 +307,9 @@ static bool settle(dray__waiter *w, try_fn attempt)
 static void timed_out(dray__waiter *w, dray_error *error)
 {
     const char *name = message_of(w->request);
-    if (w->wants) {
+    if (w->number) {
+        dray__fail(error, DRAY_ETIMEDOUT, "%s: it is done, but not in the journal yet", name);
+    } else if (w->wants) {
         char text[300];
         dray__describe(w->queue->table, &w->wants[0].want, text, sizeof text);
         dray__fail(error, DRAY_ETIMEDOUT, "claim of %u rows for task %s: %s",
@@ -344,6 +393,47 @@ void dray__arm_timer(dray__controller *self)
     event_add(self->timer, &wait);
 }
 
+/* What is safe is answered, in order; what cannot be written gets to know it. */
+static void release_held(dray__served *q)
+{
+    const dray__ledger *ledger = q->table->ledger;
+    dray__waiter *next;
+    for (dray__waiter *w = q->held.first; w; w = next) {
+        next = w->next;
+        dray_error error;
+        bool copy = dray__request_type(w->request) == DRAY__MSG_QUEUE_CHECKPOINT;
+        int rc = DRAY_OK;
+        if (w->number > ledger->safe)
+            rc = dray__ledger_check(ledger, &error);
+        if (w->number > ledger->safe && !rc)
+            return;
+        if (!rc && copy && ledger->copied.code) {
+            error = ledger->copied;
+            rc = error.code;
+        }
+        if (rc) {
+            waiter_fail(w, &error);
+            continue;
+        }
+        dray__request *request = w->request;
+        dray__writer answer = w->answer;
+        w->answer = (dray__writer){0};
+        waiter_free(w);
+        dray__request_reply(request, &answer, NULL, 0);
+        dray__writer_free(&answer);
+    }
+}
+
+static void on_safe(evutil_socket_t fd, short what, void *user)
+{
+    (void)fd;
+    (void)what;
+    dray__served *q = user;
+    dray__ledger_poll(q->table->ledger);
+    release_held(q);
+    pump_all(q->controller);
+}
+
 static void on_timer(evutil_socket_t fd, short what, void *user)
 {
     (void)fd;
@@ -365,33 +455,58 @@ static dray__served *find_queue(const dray__controller *self, const char *name)
     return NULL;
 }
 
-static int create(dray__controller *self, const dray__opening *o, dray__served **out,
-                  dray_error *error)
+/* The controller forgets the chunk, and so does this process, which read it for the journal. */
+static void drop_chunk(void *user, uint64_t chunk, uint64_t key)
+{
+    dray__mapping_drop(chunk);
+    dray__drops_add(user, chunk, key);
+}
+
+/* The table is then the queue's, also when this fails. */
+static int serve(dray__controller *self, dray__table *table, dray_error *error)
 {
     dray__served *q = calloc(1, sizeof *q);
-    if (!q)
-        return dray__nomem(error);
-    int rc = dray__table_new(o->name, o->tasks, o->task_count, &o->settings, &q->table, error);
-    if (rc) {
-        free(q);
-        return rc;
+    if (q && table->ledger) {
+        q->safe =
+            event_new(self->base, dray__ledger_fd(table->ledger), EV_READ | EV_PERSIST, on_safe, q);
     }
+    if (!q || (table->ledger && (!q->safe || event_add(q->safe, NULL) < 0))) {
+        if (q && q->safe)
+            event_free(q->safe);
+        free(q);
+        dray__ledger_end_of(table);
+        dray__table_free(table);
+        return dray__nomem(error);
+    }
+    q->table = table;
     q->controller = self;
     q->claims.last = &q->claims.first;
     q->inserts.last = &q->inserts.first;
     q->waits.last = &q->waits.first;
     q->refills.last = &q->refills.first;
+    q->held.last = &q->held.first;
     q->hold_due = INT64_MAX;
-    q->table->drop = dray__drops_add;
-    q->table->user = &self->drops;
+    table->drop = drop_chunk;
+    table->user = &self->drops;
     q->next = self->queues;
     self->queues = q;
-    *out = q;
     return DRAY_OK;
 }
 
+static int create(dray__controller *self, const dray__opening *o, dray__request *request,
+                  dray__served **out, dray_error *error)
+{
+    dray__table *table = NULL;
+    int rc = dray__durable_new(self, o, request, &table, error);
+    if (!rc)
+        rc = serve(self, table, error);
+    if (!rc)
+        *out = self->queues;
+    return rc;
+}
+
 /* The answer to OPEN: a client of the queue. */
-static int welcome(dray__served *q, dray__request *request, dray_error *error)
+static int welcome(dray__served *q, dray__request *request, uint64_t identity, dray_error *error)
 {
     dray__controller *self = q->controller;
     dray__session *session = dray__request_session(request);
@@ -403,6 +518,7 @@ static int welcome(dray__served *q, dray__request *request, dray_error *error)
         return DRAY_ENOMEM;
     self->client_ids = q->table->client_ids;
     client->owner = q;
+    client->identity = identity;
     client->channel = dray__request_channel(request);
     if (!dray__idmap_set(&self->clients, client->id, client)) {
         dray__client_end(q->table, client, false, "");
@@ -410,8 +526,9 @@ static int welcome(dray__served *q, dray__request *request, dray_error *error)
     }
     dray__writer_reset(&self->out);
     dray__put_u32(&self->out, client->id);
+    dray__put_u32(&self->out, (uint32_t)q->table->settings.durability);
     dray__answer_table(&self->out, q->table);
-    dray__request_reply(request, &self->out, NULL, 0);
+    dray__answer(q, request, &self->out);
     return DRAY_OK;
 }
 
@@ -424,8 +541,9 @@ static void welcome_waiting(dray__served *q)
             continue;
         dray_error error;
         dray__request *request = w->request;
+        uint64_t identity = w->identity;
         waiter_free(w);
-        if (welcome(q, request, &error))
+        if (welcome(q, request, identity, &error))
             dray__request_fail(request, &error);
     }
 }
@@ -442,16 +560,18 @@ static int on_open(dray__controller *self, dray__request *request, dray_error *e
     dray__served *q = rc ? NULL : find_queue(self, o.name);
     if (!rc && !q && !o.task_count) {
         w->name = o.name;
+        w->identity = o.identity;
         return keep(w, &self->opens);
     }
     bool fresh = !rc && !q;
     if (fresh)
-        rc = create(self, &o, &q, error);
+        rc = create(self, &o, request, &q, error);
     else if (!rc && o.task_count)
         rc = dray__table_same(q->table, o.tasks, o.task_count, &o.settings, error);
+    uint64_t identity = o.identity;
     waiter_free(w);
     if (!rc)
-        rc = welcome(q, request, error);
+        rc = welcome(q, request, identity, error);
     if (!rc && fresh)
         welcome_waiting(q);
     return rc;
@@ -473,6 +593,7 @@ static int on_insert(dray__controller *self, dray__request *request, dray_error 
     w->rows.at_slot = dray__get_u64(r);
     w->rows.row_bytes = dray__get_u64(r);
     w->rows.refill = dray__get_u64(r);
+    w->rows.ticket = dray__get_u32(r);
     w->timeout_ns = dray__get_i64(r);
     w->rows.columns = dray__get_columns(r, &w->arena, &w->rows.column_count);
     w->rows.tags = dray__get_tags(r, &w->arena, &w->rows.tag_count);
@@ -710,7 +831,15 @@ static void controller_free(void *user)
     while (self->queues) {
         dray__served *q = self->queues;
         self->queues = q->next;
+        if (q->safe)
+            event_free(q->safe);
+        while (q->held.first) {
+            dray_error error;
+            dray__fail(&error, DRAY_ECLOSED, "the coordinator ends");
+            waiter_fail(q->held.first, &error);
+        }
         q->table->drop = NULL; /* the keeper has its own life */
+        dray__ledger_end_of(q->table);
         dray__table_free(q->table);
         free(q);
     }
@@ -719,11 +848,19 @@ static void controller_free(void *user)
     dray__idmap_free(&self->clients);
     dray__drops_free(&self->drops);
     dray__writer_free(&self->out);
+    free(self->folder);
+    free(self->keeper_path);
     free(self);
 }
 
 int dray__queue_add(dray__coordinator *coordinator, struct event_base *base,
                     const char *keeper_path, dray_error *error)
+{
+    return dray__queue_add_durable(coordinator, base, keeper_path, NULL, error);
+}
+
+int dray__queue_add_durable(dray__coordinator *coordinator, struct event_base *base,
+                            const char *keeper_path, const char *folder, dray_error *error)
 {
     static const dray__service service = {.name = "queue",
                                           .first = 0x0300,
@@ -745,6 +882,11 @@ int dray__queue_add(dray__coordinator *coordinator, struct event_base *base,
         self->drops.address = NULL;
         rc = dray__nomem(error);
     }
+    if (!rc && ((folder && !(self->folder = strdup(folder))) ||
+                (keeper_path && !(self->keeper_path = strdup(keeper_path)))))
+        rc = dray__nomem(error);
+    if (!rc && folder)
+        rc = dray__durable_recover(self, serve, error);
     if (!rc)
         rc = dray__coordinator_add(coordinator, &service, self, error);
     if (rc)

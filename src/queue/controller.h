@@ -12,5 +12,9 @@ struct event_base;
  * any more are dropped; NULL: there is none, chunks live as long as their keeper would have. */
 int dray__queue_add(dray__coordinator *coordinator, struct event_base *base,
                     const char *keeper_path, dray_error *error);
+/* The same, with a folder where durable queues are kept: those that are there are served again.
+ * NULL: queues cannot be durable. The keeper forgets what it holds. */
+int dray__queue_add_durable(dray__coordinator *coordinator, struct event_base *base,
+                            const char *keeper_path, const char *folder, dray_error *error);
 
 #endif

@@ -3,6 +3,7 @@
 #include "queue/table.h"
 
 #include "base/error.h"
+#include "queue/ledger.h"
 
 #include <stdio.h>
 
@@ -100,6 +101,7 @@ int dray__table_cover(dray__table *table, uint32_t epoch, uint64_t seq, dray_err
     int rc = check_cursor(table, epoch, seq, error);
     if (rc)
         return rc;
+    dray__ledger_cover(table->ledger, epoch, seq);
     each_commit(table, 1, seq, cover_row);
     clear_covered(table);
     return DRAY_OK;
@@ -145,6 +147,7 @@ int dray__table_resume(dray__table *table, uint32_t epoch, uint64_t seq, uint64_
         rc = dray__fail(error, DRAY_EINVALID, "queue %s has no provisional task", table->name);
     if (rc)
         return rc;
+    dray__ledger_resume(table->ledger, epoch, seq, version);
     each_commit(table, 1, seq, cover_row);
     each_commit(table, seq + 1, UINT64_MAX, undo_row);
     for (dray__claim *claim = table->claims; claim; claim = claim->next) {
@@ -153,7 +156,8 @@ int dray__table_resume(dray__table *table, uint32_t epoch, uint64_t seq, uint64_
         if (version < claim->newest)
             claim->newest = version;
     }
-    for (uint32_t i = 0; i < table->partition_count; i++)
+    bool again = table->ledger && table->ledger->replaying; /* the losses follow, one by one */
+    for (uint32_t i = 0; i < table->partition_count && !again; i++)
         lose_newer(table, table->partitions[i], version);
     table->resumed_seq = seq;
     if (seq > table->commit_seq) /* a table that was made anew */

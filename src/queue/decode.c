@@ -15,6 +15,15 @@ const char *dray__get_text(dray__reader *r, dray__arena *arena)
     return copy;
 }
 
+const char *dray__get_path(dray__reader *r, dray__arena *arena)
+{
+    char *text = dray__get_string(r, 4096);
+    const char *copy = text ? dray__arena_text(arena, text) : NULL;
+    r->failed |= !copy;
+    free(text);
+    return copy;
+}
+
 void *dray__get_array(dray__reader *r, dray__arena *arena, size_t wire, size_t size,
                       uint32_t *count)
 {
@@ -111,6 +120,9 @@ int dray__get_opening(dray__reader *r, dray__arena *arena, dray__opening *out, i
     out->settings.open_batches = dray__get_u32(r);
     out->settings.checkpoint_batches = dray__get_u32(r);
     out->settings.row_bytes = dray__get_u64(r);
+    out->settings.durability = (int32_t)dray__get_u32(r);
+    out->identity = dray__get_u64(r);
+    out->restore = dray__get_path(r, arena);
     *timeout_ns = dray__get_i64(r);
     return dray__reader_finish(r, "QUEUE_OPEN", error);
 }

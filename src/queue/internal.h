@@ -32,6 +32,7 @@ void dray__drops_flush(dray__drops *drops);
 void dray__drops_free(dray__drops *drops);
 
 const char *dray__get_text(dray__reader *r, dray__arena *arena); /* NULL: it failed */
+const char *dray__get_path(dray__reader *r, dray__arena *arena); /* the same, to 4096 bytes */
 /* Room for the counted items that follow, each taking at least `wire` bytes in the message. */
 void *dray__get_array(dray__reader *r, dray__arena *arena, size_t wire, size_t size,
                       uint32_t *count);
@@ -45,6 +46,8 @@ typedef struct dray__opening {
     dray__task_names *tasks;
     uint32_t task_count;
     dray__settings settings;
+    uint64_t identity;   /* of who opens, for as long as it has the queue open */
+    const char *restore; /* a checkpoint's path; "": none */
 } dray__opening;
 
 int dray__get_opening(dray__reader *r, dray__arena *arena, dray__opening *out, int64_t *timeout_ns,

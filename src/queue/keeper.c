@@ -129,6 +129,20 @@ static int drop(dray__keeper *self, dray__request *request, dray_error *error)
     return rc;
 }
 
+static int reset(dray__keeper *self, dray__request *request, dray_error *error)
+{
+    int rc = dray__reader_finish(dray__request_payload(request), "KEEPER_RESET", error);
+    if (rc)
+        return rc;
+    for (size_t i = 0; i < self->chunks.capacity; i++)
+        if (self->chunks.entries[i].key)
+            forget(self, self->chunks.entries[i].value);
+    dray__idmap_free(&self->chunks);
+    self->chunks = (dray__idmap){0};
+    dray__request_reply(request, NULL, NULL, 0);
+    return DRAY_OK;
+}
+
 static void handle(void *user, dray__request *request)
 {
     dray__keeper *self = user;
@@ -143,6 +157,9 @@ static void handle(void *user, dray__request *request)
         break;
     case DRAY__MSG_KEEPER_DROP:
         rc = drop(self, request, &error);
+        break;
+    case DRAY__MSG_KEEPER_RESET:
+        rc = reset(self, request, &error);
         break;
     default:
         rc = dray__fail(&error, DRAY_EUNSUPPORTED, "message %04x is none of the keeper's",

@@ -6,7 +6,8 @@
  *   shrinking, growing and further writable mappings. DRAY_EEXIST: the id is taken; DRAY_EGONE: it
  * was dropped before it came (the last 1,024 such ids are known). KEEPER_GET {u64 id} -> {u64
  * bytes} + descriptor, through which nobody can map writable. KEEPER_DROP {u64 id, u64 key}:
- * forgets it. Only who knows the key may (producer, controller). */
+ * forgets it. Only who knows the key may (producer, controller).
+ * KEEPER_RESET: forgets all, for a controller that is started anew and knows no chunk. */
 #ifndef DRAY_QUEUE_KEEPER_H
 #define DRAY_QUEUE_KEEPER_H
 

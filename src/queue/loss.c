@@ -2,6 +2,7 @@
 #include "queue/table.h"
 
 #include "base/error.h"
+#include "queue/ledger.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -143,7 +144,7 @@ static dray__demand *demand_new(const dray__death *death, uint32_t count)
 
 static void ask(dray__table *table, dray__partition *p, dray__demand *demand)
 {
-    demand->id = ++table->generations;
+    demand->id = dray__ledger_number(table);
     demand->partition = p;
     *table->demands_tail = demand;
     table->demands_tail = &demand->next;
@@ -195,6 +196,7 @@ void dray__lose(dray__table *table, dray__partition *p, uint32_t task, uint32_t 
     }
     if (demand)
         ask(table, p, demand);
+    dray__ledger_loss(table->ledger, p, &death, demand ? demand->id : 0);
 }
 
 /* ---- demands --------------------------------------------------------------------------------- */
@@ -273,6 +275,7 @@ int dray__table_decline(dray__table *table, uint64_t id, dray_error *error)
     if (!*at) /* told again, or its partition is gone */
         return DRAY_OK;
     dray__partition *p = (*at)->partition;
+    dray__ledger_decline(table->ledger, p, id);
     for (uint32_t i = 0; i < (*at)->count; i++) {
         dray__bit_clear(p->vacant, (*at)->slots[i]);
         p->vacant_count--;
@@ -336,6 +339,7 @@ int dray__table_refill(dray__table *table, dray__client *client, const dray__new
         dray__refresh_all_tasks(table, p, demand->slots[i] / 64, false);
     *first_slot = demand->slots[0];
     *generation = p->generation;
+    dray__ledger_insert(table->ledger, client, rows, p, *first_slot, put);
     demand_free(table, at);
     return DRAY_OK;
 }

@@ -10,12 +10,12 @@
  *
  * OPEN     str name, u32 n tasks, n * {str name, strs needs, strs writes}, u64 rows, u64 bytes,
  * u32 attempts, u32 on loss, u64 provisional tasks (bits in their order),
- *          u32 rows a batch, u32 open batches, u32 batches a checkpoint, u64 bytes a row, i64
- * timeout
- *          -> u32 client, the same table of tasks
+ *          u32 rows a batch, u32 open batches, u32 batches a checkpoint, u64 bytes a row, u32
+ * durability, u64 identity, str checkpoint to restore, i64 timeout
+ *          -> u32 client, u32 durability, the same table of tasks
  *
  * INSERT   str partition, u32 rows, u32 group size, u8 per group, u64 at slot, u64 row bytes,
- *          u64 refill, i64 timeout, columns, tags
+ *          u64 refill, u32 ticket, i64 timeout, columns, tags
  *          -> u32 first slot, u32 generation
  *
  * SEAL     str partition, u32 rows        CLEAR  str partition        END
@@ -56,6 +56,8 @@
  * HOLD     u32 ticket, i64 ns (0: as long as the session)
  *
  * CHUNK    u32 n, n * {u64 id, u64 key, u64 size} new, u32 n, n * u64 given up
+ *
+ * CHECKPOINT  str path
  *
  * STATUS   -> str JSON                    CLOSE
  *

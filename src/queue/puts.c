@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/words.h"
+#include "queue/ledger.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -297,6 +298,7 @@ int dray__put_prepare(dray__table *table, dray__partition *p, int writer,
     if (!put)
         return dray__nomem(error);
     put->items = items;
+    put->pins = dray__ledger_keeps(table->ledger); /* until its bytes are written */
     put->column_count = column_count;
     put->unsettled = calloc(table->task_count, sizeof *put->unsettled);
     put->columns = calloc(column_count ? column_count : 1, sizeof *put->columns);

@@ -6,10 +6,12 @@
 #include "base/hash.h"
 #include "base/options.h"
 #include "base/words.h"
+#include "control/context.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 /* ---- messages -------------------------------------------------------------------------------- */
@@ -24,14 +26,40 @@ dray__writer *dray__queue_begin(dray_queue *queue)
     dray__put_u32(w, queue->released_count);
     for (uint32_t i = 0; i < queue->released_count; i++)
         dray__put_u32(w, queue->released[i]);
+    queue->head = w->size;
+    queue->known_at = 0;
     return w;
 }
 
-int dray__queue_call(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray__reply *reply,
+/* The same request, as who came back. It knows no columns yet. */
+static int begin_again(dray_queue *queue, dray_error *error)
+{
+    size_t head = queue->sent_head, known = queue->sent_known;
+    dray__writer *w = dray__queue_begin(queue);
+    dray__put_bytes(w, queue->sent.data + head, queue->sent.size - head);
+    if (known && !w->failed) {
+        queue->known_at = known - head + queue->head;
+        dray__put_u32_at(w, queue->known_at, 0);
+        dray__put_u32_at(w, queue->known_at + 4, 0);
+    }
+    return dray__writer_check(w, error);
+}
+
+/* Sending a message empties it. */
+static int keep_sent(dray_queue *queue, dray_error *error)
+{
+    dray__writer_reset(&queue->sent);
+    if (queue->durability != DRAY_DURABILITY_JOURNAL)
+        return DRAY_OK;
+    queue->sent_head = queue->head;
+    queue->sent_known = queue->known_at;
+    dray__put_bytes(&queue->sent, queue->out.data, queue->out.size);
+    return dray__writer_check(&queue->sent, error);
+}
+
+static int call_once(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray__reply *reply,
                      dray_error *error)
 {
-    dray__reply ignored = {0};
-    reply = reply ? reply : &ignored;
     int rc = dray__call(queue->channel, type, &queue->out, NULL, 0,
                         dray__answer_deadline(deadline_ns), reply, error);
     for (uint32_t i = 0; !rc && i < reply->fd_count; i++)
@@ -44,6 +72,37 @@ int dray__queue_call(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray
         dray__storage_untell(&queue->storage, gives_back && rc == DRAY_ETIMEDOUT);
     }
     return rc;
+}
+
+/* What names chunks of the past is its caller's to write again; whoever closes need not come back.
+ */
+static bool can_repeat(uint16_t type)
+{
+    return type != DRAY__MSG_QUEUE_INSERT && type != DRAY__MSG_QUEUE_CHUNK &&
+           type != DRAY__MSG_QUEUE_OPEN && type != DRAY__MSG_QUEUE_CLOSE;
+}
+
+int dray__queue_call(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray__reply *reply,
+                     dray_error *error)
+{
+    dray__reply ignored = {0};
+    reply = reply ? reply : &ignored;
+    int rc = keep_sent(queue, error);
+    if (!rc)
+        rc = call_once(queue, type, deadline_ns, reply, error);
+    while (rc == DRAY_ECLOSED && can_repeat(type) && dray__queue_come_back(queue) == DRAY_OK) {
+        rc = begin_again(queue, error);
+        if (!rc)
+            rc = call_once(queue, type, deadline_ns, reply, error);
+    }
+    return rc;
+}
+
+uint32_t dray__queue_ticket(dray_queue *queue)
+{
+    if (!++queue->tickets)
+        ++queue->tickets;
+    return queue->tickets;
 }
 
 void dray__queue_release(dray_queue *queue, uint32_t ticket)
@@ -130,9 +189,24 @@ static int provisional_tasks(const dray_queue_options *options, uint64_t *out, d
     return DRAY_OK;
 }
 
+static void put_settings(dray__writer *w, const dray__settings *s)
+{
+    dray__put_u64(w, s->capacity_rows);
+    dray__put_u64(w, s->capacity_bytes);
+    dray__put_u32(w, s->max_attempts);
+    dray__put_u32(w, (uint32_t)s->on_loss);
+    dray__put_u64(w, s->provisional);
+    dray__put_u32(w, s->batch_rows);
+    dray__put_u32(w, s->open_batches);
+    dray__put_u32(w, s->checkpoint_batches);
+    dray__put_u64(w, s->row_bytes);
+    dray__put_u32(w, (uint32_t)s->durability);
+}
+
 static int read_table(dray_queue *queue, dray__reader *r, dray_error *error)
 {
     queue->id = dray__get_u32(r);
+    queue->durability = (int32_t)dray__get_u32(r);
     uint32_t count = dray__get_count(r, 12);
     queue->tasks = calloc(count ? count : 1, sizeof *queue->tasks);
     if (!queue->tasks)
@@ -151,6 +225,51 @@ static int read_table(dray_queue *queue, dray__reader *r, dray_error *error)
     return dray__reader_finish(r, "QUEUE_OPEN", error);
 }
 
+/* The queue is there again under its name, and this is another client of it: chunks, claims and
+ * columns' numbers are those of the past. */
+static int enter_again(dray_queue *queue, int64_t deadline_ns, dray_error *error)
+{
+    dray__channel *channel;
+    int rc = dray__context_come_back(queue->context, deadline_ns, &channel, error);
+    if (rc)
+        return rc;
+    dray__channel_close(queue->channel);
+    queue->channel = channel;
+    dray__keeper_link_break(&queue->keeper);
+    dray__storage_lose(&queue->storage);
+    dray__mapping_drop_unused();
+    dray__names_retire(&queue->names);
+    queue->drops_seen = 0;
+    queue->released_count = queue->started = 0;
+    static const dray__settings any;
+    dray__reply reply;
+    dray__writer w = {0};
+    int64_t left = deadline_ns - dray__now();
+    dray__put_string(&w, queue->name);
+    dray__put_u32(&w, 0);
+    put_settings(&w, &any);
+    dray__put_u64(&w, queue->identity);
+    dray__put_string(&w, "");
+    dray__put_i64(&w, left > 0 ? left : 0);
+    rc = dray__call(queue->channel, DRAY__MSG_QUEUE_OPEN, &w, NULL, 0, deadline_ns, &reply, error);
+    dray__writer_free(&w);
+    if (!rc)
+        queue->id = dray__get_u32(&reply.payload);
+    return rc;
+}
+
+int dray__queue_come_back(dray_queue *queue)
+{
+    dray_error error;
+    int64_t deadline_ns = dray__context_deadline(queue->context, queue->timeout_ns);
+    if (queue->durability != DRAY_DURABILITY_JOURNAL || queue->storage.pid != getpid())
+        return DRAY_ECLOSED;
+    int rc = enter_again(queue, deadline_ns, &error);
+    while (rc == DRAY_ECLOSED && dray__now() < deadline_ns) /* and died again meanwhile */
+        rc = enter_again(queue, deadline_ns, &error);
+    return rc;
+}
+
 static int open_queue(dray_queue *queue, const char *name, const dray_queue_options *options,
                       dray_error *error)
 {
@@ -163,15 +282,19 @@ static int open_queue(dray_queue *queue, const char *name, const dray_queue_opti
     if (rc)
         return rc;
     int64_t deadline = dray__context_deadline(queue->context, queue->timeout_ns);
-    dray__put_u64(w, options->capacity_rows);
-    dray__put_u64(w, options->capacity_bytes);
-    dray__put_u32(w, options->max_attempts);
-    dray__put_u32(w, (uint32_t)options->on_loss);
-    dray__put_u64(w, provisional);
-    dray__put_u32(w, options->batch_rows);
-    dray__put_u32(w, options->open_batches);
-    dray__put_u32(w, options->checkpoint_batches);
-    dray__put_u64(w, options->row_bytes);
+    dray__settings settings = {.capacity_rows = options->capacity_rows,
+                               .capacity_bytes = options->capacity_bytes,
+                               .max_attempts = options->max_attempts,
+                               .on_loss = options->on_loss,
+                               .provisional = provisional,
+                               .batch_rows = options->batch_rows,
+                               .open_batches = options->open_batches,
+                               .checkpoint_batches = options->checkpoint_batches,
+                               .row_bytes = options->row_bytes,
+                               .durability = options->durability};
+    put_settings(w, &settings);
+    dray__put_u64(w, queue->identity);
+    dray__put_string(w, options->restore ? options->restore : "");
     dray__put_i64(w, deadline - dray__now());
     rc = dray__channel_open(queue->context, &queue->channel, error);
     dray__reply reply;
@@ -197,6 +320,7 @@ static void queue_free(dray_queue *queue)
     free(queue->released);
     free(queue->name);
     dray__writer_free(&queue->out);
+    dray__writer_free(&queue->sent);
     free(queue);
 }
 
@@ -213,9 +337,19 @@ int dray_queue_open(dray_context *context, const char *name, const dray_queue_op
                         o.task_count);
     if (rc)
         return rc;
+    if (o.durability < 0 || o.durability > DRAY_DURABILITY_JOURNAL)
+        return dray__fail(error, DRAY_EINVALID, "queue %s: durability %d is none", name,
+                          o.durability);
+    if (o.restore && (o.restore[0] != '/' || strlen(o.restore) > 4000))
+        return dray__fail(error, DRAY_EINVALID, "queue %s: '%s' is no absolute path", name,
+                          o.restore);
     dray_queue *queue = calloc(1, sizeof *queue);
     if (!queue)
         return dray__nomem(error);
+    if (getrandom(&queue->identity, sizeof queue->identity, 0) != (ssize_t)sizeof queue->identity) {
+        free(queue);
+        return dray__fail(error, DRAY_ESYS, "getrandom");
+    }
     queue->context = context;
     queue->timeout_ns = o.timeout_ns ? o.timeout_ns : DRAY_WAIT_DEFAULT;
     queue->storage.pid = getpid();
@@ -401,7 +535,7 @@ typedef struct inserted {
 } inserted;
 
 static void put_insert(dray_queue *queue, const dray_insert_options *o, const inserted *columns,
-                       int64_t wait_ns)
+                       uint32_t ticket, int64_t wait_ns)
 {
     dray__writer *w = dray__queue_begin(queue);
     dray__put_string(w, o->partition);
@@ -411,6 +545,7 @@ static void put_insert(dray_queue *queue, const dray_insert_options *o, const in
     dray__put_u64(w, o->at_slot);
     dray__put_u64(w, o->row_bytes);
     dray__put_u64(w, o->refill);
+    dray__put_u32(w, ticket);
     dray__put_i64(w, wait_ns);
     dray__put_u32(w, o->column_count);
     for (uint32_t i = 0; i < o->column_count; i++) {
@@ -446,11 +581,9 @@ static int check_insert(const dray_insert_options *o, dray_error *error)
 }
 
 static int send_insert(dray_queue *queue, const dray_insert_options *o, const inserted *columns,
-                       uint32_t *first_slot, dray_error *error)
+                       uint32_t ticket, int64_t deadline, uint32_t *first_slot, dray_error *error)
 {
-    int64_t deadline = dray__context_deadline(queue->context, o->timeout_ns);
-    int64_t wait_ns = o->timeout_ns ? deadline - dray__now() : 0;
-    put_insert(queue, o, columns, wait_ns);
+    put_insert(queue, o, columns, ticket, o->timeout_ns ? deadline - dray__now() : 0);
     dray__reply reply;
     int rc = dray__queue_call(queue, DRAY__MSG_QUEUE_INSERT, deadline, &reply, error);
     if (rc)
@@ -464,6 +597,31 @@ static int send_insert(dray_queue *queue, const dray_insert_options *o, const in
     return rc;
 }
 
+static int insert_once(dray_queue *queue, const dray_insert_options *o, inserted *columns,
+                       uint32_t ticket, int64_t deadline, uint32_t *first_slot, dray_error *error)
+{
+    uint32_t items = o->once_per_group && o->group_size ? o->rows / o->group_size : o->rows;
+    uint32_t done = 0;
+    int rc = DRAY_OK;
+    for (; !rc && done < o->column_count; done += rc == DRAY_OK) {
+        inserted *column = &columns[done];
+        rc = dray__spec_of(&o->columns[done], &column->spec, error);
+        if (!rc)
+            rc = dray__queue_write(queue, &o->columns[done], &column->spec, items, &column->extent,
+                                   &column->span, error);
+    }
+    bool sent = rc == DRAY_OK;
+    if (sent)
+        rc = send_insert(queue, o, columns, ticket, deadline, first_slot, error);
+    /* Without an answer the rows may be there or not: what they hold must stay as it is. So must
+     * what is done, but not in the journal yet. */
+    bool given_up = rc && !(sent && (rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED ||
+                                     rc == DRAY_EFULL || rc == DRAY_ESYS || rc == DRAY_ENOMEM));
+    for (uint32_t i = 0; i < done; i++)
+        dray__storage_done(&queue->storage, &columns[i].span, given_up);
+    return rc;
+}
+
 int dray_insert(dray_queue *queue, const dray_insert_options *options, uint32_t *first_slot,
                 dray_error *error)
 {
@@ -474,24 +632,14 @@ int dray_insert(dray_queue *queue, const dray_insert_options *options, uint32_t 
         rc = check_insert(&o, error);
     if (rc)
         return rc;
-    uint32_t items = o.once_per_group && o.group_size ? o.rows / o.group_size : o.rows, done = 0;
     inserted *columns = calloc(o.column_count ? o.column_count : 1, sizeof *columns);
     if (!columns)
         return dray__nomem(error);
-    for (; !rc && done < o.column_count; done += rc == DRAY_OK) {
-        inserted *column = &columns[done];
-        rc = dray__spec_of(&o.columns[done], &column->spec, error);
-        if (!rc)
-            rc = dray__queue_write(queue, &o.columns[done], &column->spec, items, &column->extent,
-                                   &column->span, error);
-    }
-    bool sent = rc == DRAY_OK;
-    if (sent)
-        rc = send_insert(queue, &o, columns, first_slot, error);
-    /* Without an answer the rows may be there or not: what they hold must stay as it is. */
-    bool given_up = rc && !(sent && (rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED));
-    for (uint32_t i = 0; i < done; i++)
-        dray__storage_done(&queue->storage, &columns[i].span, given_up);
+    int64_t deadline = dray__context_deadline(queue->context, o.timeout_ns);
+    uint32_t ticket = dray__queue_ticket(queue);
+    rc = insert_once(queue, &o, columns, ticket, deadline, first_slot, error);
+    while (rc == DRAY_ECLOSED && dray__queue_come_back(queue) == DRAY_OK)
+        rc = insert_once(queue, &o, columns, ticket, deadline, first_slot, error);
     free(columns);
     return rc;
 }
@@ -720,6 +868,14 @@ int dray_refill_decline(dray_queue *queue, uint64_t id, dray_error *error)
 {
     dray__put_u64(dray__queue_begin(queue), id);
     return dray__queue_command(queue, DRAY__MSG_QUEUE_DECLINE, NULL, error);
+}
+
+int dray_queue_checkpoint(dray_queue *queue, const char *path, dray_error *error)
+{
+    if (!path || path[0] != '/' || strlen(path) > 4000 || !dray__utf8_valid(path, strlen(path)))
+        return dray__fail(error, DRAY_EINVALID, "dray_queue_checkpoint: an absolute path expected");
+    dray__put_string(dray__queue_begin(queue), path);
+    return dray__queue_command(queue, DRAY__MSG_QUEUE_CHECKPOINT, NULL, error);
 }
 
 int dray_queue_status(dray_queue *queue, char **out, dray_error *error)

@@ -80,6 +80,12 @@ void dray__keeper_link_free(dray__keeper_link *link)
     *link = (dray__keeper_link){0};
 }
 
+void dray__keeper_link_break(dray__keeper_link *link)
+{
+    dray__channel_close(link->channel);
+    link->channel = NULL;
+}
+
 static int call(dray__keeper_link *link, uint16_t type, dray__writer *message, const int *fd,
                 dray__reply *reply, dray_error *error)
 {
@@ -112,6 +118,15 @@ int dray__keeper_put(dray__keeper_link *link, uint64_t id, uint64_t key, uint64_
     dray__put_u64(&message, key);
     dray__put_u64(&message, bytes);
     int rc = call(link, DRAY__MSG_KEEPER_PUT, &message, &fd, &reply, error);
+    dray__writer_free(&message);
+    return rc;
+}
+
+int dray__keeper_reset(dray__keeper_link *link, dray_error *error)
+{
+    dray__writer message = {0};
+    dray__reply reply;
+    int rc = call(link, DRAY__MSG_KEEPER_RESET, &message, NULL, &reply, error);
     dray__writer_free(&message);
     return rc;
 }

@@ -24,8 +24,12 @@ typedef struct dray__keeper_link {
 int dray__keeper_link_init(dray__keeper_link *link, const char *path, int64_t timeout_ns,
                            dray_error *error);
 void dray__keeper_link_free(dray__keeper_link *link);
+/* The keeper may be another one by now. */
+void dray__keeper_link_break(dray__keeper_link *link);
 int dray__keeper_put(dray__keeper_link *link, uint64_t id, uint64_t key, uint64_t bytes, int fd,
                      dray_error *error);
+/* Tells the keeper to forget all chunks. */
+int dray__keeper_reset(dray__keeper_link *link, dray_error *error);
 
 /* A chunk as this process reads it: mapped once, shared by all queues and threads. */
 typedef struct dray__mapping {

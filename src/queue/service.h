@@ -4,6 +4,7 @@
 
 #include "control/coordinator.h"
 #include "queue/internal.h"
+#include "queue/ledger.h"
 
 typedef struct dray__controller dray__controller;
 typedef struct dray__waiter dray__waiter;
@@ -17,7 +18,9 @@ typedef struct dray__served { /* a queue */
     dray__controller *controller;
     dray__table *table;
     dray__line claims, inserts, waits, refills;
-    int64_t hold_due; /* when the next claim is held too long */
+    dray__line held;    /* answers to what is not safe in the journal yet */
+    struct event *safe; /* the journal has gone on */
+    int64_t hold_due;   /* when the next claim is held too long */
 } dray__served;
 
 struct dray__controller {
@@ -29,12 +32,16 @@ struct dray__controller {
     dray__line opens; /* attaching to queues that are not there yet */
     dray__drops drops;
     dray__writer out;
+    char *folder;      /* of journals; NULL: none */
+    char *keeper_path; /* NULL: none */
 };
 
 /* Reads the head of every request but OPEN: finds the client, closes chunks. */
 int dray__read_head(dray__controller *self, dray__request *request, dray__client **client,
                     uint64_t *drops_seen, dray_error *error);
 int dray__finish_reading(const dray__request *request, dray_error *error);
+/* Replies, at once or when what the queue has written down is safe. */
+void dray__answer(dray__served *queue, dray__request *request, dray__writer *out);
 /* Answers a request of steps.c. An error is the caller's to send. */
 int dray__step(dray__controller *self, dray__request *request, dray_error *error);
 /* Sets the timer to the next claim that is held too long. */
@@ -43,5 +50,15 @@ void dray__arm_timer(dray__controller *self);
 void dray__cancel_waiting(dray__served *queue, const dray__client *client, uint32_t ticket);
 void dray__end_client(dray__controller *self, dray__client *client, bool died, const char *reason);
 dray__waiting dray__count_waiting(const dray__served *queue);
+
+/* ---- durable.c ---- */
+
+/* The queue's table, as its durability wants it: new, or of the checkpoint that is named. */
+int dray__durable_new(dray__controller *self, const dray__opening *o, dray__request *request,
+                      dray__table **out, dray_error *error);
+/* Calls `serve` for every queue that has a journal in the folder. */
+int dray__durable_recover(dray__controller *self,
+                          int (*serve)(dray__controller *, dray__table *, dray_error *),
+                          dray_error *error);
 
 #endif

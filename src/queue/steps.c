@@ -167,6 +167,22 @@ static int do_chunk(step *s, dray_error *error)
     return rc;
 }
 
+static int do_checkpoint(step *s, dray_error *error)
+{
+    const char *path = dray__get_path(s->r, &s->arena);
+    int rc = dray__finish_reading(s->request, error);
+    if (!rc && !s->table->ledger)
+        rc = dray__fail(error, DRAY_EUNSUPPORTED,
+                        "queue %s: its durability is none, there is nothing to save",
+                        s->table->name);
+    if (!rc && path[0] != '/')
+        rc = dray__fail(error, DRAY_EINVALID, "checkpoint of queue %s: '%s' is no absolute path",
+                        s->table->name, path);
+    if (!rc)
+        rc = dray__ledger_copy(s->table->ledger, path, error);
+    return rc;
+}
+
 static int do_status(step *s, dray_error *error)
 {
     int rc = dray__finish_reading(s->request, error);
@@ -205,7 +221,7 @@ static int take_step(dray__controller *self, dray__request *request,
     dray__arena_free(&s.arena);
     if (rc)
         return rc;
-    dray__request_reply(request, s.out, NULL, 0);
+    dray__answer(s.queue, request, s.out);
     return DRAY_OK;
 }
 
@@ -213,14 +229,23 @@ static const struct handler {
     uint16_t type;
     int (*action)(step *, dray_error *);
 } handlers[] = {
-    {DRAY__MSG_QUEUE_SEAL, do_seal},       {DRAY__MSG_QUEUE_CLEAR, do_clear},
-    {DRAY__MSG_QUEUE_END, do_end},         {DRAY__MSG_QUEUE_COMMIT, do_commit},
-    {DRAY__MSG_QUEUE_FAIL, do_fail},       {DRAY__MSG_QUEUE_RELEASE, do_release},
-    {DRAY__MSG_QUEUE_STATUS, do_status},   {DRAY__MSG_QUEUE_CHUNK, do_chunk},
-    {DRAY__MSG_QUEUE_DECLINE, do_decline}, {DRAY__MSG_QUEUE_CURSOR, do_cursor},
-    {DRAY__MSG_QUEUE_COVER, do_cover},     {DRAY__MSG_QUEUE_RESUME, do_resume},
-    {DRAY__MSG_QUEUE_ADMIT, do_admit},     {DRAY__MSG_QUEUE_VERSION, do_version},
-    {DRAY__MSG_QUEUE_CLOSE, do_close},     {DRAY__MSG_QUEUE_HOLD, do_hold},
+    {DRAY__MSG_QUEUE_SEAL, do_seal},
+    {DRAY__MSG_QUEUE_CLEAR, do_clear},
+    {DRAY__MSG_QUEUE_END, do_end},
+    {DRAY__MSG_QUEUE_COMMIT, do_commit},
+    {DRAY__MSG_QUEUE_FAIL, do_fail},
+    {DRAY__MSG_QUEUE_RELEASE, do_release},
+    {DRAY__MSG_QUEUE_STATUS, do_status},
+    {DRAY__MSG_QUEUE_CHUNK, do_chunk},
+    {DRAY__MSG_QUEUE_DECLINE, do_decline},
+    {DRAY__MSG_QUEUE_CURSOR, do_cursor},
+    {DRAY__MSG_QUEUE_COVER, do_cover},
+    {DRAY__MSG_QUEUE_RESUME, do_resume},
+    {DRAY__MSG_QUEUE_ADMIT, do_admit},
+    {DRAY__MSG_QUEUE_VERSION, do_version},
+    {DRAY__MSG_QUEUE_CLOSE, do_close},
+    {DRAY__MSG_QUEUE_HOLD, do_hold},
+    {DRAY__MSG_QUEUE_CHECKPOINT, do_checkpoint},
 };
 
 int dray__step(dray__controller *self, dray__request *request, dray_error *error)

@@ -113,17 +113,6 @@ void dray__storage_unmake(dray__written *chunk)
     free(chunk);
 }
 
-void dray__storage_done(dray__storage *storage, const dray__span *span, bool given_up)
-{
-    dray__written *chunk = span->chunk;
-    chunk->pending--;
-    chunk->kept |= !given_up;
-    if (chunk == storage->current && !chunk->pending && !chunk->kept)
-        chunk->used = 0; /* nothing in it was ever committed */
-    if (chunk->state == DRAY__WRITTEN_FULL)
-        close_if_done(storage, chunk);
-}
-
 static dray__written **find(dray__storage *storage, uint64_t id)
 {
     dray__written **at = &storage->chunks;
@@ -141,6 +130,31 @@ static void unmap(dray__storage *storage, dray__written **at)
     if (storage->pid == getpid()) /* a fork has no such mapping */
         munmap(chunk->base, chunk->size);
     free(chunk);
+}
+
+void dray__storage_done(dray__storage *storage, const dray__span *span, bool given_up)
+{
+    dray__written *chunk = span->chunk;
+    chunk->pending--;
+    chunk->kept |= !given_up;
+    if (chunk == storage->current && !chunk->pending && !chunk->kept)
+        chunk->used = 0; /* nothing in it was ever committed */
+    if (chunk->state == DRAY__WRITTEN_FULL)
+        close_if_done(storage, chunk);
+    if (chunk->state == DRAY__WRITTEN_LOST && !chunk->pending)
+        unmap(storage, find(storage, chunk->id));
+}
+
+void dray__storage_lose(dray__storage *storage)
+{
+    storage->current = NULL;
+    for (dray__written **at = &storage->chunks; *at;) {
+        (*at)->state = DRAY__WRITTEN_LOST;
+        if ((*at)->pending)
+            at = &(*at)->next;
+        else
+            unmap(storage, at);
+    }
 }
 
 void dray__storage_recycled(dray__storage *storage, uint64_t id)

@@ -15,7 +15,8 @@ typedef enum dray__written_state {
     DRAY__WRITTEN_CURRENT,
     DRAY__WRITTEN_FULL, /* not current any more, with values that are not committed yet */
     DRAY__WRITTEN_CLOSED,
-    DRAY__WRITTEN_FREE
+    DRAY__WRITTEN_FREE,
+    DRAY__WRITTEN_LOST /* its controller is gone, but values in it are not given up yet */
 } dray__written_state;
 
 typedef struct dray__written {
@@ -60,6 +61,8 @@ void dray__storage_put_closed(dray__storage *storage, dray__writer *w);
 /* The last message was not sent: what it said is said again. all: so is what earlier ones said, for
  * a chunk may have been given back by an answer that never came. */
 void dray__storage_untell(dray__storage *storage, bool all);
+/* The controller that knew the chunks is gone. */
+void dray__storage_lose(dray__storage *storage);
 /* As put_closed: free chunks that were not used for long; they are unmapped. */
 void dray__storage_put_surplus(dray__storage *storage, dray__writer *w);
 void dray__storage_free(dray__storage *storage);

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/words.h"
+#include "queue/ledger.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,6 +74,19 @@ int dray__table_column(dray__table *table, const char *name, uint32_t *out, dray
         return rc;
     table->columns[table->column_count] = (dray__col){.name = copy, .writer = -1};
     *out = table->column_count++;
+    return DRAY_OK;
+}
+
+int dray__table_define(dray__table *table, const dray__new_column *column, dray_error *error)
+{
+    uint32_t c;
+    int rc = dray__table_column(table, column->name, &c, error);
+    dray__col *col = rc ? NULL : &table->columns[c];
+    if (rc || col->defined)
+        return rc ? rc : dray__spec_same(&col->spec, &column->spec, column->name, error);
+    col->defined = true;
+    col->spec = column->spec;
+    table->defined[table->defined_count++] = c;
     return DRAY_OK;
 }
 
@@ -263,6 +277,7 @@ int dray__table_same(const dray__table *table, const dray__task_names *tasks, ui
         {"open_batches", own->open_batches, settings->open_batches},
         {"checkpoint_batches", own->checkpoint_batches, settings->checkpoint_batches},
         {"row_bytes", own->row_bytes, settings->row_bytes},
+        {"durability", (uint64_t)own->durability, (uint64_t)settings->durability},
     };
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
         if (limits[i].found && limits[i].found != limits[i].own)
@@ -586,7 +601,7 @@ static int link_partition(dray__table *table, dray__partition *p, dray_error *er
     if (rc)
         return rc;
     table->partitions[table->partition_count++] = p;
-    p->generation = ++table->generations;
+    p->generation = dray__ledger_number(table);
     dray__grave *grave = find_grave(table, p->name);
     if (grave) {
         free(grave->name);
@@ -622,6 +637,12 @@ static void add_rows(dray__table *table, dray__partition *p, const dray__new_row
 int dray__table_insert(dray__table *table, dray__client *client, const dray__new_rows *rows,
                        uint32_t *first_slot, uint32_t *generation, dray_error *error)
 {
+    const dray__told *told = dray__ledger_told(table->ledger, client->identity, rows->ticket);
+    if (told) { /* a controller that is gone has done it */
+        *first_slot = told->first_slot;
+        *generation = told->generation;
+        return DRAY_OK;
+    }
     if (rows->refill)
         return dray__table_refill(table, client, rows, first_slot, generation, error);
     uint32_t group = rows->group_size ? rows->group_size : 1;
@@ -637,7 +658,7 @@ int dray__table_insert(dray__table *table, dray__client *client, const dray__new
     if (!rc)
         rc = dray__put_check(table, client, -1, rows->columns, rows->column_count, rows->tags,
                              rows->tag_count, items, &bytes, error);
-    if (!rc)
+    if (!rc && !(table->ledger && table->ledger->replaying)) /* there was room */
         rc = check_capacity(table, p, rows, reserve, bytes, error);
     if (rc)
         return rc;
@@ -668,6 +689,7 @@ int dray__table_insert(dray__table *table, dray__client *client, const dray__new
     *generation = p->generation;
     dray__admission_note(table, DRAY__NONE, rows->rows);
     add_rows(table, p, rows, group, put);
+    dray__ledger_insert(table->ledger, client, rows, p, *first_slot, put);
     return DRAY_OK;
 }
 
@@ -680,9 +702,31 @@ int dray__table_seal(dray__table *table, const char *partition, uint32_t rows, d
     if (p->rows != rows)
         return dray__fail(error, DRAY_EINVALID, "seal of %s at %u rows: it holds %u%s", partition,
                           rows, p->rows, p->sealed ? " and is sealed" : "");
+    if (!p->sealed)
+        dray__ledger_seal(table->ledger, p);
     p->sealed = true;
     table->dirty = ~UINT64_C(0);
     table->finished = table->freed = true; /* inserts into it must not wait on */
+    return DRAY_OK;
+}
+
+static dray__grave *bury(dray__table *table, char *name)
+{
+    dray__grave *grave = &table->graves[table->grave_at];
+    free(grave->name);
+    *grave = (dray__grave){.name = name, .hash = dray__hash(name, strlen(name))};
+    table->grave_at = (table->grave_at + 1) % DRAY__GRAVES;
+    return grave;
+}
+
+int dray__table_bury(dray__table *table, const char *name, uint64_t finished, dray_error *error)
+{
+    if (dray__table_partition(table, name) || find_grave(table, name))
+        return DRAY_OK;
+    char *copy = strdup(name);
+    if (!copy)
+        return dray__nomem(error);
+    bury(table, copy)->finished = finished;
     return DRAY_OK;
 }
 
@@ -694,13 +738,13 @@ int dray__table_clear(dray__table *table, const char *partition, dray_error *err
     if (!p)
         return dray__fail(error, DRAY_ENOENT, "clear: queue %s has no partition %s", table->name,
                           partition);
+    bool before = p->clearing;
     p->clearing = p->uncovered != 0;
+    if (!before || !p->clearing)
+        dray__ledger_clear(table->ledger, p);
     if (p->clearing) /* dray__table_cover comes back to it */
         return DRAY_OK;
-    dray__grave *grave = &table->graves[table->grave_at];
-    free(grave->name);
-    *grave = (dray__grave){.name = p->name, .hash = p->hash};
-    table->grave_at = (table->grave_at + 1) % DRAY__GRAVES;
+    dray__grave *grave = bury(table, p->name);
     p->name = NULL;
     dray__demands_clear(table, p);
     dray__rounds_clear(table, p);
@@ -731,6 +775,8 @@ int dray__table_clear(dray__table *table, const char *partition, dray_error *err
 
 void dray__table_end(dray__table *table)
 {
+    if (!table->ended)
+        dray__ledger_end(table->ledger);
     table->ended = true;
     table->dirty = ~UINT64_C(0);
     table->finished = table->freed = table->demanded = true;

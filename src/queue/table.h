@@ -50,6 +50,7 @@ typedef struct dray__put dray__put;
 typedef struct dray__want dray__want;
 typedef struct dray__round dray__round;
 typedef struct dray__crew dray__crew;
+typedef struct dray__ledger dray__ledger;
 
 /* ---- columns and tasks ----------------------------------------------------------------------- */
 
@@ -208,8 +209,9 @@ struct dray__put {
 
 struct dray__client {
     uint32_t id;
-    uint64_t session; /* the coordinator's member id */
-    uint64_t channel; /* and connection */
+    uint64_t session;  /* the coordinator's member id */
+    uint64_t channel;  /* and connection */
+    uint64_t identity; /* the same after it came back to a controller that was started anew */
     char *name;
     void *owner;                            /* the controller's */
     dray__chunk *recycled, **recycled_tail; /* free: to be handed back with the next reply */
@@ -267,6 +269,7 @@ typedef struct dray__settings { /* as opened; 0: the default, or when comparing,
      * the next, bytes of a row. */
     uint32_t batch_rows, open_batches, checkpoint_batches;
     uint64_t row_bytes;
+    int32_t durability; /* dray_durability */
 } dray__settings;
 
 #define DRAY__GRAVES 4096u
@@ -305,7 +308,9 @@ struct dray__table {
 
     dray__settings settings;
     dray__admission admission;
-    uint32_t epoch; /* raised by every resume */
+    dray__ledger *ledger; /* where changes are written down; NULL: nowhere */
+    uint32_t restarts;    /* controllers that took the queue over */
+    uint32_t epoch;       /* raised by every resume */
     uint64_t commit_seq,
         resumed_seq; /* of provisional commits; that the last resume went back to */
     uint32_t priority_key;
@@ -383,6 +388,7 @@ typedef struct dray__new_rows {
     const dray__new_tag *tags;
     uint32_t tag_count;
     uint64_t refill; /* id of the demand that the rows answer; 0: none */
+    uint32_t ticket; /* of the client's request; 0: none */
 } dray__new_rows;
 
 /* DRAY_EAGAIN: there is no room now (the message says how much is missing); DRAY_EFULL: never. */
@@ -482,6 +488,9 @@ typedef struct dray__outputs {
 } dray__outputs;
 int dray__claim_commit(dray__table *table, dray__client *client, uint32_t ticket,
                        uint32_t generation, const dray__outputs *outputs, dray_error *error);
+/* The claim of a commit that a journal holds: ticket 1, of these rows (NONE: not its). */
+int dray__claim_again(dray__table *table, dray__client *client, uint32_t task, dray__partition *p,
+                      const uint32_t *slots, uint32_t count, dray__claim **out, dray_error *error);
 /* items: places in the claim; count 0: all that are left. Items given back before are skipped. */
 int dray__claim_fail(dray__table *table, dray__client *client, uint32_t ticket,
                      const uint32_t *items, uint32_t count, const char *reason, dray_error *error);
@@ -510,6 +519,10 @@ int dray__grow_full(void *items, uint32_t used, uint32_t *capacity, size_t size,
 uint64_t dray__partition_charge(const dray__partition *p);
 /* Index of the tag's key, interned. */
 int dray__table_key(dray__table *table, const char *key, uint32_t *out, dray_error *error);
+/* The column has this spec, from a put whose rows are gone. */
+int dray__table_define(dray__table *table, const dray__new_column *column, dray_error *error);
+/* A partition of that name was there. */
+int dray__table_bury(dray__table *table, const char *name, uint64_t finished, dray_error *error);
 /* Finds or adds. */
 int dray__table_column(dray__table *table, const char *name, uint32_t *out, dray_error *error);
 /* Checks columns and tags of a put before anything changes. bytes: of all extents. */

@@ -4,6 +4,7 @@
 #include "queue/table.h"
 
 #include "base/error.h"
+#include "queue/ledger.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -166,6 +167,7 @@ int dray__table_admit(dray__table *table, const dray__admission *admission, bool
                           (unsigned long long)admission->version, admission->batch);
     *own = *admission;
     own->accepted = accepted;
+    dray__ledger_admit(table->ledger);
     wake(table);
     return DRAY_OK;
 }
@@ -179,6 +181,7 @@ int dray__table_version(dray__table *table, uint64_t version, dray_error *error)
         return dray__fail(error, DRAY_EINVALID, "admission: version %llu is behind %llu",
                           (unsigned long long)version, (unsigned long long)own->version);
     own->version = version;
+    dray__ledger_admit(table->ledger);
     wake(table);
     return DRAY_OK;
 }

@@ -126,13 +126,14 @@ static int start_keeper(keeper_thread *k, const char *path, dray_error *error)
 /* ---- the coordinator ------------------------------------------------------------------------- */
 
 static int add_services(dray__coordinator *coordinator, struct event_base *base,
-                        const char *keeper_path, dray_error *error)
+                        const dray__serve_options *options, dray_error *error)
 {
     int status = dray__reports_add(coordinator, error);
     if (!status)
         status = dray__registry_add(coordinator, error);
     if (!status)
-        status = dray__queue_add(coordinator, base, keeper_path, error);
+        status = dray__queue_add_durable(coordinator, base, options->keeper_path, options->journal,
+                                         error);
     return status;
 }
 
@@ -180,10 +181,10 @@ int dray__serve(const dray__serve_options *options, dray_error *error)
     keeper_thread keeper = {.wake = -1};
     /* The coordinator's address first: where another one serves, its keeper is left alone. */
     int status = dray__coordinator_new(base, &listening, &coordinator, error);
-    if (!status)
-        status = add_services(coordinator, base, options->keeper_path, error);
     if (!status && options->start_keeper && options->keeper_path)
         status = start_keeper(&keeper, options->keeper_path, error);
+    if (!status) /* what a journal holds goes to the keeper */
+        status = add_services(coordinator, base, options, error);
     if (!status)
         status = loop(base, options, coordinator, error);
     dray__coordinator_free(coordinator);

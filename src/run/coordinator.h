@@ -12,6 +12,7 @@ typedef struct dray__serve_options {
     const char *token_path;  /* the master token's file, made when it is not there; NULL: one for
                               * this time only, where clients of this host look for it */
     const char *keeper_path; /* the queue's keeper, told to clients; NULL: there is none */
+    const char *journal;     /* folder of durable queues, made when it is not there; NULL: none */
     bool start_keeper;       /* run it here, in a thread; else somebody else does */
     /* Called once when everything listens. An address is NULL where there is none. */
     void (*ready)(void *user, const char *unix_address, const char *tcp_address);

@@ -28,6 +28,7 @@ typedef struct queue_fixture {
     char folder[64], socket[96], keeper[96], address[112];
     pid_t coordinator_pid, keeper_pid;
     bool without_keeper;
+    char journals[96]; /* folder of durable queues; "": none. The test's to empty */
 } queue_fixture;
 
 static inline void die(const char *what, const dray_error *error)
@@ -55,7 +56,8 @@ static inline void fixture_serve(const queue_fixture *f, bool keeper, int ready)
     dray__coordinator_options options = {.unix_path = f->socket, .keeper_path = path};
     if (keeper ? dray__keeper_new(base, f->keeper, 0, &k, &error)
                : dray__coordinator_new(base, &options, &c, &error) ||
-                     dray__queue_add(c, base, path, &error))
+                     dray__queue_add_durable(c, base, path, f->journals[0] ? f->journals : NULL,
+                                             &error))
         die("server", &error);
     if (write(ready, "x", 1) != 1)
         _exit(1);

@@ -1,0 +1,128 @@
+/* What a durable queue keeps of its table: every change as a record of a journal (ledger.c), and
+ * how a table is made of the records again (replay.c). The table calls these where it changes, with
+ * a ledger that may be NULL: then nothing is kept. */
+#ifndef DRAY_QUEUE_LEDGER_H
+#define DRAY_QUEUE_LEDGER_H
+
+#include "base/clock.h"
+#include "queue/journal.h"
+#include "queue/segment.h"
+#include "queue/table.h"
+
+/* Kinds of records. Bodies: see ledger.c, where they are written. */
+#define DRAY__KEEPER_PATIENCE (5 * DRAY__SECOND)
+
+enum {
+    DRAY__RECORD_OPEN = 1, /* a QUEUE_OPEN message */
+    DRAY__RECORD_START,    /* a controller has taken the queue over */
+    DRAY__RECORD_STATE,    /* what does not follow from the records that compaction keeps */
+    DRAY__RECORD_INSERT,
+    DRAY__RECORD_SEAL,
+    DRAY__RECORD_COMMIT,
+    DRAY__RECORD_LOSS,
+    DRAY__RECORD_DECLINE,
+    DRAY__RECORD_CLEAR,
+    DRAY__RECORD_END,
+    DRAY__RECORD_COVER,
+    DRAY__RECORD_RESUME,
+    DRAY__RECORD_ADMIT
+};
+
+struct dray__ledger {
+    dray__table *table;
+    dray__journal *journal; /* NULL: while it is being read */
+    dray__keeper_link link; /* of the journal's thread */
+    char *path;             /* NULL: it has no name */
+    bool sync;              /* answers wait until it is safe */
+    uint64_t safe;          /* up to this number */
+    int failed;             /* the journal cannot be written now, and why */
+    dray_error why;
+    dray__idmap sizes;   /* partition's generation -> bytes of its records */
+    uint64_t live, dead; /* bytes of all records: compaction would drop the dead ones */
+    bool compacting;
+    bool lost; /* a change could not be written down: nothing more is kept */
+    bool copying;
+    dray_error copied; /* what came of the last dray__ledger_copy */
+
+    /* While it is being read: */
+    bool replaying;
+    uint32_t number;      /* the next generation number; 0: as the table counts */
+    dray__client *reader; /* owns the chunks that bytes are put into */
+    struct dray__refill_chunk {
+        uint64_t id, size, used;
+        uint8_t *base;
+    } chunk;
+    dray__idmap told; /* what clients asked for before: key of (identity, ticket) -> dray__told */
+};
+
+/* A request that counted before the controller was started anew. */
+typedef struct dray__told {
+    uint32_t first_slot, generation;
+} dray__told;
+
+/* ---- for the table --------------------------------------------------------------------------- */
+
+/* The put must live until its bytes are in the journal. */
+bool dray__ledger_keeps(const dray__ledger *ledger);
+void dray__ledger_insert(dray__ledger *ledger, const dray__client *client,
+                         const dray__new_rows *rows, const dray__partition *p, uint32_t first,
+                         dray__put *put);
+void dray__ledger_seal(dray__ledger *ledger, const dray__partition *p);
+void dray__ledger_commit(dray__ledger *ledger, const dray__claim *claim, const dray__outputs *o,
+                         dray__put *put);
+void dray__ledger_loss(dray__ledger *ledger, const dray__partition *p, const dray__death *death,
+                       uint64_t demand);
+void dray__ledger_decline(dray__ledger *ledger, const dray__partition *p, uint64_t demand);
+void dray__ledger_clear(dray__ledger *ledger, const dray__partition *p);
+void dray__ledger_end(dray__ledger *ledger);
+void dray__ledger_cover(dray__ledger *ledger, uint32_t epoch, uint64_t seq);
+void dray__ledger_resume(dray__ledger *ledger, uint32_t epoch, uint64_t seq, uint64_t version);
+void dray__ledger_admit(dray__ledger *ledger);
+/* The generation number that a partition or a demand gets. */
+uint32_t dray__ledger_number(dray__table *table);
+/* What became of a request from before the restart; NULL: it did not count. */
+const dray__told *dray__ledger_told(const dray__ledger *ledger, uint64_t identity, uint32_t ticket);
+
+/* ---- for the controller ---------------------------------------------------------------------- */
+
+typedef struct dray__ledger_options {
+    const char *path; /* of the journal */
+    const char *keeper_path;
+    bool sync;
+    bool kept; /* the journal goes on; false: it is only read */
+    const dray__journal_files *files;
+} dray__ledger_options;
+
+/* Begins the ledger of a table that was just made; opening: the QUEUE_OPEN message that made it. */
+int dray__ledger_new(dray__table *table, const dray__ledger_options *options, const void *opening,
+                     size_t size, dray_error *error);
+/* Makes a table of a journal's records. `make` makes one of the OPEN record. */
+typedef int (*dray__ledger_make)(void *user, dray__reader *opening, dray__table **out,
+                                 dray_error *error);
+/* *out is NULL where the file holds nothing yet. */
+int dray__ledger_recover(const dray__ledger_options *options, dray__ledger_make make, void *user,
+                         dray__table **out, dray_error *error);
+/* Writes what waits and frees; the table is left without. */
+void dray__ledger_end_of(dray__table *table);
+int dray__ledger_fd(const dray__ledger *ledger);
+/* Takes note of what became safe, or failed. Puts are unpinned. Compacts when it is worth it. */
+void dray__ledger_poll(dray__ledger *ledger);
+/* Changes are refused while they could not be kept: DRAY_EFULL, DRAY_ESYS. NULL is fine. */
+int dray__ledger_check(const dray__ledger *ledger, dray_error *error);
+/* The number that must be safe before an answer may go; 0: it may. NULL is fine. */
+uint64_t dray__ledger_pending(const dray__ledger *ledger);
+/* Writes the table's records to another file; done once the last number that was added is safe, and
+ * `copied` says how. DRAY_EBUSY: it is being done already. */
+int dray__ledger_copy(dray__ledger *ledger, const char *path, dray_error *error);
+
+/* ---- between ledger.c and replay.c ----------------------------------------------------------- */
+
+uint64_t dray__told_key(uint64_t identity, uint32_t ticket);
+void dray__ledger_count(dray__ledger *ledger, uint32_t owner, uint64_t bytes);
+void dray__ledger_uncount(dray__ledger *ledger, uint32_t owner);
+int dray__replay_record(dray__ledger *ledger, const dray__journal_record *record,
+                        dray_error *error);
+int dray__replay_begin(dray__ledger *ledger, dray_error *error);
+void dray__replay_end(dray__ledger *ledger);
+
+#endif
