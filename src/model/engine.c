@@ -323,10 +323,11 @@ static bool matches(const char *pattern, const char *name, int64_t layers, int64
     const char *digits = *tail, *at = digits;
     for (*layer = 0; *at >= '0' && *at <= '9' && *layer < layers; at++)
         *layer = *layer * 10 + (*at - '0');
+    size_t rest = strlen(star) - 1; /* of the pattern, behind the star */
     if (at == digits || (digits[0] == '0' && at > digits + 1) || *layer >= layers ||
-        strncmp(star + 1, at, strlen(star + 1)) != 0)
+        strncmp(star + 1, at, rest) != 0)
         return false;
-    *tail = at + strlen(star + 1);
+    *tail = at + rest;
     return true;
 }
 
