@@ -99,7 +99,7 @@ static void run_flow(bench *b, const arguments *a, const flow *f, const char *fo
                      const char *from, cmd_table *table)
 {
     char sides[2][256], name[128];
-    bench_found found;
+    bench_found found = {0};
     bool remote = f->mode_number == DRAY_MODE_DISTRIBUTED;
     snprintf(sides[0], sizeof sides[0], "%s%s", from, remote ? "@~a" : "");
     snprintf(sides[1], sizeof sides[1], "%s%s", a->of.to, remote ? "@~b" : "");

@@ -178,11 +178,12 @@ static double limit_of(bench_cluster *c, const char **how)
 static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, int strategy)
 {
     unsigned turns = bench_repeats(b);
-    double *seconds = calloc(2 * (size_t)turns, sizeof *seconds), *limits = seconds + turns;
+    double *seconds = calloc(2 * (size_t)turns, sizeof *seconds);
     char name[256];
     const char *how;
     if (!seconds)
         bench_die(b, "out of memory");
+    double *limits = seconds + turns;
     dray_update_options update = DRAY_UPDATE_OPTIONS_INIT;
     update.mode = mode;
     update.strategy = strategy;
