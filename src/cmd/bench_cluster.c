@@ -234,6 +234,45 @@ static dray_region **regions_of(const bench_cluster *c, uint32_t rank)
     return regions;
 }
 
+static dray_layout *offloaded(bench_cluster *c, const dray_layout *layout)
+{
+    dray_layout *out;
+    dray_error error;
+    int rc = dray_layout_new(&out, &error);
+    for (uint32_t i = 0; i < dray_layout_region_count(layout) && !rc; i++) {
+        dray_region_info info = *dray_layout_region(layout, i);
+        info.kind = DRAY_REGION_HOST;
+        rc = dray_layout_add_region(out, &info, NULL, &error);
+    }
+    for (uint32_t t = 0; t < dray_layout_tensor_count(layout) && !rc; t++) {
+        const dray_tensor_info *tensor = dray_layout_tensor(layout, t);
+        rc =
+            tensor->alias_of >= 0
+                ? dray_layout_add_alias(out, tensor->name, (uint32_t)tensor->alias_of, NULL, &error)
+                : dray_layout_add_tensor(out, tensor->name, (dray_dtype)tensor->dtype, tensor->ndim,
+                                         tensor->shape, NULL, &error);
+    }
+    for (uint32_t i = 0; i < dray_layout_block_count(layout) && !rc; i++)
+        rc = dray_layout_add_block(out, dray_layout_block(layout, i), &error);
+    must(c, rc, "offloaded layout", &error);
+    return out;
+}
+
+/* The memory, as if it were the trainer's own: engines are not given it. */
+static dray_region **wrapped(bench_cluster *c, const dray_layout *layout, dray_region **regions)
+{
+    uint32_t count = dray_layout_region_count(layout);
+    dray_region **out = calloc((size_t)count + 1, sizeof *out);
+    dray_error error = {.message = "out of memory"};
+    must(c, out ? 0 : DRAY_ENOMEM, "offloaded memory", &error);
+    for (uint32_t i = 0; i < count; i++)
+        must(c,
+             dray_region_wrap(dray_region_base(regions[i]), dray_region_bytes(regions[i]),
+                              "offloaded", &out[i], &error),
+             "offloaded memory", &error);
+    return out;
+}
+
 /* The trainers' regions were made by the parent, so that engines can copy from them without dray.
  */
 static void run_trainer(bench_cluster *c, uint32_t rank)
@@ -242,15 +281,21 @@ static void run_trainer(bench_cluster *c, uint32_t rank)
     board *b = c->board;
     dray_error error;
     dray_region **regions = regions_of(c, rank);
-    bench_fill(side->layouts[rank], regions, c->options->tied);
+    dray_layout *layout = side->layouts[rank];
+    bench_fill(layout, regions, c->options->tied);
+    if (c->options->staging) {
+        layout = offloaded(c, layout);
+        regions = wrapped(c, layout, regions);
+    }
     dray_context *context = open_context(c, "trainer", host_of(side, rank), rank);
     dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
     dray_publisher *publisher;
     options.regions = regions;
     options.rank = rank;
     options.world = side->count;
-    must(c, dray_publisher_open(context, MODEL, side->layouts[rank], &options, &publisher, &error),
-         "trainer", &error);
+    options.staging_bytes = c->options->staging;
+    must(c, dray_publisher_open(context, MODEL, layout, &options, &publisher, &error), "trainer",
+         &error);
     must(c, dray_publish(publisher, 1, NULL, &error), "publish", &error);
     add(&b->ready);
     for (int round = 1; next_work(&b->trainers, round) != WORK_END; round++) {
@@ -261,6 +306,12 @@ static void run_trainer(bench_cluster *c, uint32_t rank)
     }
     dray_publisher_close(publisher);
     dray_close(context);
+    for (uint32_t i = 0; c->options->staging && i < dray_layout_region_count(layout); i++)
+        dray_region_free(regions[i]);
+    if (c->options->staging) {
+        free(regions);
+        dray_layout_free(layout);
+    }
 }
 
 /* What an engine rank must get at least: what an update wrote, or of full tensors the part that it

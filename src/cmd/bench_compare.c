@@ -18,21 +18,27 @@ typedef struct flow {
     const char *mode, *strategy, *today;
     int mode_number, strategy_number;
     bool load;
+    uint64_t staging; /* not 0: the weights are offloaded */
 } flow;
 
+#define STAGING ((uint64_t)4 << 20)
+
 static const flow flows[] = {
-    {"tensor", "direct", "-", DRAY_MODE_TENSOR, DRAY_STRATEGY_DIRECT, false},
-    {"tensor", "bucket", "slime", DRAY_MODE_TENSOR, DRAY_STRATEGY_BUCKET, false},
-    {"tensor", "parameter", "verl", DRAY_MODE_TENSOR, DRAY_STRATEGY_PARAMETER, false},
-    {"tensor", "load_weights", "SGLang", DRAY_MODE_TENSOR, DRAY_STRATEGY_DIRECT, true},
-    {"distributed", "direct", "-", DRAY_MODE_DISTRIBUTED, DRAY_STRATEGY_DIRECT, false},
-    {"distributed", "bucket", "slime", DRAY_MODE_DISTRIBUTED, DRAY_STRATEGY_BUCKET, false},
-    {"distributed", "parameter", "OpenRLHF", DRAY_MODE_DISTRIBUTED, DRAY_STRATEGY_PARAMETER, false},
-    {"distributed", "load_weights", "SGLang", DRAY_MODE_DISTRIBUTED, DRAY_STRATEGY_DIRECT, true},
-    {"disk", "direct", "-", DRAY_MODE_DISK, DRAY_STRATEGY_DIRECT, false},
-    {"disk", "bucket", "-", DRAY_MODE_DISK, DRAY_STRATEGY_BUCKET, false},
-    {"disk", "parameter", "-", DRAY_MODE_DISK, DRAY_STRATEGY_PARAMETER, false},
-    {"disk", "load_weights", "AReaL", DRAY_MODE_DISK, DRAY_STRATEGY_DIRECT, true},
+    {"tensor", "direct", "-", DRAY_MODE_TENSOR, DRAY_STRATEGY_DIRECT, false, 0},
+    {"tensor", "bucket", "slime", DRAY_MODE_TENSOR, DRAY_STRATEGY_BUCKET, false, 0},
+    {"tensor", "bucket, offloaded", "slime", DRAY_MODE_TENSOR, DRAY_STRATEGY_BUCKET, false,
+     STAGING},
+    {"tensor", "parameter", "verl", DRAY_MODE_TENSOR, DRAY_STRATEGY_PARAMETER, false, 0},
+    {"tensor", "load_weights", "SGLang", DRAY_MODE_TENSOR, DRAY_STRATEGY_DIRECT, true, 0},
+    {"distributed", "direct", "-", DRAY_MODE_DISTRIBUTED, DRAY_STRATEGY_DIRECT, false, 0},
+    {"distributed", "bucket", "slime", DRAY_MODE_DISTRIBUTED, DRAY_STRATEGY_BUCKET, false, 0},
+    {"distributed", "parameter", "OpenRLHF", DRAY_MODE_DISTRIBUTED, DRAY_STRATEGY_PARAMETER, false,
+     0},
+    {"distributed", "load_weights", "SGLang", DRAY_MODE_DISTRIBUTED, DRAY_STRATEGY_DIRECT, true, 0},
+    {"disk", "direct", "-", DRAY_MODE_DISK, DRAY_STRATEGY_DIRECT, false, 0},
+    {"disk", "bucket", "-", DRAY_MODE_DISK, DRAY_STRATEGY_BUCKET, false, 0},
+    {"disk", "parameter", "-", DRAY_MODE_DISK, DRAY_STRATEGY_PARAMETER, false, 0},
+    {"disk", "load_weights", "AReaL", DRAY_MODE_DISK, DRAY_STRATEGY_DIRECT, true, 0},
 };
 
 enum { FLOWS = sizeof(flows) / sizeof(flows[0]), FORMS = 3 };
@@ -112,6 +118,7 @@ static void run_flow(bench *b, const arguments *a, const flow *f, const char *fo
                      .bucket = a->bucket,
                      .engines = 1,
                      .load = f->load,
+                     .staging = f->staging,
                      .quiet = true,
                      .found = &found};
     bench_run(b, &job);
@@ -155,7 +162,9 @@ int bench_compare(int argc, char **argv)
         "Time is that of an update as `dray bench weights` measures it, verified and checked; x is "
         "that over the limit beside it. Bytes are what the engine's ranks wrote, memory is the "
         "staging that a rank held at most. Between hosts means between two names of this machine, "
-        "over its loopback.",
+        "over its loopback. Offloaded weights lie in memory of the trainers' own and pass through "
+        "an "
+        "arena of 4 MiB of each.",
         children,
         NULL,
         NULL};

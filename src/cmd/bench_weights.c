@@ -10,18 +10,20 @@
 
 static const char *const modes[] = {"auto", "tensor", "distributed", "disk"};
 static const char *const strategies[] = {"direct", "bucket", "parameter"};
-static const char *const memories[] = {"shared"};
+static const char *const memories[] = {"shared", "offloaded"};
 static const char *const switches[] = {"off", "on"};
 static const char *const suites[] = {"targets"};
-enum { MODES = 4, STRATEGIES = 3, MEMORIES = 1, SUITES = 1 };
+enum { MODES = 4, STRATEGIES = 3, MEMORIES = 2, SUITES = 1 };
+
+#define STAGING ((uint64_t)4 << 20)
 
 typedef struct arguments {
     bench_settings settings;
     bench_placements of;
     unsigned modes, strategies; /* bit sets */
     int64_t layers, engines;
-    uint64_t bucket;
-    int verify; /* as in dray_update_options */
+    uint64_t bucket, staging; /* staging: not 0: weights are offloaded */
+    int verify;               /* as in dray_update_options */
     bool suite;
 } arguments;
 
@@ -66,7 +68,7 @@ static error_t parse_more(int key, char *text, const struct argp_state *state, a
         a->verify = word_of(state, "--verify", text, switches, 2) ? 0 : -1;
         return 0;
     case 'M':
-        word_of(state, "kind of memory", text, memories, MEMORIES);
+        a->staging = word_of(state, "kind of memory", text, memories, MEMORIES) ? STAGING : 0;
         return 0;
     case 'S':
         word_of(state, "suite", text, suites, SUITES);
@@ -105,7 +107,10 @@ static error_t parse(int key, char *text, struct argp_state *state)
 static const struct argp_option options[] = {
     {"layers", 'L', "N", 0, "So many of the layers, and as large a part of the vocabulary", 2},
     {"engines", 'e', "N", 0, "So many engines, which update at the same time (1)", 2},
-    {"memory", 'M', "KIND", 0, "Where the trainers' weights lie: shared", 3},
+    {"memory", 'M', "KIND", 0,
+     "Where the trainers' weights lie: shared (the default), "
+     "offloaded: private memory, through an arena of 4 MiB",
+     3},
     {"mode", 'o', "MODE,...", 0, "tensor (the default), distributed, disk, auto", 3},
     {"strategy", 'g', "NAME,...", 0, "direct (the default), bucket, parameter", 3},
     {"bucket", 'b', "BYTES", 0, "The ceiling of staging memory (67108864)", 3},
@@ -257,6 +262,7 @@ void bench_run(bench *b, const bench_job *given)
         bench_die(b, "%s", error.message);
     o.load = full;
     o.bucket_bytes = job.bucket;
+    o.staging = job.staging;
     for (int mode = 0; mode < MODES; mode++)
         if (job.modes & 1u << mode)
             measure_mode(b, &job, &o, mode);
@@ -288,6 +294,7 @@ int bench_weights(int argc, char **argv)
                      .strategies = a.strategies,
                      .verify = a.verify,
                      .bucket = a.bucket,
+                     .staging = a.staging,
                      .engines = (uint32_t)a.engines};
     bench_run(b, &job);
     return bench_close(b);

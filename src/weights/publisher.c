@@ -83,7 +83,7 @@ static int register_rank(dray_publisher *p, const char *model, dray__writer *pac
 {
     uint32_t regions = region_count(p), shared = shared_count(p);
     const char *endpoint = NULL;
-    int rc = dray__serve_start(p->context, &endpoint, error);
+    int rc = dray__serve_start(p->context, p->arena != NULL, &endpoint, error);
     if (rc)
         return rc;
     int64_t deadline = deadline_of(p, DRAY_WAIT_DEFAULT);

@@ -487,7 +487,7 @@ static int server_new(const char *address, const dray__stream_keys *keys, struct
     return DRAY_OK;
 }
 
-/* Where to listen; false: nowhere. */
+/* Where to listen; false: nowhere, but, if it must, on this host alone. */
 static bool own_address(const dray_context *context, char out[DRAY__STREAM_ADDRESS])
 {
     const char *given = getenv("DRAY_DATA_ADDRESS");
@@ -501,13 +501,13 @@ static bool own_address(const dray_context *context, char out[DRAY__STREAM_ADDRE
     return context->host_named;
 }
 
-int dray__serve_start(dray_context *context, const char **endpoint, dray_error *error)
+int dray__serve_start(dray_context *context, bool needed, const char **endpoint, dray_error *error)
 {
     char address[DRAY__STREAM_ADDRESS];
     int rc = DRAY_OK;
     struct server *s = NULL;
     pthread_mutex_lock(&context->lock);
-    if (!context->server && own_address(context, address)) {
+    if (!context->server && (own_address(context, address) || needed)) {
         rc = server_new(address, &context->keys, &s, error);
         if (rc == DRAY_OK) {
             context->server = s;

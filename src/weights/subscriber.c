@@ -69,7 +69,7 @@ static bool offered(const dray_subscriber *s, uint32_t region)
 static int register_rank(dray_subscriber *s, dray__writer *packed, dray_error *error)
 {
     const char *endpoint = ""; /* nobody reads what went to load_weights */
-    int rc = s->load ? DRAY_OK : dray__serve_start(s->context, &endpoint, error);
+    int rc = s->load ? DRAY_OK : dray__serve_start(s->context, false, &endpoint, error);
     if (rc)
         return rc;
     int64_t deadline = dray__context_deadline(s->context, s->timeout_ns);
