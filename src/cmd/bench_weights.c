@@ -240,7 +240,7 @@ static void measure_mode(bench *b, const bench_job *job, bench_cluster_options *
 void bench_run(bench *b, const bench_job *given)
 {
     bench_job job = *given;
-    bench_found found;
+    bench_found found = {0};
     char cut[64] = "";
     dray_model_config whole;
     job.found = job.found ? job.found : &found;

@@ -61,6 +61,7 @@ typedef struct dray__planner {
     size_t pending_count, pending_capacity;
     /* Of the destination block at hand. */
     const dray_block *block;
+    dray_block own; /* where it is no block of the layout */
     const dray_tensor_info *tensor;
     dray__reading reading;
     const dray_quant *wanted;      /* AS_QUANTISED: all must be quantised like this */

@@ -120,10 +120,10 @@ static int read_box(planner *p, uint32_t tensor, const dray_tensor_info *info, c
                     dray__reading reading, uint64_t *first, uint64_t *count, dray_error *error)
 {
     size_t from = p->plan->reads.count;
-    dray_block block = {.tensor = tensor};
-    memcpy(block.start, box->start, sizeof block.start);
-    memcpy(block.extent, box->extent, sizeof block.extent);
-    p->block = &block;
+    p->own = (dray_block){.tensor = tensor};
+    memcpy(p->own.start, box->start, sizeof p->own.start);
+    memcpy(p->own.extent, box->extent, sizeof p->own.extent);
+    p->block = &p->own;
     p->tensor = info;
     p->reading = reading;
     p->sink = &p->plan->reads;

@@ -726,7 +726,8 @@ int dray__table_bury(dray__table *table, const char *name, uint64_t finished, dr
     char *copy = strdup(name);
     if (!copy)
         return dray__nomem(error);
-    bury(table, copy)->finished = finished;
+    dray__grave *grave = bury(table, copy);
+    grave->finished = finished;
     return DRAY_OK;
 }
 

@@ -349,7 +349,7 @@ static dray__quant_box quant_box(const struct quant_lane *q)
 static dray__rect touched_cells(const struct quant_lane *q)
 {
     dray__quant_box box = quant_box(q);
-    dray__rect cells;
+    dray__rect cells = {0};
     dray__quant_cells(&box, cells.start, cells.extent);
     return cells;
 }

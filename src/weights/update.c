@@ -84,9 +84,11 @@ static int end(dray_subscriber *s, const dray_error *outcome)
         s->held_incarnation = 0;
     if (outcome && begin_again(s, outcome))
         return DRAY_OK;
-    s->outcome = !outcome                                        ? (dray_error){0}
-                 : s->retried && outcome->code == DRAY_ETIMEDOUT ? s->first_error
-                                                                 : *outcome;
+    s->outcome = (dray_error){0};
+    if (outcome && s->retried && outcome->code == DRAY_ETIMEDOUT)
+        s->outcome = s->first_error;
+    else if (outcome)
+        s->outcome = *outcome;
     s->phase = PHASE_DONE;
     s->report.total_ns = dray__now() - s->started_ns - s->report.wait_ns;
     return DRAY_OK;
