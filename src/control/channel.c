@@ -35,6 +35,7 @@ struct dray__channel {
     int64_t timeout_ns; /* of dray__notify */
     uint64_t last_id;
     dray_error broken; /* code 0: usable */
+    bool ended;        /* the server said so */
     dray__writer out;  /* the frame that is being sent, */
     size_t out_at;     /* and how much of it was */
     dray__inbox inbox;
@@ -182,13 +183,9 @@ int dray__channel_connect(const char *address, int64_t deadline_ns, dray__channe
     return new_channel(address, false, deadline_ns, out, error);
 }
 
-int dray__channel_open(dray_context *context, dray__channel **out, dray_error *error)
+int dray__channel_attach(dray_context *context, int64_t deadline_ns, dray__channel **out,
+                         dray_error *error)
 {
-    if (context->pid != getpid())
-        return dray__fail(error, DRAY_ECLOSED,
-                          "the context belongs to process %d, this is its fork %d", context->pid,
-                          getpid());
-    int64_t deadline_ns = dray__deadline(context->timeout_ns);
     dray__channel *channel;
     int status = new_channel(context->address, true, deadline_ns, &channel, error);
     if (status)
@@ -205,6 +202,31 @@ int dray__channel_open(dray_context *context, dray__channel **out, dray_error *e
     else
         *out = channel;
     return status;
+}
+
+int dray__channel_open_until(dray_context *context, int64_t deadline_ns, dray__channel **out,
+                             dray_error *error)
+{
+    if (context->pid != getpid())
+        return dray__fail(error, DRAY_ECLOSED,
+                          "the context belongs to process %d, this is its fork %d", context->pid,
+                          getpid());
+    int status;
+    while ((status = dray__channel_attach(context, deadline_ns, out, error)) == DRAY_ECLOSED) {
+        bool returned;
+        int went = dray__context_return_to(context, deadline_ns, &returned, error);
+        if (went)
+            return went;
+        if (!returned || dray__now() >= deadline_ns)
+            return status;
+        poll(NULL, 0, 1);
+    }
+    return status;
+}
+
+int dray__channel_open(dray_context *context, dray__channel **out, dray_error *error)
+{
+    return dray__channel_open_until(context, dray__deadline(context->timeout_ns), out, error);
 }
 
 void dray__channel_close(dray__channel *channel)
@@ -466,6 +488,7 @@ static int take(dray__channel *channel, uint64_t id, dray__frame *frame, int *fd
             return status;
         if (!status && frame->id == 0) { /* the server tells why it closes the connection */
             dray__frame_get_error(dray__reader_of(frame->payload, frame->size), &channel->broken);
+            channel->ended = channel->broken.code == DRAY_ECLOSED;
             dray__close_fds(fds, frame->fd_count);
             status = DRAY_EPROTO;
         }
@@ -512,6 +535,26 @@ static int deliver(const dray__frame *frame, int *fds, dray__reply *reply, dray_
     reply->fd_count = frame->fd_count;
     memcpy(reply->fds, fds, sizeof(int) * frame->fd_count);
     return DRAY_OK;
+}
+
+bool dray__channel_alive(dray__channel *channel)
+{
+    dray__frame frame;
+    int fds[DRAY__FRAME_FDS], status = usable(channel, NULL);
+    while (!status)
+        status = fill(channel, NULL);
+    /* what the server said last is worth more than how the connection broke */
+    if (channel->pid == getpid() && (!channel->broken.code || !channel->ended)) {
+        int taken = take(channel, UINT64_MAX, &frame, fds, NULL);
+        status = status == DRAY_EAGAIN ? taken : status;
+    }
+    update_waiting(channel);
+    return status == DRAY_EAGAIN;
+}
+
+bool dray__channel_ended(const dray__channel *channel)
+{
+    return channel->ended;
 }
 
 /* ---- calls ----------------------------------------------------------------------------------- */

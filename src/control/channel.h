@@ -24,6 +24,11 @@ typedef struct dray__reply {
 
 /* A channel of the context's session. */
 int dray__channel_open(dray_context *context, dray__channel **out, dray_error *error);
+/* The same, with a deadline of its own. Where the coordinator is gone, and whoever comes after it
+ * takes members back, both wait for it: the session then goes on under its ids, and what the
+ * channel's owner had registered must be registered again (dray__context_returns). */
+int dray__channel_open_until(dray_context *context, int64_t deadline_ns, dray__channel **out,
+                             dray_error *error);
 /* A channel to another server that speaks the same frames (the queue's keeper): no session. */
 int dray__channel_connect(const char *address, int64_t deadline_ns, dray__channel **out,
                           dray_error *error);
@@ -44,7 +49,10 @@ int dray__notify(dray__channel *channel, uint16_t type, dray__writer *payload, d
 /* The role of the token that was shown; "" over a Unix socket. */
 const char *dray__channel_role(const dray__channel *channel);
 bool dray__channel_broken(const dray__channel *channel); /* every further call is DRAY_ECLOSED */
-int dray__channel_socket(const dray__channel *channel);  /* borrowed */
+/* Reads what has come, so that a connection that broke meanwhile is seen. */
+bool dray__channel_alive(dray__channel *channel);
+bool dray__channel_ended(const dray__channel *channel); /* the server said that it ends */
+int dray__channel_socket(const dray__channel *channel); /* borrowed */
 /* Over a Unix socket; over TCP nobody can pass descriptors. */
 bool dray__channel_passes_fds(const dray__channel *channel);
 /* Readable when dray__call_poll is worth a try, also when another call put its reply aside. Made at
@@ -56,6 +64,8 @@ int64_t dray__context_deadline(const dray_context *context, int64_t timeout_ns);
 /* Until when to wait for the answer to a request that was sent with this deadline: a second more,
  * so that the server, which answers DRAY_ETIMEDOUT at the deadline, decides what has happened. */
 int64_t dray__answer_deadline(int64_t deadline_ns);
+/* How often the session went on with another coordinator. */
+uint64_t dray__context_returns(const dray_context *context);
 /* Coordinator's address as the context resolved it, "unix:..." or "tcp:...". */
 const char *dray__context_address(const dray_context *context);
 /* Path of the keeper's socket, told by the coordinator at HELLO; NULL when it has none. */

@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,11 +33,12 @@ static uint64_t this_host(void)
 }
 
 /* What members show each other; empty for those who do not move weights. */
-static int get_data_token(dray__reader *r, dray__tls_key *out, dray_error *error)
+static int get_data_token(dray__reader *r, dray__tls_key *out, bool *takes_back, dray_error *error)
 {
     size_t size;
     char *identity = dray__get_string(r, sizeof out->identity - 1);
     const void *bytes = dray__get_blob(r, &size);
+    *takes_back = dray__get_u8(r) != 0;
     int status = dray__reader_finish(r, "HELLO", error);
     if (!status && size != (identity[0] ? sizeof out->bytes : 0))
         status = dray__fail(error, DRAY_EPROTO, "HELLO: a data key of %zu bytes", size);
@@ -64,10 +66,11 @@ static int keep_once(char **at, char *text, dray_error *error)
     return *at ? DRAY_OK : dray__nomem(error);
 }
 
-static int say_hello(dray_context *context, int64_t deadline_ns, dray_error *error)
+/* HELLO, or RETURN of the session that the context has. */
+static int greet(dray_context *context, dray__channel *channel, uint16_t type, int64_t deadline_ns,
+                 dray__reply *reply, dray_error *error)
 {
     dray__writer w = {0};
-    dray__reply reply;
     dray__put_u32(&w, DRAY__PROTOCOL_OLDEST);
     dray__put_u32(&w, DRAY__PROTOCOL_VERSION);
     dray__put_string(&w, context->name);
@@ -75,9 +78,20 @@ static int say_hello(dray_context *context, int64_t deadline_ns, dray_error *err
     dray__put_u32(&w, context->rank);
     dray__put_u64(&w, context->host);
     dray__put_i64(&w, getpid());
-    int status =
-        dray__call(context->main, DRAY__MSG_HELLO, &w, NULL, 0, deadline_ns, &reply, error);
+    if (type == DRAY__MSG_RETURN) {
+        dray__put_u64(&w, context->member);
+        dray__put_u64(&w, context->epoch);
+        dray__put_blob(&w, context->token, sizeof context->token);
+    }
+    int status = dray__call(channel, type, &w, NULL, 0, deadline_ns, reply, error);
     dray__writer_free(&w);
+    return status;
+}
+
+static int say_hello(dray_context *context, int64_t deadline_ns, dray_error *error)
+{
+    dray__reply reply;
+    int status = greet(context, context->main, DRAY__MSG_HELLO, deadline_ns, &reply, error);
     if (status)
         return status;
     dray__reader *r = &reply.payload;
@@ -87,7 +101,7 @@ static int say_hello(dray_context *context, int64_t deadline_ns, dray_error *err
     size_t size;
     const void *token = dray__get_blob(r, &size);
     char *keeper = dray__get_string(r, 4096);
-    status = get_data_token(r, &context->data, error);
+    status = get_data_token(r, &context->data, &context->takes_back, error);
     if (!status && (size != sizeof context->token || version > DRAY__PROTOCOL_VERSION ||
                     version < DRAY__PROTOCOL_OLDEST))
         status = dray__fail(error, DRAY_EPROTO, "HELLO: version %u and a token of %zu bytes",
@@ -185,8 +199,98 @@ void dray_close(dray_context *context)
     free(context);
 }
 
-/* ---- coming back -----------------------------------------------------------------------------
- */
+/* ---- coming back ----------------------------------------------------------------------------- */
+
+/* What the next coordinator says must be what the session is. */
+static int take_welcome(dray_context *context, dray__reader *r, dray_error *error)
+{
+    dray__tls_key data = {{0}, {0}};
+    size_t size;
+    bool takes_back;
+    dray__get_u32(r);
+    uint64_t member = dray__get_u64(r);
+    dray__get_u64(r);
+    dray__get_blob(r, &size);
+    char *keeper = dray__get_string(r, 4096);
+    int status = get_data_token(r, &data, &takes_back, error);
+    if (!status && (member != context->member || memcmp(&data, &context->data, sizeof data) != 0))
+        status = dray__fail(error, DRAY_EPROTO, "RETURN: the session of another member");
+    dray__forget_bytes(&data, sizeof data);
+    free(keeper); /* the one of the first session stays */
+    return status;
+}
+
+/* Under the lock. Goes on with the session at whoever listens there now. */
+static int return_once(dray_context *context, int64_t deadline_ns, bool *again, dray_error *error)
+{
+    dray__channel *channel;
+    dray__reply reply;
+    *again = false;
+    int status = dray__channel_connect(context->address, deadline_ns, &channel, error);
+    if (status)
+        return status;
+    status = greet(context, channel, DRAY__MSG_RETURN, deadline_ns, &reply, error);
+    if (!status)
+        status = take_welcome(context, &reply.payload, error);
+    if (status) { /* it died, too; or has not yet seen that an earlier try did */
+        *again = dray__channel_broken(channel) || status == DRAY_EBUSY;
+        dray__channel_close(channel);
+        return status;
+    }
+    for (uint32_t i = 0; i < context->spare_count; i++)
+        dray__channel_close(context->spare[i]);
+    context->spare_count = 0;
+    dray__channel_close(context->main);
+    context->main = channel;
+    __atomic_add_fetch(&context->returns, 1, __ATOMIC_ACQ_REL);
+    return DRAY_OK;
+}
+
+/* Under the lock. Is the session's own connection there, and if not, can it be made again? */
+static int main_there(dray_context *context, int64_t deadline_ns, dray_error *error)
+{
+    if (dray__channel_alive(context->main))
+        return DRAY_OK;
+    if (!context->takes_back || dray__channel_ended(context->main))
+        return dray__fail(error, DRAY_ECLOSED, "the coordinator at %s has ended", context->address);
+    bool again = true;
+    int status = DRAY_ECLOSED;
+    for (int pause_ms = 1; again; pause_ms = pause_ms < 50 ? 2 * pause_ms : 50) {
+        status = return_once(context, deadline_ns, &again, error);
+        int left = dray__left_ms(deadline_ns);
+        if (!left)
+            break;
+        if (again)
+            poll(NULL, 0, pause_ms < left ? pause_ms : left);
+    }
+    if (status)
+        dray__fail_prefix(error, status, "the coordinator went away: ");
+    return status;
+}
+
+int dray__context_return_to(dray_context *context, int64_t deadline_ns, bool *returned,
+                            dray_error *error)
+{
+    pthread_mutex_lock(&context->lock);
+    int status = DRAY_OK;
+    *returned = context->takes_back;
+    if (context->takes_back && dray__channel_alive(context->main)) {
+        dray__writer w = {0}; /* a connection's end may be seen later than another's */
+        status = dray__call(context->main, DRAY__MSG_PING, &w, NULL, 0, deadline_ns, NULL, error);
+        dray__writer_free(&w);
+        if (status == DRAY_ECLOSED)
+            status = DRAY_OK;
+    }
+    if (!status && context->takes_back)
+        status = main_there(context, deadline_ns, error);
+    pthread_mutex_unlock(&context->lock);
+    return status;
+}
+
+uint64_t dray__context_returns(const dray_context *context)
+{
+    return __atomic_load_n(&context->returns, __ATOMIC_ACQUIRE);
+}
 
 /* The session ends with the coordinator: a new one, on a new connection. */
 static int begin_anew(dray_context *context, int64_t deadline_ns, dray_error *error)
@@ -211,15 +315,15 @@ static int begin_anew(dray_context *context, int64_t deadline_ns, dray_error *er
 int dray__context_come_back(dray_context *context, int64_t deadline_ns, dray__channel **out,
                             dray_error *error)
 {
-    if (context->pid != getpid())
-        return dray__channel_open(context, out, error); /* says why not */
+    if (context->pid != getpid() || context->takes_back)
+        return dray__channel_open_until(context, deadline_ns, out, error);
     pthread_mutex_lock(&context->lock);
     /* Another thread may have come back already. */
-    int status = dray__channel_open(context, out, error);
+    int status = dray__channel_attach(context, deadline_ns, out, error);
     if (status && status != DRAY_ENOMEM) {
         status = begin_anew(context, deadline_ns, error);
         if (!status)
-            status = dray__channel_open(context, out, error);
+            status = dray__channel_attach(context, deadline_ns, out, error);
     }
     pthread_mutex_unlock(&context->lock);
     return status;
@@ -232,8 +336,13 @@ int dray__context_borrow(dray_context *context, dray__channel **out, dray_error 
     dray__channel *channel = NULL;
     if (context->pid == getpid()) { /* a fork may have copied the lock while it was held */
         pthread_mutex_lock(&context->lock);
-        if (context->spare_count)
+        while (!channel && context->spare_count) {
             channel = context->spare[--context->spare_count];
+            if (context->takes_back && !dray__channel_alive(channel)) {
+                dray__channel_close(channel);
+                channel = NULL;
+            }
+        }
         pthread_mutex_unlock(&context->lock);
     }
     if (!channel)
@@ -284,9 +393,11 @@ static int quick_call(dray_context *context, uint16_t type, dray__writer *w, cha
                           "the context belongs to process %d, this is its fork %d", context->pid,
                           getpid());
     dray__reply reply;
+    int64_t deadline_ns = dray__deadline(context->timeout_ns);
     pthread_mutex_lock(&context->lock);
-    int status = dray__call(context->main, type, w, NULL, 0, dray__deadline(context->timeout_ns),
-                            &reply, error);
+    int status = context->takes_back ? main_there(context, deadline_ns, error) : DRAY_OK;
+    if (!status)
+        status = dray__call(context->main, type, w, NULL, 0, deadline_ns, &reply, error);
     if (!status && text) {
         *text = dray__get_string(&reply.payload, DRAY__FRAME_MAX);
         status = dray__reader_finish(&reply.payload, dray__message_name(type), error);
@@ -359,7 +470,8 @@ const char *dray__context_address(const dray_context *context)
 
 const char *dray__context_keeper(const dray_context *context)
 {
-    return context->keeper && context->keeper[0] ? context->keeper : NULL;
+    const char *keeper = __atomic_load_n(&context->keeper, __ATOMIC_ACQUIRE);
+    return keeper && keeper[0] ? keeper : NULL;
 }
 
 const dray__tls_key *dray__context_data_key(const dray_context *context)

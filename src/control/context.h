@@ -20,6 +20,8 @@ struct dray_context {
     dray__channel *main; /* its connection is the session's life */
     dray__channel *spare[DRAY__SPARE_CHANNELS];
     uint32_t spare_count;
+    bool takes_back;  /* the next coordinator knows its members again */
+    uint64_t returns; /* how often one did; atomic */
     uint64_t member, epoch, host;
     uint8_t token[16];
     dray__tls_key data;     /* of other members; empty: none */
@@ -32,11 +34,22 @@ struct dray_context {
     void (*server_free)(void *server);
 };
 
+/* Has the coordinator gone? Then waits for the next one, and goes on with the session there.
+ * *returned: the context is with another coordinator than it was when the caller failed, or may be.
+ */
+int dray__context_return_to(dray_context *context, int64_t deadline_ns, bool *returned,
+                            dray_error *error);
+
+/* A channel of the session as it is; DRAY_ECLOSED: it is over. */
+int dray__channel_attach(dray_context *context, int64_t deadline_ns, dray__channel **out,
+                         dray_error *error);
+
 /* The session's own socket, borrowed. */
 int dray__context_socket(const dray_context *context);
 
-/* A new channel of the context's, after one broke: of its session, or of a new session with the
- * coordinator that is there by the deadline. */
+/* A new channel of the context's, after one broke: of its session, which goes on where the
+ * coordinator takes members back, or else of a new session with the one that is there by the
+ * deadline. */
 int dray__context_come_back(dray_context *context, int64_t deadline_ns, dray__channel **out,
                             dray_error *error);
 

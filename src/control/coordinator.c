@@ -347,7 +347,7 @@ static int admit(const dray__connection *connection, const dray__frame *frame,
                           dray__message_name(frame->type),
                           connection->session ? connection->session->role : "?");
     bool greets = frame->type == DRAY__MSG_HELLO || frame->type == DRAY__MSG_ATTACH ||
-                  frame->type == DRAY__MSG_PING;
+                  frame->type == DRAY__MSG_PING || frame->type == DRAY__MSG_RETURN;
     if (!connection->session && !greets && !connection->coordinator->sessionless)
         return dray__fail(error, DRAY_EPROTO, "message %s: HELLO or ATTACH expected first",
                           dray__message_name(frame->type));
@@ -787,7 +787,8 @@ static int start(dray__coordinator *coordinator, const dray__coordinator_options
         (!coordinator->sessionless && event_add(coordinator->sweep, &period) < 0))
         return dray__nomem(error);
     if ((options->keeper_path && !(coordinator->keeper_path = strdup(options->keeper_path))) ||
-        (options->token_path && !(coordinator->token_path = strdup(options->token_path))))
+        (options->token_path && !(coordinator->token_path = strdup(options->token_path))) ||
+        (options->state_path && !(coordinator->state_path = strdup(options->state_path))))
         return dray__nomem(error);
     int status = dray__token_data(&coordinator->data, error);
     if (!status)
@@ -800,6 +801,18 @@ static int start(dray__coordinator *coordinator, const dray__coordinator_options
         snprintf(text, sizeof text, "tcp:%s", options->tcp_address);
         status = add_listener(coordinator, text, error);
     }
+    return status;
+}
+
+/* Only now: whoever finds the address taken leaves the state alone. */
+static int take_state(dray__coordinator *coordinator, dray_error *error)
+{
+    int status = dray__token_state(coordinator->state_path, &coordinator->state,
+                                   &coordinator->generation, error);
+    if (!status && !dray__token_data_of(&coordinator->state, &coordinator->data))
+        status = dray__nomem(error);
+    if (!status)
+        coordinator->members = (coordinator->generation - 1) << DRAY__GENERATION_SHIFT;
     return status;
 }
 
@@ -817,6 +830,8 @@ int dray__coordinator_new(struct event_base *base, const dray__coordinator_optio
     coordinator->hello_ns = options->hello_ns ? options->hello_ns : 30 * DRAY__SECOND;
     coordinator->since_ns = dray__now();
     int status = start(coordinator, options, error);
+    if (!status && coordinator->state_path)
+        status = take_state(coordinator, error);
     if (status)
         dray__coordinator_free(coordinator);
     else
@@ -840,10 +855,23 @@ int dray__coordinator_add(dray__coordinator *coordinator, const dray__service *s
     return DRAY_OK;
 }
 
+/* Nobody needs to look for the next coordinator: there will be none. */
+static void say_goodbye(dray__coordinator *coordinator)
+{
+    dray_error error;
+    dray__fail(&error, DRAY_ECLOSED, "the coordinator has ended");
+    for (dray__connection *c = coordinator->connections; c; c = c->next)
+        if (c->session)
+            send_error(c, 0, 0, &error);
+    unlink(coordinator->state_path);
+}
+
 void dray__coordinator_free(dray__coordinator *coordinator)
 {
     if (!coordinator)
         return;
+    if (coordinator->generation)
+        say_goodbye(coordinator);
     while (coordinator->sessions)
         end_session(coordinator->sessions);
     while (coordinator->connections)
@@ -863,8 +891,14 @@ void dray__coordinator_free(dray__coordinator *coordinator)
     dray__writer_free(&coordinator->scratch);
     free(coordinator->keeper_path);
     free(coordinator->token_path);
+    free(coordinator->state_path);
     dray__forget_bytes(coordinator, sizeof *coordinator);
     free(coordinator);
+}
+
+uint64_t dray__coordinator_generation(const dray__coordinator *coordinator)
+{
+    return coordinator->generation;
 }
 
 const char *dray__coordinator_tcp(const dray__coordinator *coordinator)

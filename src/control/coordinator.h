@@ -48,6 +48,9 @@ typedef struct dray__coordinator_options {
      * dray__token_path, removed at the end. */
     const char *token_path;
     const char *keeper_path; /* told to clients at HELLO; NULL: none */
+    /* File by which the coordinator that comes after this one, should it be killed, knows its
+     * members again; removed at an orderly end. NULL: they have to open everything anew. */
+    const char *state_path;
     /* Serve requests on connections without HELLO too (dray__channel_connect): their session is
      * NULL. What the queue's keeper needs. */
     int sessionless;
@@ -65,6 +68,9 @@ int dray__coordinator_add(dray__coordinator *coordinator, const dray__service *s
 void dray__coordinator_free(dray__coordinator *coordinator);
 /* "tcp:127.0.0.1:41234" with the port that was bound; NULL when there is none. */
 const char *dray__coordinator_tcp(const dray__coordinator *coordinator);
+
+/* How many coordinators there were with this state, this one included; 0: it keeps none. */
+uint64_t dray__coordinator_generation(const dray__coordinator *coordinator);
 
 /* ---- for services ---------------------------------------------------------------------------- */
 

@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 
+enum { DRAY__GENERATION_SHIFT = 32 }; /* of member ids */
 enum { DRAY__TOKEN = 16, DRAY__NAME_MAX = 256, DRAY__ROLE_MAX = 64 };
 
 typedef struct dray__connection dray__connection;
@@ -96,15 +97,17 @@ struct dray__coordinator {
     struct event *sweep;  /* dooms those that never said who they are */
     dray__listener listeners[DRAY__LISTENERS];
     uint32_t listener_count;
-    char *keeper_path, *token_path;
-    dray__token master; /* whose tokens of roles get in over TCP */
-    dray__token data;   /* what members show each other */
+    char *keeper_path, *token_path, *state_path;
+    dray__token state;   /* what members that come back are known by */
+    uint64_t generation; /* how often a coordinator began with this state; 0: it keeps none */
+    dray__token master;  /* whose tokens of roles get in over TCP */
+    dray__token data;    /* what members show each other */
     bool sessionless;
     size_t unread_bytes;
     int64_t hello_ns;
     dray__connection *connections;
     dray__session *sessions;
-    uint64_t members; /* ids given so far */
+    uint64_t members; /* the id that was given last: the generation in its high bits */
     uint64_t connection_ids;
     dray__map epochs; /* by role, name and rank */
     int64_t since_ns;

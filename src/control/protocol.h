@@ -27,6 +27,7 @@
     XX(BARRIER, 0x0004, WORKER)                                                                    \
     XX(STATUS, 0x0005, ANY)                                                                        \
     XX(SHUTDOWN, 0x0006, ANY)                                                                      \
+    XX(RETURN, 0x0007, ANY)                                                                        \
     /* control/reports.c */                                                                        \
     XX(REPORT_POST, 0x0101, WORKER)                                                                \
     XX(REPORT_WATCH, 0x0102, ANY)                                                                  \

@@ -18,20 +18,40 @@ typedef struct sessions {
     dray__barriers *barriers;
 } sessions;
 
-/* ---- HELLO, ATTACH, PING --------------------------------------------------------------------- */
+/* ---- HELLO, RETURN, ATTACH, PING
+ * --------------------------------------------------------------------- */
+
+static void epoch_key(const dray__session *session, char *out, size_t capacity)
+{
+    snprintf(out, capacity, "%s/%u/%s", session->role, session->rank, session->name);
+}
 
 /* How often a session of this role, name and rank began. */
 static int next_epoch(dray__coordinator *coordinator, const dray__session *session, uint64_t *epoch)
 {
     char key[DRAY__NAME_MAX + DRAY__ROLE_MAX + 32];
-    snprintf(key, sizeof key, "%s/%u/%s", session->role, session->rank, session->name);
+    epoch_key(session, key, sizeof key);
     uint32_t begun = 0;
     dray__map_get(&coordinator->epochs, key, &begun);
     *epoch = (uint64_t)begun + 1;
     return dray__map_set(&coordinator->epochs, key, begun + 1) ? 0 : -1;
 }
 
-static int read_hello(dray__reader *r, dray__session *session, dray_error *error)
+/* Of a member that comes back: who it was, and what it got then. */
+typedef struct claim {
+    uint64_t member, epoch;
+    const uint8_t *token;
+    size_t token_size;
+} claim;
+
+static void read_claim(dray__reader *r, claim *out)
+{
+    out->member = dray__get_u64(r);
+    out->epoch = dray__get_u64(r);
+    out->token = dray__get_blob(r, &out->token_size);
+}
+
+static int read_hello(dray__reader *r, dray__session *session, claim *returns, dray_error *error)
 {
     uint32_t oldest = dray__get_u32(r), newest = dray__get_u32(r);
     if (r->failed)
@@ -45,6 +65,8 @@ static int read_hello(dray__reader *r, dray__session *session, dray_error *error
     session->rank = dray__get_u32(r);
     session->host = dray__get_u64(r);
     session->told_pid = dray__get_i64(r);
+    if (returns)
+        read_claim(r, returns);
     uint32_t may = session->first->may;
     bool tool = session->role && strcmp(session->role, "tool") == 0; /* everybody may look */
     session->may = may != DRAY__MAY_ALL && tool ? DRAY__MAY_TOOL : may;
@@ -55,7 +77,68 @@ static int read_hello(dray__reader *r, dray__session *session, dray_error *error
     /* A newer client may say more than this version knows. */
     if (newest > DRAY__PROTOCOL_VERSION && !r->failed)
         return DRAY_OK;
-    return dray__reader_finish(r, "HELLO", error);
+    return dray__reader_finish(r, returns ? "RETURN" : "HELLO", error);
+}
+
+/* Knowing it proves that a session is this one's. With a state it can be made again by the next
+ * coordinator, and by nobody else. */
+static int make_token(const dray__coordinator *coordinator, dray__session *session,
+                      dray_error *error)
+{
+    char text[DRAY__NAME_MAX + DRAY__ROLE_MAX + 160];
+    uint8_t key[DRAY__TLS_KEY];
+    if (!coordinator->generation) {
+        if (getrandom(session->token, sizeof session->token, 0) != (ssize_t)sizeof session->token)
+            return dray__fail_errno(error, errno, "HELLO: getrandom");
+        return DRAY_OK;
+    }
+    snprintf(text, sizeof text, "dray1 session %llu %llu %u %llu %u %s/%s",
+             (unsigned long long)session->member, (unsigned long long)session->epoch, session->may,
+             (unsigned long long)session->host, session->rank, session->role, session->name);
+    if (!dray__derive_key(coordinator->state.bytes, text, key))
+        return dray__nomem(error);
+    memcpy(session->token, key, sizeof session->token);
+    return DRAY_OK;
+}
+
+static dray__session *find_session(const dray__coordinator *coordinator, uint64_t member);
+
+/* A session that goes on, under its id. */
+static int take_back(dray__coordinator *coordinator, dray__session *session, const claim *given,
+                     dray_error *error)
+{
+    unsigned long long member = given->member;
+    uint64_t from = (given->member >> DRAY__GENERATION_SHIFT) + 1;
+    session->member = given->member;
+    session->epoch = given->epoch;
+    int status = make_token(coordinator, session, error);
+    if (status)
+        return status;
+    if (!coordinator->generation || given->token_size != DRAY__TOKEN ||
+        !dray__same_bytes(given->token, session->token, DRAY__TOKEN))
+        return dray__fail(error, DRAY_EPERM,
+                          "RETURN: this coordinator does not know member %llu: open a session anew",
+                          member);
+    if (from >= coordinator->generation)
+        return dray__fail(error, DRAY_ECLOSED, "RETURN: the session of member %llu has ended",
+                          member);
+    if (find_session(coordinator, given->member))
+        return dray__fail(error, DRAY_EBUSY, "RETURN: member %llu is here already", member);
+    char key[DRAY__NAME_MAX + DRAY__ROLE_MAX + 32];
+    uint32_t begun = 0;
+    epoch_key(session, key, sizeof key);
+    dray__map_get(&coordinator->epochs, key, &begun);
+    if (given->epoch > begun && !dray__map_set(&coordinator->epochs, key, (uint32_t)given->epoch))
+        return dray__nomem(error);
+    return DRAY_OK;
+}
+
+static int begin_anew(dray__coordinator *coordinator, dray__session *session, dray_error *error)
+{
+    if (next_epoch(coordinator, session, &session->epoch) < 0)
+        return dray__nomem(error);
+    session->member = ++coordinator->members;
+    return make_token(coordinator, session, error);
 }
 
 static void admit(dray__connection *connection, dray__session *session)
@@ -69,23 +152,24 @@ static int begin_session(dray__coordinator *coordinator, dray__request *request,
 {
     if (request->connection->session)
         return dray__fail(error, DRAY_EPROTO, "HELLO: this connection has a session");
+    claim given = {0};
+    bool returns = request->type == DRAY__MSG_RETURN;
     session->first = request->connection;
-    int status = read_hello(&request->reader, session, error);
+    int status = read_hello(&request->reader, session, returns ? &given : NULL, error);
+    if (!status)
+        status = returns ? take_back(coordinator, session, &given, error)
+                         : begin_anew(coordinator, session, error);
     if (status)
         return status;
-    if (getrandom(session->token, sizeof session->token, 0) != (ssize_t)sizeof session->token)
-        return dray__fail_errno(error, errno, "HELLO: getrandom");
-    if (next_epoch(coordinator, session, &session->epoch) < 0)
-        return dray__nomem(error);
     session->coordinator = coordinator;
-    session->member = ++coordinator->members;
     session->since_ns = dray__now();
     session->pid = request->connection->pid;
     session->next = coordinator->sessions;
     coordinator->sessions = session;
     admit(request->connection, session);
-    dray__log(DRAY_LOG_INFO, "control: member %llu (%s %s, rank %u) came",
-              (unsigned long long)session->member, session->role, session->name, session->rank);
+    dray__log(DRAY_LOG_INFO, "control: member %llu (%s %s, rank %u) came%s",
+              (unsigned long long)session->member, session->role, session->name, session->rank,
+              returns ? " back" : "");
     return DRAY_OK;
 }
 
@@ -119,6 +203,7 @@ static void hello(sessions *self, dray__request *request)
     dray__put_blob(&w, session->token, sizeof session->token);
     dray__put_string(&w, self->coordinator->keeper_path);
     put_data_token(&w, self->coordinator, session->may);
+    dray__put_u8(&w, self->coordinator->generation != 0);
     dray__request_reply(request, &w, NULL, 0);
     dray__writer_free(&w);
 }
@@ -248,6 +333,7 @@ static void handle(void *self, dray__request *request)
         [DRAY__MSG_BARRIER] = barrier_request,
         [DRAY__MSG_STATUS] = status_request,
         [DRAY__MSG_SHUTDOWN] = shutdown_request,
+        [DRAY__MSG_RETURN] = hello,
     };
     uint16_t type = dray__request_type(request);
     if (type < sizeof handlers / sizeof *handlers && handlers[type]) {

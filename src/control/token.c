@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -242,6 +243,45 @@ int dray__token_master(const char *path, dray__token *out, dray_error *error)
         *out = token;
     dray__forget_bytes(&token, sizeof token);
     return status;
+}
+
+/* The number takes the place of the session's digits. */
+int dray__token_state(const char *path, dray__token *out, uint64_t *generation, dray_error *error)
+{
+    char fresh[4200];
+    dray__token token;
+    uint64_t count = 0;
+    int status = dray__token_read(path, &token, error);
+    if (status == DRAY_ENOENT)
+        status = dray__token_draw(&token, error);
+    else if (!status)
+        count = strtoull(token.identity + PREFIX_SIZE, NULL, 16);
+    if (status)
+        return status;
+    snprintf(token.identity, sizeof token.identity, PREFIX "%016" PRIx64 ".master", ++count);
+    snprintf(fresh, sizeof fresh, "%.4096s.new", path);
+    unlink(fresh); /* of one that was killed here */
+    status = dray__token_write(fresh, &token, error);
+    if (!status && rename(fresh, path) < 0)
+        status = dray__fail_errno(error, errno, "state file %s", path);
+    if (!status) {
+        *out = token;
+        *generation = count;
+    }
+    dray__forget_bytes(&token, sizeof token);
+    return status;
+}
+
+bool dray__token_data_of(const dray__token *state, dray__token *out)
+{
+    uint8_t name[DRAY__TLS_KEY];
+    char digits[SESSION_DIGITS + 1];
+    if (!dray__derive_key(state->bytes, "dray1 members' name", name) ||
+        !dray__derive_key(state->bytes, "dray1 members' key", out->bytes))
+        return false;
+    print_hex(name, SESSION_DIGITS / 2, digits);
+    snprintf(out->identity, sizeof out->identity, PREFIX "%s.data", digits);
+    return true;
 }
 
 char *dray__token_path(const dray__address *address, char *out, size_t capacity)

@@ -26,6 +26,11 @@ const char *dray__token_role_of(const char *identity);
 int dray__token_draw(dray__token *out, dray_error *error);
 /* What members show each other: drawn anew whenever a coordinator starts. DRAY_ESYS. */
 int dray__token_data(dray__token *out, dray_error *error);
+/* The file by which a coordinator knows the members of those before it: a secret, and how many
+ * coordinators began with it, this one counted. Made when it is not there. */
+int dray__token_state(const char *path, dray__token *out, uint64_t *generation, dray_error *error);
+/* What members show each other, the same for all of them. false: out of memory. */
+bool dray__token_data_of(const dray__token *state, dray__token *out);
 /* A role's. DRAY_EINVALID: not a role, or `master` is not a master's token; DRAY_ENOMEM. */
 int dray__token_derive(const dray__token *master, const char *role, dray__token *out,
                        dray_error *error);

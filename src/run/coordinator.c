@@ -177,6 +177,13 @@ int dray__serve(const dray__serve_options *options, dray_error *error)
                                            .tcp_address = options->tcp_address,
                                            .token_path = options->token_path,
                                            .keeper_path = options->keeper_path};
+    /* Beside what names the session: its socket, or its master token. */
+    char state[4200];
+    const char *beside = options->unix_path ? options->unix_path : options->token_path;
+    if (beside) {
+        snprintf(state, sizeof state, "%.4096s.state", beside);
+        listening.state_path = state;
+    }
     dray__coordinator *coordinator = NULL;
     keeper_thread keeper = {.wake = -1};
     /* The coordinator's address first: where another one serves, its keeper is left alone. */
