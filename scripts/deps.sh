@@ -16,6 +16,7 @@ libjansson-dev pc:jansson            JSON: checkpoint headers, metrics, --json
 libxxhash-dev  pc:libxxhash          checksums of messages
 libssl-dev     pc:openssl            TLS of connections between hosts
 liburing-dev   pc:liburing           files, read and written many ranges at once
+libhiredis-dev pc:hiredis            queues whose bytes Redis holds
 libopenblas-dev pc:openblas          matrix products of the reference engine
 libcyaml-dev   pc:libcyaml           job files
 libyaml-dev    pc:yaml-0.1           job files (what libcyaml reads YAML with)
@@ -28,6 +29,8 @@ clang-tidy-14  cmd:clang-tidy-14     lint
 cppcheck       cmd:cppcheck          lint
 mandoc         cmd:mandoc            checks the manual
 binutils       cmd:nm                reads the exported symbols
+redis-server   cmd:redis-server      a store of samples, for the tests of that backend
+redis-tools    cmd:redis-cli         looks into it from outside
 iproute2       cmd:ip                network namespaces, whose link a test cuts
 util-linux     cmd:setarch           runs thread-sanitizer tests at fixed addresses
 python3        python                the test oracles: PyTorch, transformers, safetensors

@@ -67,6 +67,19 @@ typedef enum dray_durability {
     DRAY_DURABILITY_JOURNAL
 } dray_durability;
 
+/* Who holds the bytes of columns, for all of the queue's users. */
+typedef enum dray_queue_backend {
+    DRAY_BACKEND_DEFAULT = 0, /* builtin */
+    DRAY_BACKEND_BUILTIN,     /* shared memory of the host, read in place */
+    /* A Redis server: "unix:/path" or "tcp:HOST:PORT", or several, separated by commas. Its
+     * password is the first line of the file $DRAY_REDIS_PASSWORD_FILE, or else
+     * $DRAY_REDIS_PASSWORD, in the environment of every user and of the coordinator. Values are
+     * written before the call that gives them returns, and read when a column is first looked at.
+     * What the server loses is DRAY_EGONE for whoever reads it, and a loss of those rows
+     * (DRAY_LOSS_BYTES). */
+    DRAY_BACKEND_REDIS
+} dray_queue_backend;
+
 typedef struct dray_queue_options {
     size_t size;
     const dray_queue_task *tasks; /* the closed set; borrowed for the call */
@@ -91,12 +104,18 @@ typedef struct dray_queue_options {
     /* A file that dray_queue_checkpoint wrote, on the coordinator's host: what is in it, if the
      * queue is not there already. Its tasks and limits must be these. NULL: an empty queue. */
     const char *restore;
+    int32_t backend;             /* dray_queue_backend: who holds the bytes of columns */
+    const char *backend_address; /* of it; borrowed for the call. NULL or "": it has none */
 } dray_queue_options;
 
 #define DRAY_QUEUE_OPTIONS_INIT                                                                    \
     {                                                                                              \
         .size = sizeof(dray_queue_options)                                                         \
     }
+
+/* 1: this library was built with the backend (a dray_queue_backend), else 0. Does not block. Since
+ * 0.1. */
+int dray_queue_backend_built(int32_t backend);
 
 /* Opens the queue `name`, creating it if it is not there. Tasks may be given by everybody who
  * opens, and must then be equal (DRAY_EEXIST says what differs; DRAY_EGONE: a task that the queue
@@ -196,9 +215,10 @@ int dray_insert(dray_queue *queue, const dray_insert_options *options, uint32_t 
                 dray_error *error);
 
 typedef enum dray_loss_cause {
-    DRAY_LOSS_FAILED = 0, /* max_attempts attempts */
-    DRAY_LOSS_STALE,      /* too old for the task that claimed */
-    DRAY_LOSS_ROLLED_BACK /* of weights that no longer exist */
+    DRAY_LOSS_FAILED = 0,  /* max_attempts attempts */
+    DRAY_LOSS_STALE,       /* too old for the task that claimed */
+    DRAY_LOSS_ROLLED_BACK, /* of weights that no longer exist */
+    DRAY_LOSS_BYTES        /* the backend lost bytes of it */
 } dray_loss_cause;
 
 /* Slots of one group of a partition that wait for another sample. */

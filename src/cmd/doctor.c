@@ -5,6 +5,7 @@
 #include <cblas.h>
 #include <cyaml/cyaml.h>
 #include <dlfcn.h>
+#include <dray/queue.h>
 #include <errno.h>
 #include <event2/event.h>
 #include <fcntl.h>
@@ -183,6 +184,14 @@ static void look_io_uring(finding *f)
 
 /* ---- libraries ------------------------------------------------------------------------------- */
 
+static void look_redis(finding *f)
+{
+    if (dray_queue_backend_built(DRAY_BACKEND_REDIS))
+        found(f, "built in");
+    else
+        missing(f, "hiredis was not there when dray was built");
+}
+
 static void look_libevent(finding *f)
 {
     found(f, "%s", event_get_version());
@@ -313,6 +322,7 @@ static const check checks[] = {
     {"libevent", look_libevent, REQUIRED, NULL, ""},
     {"jansson", look_jansson, REQUIRED, NULL, ""},
     {"xxhash", look_xxhash, REQUIRED, NULL, ""},
+    {"hiredis", look_redis, OPTIONAL, NULL, "no queues whose bytes Redis holds"},
     {"libcyaml", look_cyaml, REQUIRED, NULL, ""},
     {"OpenBLAS", look_openblas, REQUIRED, NULL, ""},
     {"CUDA driver", look_cuda, LATER, "devices", "GPU memory disabled"},

@@ -75,6 +75,7 @@
     XX(QUEUE_CURSOR, 0x0313, WORKER)                                                               \
     XX(QUEUE_COVER, 0x0314, WORKER)                                                                \
     XX(QUEUE_RESUME, 0x0315, WORKER)                                                               \
+    XX(QUEUE_LOST, 0x0318, WORKER)                                                                 \
     XX(QUEUE_NEXT, 0x0316, WORKER)                                                                 \
     XX(QUEUE_CHECKPOINT, 0x0317, WORKER)                                                           \
     /* queue/keeper.c (on the keeper's own socket) */                                              \

@@ -1,5 +1,5 @@
 /* A batch: its columns read in place, its outputs written, committed or given back. */
-#include "queue/client.h"
+#include "queue/objects.h"
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -204,6 +204,9 @@ static int read_column(dray_batch *batch, dray__batch_column *column, dray_error
     uint64_t *lengths = dray__arena_get(&batch->arena, batch->row_count * sizeof *lengths);
     if (!cells || !lengths)
         return dray__nomem(error);
+    int got = batch->queue->store ? dray__objects_read(batch, column, error) : DRAY_OK;
+    if (got)
+        return got;
     uint64_t unit = dray__spec_bytes(&column->spec), elements = dray__spec_elements(&column->spec);
     struct dray__batch_extent *extent = NULL;
     uint32_t last = UINT32_MAX;
@@ -375,7 +378,7 @@ int dray_batch_set(dray_batch *batch, const dray_column_data *column, dray_error
     if (rc)
         return rc;
     if (output->name)
-        dray__storage_done(&batch->queue->storage, &output->span, !output->sent);
+        dray__queue_done(batch->queue, &output->span, false, output->sent);
     fresh.spec = spec;
     fresh.name = batch->task->writes.items[output - batch->outputs];
     *output = fresh;
@@ -483,7 +486,7 @@ static void outputs_done(dray_batch *batch, bool given_up)
     for (uint32_t i = 0; batch->task && batch->outputs && i < batch->task->writes.count; i++) {
         dray__batch_output *output = &batch->outputs[i];
         if (output->name)
-            dray__storage_done(&batch->queue->storage, &output->span, given_up && !output->sent);
+            dray__queue_done(batch->queue, &output->span, !given_up, output->sent);
         output->name = NULL;
     }
 }
@@ -591,6 +594,7 @@ void dray_batch_free(dray_batch *batch)
     if (batch->queue->storage.pid == getpid()) /* a fork shares no mappings to count */
         for (uint32_t i = 0; i < batch->mapping_count; i++)
             dray__mapping_put(batch->mappings[i]);
+    dray__buffers_free(batch->buffers);
     if (batch->rides && ride(batch->queue, batch->ticket))
         batch->ticket = 0;
     if (batch->ticket)

@@ -670,13 +670,14 @@ int dray__claim_commit(dray__table *table, dray__client *client, uint32_t ticket
     return rc;
 }
 
-int dray__claim_fail(dray__table *table, dray__client *client, uint32_t ticket,
-                     const uint32_t *items, uint32_t count, const char *reason, dray_error *error)
+/* The claim of which rows are given back with a reason. */
+static int failing(const dray__table *table, const dray__client *client, uint32_t ticket,
+                   const uint32_t *items, uint32_t count, dray__claim **out, dray_error *error)
 {
-    dray__claim *claim = NULL;
-    int rc = find_active(table, client, ticket, &claim, error);
+    int rc = find_active(table, client, ticket, out, error);
     if (rc)
         return rc;
+    const dray__claim *claim = *out;
     if (claim->state == DRAY__CLAIM_COMMITTED)
         return dray__fail(error, DRAY_EINVALID, "fail: the claim of %u rows for %s is committed",
                           claim->count, table->tasks[claim->task].name);
@@ -684,6 +685,16 @@ int dray__claim_fail(dray__table *table, dray__client *client, uint32_t ticket,
         if (items[i] >= claim->count)
             return dray__fail(error, DRAY_EINVALID, "fail: row %u of a claim of %u", items[i],
                               claim->count);
+    return DRAY_OK;
+}
+
+int dray__claim_fail(dray__table *table, dray__client *client, uint32_t ticket,
+                     const uint32_t *items, uint32_t count, const char *reason, dray_error *error)
+{
+    dray__claim *claim = NULL;
+    int rc = failing(table, client, ticket, items, count, &claim, error);
+    if (rc)
+        return rc;
     uint32_t all = count ? count : claim->count;
     for (uint32_t i = 0; i < all; i++) {
         uint32_t item = count ? items[i] : i;
@@ -693,6 +704,27 @@ int dray__claim_fail(dray__table *table, dray__client *client, uint32_t ticket,
     if (!claim->active)
         claim->state = DRAY__CLAIM_FAILED;
     return DRAY_OK;
+}
+
+int dray__claim_lost(dray__table *table, dray__client *client, uint32_t ticket,
+                     const uint32_t *items, uint32_t count, const char *reason, dray_error *error)
+{
+    dray__claim *claim = NULL;
+    int rc = failing(table, client, ticket, items, count, &claim, error);
+    for (uint32_t i = 0; !rc && i < count; i++) {
+        uint32_t slot = claim->slots[items[i]];
+        if (slot == DRAY__NONE)
+            continue;
+        claim->slots[items[i]] = DRAY__NONE;
+        claim->active--;
+        bool dead = dray__bit_get(claim->partition->dead, slot);
+        untake(table, claim->partition, claim->task, slot);
+        if (!dead)
+            dray__lose(table, claim->partition, claim->task, slot, DRAY_LOSS_BYTES, reason);
+    }
+    if (!rc && !claim->active)
+        claim->state = DRAY__CLAIM_FAILED;
+    return rc;
 }
 
 void dray__claim_void(dray__table *table, dray__claim *claim)

@@ -5,6 +5,7 @@
 
 #include "base/arena.h"
 #include "control/channel.h"
+#include "queue/backend.h"
 #include "queue/messages.h"
 #include "queue/segment.h"
 #include "queue/storage.h"
@@ -36,6 +37,10 @@ struct dray_queue {
     dray__channel *channel;
     dray__keeper_link keeper;
     dray__storage storage;
+    dray__backend *store; /* NULL: the bytes lie in chunks */
+    uint32_t objects;     /* written so far */
+    dray__object *given_up;
+    uint32_t given_up_count, given_up_capacity;
     char *name;
     uint32_t id;
     int64_t timeout_ns;
@@ -54,6 +59,8 @@ struct dray_queue {
     uint64_t identity; /* of this use of the queue, whatever controller serves it */
     int32_t durability;
 };
+
+typedef struct dray__buffer dray__buffer;
 
 typedef struct dray__batch_put {
     uint32_t items, count;
@@ -132,7 +139,8 @@ struct dray_batch {
     uint32_t set_tag_count, set_tag_capacity;
     dray__mapping **mappings;
     uint32_t mapping_count, mapping_capacity;
-    uint8_t *body; /* as it came, for dray_batch_export */
+    dray__buffer *buffers; /* what was got from a store */
+    uint8_t *body;         /* as it came, for dray_batch_export */
     size_t body_size;
 };
 
@@ -157,6 +165,8 @@ int dray__queue_task(const dray_queue *queue, const char *name, uint32_t *task, 
 int dray__queue_write(dray_queue *queue, const dray_column_data *column,
                       const dray__column_spec *spec, uint64_t items, dray__extent *extent,
                       dray__span *span, dray_error *error);
+/* Nothing more is done with a span's values: they were committed (done), or not, or maybe. */
+void dray__queue_done(dray_queue *queue, const dray__span *span, bool done, bool maybe);
 /* Reads "columns {u32 index, str, spec}, keys {str}" into names. */
 int dray__names_read(dray__names *names, dray__reader *r, dray_error *error);
 void dray__names_free(dray__names *names);

@@ -488,6 +488,14 @@ static int serve(dray__controller *self, dray__table *table, dray_error *error)
     q->hold_due = INT64_MAX;
     table->drop = drop_chunk;
     table->user = &self->drops;
+    if (dray__store_use(q, error)) {
+        if (q->safe)
+            event_free(q->safe);
+        free(q);
+        dray__ledger_end_of(table);
+        dray__table_free(table);
+        return error->code;
+    }
     q->next = self->queues;
     self->queues = q;
     return DRAY_OK;
@@ -527,6 +535,9 @@ static int welcome(dray__served *q, dray__request *request, uint64_t identity, d
     dray__writer_reset(&self->out);
     dray__put_u32(&self->out, client->id);
     dray__put_u32(&self->out, (uint32_t)q->table->settings.durability);
+    dray__put_u32(&self->out, (uint32_t)q->table->settings.backend);
+    dray__put_string(&self->out, q->table->settings.backend_address);
+    dray__put_u64(&self->out, q->space);
     dray__answer_table(&self->out, q->table);
     dray__answer(q, request, &self->out);
     return DRAY_OK;
@@ -744,7 +755,10 @@ void dray__end_client(dray__controller *self, dray__client *client, bool died, c
     dray__served *q = client->owner;
     dray__cancel_waiting(q, client, DRAY__NONE);
     dray__idmap_remove(&self->clients, client->id);
+    uint32_t id = client->id;
     dray__client_end(q->table, client, died, reason);
+    if (died && q->cleaner)
+        dray__store_sweep(q, id);
 }
 
 static void handle(void *user, dray__request *request)
@@ -841,6 +855,7 @@ static void controller_free(void *user)
         q->table->drop = NULL; /* the keeper has its own life */
         dray__ledger_end_of(q->table);
         dray__table_free(q->table);
+        dray__cleaner_free(q->cleaner);
         free(q);
     }
     if (self->timer)

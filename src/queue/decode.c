@@ -121,6 +121,8 @@ int dray__get_opening(dray__reader *r, dray__arena *arena, dray__opening *out, i
     out->settings.checkpoint_batches = dray__get_u32(r);
     out->settings.row_bytes = dray__get_u64(r);
     out->settings.durability = (int32_t)dray__get_u32(r);
+    out->settings.backend = (int32_t)dray__get_u32(r);
+    out->settings.backend_address = dray__get_path(r, arena);
     out->identity = dray__get_u64(r);
     out->restore = dray__get_path(r, arena);
     *timeout_ns = dray__get_i64(r);

@@ -11,8 +11,9 @@
  * OPEN     str name, u32 n tasks, n * {str name, strs needs, strs writes}, u64 rows, u64 bytes,
  * u32 attempts, u32 on loss, u64 provisional tasks (bits in their order),
  *          u32 rows a batch, u32 open batches, u32 batches a checkpoint, u64 bytes a row, u32
- * durability, u64 identity, str checkpoint to restore, i64 timeout
- *          -> u32 client, u32 durability, the same table of tasks
+ * durability, u32 backend, str its address, u64 identity, str checkpoint to restore, i64 timeout
+ *          -> u32 client, u32 durability, u32 backend, str its address, u64 space, the
+ *             same table of tasks
  *
  * INSERT   str partition, u32 rows, u32 group size, u8 per group, u64 at slot, u64 row bytes,
  *          u64 refill, u32 ticket, i64 timeout, columns, tags
@@ -51,11 +52,14 @@
  *
  * FAIL     u32 ticket, u32 n, n * u32 items, str reason
  *
+ * LOST     as FAIL: the backend has lost bytes of these rows
+ *
  * RELEASE  u32 ticket (a claim, or a CLAIM that still waits; no answer is wanted)
  *
  * HOLD     u32 ticket, i64 ns (0: as long as the session)
  *
- * CHUNK    u32 n, n * {u64 id, u64 key, u64 size} new, u32 n, n * u64 given up
+ * CHUNK    u32 n, n * {u64 id, u64 key, u64 size} new, u32 n, n * u64 given up; where a store holds
+ *          the bytes: n objects that were not committed, or maybe were, u32 0
  *
  * CHECKPOINT  str path
  *

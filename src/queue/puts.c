@@ -41,7 +41,8 @@ static void drop(dray__table *table, dray__chunk *chunk)
 {
     dray__idmap_remove(&table->chunks, chunk->id);
     table->chunk_bytes -= chunk->size;
-    table->drops[table->drop_count++ % DRAY__DROPS] = chunk->id;
+    if (!table->objects)
+        table->drops[table->drop_count++ % DRAY__DROPS] = chunk->id;
     if (table->drop)
         table->drop(table->user, chunk->id, chunk->key);
     free(chunk);
@@ -134,6 +135,39 @@ void dray__chunks_orphan(dray__table *table, dray__client *client)
 
 /* ---- puts ------------------------------------------------------------------------------------ */
 
+/* Of a table of objects: one that is not there yet, of this client, holding the column alone. */
+static int check_object(const dray__table *table, const dray__client *client,
+                        const dray__new_column *column, uint64_t *size, dray_error *error)
+{
+    const dray__extent *e = &column->extent;
+    if (e->chunk >> 32 != client->id || !(uint32_t)e->chunk)
+        return dray__fail(error, DRAY_EINVALID, "column %s: object %016llx is none of client %u",
+                          column->name, (unsigned long long)e->chunk, client->id);
+    if (dray__idmap_get(&table->chunks, e->chunk))
+        return dray__fail(error, DRAY_EEXIST, "column %s: object %016llx is committed already",
+                          column->name, (unsigned long long)e->chunk);
+    if (__builtin_add_overflow(e->values, e->bytes, size) || *size > DRAY__OBJECT_MAX)
+        return dray__fail(error, DRAY_EINVALID, "column %s: an object of impossible size",
+                          column->name);
+    return DRAY_OK;
+}
+
+static int check_place(const dray__table *table, const dray__client *client,
+                       const dray__new_column *column, uint64_t *size, dray_error *error)
+{
+    dray__chunk *chunk = NULL;
+    if (table->objects)
+        return check_object(table, client, column, size, error);
+    int rc = own_chunk(table, client, column->extent.chunk, &chunk, error);
+    if (rc)
+        return dray__fail_prefix(error, rc, "column %s: ", column->name);
+    if (chunk->closed)
+        return dray__fail(error, DRAY_EINVALID, "column %s: chunk %016llx is closed", column->name,
+                          (unsigned long long)chunk->id);
+    *size = chunk->size;
+    return DRAY_OK;
+}
+
 static int check_column(const dray__table *table, const dray__client *client, int writer,
                         const dray__new_column *column, uint32_t items, uint64_t *bytes,
                         dray_error *error)
@@ -156,15 +190,10 @@ static int check_column(const dray__table *table, const dray__client *client, in
         rc = dray__spec_same(&col->spec, &column->spec, column->name, error);
     if (rc)
         return rc;
-    dray__chunk *chunk = NULL;
-    rc = own_chunk(table, client, column->extent.chunk, &chunk, error);
-    if (rc)
-        return dray__fail_prefix(error, rc, "column %s: ", column->name);
-    if (chunk->closed)
-        return dray__fail(error, DRAY_EINVALID, "column %s: chunk %016llx is closed", column->name,
-                          (unsigned long long)chunk->id);
-    rc =
-        dray__extent_check(&column->extent, &column->spec, items, chunk->size, column->name, error);
+    uint64_t size = 0;
+    rc = check_place(table, client, column, &size, error);
+    if (!rc)
+        rc = dray__extent_check(&column->extent, &column->spec, items, size, column->name, error);
     if (!rc && __builtin_add_overflow(
                    *bytes, dray__extent_bytes(&column->extent, &column->spec, items), bytes))
         rc = dray__fail(error, DRAY_EINVALID, "column %s: sizes overflow", column->name);
@@ -204,8 +233,11 @@ int dray__put_check(const dray__table *table, const dray__client *client, int wr
             if (strcmp(columns[i].name, columns[j].name) == 0)
                 return dray__fail(error, DRAY_EINVALID, "column %s is given twice",
                                   columns[i].name);
+            else if (table->objects && columns[i].extent.chunk == columns[j].extent.chunk)
+                return dray__fail(error, DRAY_EINVALID, "columns %s and %s are one object",
+                                  columns[j].name, columns[i].name);
     }
-    for (uint32_t i = 0; i < column_count; i++) {
+    for (uint32_t i = 0; !table->objects && i < column_count; i++) {
         int rc = check_chunk(table, columns, column_count, i, items, error);
         if (rc)
             return rc;
@@ -250,6 +282,22 @@ static int prepare_tags(dray__table *table, dray__put *put, const dray__new_tag 
     return DRAY_OK;
 }
 
+/* An object of the put: it is dropped with its column. */
+static int add_object(dray__table *table, const dray__extent *extent, dray__chunk **out,
+                      dray_error *error)
+{
+    dray__chunk *chunk = malloc(sizeof *chunk);
+    if (!chunk || !dray__idmap_set(&table->chunks, extent->chunk, chunk)) {
+        free(chunk);
+        return dray__nomem(error);
+    }
+    uint64_t size = extent->values + extent->bytes;
+    *chunk = (dray__chunk){.id = extent->chunk, .key = size, .size = size};
+    table->chunk_bytes += size;
+    *out = chunk;
+    return DRAY_OK;
+}
+
 static int prepare_column(dray__table *table, dray__partition *p, const dray__new_column *column,
                           dray__put_column *out, dray_error *error)
 {
@@ -266,9 +314,10 @@ static int prepare_column(dray__table *table, dray__partition *p, const dray__ne
     }
     if (!rc && !p->columns[c])
         rc = dray__grow(&p->columns[c], 0, dray__bit_words(p->row_capacity), 8, error);
-    *out = (dray__put_column){.column = c,
-                              .extent = column->extent,
-                              .chunk = dray__idmap_get(&table->chunks, column->extent.chunk)};
+    *out = (dray__put_column){.column = c, .extent = column->extent};
+    if (!rc && table->objects)
+        return add_object(table, &column->extent, &out->chunk, error);
+    out->chunk = dray__idmap_get(&table->chunks, column->extent.chunk);
     return rc;
 }
 
@@ -315,7 +364,7 @@ int dray__put_prepare(dray__table *table, dray__partition *p, int writer,
             break;
         }
     if (rc) {
-        dray__put_discard(put);
+        dray__put_discard(table, put);
         return rc;
     }
     for (uint32_t i = 0; i < column_count; i++) {
@@ -329,10 +378,17 @@ int dray__put_prepare(dray__table *table, dray__partition *p, int writer,
     return DRAY_OK;
 }
 
-void dray__put_discard(dray__put *put)
+void dray__put_discard(dray__table *table, dray__put *put)
 {
     if (!put)
         return;
+    for (uint32_t i = 0; table->objects && i < put->column_count; i++) {
+        dray__chunk *chunk = put->columns ? put->columns[i].chunk : NULL;
+        if (!chunk) /* freed */
+            continue;
+        table->chunk_bytes -= chunk->size; /* never committed: its writer drops it */
+        free(dray__idmap_remove(&table->chunks, chunk->id));
+    }
     free(put->unsettled);
     free(put->columns);
     free(put->tags);
@@ -389,7 +445,7 @@ static void free_put(dray__table *table, dray__put *put)
         if (put->columns[i].chunk)
             free_column(table, put, &put->columns[i]);
     table->put_count--;
-    dray__put_discard(put);
+    dray__put_discard(table, put);
 }
 
 /* ---- rows that one task commits piece by piece ----------------------------------------------- */

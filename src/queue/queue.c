@@ -7,6 +7,7 @@
 #include "base/options.h"
 #include "base/words.h"
 #include "control/context.h"
+#include "queue/objects.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -201,12 +202,17 @@ static void put_settings(dray__writer *w, const dray__settings *s)
     dray__put_u32(w, s->checkpoint_batches);
     dray__put_u64(w, s->row_bytes);
     dray__put_u32(w, (uint32_t)s->durability);
+    dray__put_u32(w, (uint32_t)s->backend);
+    dray__put_string(w, s->backend_address);
 }
 
 static int read_table(dray_queue *queue, dray__reader *r, dray_error *error)
 {
     queue->id = dray__get_u32(r);
     queue->durability = (int32_t)dray__get_u32(r);
+    int opened = dray__objects_open(queue, r, error);
+    if (opened)
+        return opened;
     uint32_t count = dray__get_count(r, 12);
     queue->tasks = calloc(count ? count : 1, sizeof *queue->tasks);
     if (!queue->tasks)
@@ -291,7 +297,9 @@ static int open_queue(dray_queue *queue, const char *name, const dray_queue_opti
                                .open_batches = options->open_batches,
                                .checkpoint_batches = options->checkpoint_batches,
                                .row_bytes = options->row_bytes,
-                               .durability = options->durability};
+                               .durability = options->durability,
+                               .backend = options->backend,
+                               .backend_address = options->backend_address};
     put_settings(w, &settings);
     dray__put_u64(w, queue->identity);
     dray__put_string(w, options->restore ? options->restore : "");
@@ -305,6 +313,7 @@ static int open_queue(dray_queue *queue, const char *name, const dray_queue_opti
 
 static void queue_free(dray_queue *queue)
 {
+    dray__objects_close(queue);
     dray__channel_close(queue->channel);
     dray__keeper_link_free(&queue->keeper);
     if (queue->storage.pid == getpid())
@@ -372,6 +381,7 @@ void dray_queue_close(dray_queue *queue)
 {
     if (!queue)
         return;
+    dray__objects_close(queue);
     dray__queue_begin(queue);
     dray__queue_command(queue, DRAY__MSG_QUEUE_CLOSE, NULL, NULL);
     queue_free(queue);
@@ -507,6 +517,8 @@ int dray__queue_write(dray_queue *queue, const dray_column_data *column,
                         column->name, (unsigned long long)bytes);
     if (!rc && __builtin_add_overflow(head, bytes, &room))
         rc = dray__fail(error, DRAY_EINVALID, "column %s: sizes overflow", column->name);
+    if (!rc && queue->store)
+        return dray__objects_write(queue, column, unit, items, head, bytes, extent, span, error);
     if (!rc)
         rc = take_room(queue, room, span, error);
     if (rc)
@@ -524,6 +536,14 @@ int dray__queue_write(dray_queue *queue, const dray_column_data *column,
     if (bytes)
         memcpy(span->at + head, values, bytes);
     return DRAY_OK;
+}
+
+void dray__queue_done(dray_queue *queue, const dray__span *span, bool done, bool maybe)
+{
+    if (span->object)
+        dray__objects_done(queue, span, done);
+    else
+        dray__storage_done(&queue->storage, span, !done && !maybe);
 }
 
 /* ---- insert ---------------------------------------------------------------------------------- */
@@ -618,7 +638,7 @@ static int insert_once(dray_queue *queue, const dray_insert_options *o, inserted
     bool given_up = rc && !(sent && (rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED ||
                                      rc == DRAY_EFULL || rc == DRAY_ESYS || rc == DRAY_ENOMEM));
     for (uint32_t i = 0; i < done; i++)
-        dray__storage_done(&queue->storage, &columns[i].span, given_up);
+        dray__queue_done(queue, &columns[i].span, rc == DRAY_OK, !given_up);
     return rc;
 }
 

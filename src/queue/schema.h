@@ -11,8 +11,10 @@
 #define DRAY__COLUMNS_MAX 4096u  /* of a queue */
 #define DRAY__TAG_KEYS_MAX 1024u /* of a queue */
 #define DRAY__ROWS_MAX (1u << 26)
-#define DRAY__REASON_MAX 200u /* bytes kept of why a row failed */
-#define DRAY__ALIGN 64u       /* of values within a chunk */
+#define DRAY__REASON_MAX 200u                /* bytes kept of why a row failed */
+#define DRAY__ADDRESS_MAX 4096u              /* bytes of a backend's address */
+#define DRAY__OBJECT_MAX (UINT64_C(1) << 40) /* bytes of an object */
+#define DRAY__ALIGN 64u                      /* of values within a chunk */
 
 typedef struct dray__column_spec {
     int32_t dtype, content;

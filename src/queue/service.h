@@ -3,6 +3,7 @@
 #define DRAY_QUEUE_SERVICE_H
 
 #include "control/coordinator.h"
+#include "queue/cleaner.h"
 #include "queue/internal.h"
 #include "queue/ledger.h"
 
@@ -17,6 +18,8 @@ typedef struct dray__served { /* a queue */
     struct dray__served *next;
     dray__controller *controller;
     dray__table *table;
+    uint64_t space; /* of the queue's objects, where a store holds them */
+    dray__cleaner *cleaner;
     dray__line claims, inserts, waits, refills;
     dray__line held;    /* answers to what is not safe in the journal yet */
     struct event *safe; /* the journal has gone on */
@@ -48,6 +51,13 @@ int dray__step(dray__controller *self, dray__request *request, dray_error *error
 void dray__arm_timer(dray__controller *self);
 /* What the client waits for ends with DRAY_ECANCELED; ticket DRAY__NONE: all of it. */
 void dray__cancel_waiting(dray__served *queue, const dray__client *client, uint32_t ticket);
+/* Where the queue's settings name a store: a space of its own there, and a cleaner. */
+int dray__store_use(dray__served *queue, dray_error *error);
+void dray__store_sweep(dray__served *queue, uint32_t client);
+/* The client wrote the object and does not know what became of it: nothing, if it is unknown here,
+ * and then it is dropped. */
+void dray__object_abandoned(dray__served *queue, const dray__client *client, uint64_t id,
+                            uint64_t size);
 void dray__end_client(dray__controller *self, dray__client *client, bool died, const char *reason);
 dray__waiting dray__count_waiting(const dray__served *queue);
 

@@ -1,4 +1,5 @@
 /* The queue's state as JSON: dray_queue_status and the coordinator's status. */
+#include "queue/backend.h"
 #include "queue/internal.h"
 
 static json_t *column_counts(const dray__table *table, const dray__partition *p)
@@ -31,6 +32,7 @@ static const char *const causes[DRAY__CAUSES] = {
     [DRAY_LOSS_FAILED] = "failed",
     [DRAY_LOSS_STALE] = "stale",
     [DRAY_LOSS_ROLLED_BACK] = "rolled_back",
+    [DRAY_LOSS_BYTES] = "bytes_lost",
 };
 
 static json_t *losses(const dray__partition *p)
@@ -102,12 +104,13 @@ json_t *dray__table_json(const dray__table *table, const dray__waiting *waiting)
     for (const dray__client *client = table->clients; client; client = client->next)
         clients++;
     return json_pack(
-        "{s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "name",
-        table->name, "ended", table->ended ? 1 : 0, "rows", (json_int_t)table->rows,
-        "capacity_rows", (json_int_t)table->settings.capacity_rows, "bytes", (json_int_t)bytes,
-        "hidden_bytes", (json_int_t)table->hidden, "capacity_bytes",
-        (json_int_t)table->settings.capacity_bytes, "chunks", (json_int_t)table->chunks.count,
-        "chunk_bytes", (json_int_t)table->chunk_bytes, "claims", (json_int_t)table->claim_count,
-        "clients", (json_int_t)clients, "epoch", (json_int_t)table->epoch, "admission",
-        admission(table), "waiters", waiter_counts(table, waiting), "partitions", partitions);
+        "{s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "name",
+        table->name, "backend", dray__backend_name(table->settings.backend), "ended",
+        table->ended ? 1 : 0, "rows", (json_int_t)table->rows, "capacity_rows",
+        (json_int_t)table->settings.capacity_rows, "bytes", (json_int_t)bytes, "hidden_bytes",
+        (json_int_t)table->hidden, "capacity_bytes", (json_int_t)table->settings.capacity_bytes,
+        "chunks", (json_int_t)table->chunks.count, "chunk_bytes", (json_int_t)table->chunk_bytes,
+        "claims", (json_int_t)table->claim_count, "clients", (json_int_t)clients, "epoch",
+        (json_int_t)table->epoch, "admission", admission(table), "waiters",
+        waiter_counts(table, waiting), "partitions", partitions);
 }

@@ -107,7 +107,10 @@ static int do_commit(step *s, dray_error *error)
     return rc;
 }
 
-static int do_fail(step *s, dray_error *error)
+typedef int (*give_back_fn)(dray__table *, dray__client *, uint32_t, const uint32_t *, uint32_t,
+                            const char *, dray_error *);
+
+static int read_failed(step *s, give_back_fn give_back, dray_error *error)
 {
     uint32_t ticket = dray__get_u32(s->r), count;
     uint32_t *items = dray__get_array(s->r, &s->arena, 4, sizeof *items, &count);
@@ -119,7 +122,17 @@ static int do_fail(step *s, dray_error *error)
     int rc = dray__finish_reading(s->request, error);
     if (!rc && !reason)
         rc = dray__nomem(error);
-    return rc ? rc : dray__claim_fail(s->table, s->client, ticket, items, count, reason, error);
+    return rc ? rc : give_back(s->table, s->client, ticket, items, count, reason, error);
+}
+
+static int do_fail(step *s, dray_error *error)
+{
+    return read_failed(s, dray__claim_fail, error);
+}
+
+static int do_lost(step *s, dray_error *error)
+{
+    return read_failed(s, dray__claim_lost, error);
 }
 
 static int do_release(step *s, dray_error *error)
@@ -150,7 +163,9 @@ static int do_chunk(step *s, dray_error *error)
     uint32_t count = dray__get_count(s->r, 24);
     for (uint32_t i = 0; i < count; i++) {
         uint64_t id = dray__get_u64(s->r), key = dray__get_u64(s->r), size = dray__get_u64(s->r);
-        if (!rc)
+        if (!rc && s->queue->cleaner)
+            dray__object_abandoned(s->queue, s->client, id, size);
+        else if (!rc)
             rc = dray__chunk_add(s->table, s->client, id, key, size, error);
     }
     /* What the client gives up it has given up, also when there is no place for a new one. */
@@ -229,23 +244,15 @@ static const struct handler {
     uint16_t type;
     int (*action)(step *, dray_error *);
 } handlers[] = {
-    {DRAY__MSG_QUEUE_SEAL, do_seal},
-    {DRAY__MSG_QUEUE_CLEAR, do_clear},
-    {DRAY__MSG_QUEUE_END, do_end},
-    {DRAY__MSG_QUEUE_COMMIT, do_commit},
-    {DRAY__MSG_QUEUE_FAIL, do_fail},
-    {DRAY__MSG_QUEUE_RELEASE, do_release},
-    {DRAY__MSG_QUEUE_STATUS, do_status},
-    {DRAY__MSG_QUEUE_CHUNK, do_chunk},
-    {DRAY__MSG_QUEUE_DECLINE, do_decline},
-    {DRAY__MSG_QUEUE_CURSOR, do_cursor},
-    {DRAY__MSG_QUEUE_COVER, do_cover},
-    {DRAY__MSG_QUEUE_RESUME, do_resume},
-    {DRAY__MSG_QUEUE_ADMIT, do_admit},
-    {DRAY__MSG_QUEUE_VERSION, do_version},
-    {DRAY__MSG_QUEUE_CLOSE, do_close},
-    {DRAY__MSG_QUEUE_HOLD, do_hold},
-    {DRAY__MSG_QUEUE_CHECKPOINT, do_checkpoint},
+    {DRAY__MSG_QUEUE_SEAL, do_seal},       {DRAY__MSG_QUEUE_CLEAR, do_clear},
+    {DRAY__MSG_QUEUE_END, do_end},         {DRAY__MSG_QUEUE_COMMIT, do_commit},
+    {DRAY__MSG_QUEUE_FAIL, do_fail},       {DRAY__MSG_QUEUE_LOST, do_lost},
+    {DRAY__MSG_QUEUE_RELEASE, do_release}, {DRAY__MSG_QUEUE_STATUS, do_status},
+    {DRAY__MSG_QUEUE_CHUNK, do_chunk},     {DRAY__MSG_QUEUE_DECLINE, do_decline},
+    {DRAY__MSG_QUEUE_CURSOR, do_cursor},   {DRAY__MSG_QUEUE_COVER, do_cover},
+    {DRAY__MSG_QUEUE_RESUME, do_resume},   {DRAY__MSG_QUEUE_ADMIT, do_admit},
+    {DRAY__MSG_QUEUE_VERSION, do_version}, {DRAY__MSG_QUEUE_CLOSE, do_close},
+    {DRAY__MSG_QUEUE_HOLD, do_hold},       {DRAY__MSG_QUEUE_CHECKPOINT, do_checkpoint},
 };
 
 int dray__step(dray__controller *self, dray__request *request, dray_error *error)

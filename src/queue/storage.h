@@ -39,8 +39,9 @@ typedef struct dray__storage {
 
 typedef struct dray__span { /* room for values, of a chunk */
     dray__written *chunk;
-    uint64_t offset;
+    uint64_t offset; /* of an object: its size */
     uint8_t *at;
+    uint64_t object; /* not of a chunk, but this object of a store */
 } dray__span;
 
 /* Takes `bytes` of the current chunk. false: another chunk is needed. */

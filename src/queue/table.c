@@ -191,13 +191,17 @@ int dray__table_new(const char *name, const dray__task_names *tasks, uint32_t ta
     table->graves = calloc(DRAY__GRAVES, sizeof *table->graves);
     dray__settings *s = &table->settings;
     *s = *settings;
+    s->backend_address = strdup(settings->backend_address ? settings->backend_address : "");
+    s->backend = s->backend ? s->backend : DRAY_BACKEND_BUILTIN;
+    table->objects = s->backend != DRAY_BACKEND_BUILTIN;
     s->capacity_rows = s->capacity_rows ? s->capacity_rows : DRAY__CAPACITY_ROWS;
     s->capacity_bytes = s->capacity_bytes ? s->capacity_bytes : DRAY__CAPACITY_BYTES;
     s->max_attempts = s->max_attempts ? s->max_attempts : 3;
     s->on_loss = s->on_loss ? s->on_loss : DRAY_ON_LOSS_REFILL;
     table->demands_tail = &table->demands;
     table->admission.task = DRAY__NONE;
-    rc = table->name && table->tasks && table->graves ? DRAY_OK : dray__nomem(error);
+    rc = table->name && table->tasks && table->graves && s->backend_address ? DRAY_OK
+                                                                            : dray__nomem(error);
     if (!rc)
         rc = dray__table_key(table, DRAY_TAG_VERSION, &table->version_key, error);
     if (!rc)
@@ -278,12 +282,17 @@ int dray__table_same(const dray__table *table, const dray__task_names *tasks, ui
         {"checkpoint_batches", own->checkpoint_batches, settings->checkpoint_batches},
         {"row_bytes", own->row_bytes, settings->row_bytes},
         {"durability", (uint64_t)own->durability, (uint64_t)settings->durability},
+        {"backend", (uint64_t)own->backend, (uint64_t)settings->backend},
     };
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
         if (limits[i].found && limits[i].found != limits[i].own)
             return dray__fail(error, DRAY_EEXIST, "queue %s is open with %s %llu, found %llu",
                               table->name, limits[i].name, (unsigned long long)limits[i].own,
                               (unsigned long long)limits[i].found);
+    if (settings->backend && settings->backend_address &&
+        strcmp(settings->backend_address, own->backend_address) != 0)
+        return dray__fail(error, DRAY_EEXIST, "queue %s is open with the backend at %s, found %s",
+                          table->name, own->backend_address, settings->backend_address);
     return DRAY_OK;
 }
 
@@ -393,6 +402,7 @@ void dray__table_free(dray__table *table)
         free(table->keys[k]);
     for (uint32_t g = 0; table->graves && g < DRAY__GRAVES; g++)
         free(table->graves[g].name);
+    free((void *)(uintptr_t)table->settings.backend_address);
     dray__map_free(&table->column_names);
     dray__map_free(&table->key_names);
     dray__idmap_free(&table->claim_ids);
@@ -678,7 +688,7 @@ int dray__table_insert(dray__table *table, dray__client *client, const dray__new
     if (!rc && fresh)
         rc = link_partition(table, fresh, error);
     if (rc) {
-        dray__put_discard(put);
+        dray__put_discard(table, put);
         partition_free(table, fresh);
         return rc;
     }

@@ -41,7 +41,7 @@
 #define DRAY__CAPACITY_ROWS UINT64_C(1000000) /* where none is given */
 #define DRAY__CAPACITY_BYTES (UINT64_C(4) << 30)
 #define DRAY__RANKS_MAX 1024u /* of a consumer group */
-#define DRAY__CAUSES 3u       /* of dray_loss_cause */
+#define DRAY__CAUSES 4u       /* of dray_loss_cause */
 
 typedef struct dray__table dray__table;
 typedef struct dray__client dray__client;
@@ -269,7 +269,9 @@ typedef struct dray__settings { /* as opened; 0: the default, or when comparing,
      * the next, bytes of a row. */
     uint32_t batch_rows, open_batches, checkpoint_batches;
     uint64_t row_bytes;
-    int32_t durability; /* dray_durability */
+    int32_t durability;          /* dray_durability */
+    int32_t backend;             /* dray_queue_backend */
+    const char *backend_address; /* the table's own copy */
 } dray__settings;
 
 #define DRAY__GRAVES 4096u
@@ -307,6 +309,7 @@ struct dray__table {
     uint32_t claim_count, put_count;
 
     dray__settings settings;
+    bool objects; /* a store holds the bytes: chunks are objects, made by the put that names them */
     dray__admission admission;
     dray__ledger *ledger; /* where changes are written down; NULL: nowhere */
     uint32_t restarts;    /* controllers that took the queue over */
@@ -494,6 +497,9 @@ int dray__claim_again(dray__table *table, dray__client *client, uint32_t task, d
 /* items: places in the claim; count 0: all that are left. Items given back before are skipped. */
 int dray__claim_fail(dray__table *table, dray__client *client, uint32_t ticket,
                      const uint32_t *items, uint32_t count, const char *reason, dray_error *error);
+/* Bytes of the rows are gone: they are lost, however often they were tried. */
+int dray__claim_lost(dray__table *table, dray__client *client, uint32_t ticket,
+                     const uint32_t *items, uint32_t count, const char *reason, dray_error *error);
 int dray__claim_hold(dray__table *table, dray__client *client, uint32_t ticket, int64_t until,
                      dray_error *error);
 /* Unpins and forgets; rows still held are given back, not counted. false: no such claim. */
@@ -536,7 +542,7 @@ int dray__put_prepare(dray__table *table, dray__partition *p, int writer,
                       const dray__new_column *columns, uint32_t column_count,
                       const dray__new_tag *tags, uint32_t tag_count, bool every, uint32_t items,
                       dray__put **out, dray_error *error);
-void dray__put_discard(dray__put *put);
+void dray__put_discard(dray__table *table, dray__put *put);
 /* Records the put for rows: places, columns' bits, bytes. Row i is slots[i] (DRAY__NONE: skipped),
  * or first + i where slots is NULL; it has item i / divisor. stays[i]: the row's columns are not
  * complete yet; NULL: all are. Cannot fail. */

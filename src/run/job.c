@@ -10,6 +10,7 @@
 #include "run/tasks.h"
 #include "run/tree.h"
 
+#include <dray/queue.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -102,6 +103,17 @@ static int rule_reward(const dray__job *job, dray__node *root, dray_error *error
     if (job->actor.kl > 0 && !job->reference.enabled)
         return dray__schema_fail(root, "actor.kl", error,
                                  "expected 0 without a reference, found %g", job->actor.kl);
+    return DRAY_OK;
+}
+
+static int rule_backend(const dray__job *job, dray__node *root, dray_error *error)
+{
+    bool redis = job->queue.backend == DRAY_BACKEND_REDIS;
+    bool given = job->queue.backend_address && *job->queue.backend_address;
+    if (redis != given)
+        return dray__schema_fail(root, "queue.backend_address", error,
+                                 redis ? "expected unix:/path or tcp:HOST:PORT for backend redis"
+                                       : "expected none for backend builtin");
     return DRAY_OK;
 }
 
@@ -222,8 +234,8 @@ static int rule_model(const dray__job *job, dray__node *root, dray_error *error)
 
 static int check_rules(const dray__job *job, dray__node *root, dray_error *error)
 {
-    static const rule_fn all[] = {rule_batch, rule_data,  rule_reward, rule_capacity,
-                                  rule_hosts, rule_tasks, rule_model};
+    static const rule_fn all[] = {rule_batch,   rule_data,  rule_reward, rule_capacity,
+                                  rule_backend, rule_hosts, rule_tasks,  rule_model};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         int rc = all[i](job, root, error);
         if (rc)

@@ -85,6 +85,8 @@ typedef struct dray__job_checkpoint {
 
 typedef struct dray__job_queue {
     int64_t capacity_rows, capacity_bytes, max_attempts;
+    int32_t backend; /* dray_queue_backend */
+    char *backend_address;
 } dray__job_queue;
 
 typedef struct dray__job_limits {

@@ -4,6 +4,7 @@
 #include "base/words.h"
 #include "run/advantage.h"
 
+#include <dray/queue.h>
 #include <dray/weights.h>
 #include <errno.h>
 #include <math.h>
@@ -46,6 +47,9 @@ static const cyaml_strval_t modes[] = {
 static const cyaml_strval_t strategies[] = {{"direct", DRAY_STRATEGY_DIRECT},
                                             {"bucket", DRAY_STRATEGY_BUCKET},
                                             {"parameter", DRAY_STRATEGY_PARAMETER}};
+
+static const cyaml_strval_t backends[] = {{"builtin", DRAY_BACKEND_BUILTIN},
+                                          {"redis", DRAY_BACKEND_REDIS}};
 
 static const cyaml_schema_field_t model_fields[] = {
     TEXT("checkpoint", dray__job_model, checkpoint),
@@ -148,6 +152,8 @@ static const cyaml_schema_field_t queue_fields[] = {
     INT("capacity_rows", dray__job_queue, capacity_rows),
     INT("capacity_bytes", dray__job_queue, capacity_bytes),
     INT("max_attempts", dray__job_queue, max_attempts),
+    WORD("backend", dray__job_queue, backend, backends),
+    TEXT("backend_address", dray__job_queue, backend_address),
     CYAML_FIELD_END,
 };
 static const cyaml_schema_field_t limits_fields[] = {

@@ -123,6 +123,8 @@ int dray__job_queue_open(dray_context *context, const dray__job *job, dray_queue
     options.capacity_bytes = (uint64_t)job->queue.capacity_bytes;
     options.max_attempts = (uint32_t)job->queue.max_attempts;
     options.timeout_ns = dray__job_wait_ns(job);
+    options.backend = job->queue.backend;
+    options.backend_address = job->queue.backend_address;
     options.on_loss = DRAY_ON_LOSS_SHRINK_GROUP; /* the driver ends the run over a dead sample */
     return dray_queue_open(context, DRAY__QUEUE_NAME, &options, out, error);
 }

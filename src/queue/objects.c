@@ -1,0 +1,439 @@
+#include "queue/objects.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "queue/backend.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define BUFFER_MIN (UINT64_C(64) << 10)
+#define POOLED_MAX (UINT64_C(64) << 20)  /* bytes of a buffer that is kept */
+#define POOL_BYTES (UINT64_C(256) << 20) /* of all that are kept */
+#define GAP (4u << 10) /* bytes that nobody asked for, got rather than another range */
+#define GIVEN_UP_MAX 65536u
+
+/* ---- opening and closing --------------------------------------------------------------------- */
+
+int dray__objects_open(dray_queue *queue, dray__reader *r, dray_error *error)
+{
+    int32_t backend = (int32_t)dray__get_u32(r);
+    char *address = dray__get_string(r, DRAY__ADDRESS_MAX);
+    uint64_t space = dray__get_u64(r);
+    const dray__backend_kind *kind = NULL;
+    if (!address) /* the rest fails, too */
+        return DRAY_OK;
+    int rc = dray__backend_find(backend, &kind, error);
+    if (!rc && kind)
+        rc = kind->open(address, space, &queue->store, error);
+    free(address);
+    return rc;
+}
+
+/* Whether what was given up was committed after all, only the controller knows: it drops the rest.
+ */
+static void tell_given_up(dray_queue *queue)
+{
+    if (!queue->given_up_count)
+        return;
+    dray__writer *w = dray__queue_begin(queue);
+    dray__put_u32(w, queue->given_up_count);
+    for (uint32_t i = 0; i < queue->given_up_count; i++) {
+        dray__put_u64(w, queue->given_up[i].id);
+        dray__put_u64(w, 0);
+        dray__put_u64(w, queue->given_up[i].size);
+    }
+    dray__put_u32(w, 0);
+    dray__reply reply;
+    if (dray__queue_command(queue, DRAY__MSG_QUEUE_CHUNK, &reply, NULL))
+        return;
+    dray__queue_read_storage(queue, &reply.payload);
+    queue->given_up_count = 0;
+}
+
+void dray__objects_close(dray_queue *queue)
+{
+    if (!queue->store)
+        return;
+    if (queue->storage.pid == getpid())
+        tell_given_up(queue);
+    queue->store->kind->close(queue->store);
+    queue->store = NULL;
+    free(queue->given_up);
+    queue->given_up = NULL;
+    queue->given_up_count = queue->given_up_capacity = 0;
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+/* What finds no place is dropped when the queue ends. */
+static void give_up(dray_queue *queue, uint64_t object, uint64_t size)
+{
+    if (queue->given_up_count == queue->given_up_capacity) {
+        uint32_t capacity = queue->given_up_capacity ? queue->given_up_capacity * 2 : 16;
+        dray__object *grown =
+            capacity <= GIVEN_UP_MAX ? realloc(queue->given_up, capacity * sizeof *grown) : NULL;
+        if (!grown)
+            return;
+        queue->given_up = grown;
+        queue->given_up_capacity = capacity;
+    }
+    queue->given_up[queue->given_up_count++] = (dray__object){object, size};
+}
+
+void dray__objects_done(dray_queue *queue, const dray__span *span, bool done)
+{
+    if (!done)
+        give_up(queue, span->object, span->offset);
+}
+
+int dray__objects_write(dray_queue *queue, const dray_column_data *column, uint64_t unit,
+                        uint64_t items, uint64_t head, uint64_t bytes, dray__extent *extent,
+                        dray__span *span, dray_error *error)
+{
+    if (queue->objects == UINT32_MAX)
+        return dray__fail(error, DRAY_EFULL, "queue %s: no more than %u objects of one client",
+                          queue->name, UINT32_MAX);
+    uint64_t *offsets = head ? calloc(1, head) : NULL;
+    if (head && !offsets)
+        return dray__nomem(error);
+    for (uint64_t i = 0; head && i <= items; i++)
+        offsets[i] = column->offsets[i] - column->offsets[0];
+    const uint8_t *values = column->values;
+    if (head && bytes)
+        values += column->offsets[0] * unit;
+    struct iovec parts[2] = {{offsets, head}, {(void *)(uintptr_t)values, bytes}};
+    uint64_t object = (uint64_t)queue->id << 32 | ++queue->objects;
+    int64_t deadline = dray__context_deadline(queue->context, queue->timeout_ns);
+    tell_given_up(queue);
+    int rc = queue->store->kind->put(queue->store, object, parts, 2, deadline, error);
+    free(offsets);
+    if (rc) {
+        give_up(queue, object, head + bytes);
+        return dray__fail_prefix(error, rc, "column %s: ", column->name);
+    }
+    *extent = (dray__extent){.chunk = object, .values = head, .bytes = bytes};
+    *span = (dray__span){.object = object, .offset = head + bytes};
+    return DRAY_OK;
+}
+
+/* ---- buffers --------------------------------------------------------------------------------- */
+
+struct dray__buffer {
+    dray__buffer *next;
+    uint64_t size;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static dray__buffer *pool;
+static uint64_t pool_bytes;
+
+/* Pages that were written once are there already. */
+static dray__buffer *from_pool(uint64_t size)
+{
+    pthread_mutex_lock(&lock);
+    dray__buffer **at = &pool;
+    while (*at && (*at)->size != size)
+        at = &(*at)->next;
+    dray__buffer *buffer = *at;
+    if (buffer) {
+        *at = buffer->next;
+        pool_bytes -= size;
+    }
+    pthread_mutex_unlock(&lock);
+    return buffer;
+}
+
+static uint8_t *buffer_get(dray__buffer **list, uint64_t bytes)
+{
+    uint64_t size = BUFFER_MIN;
+    while (size < INT64_MAX / 2 && size - DRAY__ALIGN < bytes)
+        size *= 2;
+    if (size - DRAY__ALIGN < bytes)
+        return NULL;
+    dray__buffer *buffer = from_pool(size);
+    if (!buffer) {
+        void *fresh = mmap(NULL, size, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (fresh == MAP_FAILED)
+            return NULL;
+        buffer = fresh;
+        buffer->size = size;
+    }
+    buffer->next = *list;
+    *list = buffer;
+    return (uint8_t *)buffer + DRAY__ALIGN;
+}
+
+void dray__buffers_free(dray__buffer *buffers)
+{
+    while (buffers) {
+        dray__buffer *buffer = buffers;
+        buffers = buffer->next;
+        pthread_mutex_lock(&lock);
+        bool keep = buffer->size <= POOLED_MAX && pool_bytes + buffer->size <= POOL_BYTES;
+        if (keep) {
+            buffer->next = pool;
+            pool = buffer;
+            pool_bytes += buffer->size;
+        }
+        pthread_mutex_unlock(&lock);
+        if (!keep)
+            munmap(buffer, buffer->size);
+    }
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+typedef struct cell { /* an item that some row of the batch has */
+    uint32_t put, item;
+} cell;
+
+typedef struct reading {
+    dray_batch *batch;
+    const dray__batch_column *column;
+    cell *cells;
+    uint32_t count;
+    dray__range *ranges;
+    uint32_t *puts; /* [range] */
+    uint32_t range_count;
+    bool *lost; /* [put] */
+} reading;
+
+static int by_place(const void *a, const void *b)
+{
+    const cell *x = a, *y = b;
+    if (x->put != y->put)
+        return (x->put > y->put) - (x->put < y->put);
+    return (x->item > y->item) - (x->item < y->item);
+}
+
+static int list_cells(reading *r, dray_error *error)
+{
+    const dray_batch *batch = r->batch;
+    const dray__batch_place *places = batch->places[r->column->place];
+    uint64_t capacity = batch->row_count;
+    for (uint32_t i = 0; i < batch->pieces_count; i++)
+        if (batch->pieces[i].place == r->column->place)
+            capacity += batch->pieces[i].count;
+    r->cells = calloc(capacity, sizeof *r->cells);
+    r->ranges = calloc(capacity, sizeof *r->ranges);
+    r->puts = calloc(capacity, sizeof *r->puts);
+    r->lost = calloc(batch->put_count ? batch->put_count : 1, sizeof *r->lost);
+    if (!r->cells || !r->ranges || !r->puts || !r->lost)
+        return dray__nomem(error);
+    uint32_t count = 0;
+    for (uint32_t row = 0; row < batch->row_count; row++)
+        if (places[row].put != UINT32_MAX)
+            r->cells[count++] = (cell){places[row].put, places[row].item};
+    for (uint32_t i = 0; i < batch->pieces_count; i++)
+        for (uint32_t k = 0;
+             batch->pieces[i].place == r->column->place && k < batch->pieces[i].count; k++) {
+            dray__batch_place at = batch->pieces[i].items[k].at;
+            r->cells[count++] = (cell){at.put, at.item};
+        }
+    if (count)
+        qsort(r->cells, count, sizeof *r->cells, by_place);
+    for (uint32_t i = 0; i < count; i++)
+        if (!i || by_place(&r->cells[i], &r->cells[i - 1]) != 0)
+            r->cells[r->count++] = r->cells[i];
+    return DRAY_OK;
+}
+
+static struct dray__batch_extent *extent_of(const reading *r, uint32_t put)
+{
+    const dray__batch_put *p = &r->batch->puts[put];
+    for (uint32_t e = 0; e < p->count; e++)
+        if (p->extents[e].column == r->column->column)
+            return &p->extents[e];
+    return NULL;
+}
+
+static bool first_of_put(const reading *r, uint32_t i)
+{
+    return !i || r->cells[i].put != r->cells[i - 1].put;
+}
+
+static uint64_t padded(uint64_t bytes)
+{
+    return (bytes + DRAY__ALIGN - 1) / DRAY__ALIGN * DRAY__ALIGN;
+}
+
+/* Room for the extents, each as large as its object: what nobody asks for is never touched. */
+static int map_extents(reading *r, dray_error *error)
+{
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < r->count; i++) {
+        if (!first_of_put(r, i))
+            continue;
+        const dray__batch_put *put = &r->batch->puts[r->cells[i].put];
+        const struct dray__batch_extent *found = extent_of(r, r->cells[i].put);
+        uint64_t size = 0;
+        if (!found)
+            return dray__fail(error, DRAY_EFORMAT, "column %s: a row's values are missing",
+                              r->column->name);
+        const dray__extent *e = &found->extent;
+        if (__builtin_add_overflow(e->values, e->bytes, &size) || size > INT64_MAX / 2)
+            return dray__fail(error, DRAY_EFORMAT, "column %s: impossible sizes", r->column->name);
+        int rc = dray__extent_check(e, &r->column->spec, put->items, size, r->column->name, error);
+        if (!rc && __builtin_add_overflow(total, padded(size), &total))
+            rc = dray__fail(error, DRAY_EFULL, "column %s: more bytes than can be addressed",
+                            r->column->name);
+        if (rc)
+            return rc;
+    }
+    uint8_t *base = buffer_get(&r->batch->buffers, total);
+    if (!base)
+        return dray__fail(error, DRAY_ENOMEM, "column %s: a buffer of %llu bytes", r->column->name,
+                          (unsigned long long)total);
+    for (uint32_t i = 0; i < r->count; i++) {
+        if (!first_of_put(r, i))
+            continue;
+        struct dray__batch_extent *found = extent_of(r, r->cells[i].put);
+        dray__mapping *mapping = dray__arena_get(&r->batch->arena, sizeof *mapping);
+        if (!mapping)
+            return dray__nomem(error);
+        uint64_t size = found->extent.values + found->extent.bytes;
+        *mapping = (dray__mapping){.id = found->extent.chunk, .base = base, .size = size};
+        found->mapping = mapping;
+        base += padded(size);
+    }
+    return DRAY_OK;
+}
+
+/* Appends a range of the put's object, to the last one where it follows on it. */
+static void want(reading *r, uint32_t put, uint64_t offset, uint64_t bytes)
+{
+    const struct dray__batch_extent *extent = extent_of(r, put);
+    dray__range *last = r->range_count ? &r->ranges[r->range_count - 1] : NULL;
+    if (!bytes)
+        return;
+    if (last && r->puts[r->range_count - 1] == put && offset >= last->offset) {
+        uint64_t end = last->offset + last->bytes, to = offset + bytes;
+        if (offset <= end + GAP) {
+            last->bytes = (to > end ? to : end) - last->offset;
+            return;
+        }
+    }
+    r->puts[r->range_count] = put;
+    r->ranges[r->range_count++] = (dray__range){.object = extent->extent.chunk,
+                                                .offset = offset,
+                                                .bytes = bytes,
+                                                .at = extent->mapping->base + offset};
+}
+
+static int get_ranges(reading *r, int64_t deadline, dray_error *error)
+{
+    dray__backend *store = r->batch->queue->store;
+    int rc = DRAY_OK;
+    if (r->range_count)
+        rc = store->kind->get(store, r->ranges, r->range_count, deadline, error);
+    for (uint32_t i = 0; !rc && i < r->range_count; i++)
+        r->lost[r->puts[i]] |= r->ranges[i].lost;
+    r->range_count = 0;
+    return rc ? dray__fail_prefix(error, rc, "column %s: ", r->column->name) : DRAY_OK;
+}
+
+static void want_values(reading *r)
+{
+    uint64_t unit = dray__spec_bytes(&r->column->spec);
+    for (uint32_t i = 0; i < r->count; i++) {
+        const struct dray__batch_extent *extent = extent_of(r, r->cells[i].put);
+        uint64_t from = r->cells[i].item, to = from + 1, end;
+        if (r->lost[r->cells[i].put])
+            continue;
+        if (r->column->spec.ragged) {
+            const uint8_t *head = extent->mapping->base + extent->extent.offsets;
+            const uint64_t *offsets = (const uint64_t *)(const void *)head;
+            from = offsets[r->cells[i].item];
+            to = offsets[r->cells[i].item + 1];
+        }
+        if (from > to || __builtin_mul_overflow(to, unit, &end) || end > extent->extent.bytes)
+            continue; /* refused when the cell is looked at */
+        want(r, r->cells[i].put, extent->extent.values + from * unit, (to - from) * unit);
+    }
+}
+
+static bool row_is_lost(const reading *r, uint32_t row)
+{
+    const dray_batch *batch = r->batch;
+    dray__batch_place place = batch->places[r->column->place][row];
+    if (place.put == UINT32_MAX)
+        return false;
+    bool lost = r->lost[place.put];
+    for (uint32_t i = 0; i < batch->pieces_count; i++)
+        if (batch->pieces[i].place == r->column->place && batch->pieces[i].row == row)
+            for (uint32_t k = 0; k < batch->pieces[i].count; k++)
+                lost |= r->lost[batch->pieces[i].items[k].at.put];
+    return lost;
+}
+
+/* Tells the controller, so that what needs them again is asked for, and whoever reads the batch. */
+static int report_lost(reading *r, dray_error *error)
+{
+    dray_batch *batch = r->batch;
+    dray_queue *queue = batch->queue;
+    char reason[DRAY__REASON_MAX];
+    uint32_t count = 0, first = UINT32_MAX;
+    for (uint32_t row = 0; row < batch->row_count; row++) {
+        if (!row_is_lost(r, row))
+            continue;
+        first = count++ ? first : row;
+    }
+    if (!count)
+        return DRAY_OK;
+    for (uint32_t i = 0; i < r->count; i++) /* read again, they are looked for again */
+        extent_of(r, r->cells[i].put)->mapping = NULL;
+    snprintf(reason, sizeof reason, "%s lost the bytes of column %.100s", queue->store->kind->name,
+             r->column->name);
+    if (batch->ticket) {
+        dray__writer *w = dray__queue_begin(queue);
+        dray__put_u32(w, batch->ticket);
+        dray__put_u32(w, count);
+        for (uint32_t row = 0; row < batch->row_count; row++)
+            if (row_is_lost(r, row))
+                dray__put_u32(w, row);
+        dray__put_string(w, reason);
+        dray__queue_command(queue, DRAY__MSG_QUEUE_LOST, NULL, NULL);
+    }
+    return dray__fail(error, DRAY_EGONE,
+                      "partition %s: %u of %u rows (the first: %u) are lost: %s; it was restarted "
+                      "without its data, or evicts keys",
+                      batch->partition, count, batch->row_count, batch->rows[first].slot, reason);
+}
+
+static int read_cells(reading *r, dray_error *error)
+{
+    int64_t deadline =
+        dray__context_deadline(r->batch->queue->context, r->batch->queue->timeout_ns);
+    for (uint32_t i = 0; r->column->spec.ragged && i < r->count; i++)
+        want(r, r->cells[i].put,
+             extent_of(r, r->cells[i].put)->extent.offsets + r->cells[i].item * UINT64_C(8), 16);
+    int rc = get_ranges(r, deadline, error);
+    if (rc)
+        return rc;
+    want_values(r);
+    rc = get_ranges(r, deadline, error);
+    return rc ? rc : report_lost(r, error);
+}
+
+int dray__objects_read(dray_batch *batch, dray__batch_column *column, dray_error *error)
+{
+    reading r = {.batch = batch, .column = column};
+    int rc = dray__queue_check_fork(batch->queue, error);
+    if (!rc)
+        rc = list_cells(&r, error);
+    if (!rc && r.count)
+        rc = map_extents(&r, error);
+    if (!rc)
+        rc = read_cells(&r, error);
+    free(r.cells);
+    free(r.ranges);
+    free(r.puts);
+    free(r.lost);
+    return rc;
+}

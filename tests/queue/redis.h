@@ -1,0 +1,105 @@
+/* A redis-server of the test's own, at a Unix socket in a folder of its own; redis-cli looks into
+ * it from outside. */
+#ifndef DRAY_TESTS_QUEUE_REDIS_H
+#define DRAY_TESTS_QUEUE_REDIS_H
+
+#include "queue/fixture.h"
+
+#include <fcntl.h>
+
+typedef struct redis_server {
+    char folder[64], socket[80], address[96];
+    pid_t pid;
+} redis_server;
+
+static inline bool have_program(const char *name)
+{
+    char command[128];
+    snprintf(command, sizeof command, "command -v %s >/dev/null", name);
+    return system(command) == 0;
+}
+
+/* The first line that redis-cli says. */
+static inline void redis_ask(const redis_server *r, const char *command, char *out, int size)
+{
+    char line[512];
+    snprintf(line, sizeof line, "redis-cli -s %s %s 2>/dev/null", r->socket, command);
+    FILE *pipe = popen(line, "r");
+    if (!pipe || !fgets(out, size, pipe))
+        *out = 0;
+    char rest[256];
+    while (pipe && fgets(rest, sizeof rest, pipe))
+        ;
+    if (pipe)
+        pclose(pipe);
+    out[strcspn(out, "\n")] = 0;
+}
+
+static inline long redis_keys(const redis_server *r)
+{
+    char answer[256];
+    redis_ask(r, "dbsize", answer, sizeof answer);
+    return *answer ? atol(answer) : -1;
+}
+
+/* Dropping is not waited for. */
+static inline void redis_wait_keys(const redis_server *r, long expected)
+{
+    for (int i = 0; i < 400 && redis_keys(r) != expected; i++)
+        usleep(25000);
+    assert_int_equal(redis_keys(r), expected);
+}
+
+/* more: further words of the command line, NULL at the end. */
+static inline void redis_start(redis_server *r, const char *const *more)
+{
+    const char *words[24] = {"redis-server", "--port", "0", "--unixsocket", r->socket, "--dir",
+                             r->folder,      "--save", "",  "--loglevel",   "warning"};
+    int count = 11;
+    while (more && *more)
+        words[count++] = *more++;
+    fflush(NULL);
+    r->pid = fork();
+    if (r->pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        int null = open("/dev/null", O_RDWR);
+        dup2(null, 1);
+        execvp(words[0], (char *const *)words);
+        _exit(127);
+    }
+    char answer[256] = "";
+    for (int i = 0; i < 400 && strcmp(answer, "PONG") != 0 && !strstr(answer, "NOAUTH"); i++) {
+        usleep(10000);
+        redis_ask(r, "ping", answer, sizeof answer);
+    }
+}
+
+static inline void redis_up(redis_server *r, const char *const *more)
+{
+    const char *tmp = getenv("TMPDIR");
+    snprintf(r->folder, sizeof r->folder, "%.40s/dray-redis-XXXXXX", tmp ? tmp : "/tmp");
+    if (!mkdtemp(r->folder))
+        die("mkdtemp", NULL);
+    snprintf(r->socket, sizeof r->socket, "%.63s/socket", r->folder);
+    snprintf(r->address, sizeof r->address, "unix:%.79s", r->socket);
+    redis_start(r, more);
+}
+
+static inline void redis_kill(redis_server *r)
+{
+    kill(r->pid, SIGCONT);
+    kill(r->pid, SIGKILL);
+    waitpid(r->pid, NULL, 0);
+    unlink(r->socket);
+}
+
+static inline void redis_down(redis_server *r)
+{
+    char command[128];
+    redis_kill(r);
+    snprintf(command, sizeof command, "rm -rf %.63s", r->folder);
+    if (system(command) != 0)
+        die(command, NULL);
+}
+
+#endif
