@@ -459,31 +459,42 @@ int dray_claim(dray_queue *queue, const dray_claim_options *options, dray_batch 
     return dray_claim_any(queue, options, 1, NULL, out, error);
 }
 
-int dray_claim_start(dray_queue *queue, const dray_claim_options *options, uint32_t count,
-                     dray_error *error)
+static int send_start(dray_queue *queue, dray_batch *batch, const dray_claim_options *options,
+                      uint32_t count, dray_error *error)
+{
+    int64_t deadline;
+    dray__writer *w = dray__queue_begin(queue);
+    int rc = batch ? dray__batch_put_commit(batch, w, error) : DRAY_OK;
+    if (!rc)
+        rc = put_claim(queue, options, count, &deadline, error);
+    if (!rc)
+        rc = dray__call_start(queue->channel, batch ? DRAY__MSG_QUEUE_NEXT : DRAY__MSG_QUEUE_CLAIM,
+                              &queue->out, NULL, 0, error);
+    if (rc)
+        dray__storage_untell(&queue->storage, false);
+    return rc;
+}
+
+int dray__claim_start_after(dray_queue *queue, dray_batch *batch, const dray_claim_options *options,
+                            uint32_t count, dray_error *error)
 {
     if (queue->started)
         return dray__fail(error, DRAY_EBUSY, "a claim of queue %s is started already", queue->name);
-    int64_t deadline;
-    dray__queue_begin(queue);
-    int rc = put_claim(queue, options, count, &deadline, error);
+    int rc = send_start(queue, batch, options, count, error);
+    if (rc == DRAY_ECLOSED && dray__queue_come_back(queue) == DRAY_OK)
+        rc = send_start(queue, batch, options, count, error);
     if (rc)
         return rc;
-    rc = dray__call_start(queue->channel, DRAY__MSG_QUEUE_CLAIM, &queue->out, NULL, 0, error);
-    if (rc == DRAY_ECLOSED && dray__queue_come_back(queue) == DRAY_OK) {
-        dray__queue_begin(queue);
-        rc = put_claim(queue, options, count, &deadline, error);
-        if (!rc)
-            rc = dray__call_start(queue->channel, DRAY__MSG_QUEUE_CLAIM, &queue->out, NULL, 0,
-                                  error);
-    }
-    if (rc) {
-        dray__storage_untell(&queue->storage, false);
-        return rc;
-    }
     queue->started = queue->tickets;
     queue->started_count = count;
+    queue->riding = batch;
     return DRAY_OK;
+}
+
+int dray_claim_start(dray_queue *queue, const dray_claim_options *options, uint32_t count,
+                     dray_error *error)
+{
+    return dray__claim_start_after(queue, NULL, options, count, error);
 }
 
 int dray_claim_poll(dray_queue *queue, uint32_t *which, dray_batch **out, dray_error *error)
@@ -491,15 +502,22 @@ int dray_claim_poll(dray_queue *queue, uint32_t *which, dray_batch **out, dray_e
     if (!queue->started)
         return dray__fail(error, DRAY_EINVALID, "no claim of queue %s is started", queue->name);
     dray__reply reply;
-    dray_batch *batch;
+    dray_batch *next, *batch = queue->riding;
     int rc = dray__call_poll(queue->channel, &reply, error);
     if (rc == DRAY_EAGAIN)
         return rc;
-    uint32_t ticket = queue->started;
+    uint32_t ticket = queue->started, count = queue->started_count;
     queue->started = 0;
+    queue->riding = NULL;
+    if (batch)
+        dray__batch_commit_done(batch, rc, &reply.payload);
+    if (rc)
+        return rc;
+    if (batch)
+        batch->rides = true;
+    rc = batch ? read_next(queue, ticket, count, &reply, which, &next, error)
+               : read_claim(queue, ticket, count, &reply, which, &next, error);
     if (!rc)
-        rc = read_claim(queue, ticket, queue->started_count, &reply, which, &batch, error);
-    if (!rc)
-        *out = batch;
+        *out = next;
     return rc;
 }

@@ -52,6 +52,7 @@ struct dray_queue {
     uint32_t *released; /* tickets to be released with the next request */
     uint32_t released_count;
     uint32_t started, started_count; /* ticket and choices of dray_claim_start; 0: none */
+    dray_batch *riding;              /* whose commit went with it; NULL: none */
     dray__writer out, sent;          /* sent: a copy, to be sent again */
     size_t sent_head, sent_known;
     size_t head;       /* bytes of out that say who asks */
@@ -176,6 +177,10 @@ void dray__names_retire(dray__names *names);
  * takes the answer: rc, and where it is DRAY_OK the reply. */
 int dray__batch_put_commit(dray_batch *batch, dray__writer *w, dray_error *error);
 void dray__batch_commit_done(dray_batch *batch, int rc, dray__reader *reply);
+/* dray_claim_start, with the commit of a batch (NULL: none) in the same message. The batch must
+ * live until dray_claim_poll has answered: then batch->committed tells whose error it was. */
+int dray__claim_start_after(dray_queue *queue, dray_batch *batch, const dray_claim_options *options,
+                            uint32_t count, dray_error *error);
 int dray__batch_read(dray_queue *queue, const dray__names *names, uint32_t ticket, dray__reader *r,
                      dray_batch **out, dray_error *error);
 

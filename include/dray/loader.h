@@ -1,0 +1,125 @@
+/* loader.h - batches for a loop: claimed ahead of it, balanced by the claim's policy, handed out
+ * whole or by micro-batch, and committed when the loop has finished them.
+ *
+ * A loader has no thread: what it does ahead are requests that it sends before it is asked for
+ * their answers. While the loop works on one batch, the claim of the next is on its way or
+ * answered; what the loop has finished is committed with that claim, in one message.
+ *
+ *     while (!(status = dray_loader_next(loader, DRAY_WAIT_DEFAULT, &load, &error))) {
+ *         ... dray_batch_column(load.batch, ...), dray_batch_set(load.batch, ...) ...
+ *         status = dray_loader_done(loader, &load, &error);
+ *     }                                    (DRAY_EEND: all is done, and committed)
+ *
+ * Ranks of a consumer group (data parallel, and with lockstep also tensor and pipeline parallel)
+ * have a loader each, whose claims differ in dp_rank and peer only.
+ *
+ * Threads: a loader belongs to its queue, and both to one thread at a time. After fork() the child
+ * gets DRAY_ECLOSED. Since 0.1. */
+#ifndef DRAY_LOADER_H
+#define DRAY_LOADER_H
+
+#include <dray/queue.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dray_loader dray_loader;
+
+typedef struct dray_loader_options {
+    size_t size;
+    /* What is claimed again and again; borrowed for the call. Its timeout_ns is how long
+     * dray_loader_next waits by default, its round that of the first claim; the following ones of
+     * lockstep are counted on. With max_hold_ns, a batch is held that long from when it is handed
+     * out; one that was taken back before is left out. */
+    const dray_claim_options *claim;
+    uint32_t ahead;       /* batches that may wait to be handed out; 0: 1 */
+    uint32_t ahead_rows;  /* no claim ahead where these would be exceeded; 0: no bound. Less than */
+    uint64_t ahead_bytes; /* one batch: none ahead. Bytes are those of the columns that the task
+                             needs, the next batch taken to be as large as the last */
+    int32_t micro;        /* 1: hands out micro-batches, one after the other */
+    uint32_t unused;      /* 0 */
+} dray_loader_options;
+
+#define DRAY_LOADER_OPTIONS_INIT                                                                   \
+    {                                                                                              \
+        .size = sizeof(dray_loader_options)                                                        \
+    }
+
+/* What the loop works on: a batch, or one micro-batch of it. */
+typedef struct dray_load {
+    size_t size;            /* sizeof(dray_load), set by the caller */
+    dray_batch *batch;      /* the loader's; valid until all its loads are done or failed */
+    uint64_t number;        /* of the batch, counted from 0 */
+    uint32_t first, rows;   /* places in the batch */
+    uint32_t micro, micros; /* which of how many of the batch; 0 of 1 without `micro` */
+} dray_load;
+
+#define DRAY_LOAD_INIT                                                                             \
+    {                                                                                              \
+        .size = sizeof(dray_load)                                                                  \
+    }
+
+/* queue: borrowed, until dray_loader_close; only one loader of a queue, and no dray_claim_start
+ * beside it. Claims nothing yet. DRAY_EINVALID, DRAY_ENOENT: as dray_claim would say. Owner: the
+ * caller. Does not block. */
+int dray_loader_open(dray_queue *queue, const dray_loader_options *options, dray_loader **out,
+                     dray_error *error);
+/* Commits what the loop has finished, gives back the rest, and ends a claim that is on its way.
+ * What cannot be committed now is lost: dray_loader_flush tells. NULL is fine. Blocks for answers
+ * up to the queue's timeout. */
+void dray_loader_close(dray_loader *loader);
+
+/* The next load. Waits for one up to timeout_ns (DRAY_WAIT_DEFAULT: the claim's); 0: DRAY_EAGAIN
+ * where there is none yet, ask again when dray_queue_fd is readable. DRAY_ETIMEDOUT says what the
+ * claim waits for; it goes on, and the next call may succeed. DRAY_EEND: as of a claim, and
+ * everything that the loop had finished is committed; a partition ends only when the loop has
+ * finished what it got.
+ *
+ * DRAY_ESTALE, DRAY_EGONE: a batch that the loop had finished could not be committed, because its
+ * rows were taken back or cleared. Its outputs are dropped (another attempt makes them again), and
+ * the loader goes on: call again. The same codes of a claim (a lockstep group that is void; a
+ * partition that was cleared) and its other errors come with every further call. DRAY_ECLOSED: the
+ * connection is gone; what was not committed is given back. */
+int dray_loader_next(dray_loader *loader, int64_t timeout_ns, dray_load *out, dray_error *error);
+/* The loop has finished the load. With its last load a batch is ready to be committed: that rides
+ * on the next claim, which this sends if one is due, or the next call of dray_loader_next does. Of
+ * peers (lockstep) only the first commits. DRAY_EINVALID: it is none of the loader's, or was done
+ * before; or, with the last load, an output was not set (the load is then still the loop's). Does
+ * not wait for an answer. */
+int dray_loader_done(dray_loader *loader, const dray_load *load, dray_error *error);
+/* The loop could not do the load: its rows are given back as a failed attempt, as by
+ * dray_batch_fail. The others of the batch are committed as usual. Blocks for one answer. */
+int dray_loader_fail(dray_loader *loader, const dray_load *load, const char *reason,
+                     dray_error *error);
+/* Keeps what the load's batch reads in place until as many dray_loader_unhold, although it is done:
+ * for arrays that others may still look at. What is held when the loader is closed is from there on
+ * the holder's, to be ended with dray_batch_free, before the queue is closed. DRAY_EINVALID: as of
+ * dray_loader_done. Both do not block. */
+int dray_loader_hold(dray_loader *loader, const dray_load *load, dray_error *error);
+void dray_loader_unhold(dray_loader *loader, const dray_batch *batch);
+/* Commits now what the loop has finished. Errors as of dray_loader_next. Blocks for an answer a
+ * batch. */
+int dray_loader_flush(dray_loader *loader, dray_error *error);
+
+typedef struct dray_loader_counts {
+    size_t size;
+    uint64_t batches, rows;     /* handed out */
+    uint64_t committed, lost;   /* batches; lost ones were stale, or their partition was cleared */
+    uint64_t waits;             /* times that dray_loader_next found nothing ready, */
+    int64_t waited_ns;          /* and how long it waited then */
+    uint32_t ready, unfinished; /* batches: claimed ahead, in the loop's hands */
+} dray_loader_counts;
+
+#define DRAY_LOADER_COUNTS_INIT                                                                    \
+    {                                                                                              \
+        .size = sizeof(dray_loader_counts)                                                         \
+    }
+
+/* Does not block. */
+int dray_loader_count(const dray_loader *loader, dray_loader_counts *out, dray_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
