@@ -158,6 +158,7 @@ typedef struct dray__op {
     uint32_t block; /* of the destination */
     bool owned;     /* counts in the group's sums */
     bool scales;    /* reads the scales of a transform */
+    bool wired;     /* of a transform: whole cells, which the source can quantise (wired.h) */
     /* 1 + which of the plan's: then the copy is one of its reads, and has no destination. 0: none
      */
     uint32_t transform;

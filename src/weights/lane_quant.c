@@ -9,8 +9,10 @@
 #include "base/error.h"
 #include "mover/mover.h"
 #include "mover/quant.h"
+#include "plan/rects.h"
 #include "weights/haul.h"
 #include "weights/peer.h"
+#include "weights/wired.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -49,6 +51,7 @@ struct quant_lane {
     bool in_transform, in_cell, second;
     int32_t values_dtype, result_dtype;
     uint64_t most;       /* elements of a box */
+    dray__boxes left;    /* what is to be gathered, in cells or elements as below */
     dray__slicer cells;  /* QUANTISE: boxes of cells; DEQUANTISE: of elements */
     dray__slicer slices; /* of a cell that is too large */
     dray__rect box;
@@ -60,8 +63,7 @@ struct quant_lane {
 
 static bool lane_takes(const dray__haul *haul, const dray__op *op)
 {
-    (void)haul;
-    return op->transform != 0;
+    return op->transform != 0 && !dray__wired(haul, op);
 }
 
 static bool is_remote(const struct quant_lane *q, const dray__op *op)
@@ -125,6 +127,7 @@ static void end_transform(struct quant_lane *q)
     q->gathering = NULL;
     dray_layout_free(q->destination.layout);
     q->destination.layout = NULL;
+    q->left.count = 0;
     q->in_transform = q->in_cell = false;
 }
 
@@ -140,6 +143,7 @@ static void lane_close(void *lane)
     free(q->sources.ops);
     dray_region_free(q->staging);
     free(q->amax);
+    dray__boxes_free(&q->left);
     if (q->poll_fd >= 0)
         close(q->poll_fd);
     free(q);
@@ -267,12 +271,59 @@ static void share_staging(struct quant_lane *q, const dray__rect *whole, uint64_
     q->scales_at = (q->result_at + q->most * result + 63) & ~(uint64_t)63;
 }
 
+/* What the remote lane does not bring of the cells, or elements. */
+static int find_left(struct quant_lane *q, const dray__rect *whole, const dray__op *ops,
+                     uint64_t count, dray_error *error)
+{
+    dray__boxes *left = &q->left;
+    dray__box box, part;
+    memcpy(box.start, whole->start, sizeof box.start);
+    memcpy(box.extent, whole->extent, sizeof box.extent);
+    left->count = 0;
+    bool kept = dray__boxes_add(left, &box);
+    for (uint64_t i = 0; i < count && kept; i++) {
+        if (!dray__wired(q->haul, &ops[i]))
+            continue;
+        dray__rect taken = dray__copy_rect(&ops[i].copy);
+        taken = dray__wired_cells(q->haul, &ops[i], &taken);
+        dray__box taken_box;
+        memcpy(taken_box.start, taken.start, sizeof box.start);
+        memcpy(taken_box.extent, taken.extent, sizeof box.extent);
+        for (size_t b = 0, end = left->count; b < end && kept;) {
+            box = left->items[b];
+            if (!dray__box_intersect(&box, &taken_box, &part)) {
+                b++;
+                continue;
+            }
+            left->items[b] = left->items[--end];
+            left->items[end] = left->items[--left->count];
+            kept = dray__boxes_add_rest(left, &box, &part);
+        }
+    }
+    return kept ? DRAY_OK : dray__nomem(error);
+}
+
+/* On to the next of what is left; false: nothing is. */
+static bool next_left(struct quant_lane *q)
+{
+    const dray_transform *t = &q->transforms[q->next];
+    uint64_t cell = 1;
+    if (!q->left.count)
+        return false;
+    const dray__box *box = &q->left.items[--q->left.count];
+    dray__rect whole = rect_of(box->start, box->extent);
+    for (int d = 0; d < DRAY_MAX_DIMS; d++)
+        cell *= (uint64_t)t->cell[d];
+    share_staging(q, &whole, t->kind == DRAY_TRANSFORM_QUANTISE ? cell : 1);
+    return true;
+}
+
 static int begin_transform(struct quant_lane *q, dray_error *error)
 {
     const dray_transform *t = &q->transforms[q->next];
     const dray_tensor_info *info = dray_layout_tensor(q->haul->destination->layout, t->tensor);
     const dray_tensor_info *scales = NULL;
-    uint64_t count, cell = 1;
+    uint64_t count;
     const dray__op *ops = transform_ops(q, &count);
     bool quantise = t->kind == DRAY_TRANSFORM_QUANTISE;
     q->names[VALUES] = q->haul->sources->names[t->tensor];
@@ -286,17 +337,16 @@ static int begin_transform(struct quant_lane *q, dray_error *error)
     }
     q->values_dtype = quantise ? gathered_dtype(ops, count) : t->quant_dtype;
     q->result_dtype = quantise ? t->quant_dtype : info->dtype;
-    for (int d = 0; d < DRAY_MAX_DIMS; d++)
-        cell *= (uint64_t)t->cell[d];
     dray__rect box = rect_of(t->start, t->extent);
     for (int d = 0; d < DRAY_MAX_DIMS && quantise; d++) {
         int64_t end = box.start[d] + box.extent[d];
         box.start[d] /= t->cell[d];
         box.extent[d] = (end - 1) / t->cell[d] + 1 - box.start[d];
     }
-    share_staging(q, &box, quantise ? cell : 1);
+    int rc = find_left(q, &box, ops, count, error);
+    q->cells.done = true;
     q->in_transform = true;
-    return make_layout(q, info, scales, error);
+    return rc ? rc : make_layout(q, info, scales, error);
 }
 
 /* ---- boxes ----------------------------------------------------------------------------------- */
@@ -320,8 +370,9 @@ static bool next_box(struct quant_lane *q)
     const dray_transform *t = &q->transforms[q->next];
     dray__rect cells;
     if (!q->in_cell) {
-        if (!dray__slicer_peek(&q->cells, &cells))
-            return false;
+        while (!dray__slicer_peek(&q->cells, &cells))
+            if (!next_left(q))
+                return false;
         q->box = t->kind == DRAY_TRANSFORM_QUANTISE ? elements_of(t, &cells) : cells;
         if (dray__rect_elements(&q->box) <= q->most)
             return true;
@@ -448,48 +499,11 @@ static int end_gathering(struct quant_lane *q, dray_error *error)
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-/* Writes what this rank holds of a dense box of one tensor that lies at `at` in the staging. */
-static int write_box(struct quant_lane *q, uint32_t tensor, const dray__rect *box, uint64_t at,
-                     dray_error *error)
+/* Writes what this rank holds of the box at hand, or of its scales. */
+static int write_box(struct quant_lane *q, bool scales, const dray__rect *box, dray_error *error)
 {
-    const dray_transform *t = &q->transforms[q->next];
-    dray__haul *h = q->haul;
-    const dray_copy *writes = dray_plan_writes(h->sources->plan);
-    bool verify = h->options.verify;
-    for (uint64_t w = t->first_write; w < t->first_write + t->writes; w++) {
-        dray__rect held = dray__copy_rect(&writes[w]), part;
-        if ((writes[w].tensor == t->tensor) != (tensor == t->tensor) ||
-            !dray__rect_cross(&held, box, &part))
-            continue;
-        dray_copy copy = dray__copy_cut(&writes[w], &part);
-        uint64_t stride = dray_dtype_size((dray_dtype)copy.destination_dtype), sum = 0;
-        copy.source_offset = at;
-        for (uint32_t d = copy.ndim; d-- > 0;) {
-            copy.source_stride[d] = (int64_t)stride;
-            copy.source_offset += (uint64_t)(part.start[d] - box->start[d]) * stride;
-            stride *= (uint64_t)box->extent[d];
-        }
-        dray_region *region = h->destination->regions[copy.destination_region];
-        dray__move_options options = {.layout = h->destination->layout,
-                                      .sums = verify ? &sum : NULL};
-        int rc = dray__move_all(q->staging, region, &copy, 1, &options, error);
-        if (rc)
-            return rc;
-        h->bytes += dray__copy_bytes(&copy);
-        if (!verify)
-            continue;
-        uint32_t block = h->sources->write_blocks[w];
-        h->expected[block] += sum;
-        h->found[block] += dray__haul_read_back(h, region, &copy);
-    }
-    return DRAY_OK;
-}
-
-static int write_scales(struct quant_lane *q, const dray__rect *cells, dray_error *error)
-{
-    const dray_layout *layout = q->haul->destination->layout;
-    const dray_quant *quant = dray_layout_quant(layout, q->transforms[q->next].tensor);
-    return write_box(q, quant->scales, cells, q->scales_at, error);
+    return dray__transform_write(q->haul, &q->transforms[q->next], scales, q->staging, box,
+                                 scales ? q->scales_at : q->result_at, error);
 }
 
 static int quantise(struct quant_lane *q, dray_error *error)
@@ -512,11 +526,11 @@ static int quantise(struct quant_lane *q, dray_error *error)
     for (uint64_t i = 0; i < count; i++)
         scales[i] = dray__quant_scale(&box, q->amax[i], t->scale_format);
     dray__quantise(&box, base, scales, base + q->result_at);
-    int rc = write_box(q, t->tensor, &q->box, q->result_at, error);
+    int rc = write_box(q, false, &q->box, error);
     /* The scale of a cell in slices is written with its first. */
     if (rc == DRAY_OK &&
         (!q->in_cell || memcmp(q->box.start, q->slices.whole.start, sizeof q->box.start) == 0))
-        rc = write_scales(q, &cells, error);
+        rc = write_box(q, true, &cells, error);
     return rc;
 }
 
@@ -526,7 +540,7 @@ static int dequantise(struct quant_lane *q, dray_error *error)
     uint8_t *base = dray_region_base(q->staging);
     const float *scales = (const float *)(const void *)(base + q->scales_at);
     dray__dequantise(&box, base, scales, base + q->result_at);
-    return write_box(q, q->transforms[q->next].tensor, &q->box, q->result_at, error);
+    return write_box(q, false, &q->box, error);
 }
 
 /* ---- the lane -------------------------------------------------------------------------------- */

@@ -22,6 +22,7 @@
 #include "mover/checksum.h"
 #include "mover/mover.h"
 #include "weights/remote.h"
+#include "weights/wired.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -48,30 +49,38 @@ static int32_t wire_dtype(const struct source *s, const dray_copy *copy)
                : copy->source_dtype;
 }
 
-static uint64_t wire_bytes(const struct source *s, const dray_copy *copy, const dray__rect *rect)
+static uint64_t wire_bytes(const struct remote_lane *l, const struct source *s, const dray__op *op,
+                           const dray__rect *rect)
 {
+    const dray_copy *copy = &op->copy;
+    if (op->wired)
+        return dray__wired_bytes(l->haul, op, rect);
     return dray__rect_elements(rect) * dray_dtype_size((dray_dtype)wire_dtype(s, copy));
 }
 
 /* Can what changed in a slice be written where the copy leads? */
-static bool takes_deltas(const struct remote_lane *l, const struct source *s, const dray_copy *copy)
+static bool takes_deltas(const struct remote_lane *l, const struct source *s, const dray__op *op)
 {
-    return !s->peer && s->of->has_delta && l->haul->options.has_base &&
+    const dray_copy *copy = &op->copy;
+    return !op->wired && !s->peer && s->of->has_delta && l->haul->options.has_base &&
            wire_dtype(s, copy) == copy->destination_dtype &&
            DRAY__DELTA_SLICE * dray_dtype_size((dray_dtype)wire_dtype(s, copy)) <= s->segment;
 }
 
 static void start_part(struct remote_lane *l, struct source *s, const struct part *part,
-                       const dray_copy *copy)
+                       const dray__op *op)
 {
     s->in_part = true;
-    s->has_ahead = takes_deltas(l, s, copy);
-    if (s->has_ahead) {
+    s->has_ahead = takes_deltas(l, s, op);
+    if (op->wired) {
+        dray__rect cells = dray__wired_cells(l->haul, op, &part->rect);
+        dray__slicer_start(&s->slicer, &cells, dray__wired_cell_bytes(l->haul, op), s->segment);
+    } else if (s->has_ahead) {
         dray__delta_grid(s->of->layout, part->block, &part->rect, &s->walk);
         dray__delta_grid_next(&s->walk, &s->ahead);
     } else {
         dray__slicer_start(&s->slicer, &part->rect,
-                           dray_dtype_size((dray_dtype)wire_dtype(s, copy)), s->segment);
+                           dray_dtype_size((dray_dtype)wire_dtype(s, &op->copy)), s->segment);
     }
 }
 
@@ -81,14 +90,16 @@ static bool next_slice(struct remote_lane *l, struct source *s, uint64_t room, s
     if (s->next == s->count)
         return false;
     const struct part *part = &s->parts[s->next];
-    const dray_copy *copy = &l->haul->sources->ops[part->op].copy;
+    const dray__op *op = &l->haul->sources->ops[part->op];
     if (!s->in_part)
-        start_part(l, s, part, copy);
+        start_part(l, s, part, op);
     if (s->has_ahead)
         out->rect = s->ahead;
     else
         dray__slicer_peek(&s->slicer, &out->rect);
-    if (wire_bytes(s, copy, &out->rect) > room)
+    if (op->wired)
+        out->rect = dray__wired_elements(l->haul, op, &out->rect);
+    if (wire_bytes(l, s, op, &out->rect) > room)
         return false;
     out->part = s->next;
     bool more;
@@ -146,9 +157,9 @@ static int next_request(struct remote_lane *l, struct source *s, struct request 
         return dray__nomem(error);
     struct slice *slice = request->slices;
     while (request->count < RECTS && next_slice(l, s, s->segment - request->bytes, slice)) {
-        const dray_copy *copy = &op_of(l, s, slice)->copy;
-        request->bytes += wire_bytes(s, copy, &slice->rect);
-        request->plain |= !takes_deltas(l, s, copy);
+        const dray__op *op = op_of(l, s, slice);
+        request->bytes += wire_bytes(l, s, op, &slice->rect);
+        request->plain |= !takes_deltas(l, s, op);
         request->count++;
         slice++;
     }
@@ -183,6 +194,11 @@ static void put(struct remote_lane *l, struct source *s, struct request *request
                                      .dtype = wire_dtype(s, &op->copy),
                                      .twice = !s->peer && twice(l, op),
                                      .rect = slice->rect};
+        if (op->wired) {
+            rects[i].quantised = true;
+            rects[i].quant = dray__wired_quant(l->haul, op);
+            rects[i].dtype = rects[i].quant.dtype;
+        }
     }
     const dray__haul_options *o = &l->haul->options;
     dray__pull_base base = {o->incarnation, o->base, o->version};
@@ -283,8 +299,8 @@ static struct told told_of(const struct remote_lane *l, const struct source *s,
         told.sum = dray__get_u64(&in);
     }
     const struct slice *slice = &request->slices[i];
-    told.bytes = request->plain ? wire_bytes(s, &op_of(l, s, slice)->copy, &slice->rect)
-                                : dray__get_u32(&in);
+    told.bytes =
+        request->plain ? wire_bytes(l, s, op_of(l, s, slice), &slice->rect) : dray__get_u32(&in);
     return told;
 }
 
@@ -295,10 +311,12 @@ static void look(struct remote_lane *l, const struct source *s, const struct req
     uint64_t offset = place_of(s, head);
     for (uint32_t i = 0; i < request->count; i++) {
         const struct slice *slice = &request->slices[i];
-        const dray_copy *copy = &op_of(l, s, slice)->copy;
+        const dray__op *op = op_of(l, s, slice);
         uint64_t bytes = told_of(l, s, request, head, i).bytes;
-        l->copies[i] = out_of_slot(s, copy, &slice->rect, offset);
-        l->sparse[i] = bytes < wire_bytes(s, copy, &slice->rect);
+        l->copies[i] = out_of_slot(s, &op->copy, &slice->rect, offset);
+        l->sparse[i] = bytes < wire_bytes(l, s, op, &slice->rect);
+        l->wired[i] = op->wired;
+        l->at[i] = offset;
         l->sums[i] = l->slot_sums[i] = 0;
         offset += bytes;
     }
@@ -328,13 +346,21 @@ static int place(struct remote_lane *l, struct source *s, const struct request *
     for (uint32_t i = 0, end; i < request->count; i = end) {
         uint32_t region = l->copies[i].destination_region;
         end = i + 1;
+        if (l->wired[i]) { /* placed when all of the answer is known to be right */
+            const uint8_t *data = dray_region_base(landing(s));
+            const struct slice *slice = &request->slices[i];
+            if (verify)
+                l->slot_sums[i] =
+                    dray__wired_sum(l->haul, op_of(l, s, slice), &slice->rect, data + l->at[i]);
+            continue;
+        }
         if (l->sparse[i]) {
             int rc = place_delta(l, s, i, told_of(l, s, request, head, i).bytes, error);
             if (rc)
                 return rc;
             continue;
         }
-        while (end < request->count && !l->sparse[end] &&
+        while (end < request->count && !l->sparse[end] && !l->wired[end] &&
                l->copies[end].destination_region == region)
             end++;
         dray__move_options options = {.layout = to->layout,
@@ -346,6 +372,18 @@ static int place(struct remote_lane *l, struct source *s, const struct request *
             return rc;
     }
     return DRAY_OK;
+}
+
+/* What was quantised, once it is known to be right. */
+static int place_wired(struct remote_lane *l, struct source *s, const struct request *request,
+                       dray_error *error)
+{
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < request->count && rc == DRAY_OK; i++)
+        if (l->wired[i])
+            rc = dray__wired_place(l->haul, op_of(l, s, &request->slices[i]),
+                                   &request->slices[i].rect, landing(s), l->at[i], error);
+    return rc;
 }
 
 /* Is what came what was sent? */
@@ -365,6 +403,12 @@ static void enter(struct remote_lane *l, struct source *s, const struct request 
     for (uint32_t i = 0; i < request->count; i++) {
         const dray__op *op = op_of(l, s, &request->slices[i]);
         uint64_t source_sum = told_of(l, s, request, head, i).source_sum;
+        if (l->wired[i]) {
+            dray_copy origin = dray__copy_cut(&op->copy, &request->slices[i].rect);
+            if (op->owned)
+                dray__haul_own(h, &origin, source_sum);
+            continue;
+        }
         h->expected[op->block] += l->sums[i];
         h->found[op->block] += dray__haul_read_back(
             h, h->destination->regions[l->copies[i].destination_region], &l->copies[i]);
@@ -383,7 +427,7 @@ static void enter_unchecked(struct remote_lane *l, struct source *s, const struc
 {
     for (uint32_t i = 0; i < request->count && l->shares; i++) {
         const dray__op *op = op_of(l, s, &request->slices[i]);
-        if (dray__cohort_shared(l->cohort, op->block))
+        if (!l->wired[i] && dray__cohort_shared(l->cohort, op->block))
             dray__shares_enter(l->shares, op->block, &request->slices[i].rect, 0, 0);
     }
 }
@@ -445,7 +489,11 @@ static int take(struct remote_lane *l, struct source *s, const uint8_t *head, dr
     }
     s->wrong = 0;
     for (uint32_t i = 0; i < request->count; i++)
-        l->haul->bytes += dray__copy_bytes(&l->copies[i]);
+        if (!l->wired[i])
+            l->haul->bytes += dray__copy_bytes(&l->copies[i]);
+    rc = place_wired(l, s, request, error);
+    if (rc)
+        return rc;
     if (l->haul->options.verify)
         enter(l, s, request, head);
     else
@@ -473,7 +521,7 @@ static bool sizes_fit(const struct remote_lane *l, const struct source *s,
     for (uint32_t i = 0; i < request->count; i++) {
         const struct slice *slice = &request->slices[i];
         uint64_t part = told_of(l, s, request, arrival->head, i).bytes;
-        if (part > wire_bytes(s, &op_of(l, s, slice)->copy, &slice->rect))
+        if (part > wire_bytes(l, s, op_of(l, s, slice), &slice->rect))
             return false;
         bytes += part;
     }

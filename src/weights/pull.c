@@ -5,6 +5,7 @@
 #include "mover/checksum.h"
 #include "mover/mover.h"
 #include "weights/delta.h"
+#include "weights/pull_quant.h"
 #include "weights/shares.h"
 
 #include <inttypes.h>
@@ -35,11 +36,14 @@ void dray__pull_put_request(dray__writer *w, uint32_t id, uint16_t flags, uint64
         const dray__pull_rect *rect = &rects[i];
         dray__put_u32(w, rect->block);
         dray__put_u8(w, (uint8_t)rect->dtype);
-        dray__put_u8(w, rect->twice ? DRAY__PULL_TWICE : 0);
+        dray__put_u8(w, (uint8_t)((rect->twice ? DRAY__PULL_TWICE : 0) |
+                                  (rect->quantised ? DRAY__PULL_QUANTISED : 0)));
         for (uint32_t d = 0; d < rect->ndim; d++) {
             dray__put_i64(w, rect->rect.start[d]);
             dray__put_i64(w, rect->rect.extent[d]);
         }
+        if (rect->quantised)
+            dray__pull_put_quant(w, &rect->quant, rect->ndim);
     }
     if (!w->failed)
         dray__put_u32_at(w, size_at, (uint32_t)(w->size - size_at - 4));
@@ -96,12 +100,14 @@ int dray__pull_get_request(const uint8_t header[DRAY__PULL_REQUEST_HEADER], dray
 
 struct dray__packer {
     dray_copy copies[DRAY__PULL_RECTS_MAX];
-    bool twice[DRAY__PULL_RECTS_MAX];
+    bool twice[DRAY__PULL_RECTS_MAX], quantised[DRAY__PULL_RECTS_MAX];
+    dray__pull_quant quants[DRAY__PULL_RECTS_MAX];
     uint32_t blocks[DRAY__PULL_RECTS_MAX], sizes[DRAY__PULL_RECTS_MAX];
     uint64_t sums[DRAY__PULL_RECTS_MAX], source_sums[DRAY__PULL_RECTS_MAX];
     uint32_t count;
     uint64_t data_bytes, room; /* room: of the staging */
     uint8_t *scratch;
+    dray_region *floats; /* to be quantised; NULL: none were yet */
 };
 
 dray__packer *dray__packer_new(void)
@@ -119,6 +125,7 @@ void dray__packer_free(dray__packer *packer)
 {
     if (!packer)
         return;
+    dray_region_free(packer->floats);
     free(packer->scratch);
     free(packer);
 }
@@ -164,6 +171,17 @@ static int get_rect(dray__packer *p, const dray_layout *layout, dray__reader *in
                           index, tensor->name, p->room);
     for (uint32_t d = tensor->ndim; d < DRAY_MAX_DIMS; d++)
         copy->extent[d] = 1;
+    p->quantised[p->count] = flags & DRAY__PULL_QUANTISED;
+    if (p->quantised[p->count]) {
+        dray__rect rect = dray__copy_rect(copy);
+        int rc = dray__pull_get_quant(in, tensor, &rect, dtype, &p->quants[p->count], error);
+        if (rc)
+            return rc;
+        bytes = dray__pull_quant_bytes(&p->quants[p->count], &rect);
+        if (bytes > DRAY__PULL_DATA_MAX || p->data_bytes + bytes > p->room)
+            return dray__fail(error, DRAY_EINVALID, "tensor %s: too many bytes at once",
+                              tensor->name);
+    }
     dray__copy_to_dense(copy, dtype, p->data_bytes);
     p->blocks[p->count] = index;
     p->sizes[p->count] = (uint32_t)bytes;
@@ -201,8 +219,9 @@ static int pack(dray__packer *p, const dray__local *local, const dray__shares *s
     memset(p->sums, 0, p->count * sizeof *p->sums);
     memset(p->source_sums, 0, p->count * sizeof *p->source_sums);
     for (uint32_t i = 0, end; i < p->count; i = end) {
-        for (end = i + 1;
-             end < p->count && p->copies[end].source_region == p->copies[i].source_region; end++)
+        for (end = i + 1; end < p->count && !p->quantised[i] && !p->quantised[end] &&
+                          p->copies[end].source_region == p->copies[i].source_region;
+             end++)
             ;
         uint32_t index = p->copies[i].source_region;
         dray_region *region =
@@ -212,7 +231,11 @@ static int pack(dray__packer *p, const dray__local *local, const dray__shares *s
                                       .staging_bytes = DRAY__MOVE_STAGING,
                                       .sums = sums ? p->sums + i : NULL,
                                       .source_sums = sums ? p->source_sums + i : NULL};
-        int rc = dray__move_all(region, staging, p->copies + i, end - i, &options, error);
+        int rc =
+            p->quantised[i]
+                ? dray__pull_quantise(layout, region, &p->floats, p->copies + i, p->quants + i,
+                                      staging, p->source_sums + i, sums ? p->sums + i : NULL, error)
+                : dray__move_all(region, staging, p->copies + i, end - i, &options, error);
         for (uint32_t k = i; k < end && rc == DRAY_OK && sums; k++)
             rc = read_again(p, k, layout, region, error);
         if (rc)
@@ -319,6 +342,10 @@ static int read_request(dray__packer *p, const dray__pull_header *header, const 
         rc = get_rect(p, dray__local_layout(local), &in, error);
     if (rc == DRAY_OK)
         rc = dray__reader_finish(&in, "a request for weights", error);
+    for (uint32_t i = 0; i < p->count && rc == DRAY_OK && (has_base || shares); i++)
+        if (p->quantised[i])
+            rc = dray__fail(error, DRAY_EUNSUPPORTED,
+                            "what is quantised comes from a publisher's memory alone");
     bool sums = header->flags & DRAY__PULL_SUMS;
     if (rc == DRAY_OK)
         rc = find_shares(p, shares, dray__local_layout(local), false, sums, error);

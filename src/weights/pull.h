@@ -8,13 +8,15 @@
  *           update in progress has brought; attempt: its run; 8: into the staging arena), u32 id,
  *           u32 body bytes; body: u64 token, u64 attempt, with a base u64 incarnation, u64 base,
  *           u64 version, u32 count, of each rectangle: u32 block, u8 dtype, u8 flags (1: read the
- *           source again and compare), and for each dimension of its tensor i64 start, i64 extent
- *           (global coordinates)
+ *           source again and compare; 2: quantise it), for each dimension of its tensor i64
+ *           start, i64 extent (global coordinates), and, of what is to be quantised, i64 elements
+ *           of a cell in each dimension, u8 scale format
  *  answer   u32 magic, i32 status, u32 id, u32 head bytes, u64 data bytes; head: status 0: u64
  *           where the data lie in the arena (into the arena), of each rectangle u64 source sum,
- *           u64 sum of it as it is wanted (with sums), u32 bytes that it takes of the data (with a
- *           base: fewer than its elements take are entries of a delta, delta.h), else a string;
- *           then the data, or, into the arena, none
+ *           u64 sum of it as it is wanted (with sums; of what was quantised the elements' and the
+ *           scales' together), u32 bytes that it takes of the data (with a base: fewer than its
+ *           elements take are entries of a delta, delta.h), else a string; then the data, or, into
+ *           the arena, none; what was quantised is followed by its scales
  *  taken    a request's header with no other flag than 16 and no body: what the answer of this id
  *           put into the arena is copied out. Has no answer.
  *
@@ -30,7 +32,7 @@
 #define DRAY__PULL_MAGIC 0x4c505244u /* "DRPL" */
 
 enum {
-    DRAY__PULL_VERSION = 1,
+    DRAY__PULL_VERSION = 2,
     DRAY__PULL_REQUEST_HEADER = 16,
     DRAY__PULL_ANSWER_HEADER = 24,
     DRAY__PULL_BODY_MAX = 64 << 10,
@@ -42,7 +44,8 @@ enum {
     DRAY__PULL_COHORT = 4,
     DRAY__PULL_ARENA = 8,
     DRAY__PULL_TAKEN = 16,
-    DRAY__PULL_TWICE = 1 /* a rectangle's flag */
+    DRAY__PULL_TWICE = 1, /* a rectangle's flags */
+    DRAY__PULL_QUANTISED = 2
 };
 
 typedef struct dray__pull_header {
@@ -50,10 +53,17 @@ typedef struct dray__pull_header {
     uint32_t id, body_bytes;
 } dray__pull_header;
 
+/* How a rectangle is to be quantised. */
+typedef struct dray__pull_quant {
+    int32_t dtype, scale_format;
+    int64_t cell[DRAY_MAX_DIMS]; /* elements that share a scale; 1 in unused dimensions */
+} dray__pull_quant;
+
 typedef struct dray__pull_rect {
     uint32_t block, ndim;
     int32_t dtype;
-    bool twice;
+    bool twice, quantised;
+    dray__pull_quant quant; /* with quantised */
     dray__rect rect;
 } dray__pull_rect;
 

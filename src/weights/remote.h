@@ -93,7 +93,8 @@ struct remote_lane {
     /* the answer that is being put in its place */
     dray_copy copies[RECTS];
     uint64_t sums[RECTS], slot_sums[RECTS];
-    bool sparse[RECTS]; /* it was entries of a delta */
+    uint64_t at[RECTS];               /* where its data landed */
+    bool sparse[RECTS], wired[RECTS]; /* it was entries of a delta; quantised */
     uint64_t delta_bytes, delta_covered_bytes;
     struct request *spare;
 };

@@ -14,7 +14,8 @@
 bool dray__remote_takes(const dray__haul *haul, const dray__op *op)
 {
     const dray__source *source = &haul->sources->sources[op->copy.source];
-    return dray__source_remote(source, op->copy.source_region, haul->destination->host);
+    return (!op->transform || op->wired) &&
+           dray__source_remote(source, op->copy.source_region, haul->destination->host);
 }
 
 bool dray__remote_push(struct source *s, const struct part *part)
@@ -51,7 +52,8 @@ static bool reads(const dray_copy *copy, const dray_block *block, uint32_t ndim,
 static bool deal_part(struct remote_lane *l, struct source *home, const struct part *part)
 {
     uint32_t block = l->haul->sources->ops[part->op].block;
-    if (!l->cohort || !dray__cohort_shared(l->cohort, block))
+    if (!l->cohort || l->haul->sources->ops[part->op].wired ||
+        !dray__cohort_shared(l->cohort, block))
         return dray__remote_push(home, part);
     for (uint32_t i = 0; i < dray__cohort_stripes(l->cohort, block); i++) {
         struct part piece = *part;
@@ -149,7 +151,7 @@ static int open_cohort(struct remote_lane *l, const uint64_t *ops, uint64_t coun
     for (uint64_t i = 0; i < count && rc == DRAY_OK; i++) {
         const dray__op *op = &h->sources->ops[ops[i]];
         dray__rect rect = dray__copy_rect(&op->copy);
-        if (!dray__shares_expect(l->shares, op->block, &rect))
+        if (!op->wired && !dray__shares_expect(l->shares, op->block, &rect))
             rc = dray__nomem(&why);
     }
     if (rc == DRAY_OK)

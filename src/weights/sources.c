@@ -6,6 +6,7 @@
 #include "control/registry.h"
 #include "weights/delta.h"
 #include "weights/peer.h"
+#include "weights/wired.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -378,6 +379,21 @@ static uint32_t write_block(const dray_layout *layout, struct blocks blocks, con
     return UINT32_MAX;
 }
 
+/* Of the ops from `from` on, what the source can quantise is an op of its own. */
+static int cut_wired(const dray__sources *s, const dray_transform *t, uint64_t from,
+                     struct op_list *list, dray_error *error)
+{
+    for (uint64_t i = from, end = list->count; i < end; i++) {
+        dray__op parts[DRAY__WIRED_PARTS], op = list->items[i];
+        uint32_t count = dray__wired_cut(s, t, s->host, &op, parts);
+        list->items[i] = parts[0];
+        for (uint32_t p = 1; p < count; p++)
+            if (!op_push(list, &parts[p]))
+                return dray__nomem(error);
+    }
+    return DRAY_OK;
+}
+
 static int make_transform_ops(dray__sources *s, const dray_layout *layout,
                               const dray__pieces *pieces, const uint32_t *first,
                               const uint32_t *blocks, struct op_list *list, dray_error *error)
@@ -409,6 +425,8 @@ static int make_transform_ops(dray__sources *s, const dray_layout *layout,
             op.copy = reads[t[i].first_read + r];
             rc = split_read(pieces, of, &op, list, error);
         }
+        if (rc == DRAY_OK)
+            rc = cut_wired(s, &t[i], s->transform_ops[i], list, error);
         op.scales = true;
         for (uint64_t r = 0; r < t[i].scale_reads && rc == DRAY_OK; r++) {
             op.copy = reads[t[i].first_scale_read + r];

@@ -67,7 +67,8 @@ class Report(c.Structure):
                 ("source_bytes", c.c_uint64), ("link_bytes", c.c_uint64 * 5),
                 ("copies", c.c_uint64), ("times", c.c_int64 * 7), ("bytes_per_s", c.c_double),
                 ("peak_extra_bytes", c.c_uint64), ("retries", c.c_uint32), ("planned", c.c_int32),
-                ("verified_tensors", c.c_uint64), ("verified_bytes", c.c_uint64)]
+                ("verified_tensors", c.c_uint64), ("verified_bytes", c.c_uint64),
+                ("delta_bytes", c.c_uint64 * 2), ("wire_bytes", c.c_uint64)]
 
 
 def power_of_two(scale):
@@ -268,7 +269,7 @@ def together(functions):
         raise errors[0]
 
 
-def run_update(address, model, sources, group, hosts, runs, what):
+def run_update(address, model, sources, group, hosts, runs, what, most_wire=None):
     contexts, publishers, subscribers = [], [], []
     for i, m in enumerate(sources + group):
         m.allocate()
@@ -303,6 +304,8 @@ def run_update(address, model, sources, group, hosts, runs, what):
             m.check("%s, strategy %d, %d bytes" % (what, strategy, bucket))
             if strategy != DIRECT:
                 assert r.peak_extra_bytes <= bucket, (what, r.peak_extra_bytes, bucket)
+        wire = sum(r.wire_bytes for r in reports)
+        assert most_wire is None or wire <= most_wire, (what, strategy, wire, most_wire)
     for s in subscribers:
         dray.call(lib.dray_subscriber_verify, s)
         lib.dray_subscriber_close(s)
@@ -344,11 +347,42 @@ def round_of(rng, address, number):
     run_update(address, b"model-%d" % number, sources, group, hosts, runs, what)
 
 
+def before_the_wire(rng, address):
+    """What is cut along cells crosses the wire as it is wanted."""
+    sources, group = [Member() for _ in range(3)], [Member() for _ in range(2)]
+    elements = 0
+    for i, (rows, columns) in enumerate([(768, 640), (1536, 200), (2304, 130), (130, 64)]):
+        t = Tensor(rng, i)
+        while (t.ndim, t.kind) != (2, BLOCK):
+            t = Tensor(rng, i)
+        t.shape, t.block, t.dtype = [rows, columns], [128, 128], BF16
+        x = torch.randn(t.shape, generator=torch.Generator().manual_seed(i))
+        t.x = (x * 10.0 ** rng.uniform(-5, 2)).to(torch.bfloat16)
+        t.quantise()
+        elements += rows * columns
+        for members in (sources, group):
+            whole = rows < 128 * len(members)
+            parts = 1 if whole else len(members)
+            for k in range(parts):
+                m, ranges = members[k], [(rows // parts * k, rows // parts * (k + 1)), (0, columns)]
+                if members is sources:
+                    m.hold(rng, t.name, t.dtype, t.x, ranges)
+                    continue
+                weight = m.hold(rng, t.name, t.qdtype, t.q, ranges)
+                cells = [(ranges[0][0] // 128, -(-ranges[0][1] // 128)), (0, t.scales.shape[1])]
+                scales = m.hold(rng, t.name + "_scale_inv", F32, t.scales, cells)
+                m.quant(weight, scales, t)
+    runs = [(DIRECT, 0, -1), (BUCKET, 4 << 20, 0), (PARAMETER, 4 << 20, 0), (DIRECT, 0, 0)]
+    run_update(address, b"wire", sources, group, 5, runs, "quantised before the wire",
+               0.65 * 2 * elements)
+
+
 def main():
     rng = random.Random(SEED)
     with tempfile.TemporaryDirectory() as folder:
         server, address = start_session(folder)
         try:
+            before_the_wire(rng, address)
             for number in range(ROUNDS):
                 round_of(rng, address, number)
         finally:

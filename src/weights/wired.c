@@ -1,0 +1,223 @@
+#include "weights/wired.h"
+
+#include "model/layout.h"
+#include "mover/mover.h"
+#include "weights/pull_quant.h"
+
+#include <string.h>
+
+/* ---- cutting --------------------------------------------------------------------------------- */
+
+/* Does the copy read this part of the block? Two blocks may hold the same elements. */
+static bool reads(const dray_copy *copy, const dray_block *block, const dray__rect *part)
+{
+    if (copy->source_region != block->region)
+        return false;
+    uint64_t copy_at = copy->source_offset, block_at = block->offset;
+    for (uint32_t d = 0; d < copy->ndim; d++) {
+        copy_at += (uint64_t)(part->start[d] - copy->start[d]) * (uint64_t)copy->source_stride[d];
+        block_at += (uint64_t)(part->start[d] - block->start[d]) * (uint64_t)block->stride[d];
+        if (part->extent[d] > 1 && copy->source_stride[d] != block->stride[d])
+            return false;
+    }
+    return copy_at == block_at;
+}
+
+/* The elements of the cells that lie in the rectangle as a whole; false: there are none. */
+static bool whole_cells(const dray_transform *t, const dray_tensor_info *tensor,
+                        const dray__rect *rect, dray__rect *out)
+{
+    for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++) {
+        int64_t shape = d < tensor->ndim ? tensor->shape[d] : 1, cell = t->cell[d];
+        int64_t end = rect->start[d] + rect->extent[d];
+        int64_t from = rect->start[d] / cell + (rect->start[d] % cell != 0);
+        int64_t to = end == shape ? (end - 1) / cell + 1 : end / cell;
+        if (to <= from)
+            return false;
+        out->start[d] = from * cell;
+        int64_t last = (to - 1) * cell, left = shape - last;
+        out->extent[d] = last + (left < cell ? left : cell) - out->start[d];
+    }
+    return true;
+}
+
+static uint64_t cell_bytes(const dray_transform *t, const dray_tensor_info *tensor)
+{
+    uint64_t elements = 1;
+    for (uint32_t d = 0; d < tensor->ndim; d++) {
+        int64_t most = t->cell[d] < tensor->shape[d] ? t->cell[d] : tensor->shape[d];
+        if (__builtin_mul_overflow(elements, (uint64_t)most, &elements))
+            return UINT64_MAX;
+    }
+    return elements > DRAY__WIRED_CELL ? UINT64_MAX : elements + sizeof(float);
+}
+
+/* Whole cells that the op reads of one block. */
+static bool find_part(const dray__sources *s, const dray_transform *t, const dray__op *op,
+                      dray__rect *out)
+{
+    const dray_layout *layout = s->sources[op->copy.source].layout;
+    dray__rect whole = dray__copy_rect(&op->copy), part;
+    uint32_t tensor;
+    if (dray_layout_find(layout, s->names[t->tensor], &tensor, NULL))
+        return false;
+    const dray_tensor_info *info = dray_layout_tensor(layout, tensor);
+    if (cell_bytes(t, info) > DRAY__WIRED_CELL)
+        return false;
+    const dray_block *block = dray__layout_first_block(layout, tensor);
+    for (; block; block = dray__layout_next_block(layout, block)) {
+        dray__rect held = dray__rect_of(layout, (uint32_t)(block - dray_layout_block(layout, 0)));
+        if (dray__rect_cross(&whole, &held, &part) && reads(&op->copy, block, &part) &&
+            whole_cells(t, info, &part, out))
+            return true;
+    }
+    return false;
+}
+
+static dray__op part_of(const dray__op *op, const dray__rect *rect)
+{
+    dray__op part = *op;
+    part.copy = dray__copy_cut(&op->copy, rect);
+    return part;
+}
+
+uint32_t dray__wired_cut(const dray__sources *s, const dray_transform *t, uint64_t host,
+                         const dray__op *op, dray__op out[DRAY__WIRED_PARTS])
+{
+    dray__rect rest = dray__copy_rect(&op->copy), part;
+    uint32_t count = 1;
+    out[0] = *op;
+    if (t->kind != DRAY_TRANSFORM_QUANTISE || op->scales ||
+        !dray__source_remote(&s->sources[op->copy.source], op->copy.source_region, host) ||
+        !find_part(s, t, op, &part))
+        return count;
+    out[0] = part_of(op, &part);
+    out[0].wired = true;
+    for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++) {
+        dray__rect side = rest;
+        int64_t part_end = part.start[d] + part.extent[d];
+        side.extent[d] = part.start[d] - rest.start[d];
+        if (side.extent[d] > 0)
+            out[count++] = part_of(op, &side);
+        side.start[d] = part_end;
+        side.extent[d] = rest.start[d] + rest.extent[d] - part_end;
+        if (side.extent[d] > 0)
+            out[count++] = part_of(op, &side);
+        rest.start[d] = part.start[d];
+        rest.extent[d] = part.extent[d];
+    }
+    return count;
+}
+
+/* ---- of a wired op --------------------------------------------------------------------------- */
+
+static const dray_transform *transform_of(const dray__haul *h, const dray__op *op)
+{
+    return &dray_plan_transforms(h->sources->plan)[op->transform - 1];
+}
+
+bool dray__wired(const dray__haul *h, const dray__op *op)
+{
+    const dray__source *source = &h->sources->sources[op->copy.source];
+    return op->wired && !source->staged && !h->options.load &&
+           h->options.bucket_bytes >= DRAY__WIRED_BUCKET &&
+           dray__source_remote(source, op->copy.source_region, h->destination->host);
+}
+
+dray__rect dray__wired_cells(const dray__haul *h, const dray__op *op, const dray__rect *rect)
+{
+    const dray_transform *t = transform_of(h, op);
+    dray__rect cells;
+    for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++) {
+        cells.start[d] = rect->start[d] / t->cell[d];
+        cells.extent[d] = (rect->start[d] + rect->extent[d] - 1) / t->cell[d] + 1 - cells.start[d];
+    }
+    return cells;
+}
+
+dray__rect dray__wired_elements(const dray__haul *h, const dray__op *op, const dray__rect *cells)
+{
+    const dray_transform *t = transform_of(h, op);
+    dray__rect whole = dray__copy_rect(&op->copy), rect;
+    for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++) {
+        int64_t last = (cells->start[d] + cells->extent[d] - 1) * t->cell[d];
+        int64_t left = whole.start[d] + whole.extent[d] - last;
+        rect.start[d] = cells->start[d] * t->cell[d];
+        rect.extent[d] = last + (left < t->cell[d] ? left : t->cell[d]) - rect.start[d];
+    }
+    return rect;
+}
+
+dray__pull_quant dray__wired_quant(const dray__haul *h, const dray__op *op)
+{
+    const dray_transform *t = transform_of(h, op);
+    dray__pull_quant quant = {.dtype = t->quant_dtype, .scale_format = t->scale_format};
+    memcpy(quant.cell, t->cell, sizeof quant.cell);
+    return quant;
+}
+
+uint64_t dray__wired_bytes(const dray__haul *h, const dray__op *op, const dray__rect *rect)
+{
+    dray__rect cells = dray__wired_cells(h, op, rect);
+    return dray__rect_elements(rect) + dray__rect_elements(&cells) * sizeof(float);
+}
+
+uint64_t dray__wired_cell_bytes(const dray__haul *h, const dray__op *op)
+{
+    return cell_bytes(transform_of(h, op),
+                      dray_layout_tensor(h->destination->layout, op->copy.tensor));
+}
+
+uint64_t dray__wired_sum(const dray__haul *h, const dray__op *op, const dray__rect *rect,
+                         const void *data)
+{
+    dray__pull_quant quant = dray__wired_quant(h, op);
+    return dray__pull_quant_sum(dray__haul_tensor(h, &op->copy), &quant, rect, data);
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+int dray__transform_write(dray__haul *h, const dray_transform *t, bool scales,
+                          const dray_region *from, const dray__rect *box, uint64_t at,
+                          dray_error *error)
+{
+    const dray_copy *writes = dray_plan_writes(h->sources->plan);
+    bool verify = h->options.verify;
+    for (uint64_t w = t->first_write; w < t->first_write + t->writes; w++) {
+        dray__rect held = dray__copy_rect(&writes[w]), part;
+        if ((writes[w].tensor != t->tensor) != scales || !dray__rect_cross(&held, box, &part))
+            continue;
+        dray_copy copy = dray__copy_cut(&writes[w], &part);
+        uint64_t stride = dray_dtype_size((dray_dtype)copy.destination_dtype), sum = 0;
+        copy.source_offset = at;
+        for (uint32_t d = copy.ndim; d-- > 0;) {
+            copy.source_stride[d] = (int64_t)stride;
+            copy.source_offset += (uint64_t)(part.start[d] - box->start[d]) * stride;
+            stride *= (uint64_t)box->extent[d];
+        }
+        dray_region *region = h->destination->regions[copy.destination_region];
+        dray__move_options options = {.layout = h->destination->layout,
+                                      .sums = verify ? &sum : NULL};
+        int rc = dray__move_all(from, region, &copy, 1, &options, error);
+        if (rc)
+            return rc;
+        h->bytes += dray__copy_bytes(&copy);
+        if (!verify)
+            continue;
+        uint32_t block = h->sources->write_blocks[w];
+        h->expected[block] += sum;
+        h->found[block] += dray__haul_read_back(h, region, &copy);
+    }
+    return DRAY_OK;
+}
+
+int dray__wired_place(dray__haul *h, const dray__op *op, const dray__rect *rect,
+                      const dray_region *from, uint64_t at, dray_error *error)
+{
+    const dray_transform *t = transform_of(h, op);
+    dray__rect cells = dray__wired_cells(h, op, rect);
+    int rc = dray__transform_write(h, t, false, from, rect, at, error);
+    return rc ? rc
+              : dray__transform_write(h, t, true, from, &cells, at + dray__rect_elements(rect),
+                                      error);
+}
