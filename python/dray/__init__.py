@@ -1,0 +1,7 @@
+"""dray for Python: a thin layer over libdray's C ABI (ctypes; nothing to compile).
+
+The library is $DRAY_LIBRARY, else libdray.so.0 as the system finds it."""
+from ._library import DrayError, library_path, version
+from .queue import Queue, StreamDataLoader
+
+__all__ = ["DrayError", "Queue", "StreamDataLoader", "library_path", "version"]

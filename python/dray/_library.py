@@ -1,0 +1,149 @@
+"""The library, its structs as include/dray/ declares them, and its errors as an exception."""
+import ctypes as c
+import os
+
+MAX_DIMS = 4
+WAIT_DEFAULT = -1
+CODES = ("INVALID NOMEM NOENT EXIST SYS FORMAT VERSION CHECKSUM DTYPE SHAPE HOLE OVERLAP TIMEDOUT "
+         "AGAIN CLOSED DEAD STALE GONE END FULL TORN PERM BUSY PROTO CANCELED UNSUPPORTED "
+         "INTERNAL").split()
+POLICIES = "fifo ordered group oldest_version priority token_balanced lockstep".split()
+
+
+class DrayError(Exception):
+    """What a call of the library answered: `code` (negative) and `name` ("ESTALE")."""
+
+    def __init__(self, code, message):
+        super().__init__(message)
+        self.code = code
+        self.name = "E" + CODES[-code - 1] if 0 < -code <= len(CODES) else "E?"
+
+
+class Error(c.Structure):
+    _fields_ = [("code", c.c_int32), ("origin", c.c_int32), ("raw", c.c_int64),
+                ("message", c.c_char * 496)]
+
+
+class Sized(c.Structure):
+    """A struct that begins with its own size."""
+
+    def __init__(self, **values):
+        super().__init__(size=c.sizeof(type(self)), **values)
+
+
+class Options(Sized):
+    _fields_ = [("size", c.c_size_t), ("address", c.c_char_p), ("name", c.c_char_p),
+                ("role", c.c_char_p), ("host", c.c_char_p), ("rank", c.c_uint32),
+                ("timeout_ns", c.c_int64), ("trusted_networks", c.c_char_p)]
+
+
+class ColumnData(c.Structure):
+    _fields_ = [("name", c.c_char_p), ("dtype", c.c_int32), ("content", c.c_int32),
+                ("ndim", c.c_uint32), ("shape", c.c_int64 * MAX_DIMS), ("offsets", c.c_void_p),
+                ("values", c.c_void_p)]
+
+
+class Column(c.Structure):
+    _fields_ = [("dtype", c.c_int32), ("content", c.c_int32), ("ndim", c.c_uint32),
+                ("shape", c.c_int64 * MAX_DIMS), ("cells", c.POINTER(c.c_void_p)),
+                ("lengths", c.POINTER(c.c_uint64))]
+
+
+class Row(c.Structure):
+    _fields_ = [("slot", c.c_uint32), ("generation", c.c_uint32), ("attempt", c.c_uint32),
+                ("group", c.c_uint32), ("id", c.c_uint64)]
+
+
+class Claim(Sized):
+    _fields_ = [("size", c.c_size_t), ("task", c.c_char_p), ("partition", c.c_char_p),
+                ("count", c.c_uint32), ("up_to", c.c_int32), ("policy", c.c_int32),
+                ("timeout_ns", c.c_int64), ("max_hold_ns", c.c_int64), ("fresh", c.c_int32),
+                ("staleness", c.c_uint32), ("version", c.c_uint64), ("group", c.c_char_p),
+                ("group_epoch", c.c_uint64), ("round", c.c_uint64), ("token_cap", c.c_uint64),
+                ("cost", c.c_char_p), ("dp_rank", c.c_uint32), ("dp_size", c.c_uint32),
+                ("peer", c.c_uint32), ("peers", c.c_uint32), ("micro_rows", c.c_uint32),
+                ("unused", c.c_uint32)]
+
+
+class LoaderOptions(Sized):
+    _fields_ = [("size", c.c_size_t), ("claim", c.POINTER(Claim)), ("ahead", c.c_uint32),
+                ("ahead_rows", c.c_uint32), ("ahead_bytes", c.c_uint64), ("micro", c.c_int32),
+                ("unused", c.c_uint32)]
+
+
+class Load(Sized):
+    _fields_ = [("size", c.c_size_t), ("batch", c.c_void_p), ("number", c.c_uint64),
+                ("first", c.c_uint32), ("rows", c.c_uint32), ("micro", c.c_uint32),
+                ("micros", c.c_uint32)]
+
+
+class Counts(Sized):
+    _fields_ = [("size", c.c_size_t), ("batches", c.c_uint64), ("rows", c.c_uint64),
+                ("committed", c.c_uint64), ("lost", c.c_uint64), ("waits", c.c_uint64),
+                ("waited_ns", c.c_int64), ("ready", c.c_uint32), ("unfinished", c.c_uint32)]
+
+
+_P = c.c_void_p
+_E = c.POINTER(Error)
+_OUT = c.POINTER(c.c_void_p)
+_CODE = "0 or a negative code, and the error as the last argument"
+# name: (what it returns, its arguments before the error)
+_FUNCTIONS = {
+    "dray_version": (c.c_char_p, []),
+    "dray_dtype_parse": (c.c_int, [c.c_char_p]),
+    "dray_dtype_name": (c.c_char_p, [c.c_int32]),
+    "dray_dtype_size": (c.c_size_t, [c.c_int32]),
+    "dray_open": (_CODE, [c.POINTER(Options), _OUT]),
+    "dray_close": (None, [_P]),
+    "dray_queue_open": (_CODE, [_P, c.c_char_p, _P, _OUT]),
+    "dray_queue_close": (None, [_P]),
+    "dray_queue_fd": (c.c_int, [_P]),
+    "dray_batch_partition": (c.c_char_p, [_P]),
+    "dray_batch_row": (c.POINTER(Row), [_P, c.c_uint32]),
+    "dray_batch_rows": (c.c_uint32, [_P]),
+    "dray_batch_weight": (c.c_double, [_P, c.c_uint32]),
+    "dray_batch_tag": (_CODE, [_P, c.c_uint32, c.c_char_p, c.POINTER(c.c_double)]),
+    "dray_batch_column": (_CODE, [_P, c.c_char_p, c.POINTER(Column)]),
+    "dray_batch_set": (_CODE, [_P, c.POINTER(ColumnData)]),
+    "dray_batch_set_tag": (_CODE, [_P, c.c_uint32, c.c_char_p, c.c_double]),
+    "dray_batch_free": (None, [_P]),
+    "dray_loader_open": (_CODE, [_P, c.POINTER(LoaderOptions), _OUT]),
+    "dray_loader_close": (None, [_P]),
+    "dray_loader_next": (_CODE, [_P, c.c_int64, c.POINTER(Load)]),
+    "dray_loader_done": (_CODE, [_P, c.POINTER(Load)]),
+    "dray_loader_fail": (_CODE, [_P, c.POINTER(Load), c.c_char_p]),
+    "dray_loader_flush": (_CODE, [_P]),
+    "dray_loader_hold": (_CODE, [_P, c.POINTER(Load)]),
+    "dray_loader_unhold": (None, [_P, _P]),
+    "dray_loader_count": (_CODE, [_P, c.POINTER(Counts)]),
+}
+_library = None
+
+
+def library_path():
+    return os.environ.get("DRAY_LIBRARY") or "libdray.so.0"
+
+
+def library():
+    """The library, loaded at the first call."""
+    global _library
+    if _library is None:
+        loaded = c.CDLL(library_path())
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(loaded, name)
+            function.restype = c.c_int if result is _CODE else result
+            function.argtypes = arguments + ([_E] if result is _CODE else [])
+        _library = loaded
+    return _library
+
+
+def call(name, *arguments):
+    """Calls a function that returns a code; raises DrayError."""
+    error = Error()
+    code = getattr(library(), name)(*arguments, c.byref(error))
+    if code:
+        raise DrayError(code, error.message.decode("utf-8", "replace"))
+
+
+def version():
+    return library().dray_version().decode()

@@ -1,0 +1,182 @@
+"""StreamDataLoader against numpy and torch: values, offsets and dtypes as they were put; nothing
+copied where rows follow each other; arrays that outlive their batch; balanced ranks in lockstep."""
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+try:
+    import numpy as np
+    import torch
+except ImportError as missing:
+    print(missing)
+    sys.exit(77)
+
+sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
+import dray  # noqa: E402
+
+seed = int(os.environ.get("DRAY_TEST_SEED", time.time_ns() % 2**32))
+print("seed", seed)
+rng = random.Random(seed)
+program = os.environ["DRAY_PROGRAM"]
+ROWS, CAP = 61, 96
+tokens = [[rng.randrange(-2**31, 2**31) for _ in range(rng.randrange(1, 30))] for _ in range(ROWS)]
+scores = [rng.uniform(-1e9, 1e9) for _ in range(ROWS)]
+
+
+def must(*arguments, **more):
+    done = subprocess.run([program, "queue", *arguments], capture_output=True, text=True, timeout=60,
+                          **more)
+    assert done.returncode == 0, (arguments, done.stderr)
+    return done.stdout
+
+
+def insert(partition):
+    rows = "\n".join(json.dumps({"tokens": t, "score": s}) for t, s in zip(tokens, scores))
+    must("insert", "-p", partition, "-d", "tokens=i32", "--seal", input=rows)
+
+
+def rollout(copy):
+    """Reads tokens, writes twice of them as torch's bf16 (ragged) and their sum (fixed)."""
+    kept, order = [], []
+    with dray.StreamDataLoader("rollout", ["tokens", "score"], 8, partition="0", ahead=2, copy=copy,
+                               timeout=20) as loader:
+        for batch in loader:
+            values, offsets = batch["tokens"]
+            assert values.dtype == np.int32 and offsets.dtype == np.int64
+            assert values.flags.writeable == copy
+            assert batch["score"][1] is None and batch["score"][0].shape == (batch.rows,)
+            kept.append((batch["tokens"], batch["score"][0], batch.slots))
+            halves = torch.from_numpy(values.astype(np.float32)).to(torch.bfloat16)
+            batch.set("halves", halves, offsets)
+            batch.set("sums", np.add.reduceat(values.astype(np.int64), offsets[:-1]).reshape(-1, 1))
+            batch.set_tag("tokens", np.diff(offsets))
+            order.extend(batch.slots.tolist())
+        counts = loader.counts()
+        assert counts["rows"] == ROWS and counts["lost"] == 0, counts
+        assert counts["committed"] == counts["batches"] == 8, counts
+    assert sorted(order) == list(range(ROWS))
+    return kept
+
+
+def same(kept):
+    for (values, offsets), score, slots in kept:
+        for i, slot in enumerate(slots):
+            assert values[offsets[i]:offsets[i + 1]].tolist() == tokens[slot]
+            assert score[i] == scores[slot]
+
+
+def rank_of(rank, seen, sums):
+    with dray.StreamDataLoader("actor", ["halves", "sums", "tokens"], 20, partition="0", micro=True,
+                               policy="lockstep", dp_rank=rank, dp_size=2, token_cap=CAP,
+                               framework="torch", timeout=20) as loader:
+        while True:
+            micros = loader.num_microbatches()
+            if not micros:
+                break
+            seen[rank].append(micros)
+            for i in range(micros):  # as forward_backward_func takes them
+                batch = next(loader)
+                assert batch.micro == i and batch.micros == micros
+                halves, offsets = batch["halves"]
+                assert halves.dtype == torch.bfloat16 and offsets.dtype == torch.int64
+                assert int(offsets[-1]) <= CAP
+                assert batch["sums"][0].shape == (batch.rows, 1)
+                for k, slot in enumerate(batch.slots.tolist()):
+                    expected = torch.tensor(tokens[slot], dtype=torch.float32).to(torch.bfloat16)
+                    assert torch.equal(halves[offsets[k]:offsets[k + 1]], expected)
+                    assert int(batch["sums"][0][k, 0]) == sum(tokens[slot])
+                    if batch.weights[k]:
+                        sums.append(slot)
+                assert np.array_equal(batch.tag("tokens"), np.diff(offsets.numpy()))
+        loader.flush()
+
+
+def in_thread(errors, function, *arguments):
+    def run():
+        try:
+            function(*arguments)
+        except BaseException as error:  # noqa: B902
+            errors.append(error)
+            raise
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+with tempfile.TemporaryDirectory() as folder:
+    os.environ["DRAY_ADDRESS"] = f"unix:{folder}/s"
+    os.environ["XDG_RUNTIME_DIR"] = folder
+    server = subprocess.Popen([program, "serve", "--listen", f"unix:{folder}/s"],
+                              stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout.readline().startswith("listening")
+        must("open", "--task", "rollout:tokens,score>halves,sums",
+             "--task", "actor:halves,sums,tokens>")
+        insert("0")
+        kept = rollout(copy=False)
+        same(kept)
+
+        # Two ranks in lockstep, each in its thread: equal counts, each row once.
+        seen, done, errors = {0: [], 1: []}, [], []
+        threads = [in_thread(errors, rank_of, rank, seen, done) for rank in range(2)]
+        for thread in threads:
+            thread.join()
+        assert not errors, errors
+        assert seen[0] == seen[1] and len(seen[0]) == 4, seen
+        assert sorted(done) == list(range(ROWS))
+        must("wait", "-p", "0", "-w", "0")
+
+        # The arrays are as they were, although all is committed, cleared and written over.
+        must("clear", "-p", "0")
+        insert("1")
+        same(kept)
+        del kept
+
+        # On request they are copies, which may be written; a failed batch comes again.
+        with dray.StreamDataLoader("rollout", ["tokens"], 4, partition="1", copy=True,
+                                   timeout=20) as loader:
+            batch = next(loader)
+            batch["tokens"][0][:] = 7
+            slots = batch.slots.tolist()
+            batch.fail("not today")
+            attempts = {}
+            for batch in loader:
+                attempts.update(zip(batch.slots.tolist(), batch.attempts.tolist()))
+                values, offsets = batch["tokens"]
+                for i, slot in enumerate(batch.slots):
+                    assert values[offsets[i]:offsets[i + 1]].tolist() == tokens[slot]
+                batch.set("halves", torch.zeros(batch.rows, dtype=torch.bfloat16),
+                          np.arange(batch.rows + 1))
+                batch.set("sums", np.zeros((batch.rows, 1), dtype=np.int64))
+            assert all((attempts[slot] == 2) == (slot in slots) for slot in range(ROWS)), attempts
+
+        # What is wrong is said.
+        def fails(name, function, *arguments, **more):
+            try:
+                function(*arguments, **more)
+            except dray.DrayError as error:
+                assert error.name == name, error
+                return
+            raise AssertionError("no " + name)
+
+        fails("ENOENT", dray.StreamDataLoader, "rolout", ["tokens"], 4, timeout=5)
+        with dray.StreamDataLoader("rollout", ["nothing"], 4, timeout=0.05) as loader:
+            fails("ETIMEDOUT", next, loader)
+        insert("2")
+        with dray.StreamDataLoader("rollout", ["nothing"], 4, timeout=5) as loader:
+            fails("ENOENT", next, loader)
+        loader = dray.StreamDataLoader("rollout", ["tokens"], 4, partition="2", timeout=5)
+        last = next(loader)["tokens"][0]
+        before = last.tolist()
+        loader.close()
+        fails("ECLOSED", next, loader)
+        assert last.tolist() == before  # also an array that outlives its loader
+        del last, loader
+    finally:
+        server.terminate()
+        assert server.wait(20) == 0
