@@ -12,6 +12,7 @@ import threading
 try:
     import numpy as np
     import torch
+    from safetensors import safe_open
 except ImportError as missing:
     print(missing)
     sys.exit(77)
@@ -136,7 +137,8 @@ class Member:
     def __init__(self):
         self.layout = dray.Layout()
         self.blocks, self.size = [], 0
-        self.region = self.layout.add_region(1 << 24, 2)
+        self.room = 1 << 24
+        self.region = self.layout.add_region(self.room, 2)
 
     def add(self, name, dtype, shape):
         index = c.c_uint32()
@@ -176,12 +178,11 @@ class Member:
     def allocate(self):
         self.memory = (c.c_void_p * 1)()
         handle = c.c_void_p()
-        self.size += 64
-        dray.call(lib.dray_region_alloc, 2, c.c_uint64(1 << 24), b"r", c.byref(handle))
-        assert self.size < 1 << 24
+        assert self.size <= self.room
+        dray.call(lib.dray_region_alloc, 2, c.c_uint64(self.room), b"r", c.byref(handle))
         self.memory[0] = handle
         base = lib.dray_region_base(handle)
-        self.raw = np.frombuffer((c.c_uint8 * (1 << 24)).from_address(base), np.uint8)
+        self.raw = np.frombuffer((c.c_uint8 * self.room).from_address(base), np.uint8)
         self.raw[:] = 0xA5
 
     def views(self):
@@ -205,6 +206,20 @@ class Member:
             typed = np.frombuffer(expected[offset:].data, want.dtype, 1)
             np.lib.stride_tricks.as_strided(typed, want.shape, stride, writeable=True)[...] = want
         assert (expected == self.raw).all(), "%s: bytes outside all blocks were written" % what
+
+
+class Rank(Member):
+    """The layout of a whole model's rank, of `tensors`: by name what it holds, as a whole."""
+
+    def __init__(self, layout, tensors):
+        self.layout = layout
+        self.room = self.size = layout.region(0).bytes
+        self.blocks = []
+        for tensor, _, start, extent, offset, stride in layout.blocks():
+            name = layout.tensor(tensor).name.decode()
+            ranges = [(s, s + e) for s, e in zip(start, extent)]
+            want = bits(tensors[name])[tuple(slice(s, e) for s, e in ranges)]
+            self.blocks.append((offset, stride, want, name, ranges))
 
 
 def hold_floats(rng, members, t, x, dtype, turned):
@@ -269,7 +284,7 @@ def together(functions):
         raise errors[0]
 
 
-def run_update(address, model, sources, group, hosts, runs, what, most_wire=None):
+def run_update(address, model, sources, group, hosts, runs, what, most_wire=None, path=None):
     contexts, publishers, subscribers = [], [], []
     for i, m in enumerate(sources + group):
         m.allocate()
@@ -296,8 +311,9 @@ def run_update(address, model, sources, group, hosts, runs, what, most_wire=None
                   for p in publishers])
         for m in group:
             m.raw[:] = 0xA5
-        options = UpdateOptions(c.sizeof(UpdateOptions), 0, strategy, version, None, 0, bucket,
-                                verify, 60 * SECOND)
+        options = UpdateOptions(c.sizeof(UpdateOptions), 3 if path else 0, strategy, version,
+                                path and os.fsencode(path), version if path else 0, bucket, verify,
+                                60 * SECOND)
         together([lambda s=s, r=r: dray.call(lib.dray_update_weights, s, c.byref(options),
                                              c.byref(r)) for s, r in zip(subscribers, reports)])
         for m, r in zip(group, reports):
@@ -377,12 +393,96 @@ def before_the_wire(rng, address):
                0.65 * 2 * elements)
 
 
+def moe_config():
+    """A small Qwen3-MoE, as block FP8 can be cut over two ranks."""
+    return dray.ModelConfig(family=b"qwen3_moe", vocab_size=320, hidden_size=256,
+                            intermediate_size=512, layers=2, heads=4, kv_heads=4, head_dim=64,
+                            max_positions=64, rms_norm_eps=1e-6, rope_theta=1e4, qk_norm=1,
+                            dtype=BF16, experts=4, moe_intermediate_size=128)
+
+
+def moe_rank(cf, tp, ep, rank):
+    quant = dray.EngineQuant(c.sizeof(dray.EngineQuant), BLOCK, 0, (c.c_int64 * 2)(128, 128))
+    spec = dray.EngineSpec(size=c.sizeof(dray.EngineSpec), tp=tp, tp_rank=rank, ep=ep,
+                           quant=c.pointer(quant))
+    return dray.model_layout(lib.dray_layout_engine, cf, c.byref(spec))
+
+
+def moe_tensors(rng, whole, engine):
+    """Random ones, and those that the engine holds quantised as PyTorch quantises them."""
+    floats, held = {}, {}
+    generator = torch.Generator().manual_seed(rng.getrandbits(32))
+    for t in whole.tensors():
+        x = torch.randn(list(t.shape)[:t.ndim], generator=generator)
+        floats[t.name.decode()] = held[t.name.decode()] = (x * 0.02).to(torch.bfloat16)
+    for i, t in enumerate(engine.tensors()):
+        quant = lib.dray_layout_quant(engine.handle, i)
+        if t.alias_of >= 0 or not quant:
+            continue
+        name = t.name.decode()
+        q = Tensor.__new__(Tensor)
+        q.x, q.kind, q.format, q.qdtype, q.block = floats[name], BLOCK, 0, E4M3, [128, 128]
+        q.shape = list(q.x.shape)
+        q.ndim = len(q.shape)
+        q.quantise()
+        held[name] = q.q
+        held[engine.tensor(quant.contents.scales).name.decode()] = q.scales
+    return floats, held
+
+
+def real_model(rng, address, folder):
+    """Layouts of the builders: FSDP to tensor and expert parallelism with FP8 blocks, from memory
+    and from disk; a checkpoint of an FP8 engine has weights and scales, and is read back as it is."""
+    cf = moe_config()
+    whole = dray.model_layout(lib.dray_layout_fsdp, cf, BF16, 0, 1, 2)
+    alone = moe_rank(cf, 1, 1, 0)
+    floats, held = moe_tensors(rng, whole, alone)
+    assert sum(t.dtype == E4M3 for t in alone.tensors()) == 2 * (4 + 3 * 4)
+
+    def group():
+        return [Rank(moe_rank(cf, 2, 2, i), held) for i in range(2)]
+
+    runs = [(PARAMETER, 4 << 20, -1), (BUCKET, 2 << 20, 0), (DIRECT, 0, 0)]
+    for hosts in (1, 5):
+        sources = [Rank(dray.model_layout(lib.dray_layout_fsdp, cf, BF16, i, 3, 2), floats)
+                   for i in range(3)]
+        run_update(address, b"moe-%d" % hosts, sources, group(), hosts, runs,
+                   "qwen3-moe over %d hosts" % hosts)
+    source, engine = Rank(whole, floats), Rank(alone, held)
+    for member, name in ((source, "floats"), (engine, "fp8")):
+        path = os.path.join(folder, name)
+        member.allocate()
+        member.fill()
+        dray.call(lib.dray_checkpoint_write, os.fsencode(path), member.layout.handle, member.memory,
+                  None)
+        run_update(address, name.encode(), [], group(), 1, runs, "qwen3-moe from " + name,
+                   path=path)
+    check_checkpoint(path, alone, held)
+    engine.raw[:] = 0xA5
+    dray.call(lib.dray_checkpoint_read, os.fsencode(path), alone.handle, engine.memory)
+    engine.check("an FP8 checkpoint read back")
+
+
+def check_checkpoint(path, layout, held):
+    found = {}
+    for name in os.listdir(path):
+        if name.endswith(".safetensors"):
+            with safe_open(os.path.join(path, name), "pt") as file:
+                found.update({key: file.get_tensor(key) for key in file.keys()})
+    assert set(found) == {t.name.decode() for t in layout.tensors() if t.alias_of < 0}
+    for name, tensor in found.items():
+        assert tensor.dtype == held[name].dtype and (bits(tensor) == bits(held[name])).all(), name
+    scales = [name for name in found if name.endswith(".weight_scale_inv")]
+    assert len(scales) == sum(t.dtype == torch.float8_e4m3fn for t in found.values())
+
+
 def main():
     rng = random.Random(SEED)
     with tempfile.TemporaryDirectory() as folder:
         server, address = start_session(folder)
         try:
             before_the_wire(rng, address)
+            real_model(rng, address, folder)
             for number in range(ROUNDS):
                 round_of(rng, address, number)
         finally:
