@@ -45,22 +45,32 @@ typedef struct piece {
 } piece;
 
 typedef struct pieces {
-    const dray__quant_box *box;
+    dray__quant_box box;
     int64_t first[DRAY_MAX_DIMS], cells[DRAY_MAX_DIMS];
     int64_t at[DRAY_MAX_DIMS]; /* within the box */
 } pieces;
 
+/* The dimensions move to the end, where patches have their rows and columns: a matrix has its own
+ * at the beginning. What has an extent of 1 counts for neither elements nor cells. */
 static pieces pieces_of(const dray__quant_box *box)
 {
-    pieces p = {.box = box};
-    dray__quant_cells(box, p.first, p.cells);
+    pieces p = {.box = *box};
+    int last = DRAY_MAX_DIMS - 1;
+    while (last > 0 && box->extent[last] == 1)
+        last--;
+    for (int d = DRAY_MAX_DIMS - 1; d >= 0; d--, last--) {
+        p.box.start[d] = last >= 0 ? box->start[last] : 0;
+        p.box.extent[d] = last >= 0 ? box->extent[last] : 1;
+        p.box.cell[d] = last >= 0 ? box->cell[last] : 1;
+    }
+    dray__quant_cells(&p.box, p.first, p.cells);
     return p;
 }
 
 /* From where it is along a dimension to the end of its cell, or of the box. */
 static int64_t to_end_of_cell(const pieces *p, int d)
 {
-    const dray__quant_box *box = p->box;
+    const dray__quant_box *box = &p->box;
     int64_t in_cell = (box->start[d] + p->at[d]) % box->cell[d];
     int64_t count = box->cell[d] - in_cell, left = box->extent[d] - p->at[d];
     return count < left ? count : left;
@@ -69,7 +79,7 @@ static int64_t to_end_of_cell(const pieces *p, int d)
 static bool next_piece(pieces *p, piece *out)
 {
     enum { COLUMN = DRAY_MAX_DIMS - 1, ROW = COLUMN - 1 };
-    const dray__quant_box *box = p->box;
+    const dray__quant_box *box = &p->box;
     if (p->at[0] == box->extent[0])
         return false;
     size_t cell = 0, element = 0;
