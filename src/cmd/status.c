@@ -2,6 +2,7 @@
  * every list becomes a table, and every list within one a table below it, so that a new service
  * needs nothing here. */
 #include "cmd/cmd.h"
+#include "cmd/prometheus.h"
 #include "run/coordinator.h"
 
 #include <stdlib.h>
@@ -9,7 +10,7 @@
 
 typedef struct arguments {
     const char *address;
-    bool json;
+    bool json, prometheus;
 } arguments;
 
 static error_t parse(int key, char *text, struct argp_state *state)
@@ -19,6 +20,8 @@ static error_t parse(int key, char *text, struct argp_state *state)
         a->address = text;
     else if (key == 'j')
         a->json = true;
+    else if (key == 'p')
+        a->prometheus = true;
     else if (key == ARGP_KEY_ARG)
         argp_error(state, "expected no arguments, found '%s'", text);
     else
@@ -200,6 +203,7 @@ int cmd_status(int argc, char **argv)
         {"connect", 'c', "ADDRESS", 0,
          "The coordinator. Default: $DRAY_ADDRESS, or where dray serve listens by default", 0},
         {"json", 'j', NULL, 0, "Print one object", 0},
+        {"prometheus", 'p', NULL, 0, "Print metrics in the text format of Prometheus", 0},
         {0}};
     static const struct argp argp = {
         .options = options,
@@ -229,6 +233,9 @@ int cmd_status(int argc, char **argv)
         return cmd_failf("status", "%s: its answer is no JSON", a.address);
     if (a.json) {
         cmd_json_line(object);
+    } else if (a.prometheus) {
+        cmd_prometheus(object, stdout);
+        json_decref(object);
     } else {
         print_text(a.address, object);
         json_decref(object);
