@@ -69,8 +69,10 @@ typedef enum dray_durability {
 
 /* Who holds the bytes of columns, for all of the queue's users. */
 typedef enum dray_queue_backend {
-    DRAY_BACKEND_DEFAULT = 0, /* builtin */
-    DRAY_BACKEND_BUILTIN,     /* shared memory of the host, read in place */
+    /* builtin; of a queue without durability what $DRAY_QUEUE_BACKEND says where it is set:
+     * "builtin", or "redis:" and an address */
+    DRAY_BACKEND_DEFAULT = 0,
+    DRAY_BACKEND_BUILTIN, /* shared memory of the host, read in place */
     /* A Redis server: "unix:/path" or "tcp:HOST:PORT", or several, separated by commas. Its
      * password is the first line of the file $DRAY_REDIS_PASSWORD_FILE, or else
      * $DRAY_REDIS_PASSWORD, in the environment of every user and of the coordinator. Values are

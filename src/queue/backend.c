@@ -3,6 +3,8 @@
 #include "base/error.h"
 
 #include <dray/queue.h>
+#include <stdlib.h>
+#include <string.h>
 
 static const struct known {
     const char *name;
@@ -16,6 +18,23 @@ static const struct known {
     [DRAY_BACKEND_REDIS] = {"redis", NULL, false},
 #endif
 };
+
+int dray__backend_default(int32_t *backend, const char **address, dray_error *error)
+{
+    const char *text = getenv("DRAY_QUEUE_BACKEND");
+    if (!text || !*text)
+        return DRAY_OK;
+    size_t length = strcspn(text, ":");
+    for (size_t i = 1; i < sizeof backends / sizeof *backends; i++) {
+        if (strlen(backends[i].name) != length || strncmp(text, backends[i].name, length) != 0)
+            continue;
+        *backend = (int32_t)i;
+        *address = text[length] ? text + length + 1 : NULL;
+        return DRAY_OK;
+    }
+    return dray__fail(error, DRAY_EINVALID,
+                      "$DRAY_QUEUE_BACKEND: builtin or redis:ADDRESS expected, found %.100s", text);
+}
 
 int dray_queue_backend_built(int32_t backend)
 {

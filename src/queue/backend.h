@@ -56,6 +56,9 @@ struct dray__backend { /* begins every backend's own struct */
 /* By dray_queue_backend. *out NULL: the builtin one. DRAY_EINVALID: there is no such backend;
  * DRAY_EUNSUPPORTED: this build is without it. */
 int dray__backend_find(int32_t backend, const dray__backend_kind **out, dray_error *error);
+/* What DRAY_BACKEND_DEFAULT means to whoever makes a queue: builtin, or what $DRAY_QUEUE_BACKEND
+ * says, "redis:unix:/path". address: borrowed from the environment. DRAY_EINVALID. */
+int dray__backend_default(int32_t *backend, const char **address, dray_error *error);
 const char *dray__backend_name(int32_t backend);
 
 extern const dray__backend_kind dray__backend_redis;

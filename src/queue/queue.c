@@ -341,6 +341,8 @@ int dray_queue_open(dray_context *context, const char *name, const dray_queue_op
                                 "dray_queue_options", error);
     if (!rc)
         rc = dray__name_check(name, "queue", error);
+    if (!rc && o.task_count && !o.backend && o.durability <= DRAY_DURABILITY_NONE && !o.restore)
+        rc = dray__backend_default(&o.backend, &o.backend_address, error);
     if (!rc && o.task_count && !o.tasks)
         rc = dray__fail(error, DRAY_EINVALID, "queue %s: %u tasks, but none given", name,
                         o.task_count);

@@ -77,11 +77,13 @@ static inline void redis_start(redis_server *r, const char *const *more)
 static inline void redis_up(redis_server *r, const char *const *more)
 {
     const char *tmp = getenv("TMPDIR");
-    snprintf(r->folder, sizeof r->folder, "%.40s/dray-redis-XXXXXX", tmp ? tmp : "/tmp");
-    if (!mkdtemp(r->folder))
+    char folder[64];
+    snprintf(folder, sizeof folder, "%.40s/dray-redis-XXXXXX", tmp ? tmp : "/tmp");
+    if (!mkdtemp(folder))
         die("mkdtemp", NULL);
-    snprintf(r->socket, sizeof r->socket, "%.63s/socket", r->folder);
-    snprintf(r->address, sizeof r->address, "unix:%.79s", r->socket);
+    snprintf(r->folder, sizeof r->folder, "%s", folder);
+    snprintf(r->socket, sizeof r->socket, "%s/socket", folder);
+    snprintf(r->address, sizeof r->address, "unix:%s/socket", folder);
     redis_start(r, more);
 }
 
