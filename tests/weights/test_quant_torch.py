@@ -1,6 +1,7 @@
 """Updates of quantised tensors against PyTorch: random tensors, cut at random among publishers and
 engine ranks, on one host and across hosts; every rank's memory must be what PyTorch makes of the
-gathered tensors, bit for bit, by every strategy and with a ceiling that no tensor fits."""
+gathered tensors, bit for bit, by every strategy and with a ceiling that no tensor fits. So must
+what a whole model's layouts make of each other, and what becomes smaller must before the wire."""
 import ctypes as c
 import os
 import random
@@ -463,6 +464,29 @@ def real_model(rng, address, folder):
     engine.check("an FP8 checkpoint read back")
 
 
+def flat_masters(rng, address):
+    """FSDP1's flat f32 parameters, whose ranges end within rows, to a bf16 engine elsewhere."""
+    cf = moe_config()
+    whole = dray.model_layout(lib.dray_layout_fsdp, cf, F32, 0, 1, 2)
+    generator = torch.Generator().manual_seed(rng.getrandbits(32))
+    floats = {t.name.decode(): torch.randn(list(t.shape)[:t.ndim], generator=generator)
+              for t in whole.tensors()}
+    held = {name: x.to(torch.bfloat16) for name, x in floats.items()}
+    sources, group = [], []
+    for i in range(3):
+        spec = dray.Fsdp1Spec(c.sizeof(dray.Fsdp1Spec), i, 3, F32, 0, 0, 2)
+        sources.append(Rank(dray.model_layout(lib.dray_layout_fsdp1, cf, c.byref(spec)), floats))
+    spec = dray.EngineSpec(size=c.sizeof(dray.EngineSpec), tp=2, ep=2)
+    for i in range(2):
+        spec.tp_rank = i
+        group.append(Rank(dray.model_layout(lib.dray_layout_engine, cf, c.byref(spec)), held))
+    cut = [e - s for m in sources for _, _, _, _, ranges in m.blocks for s, e in ranges[-1:]]
+    assert any(n % 64 for n in cut), cut
+    elements = sum(want.size for m in group for _, _, want, _, _ in m.blocks)
+    runs = [(PARAMETER, 1 << 20, 0), (BUCKET, 1 << 20, 0), (DIRECT, 0, 0)]
+    run_update(address, b"flat", sources, group, 5, runs, "flat f32 to bf16", 2.02 * elements)
+
+
 def check_checkpoint(path, layout, held):
     found = {}
     for name in os.listdir(path):
@@ -483,6 +507,7 @@ def main():
         try:
             before_the_wire(rng, address)
             real_model(rng, address, folder)
+            flat_masters(rng, address)
             for number in range(ROUNDS):
                 round_of(rng, address, number)
         finally:
