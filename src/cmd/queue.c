@@ -37,7 +37,7 @@ static const verb verbs[] = {
      QUEUE_LIST_MAX, cmd_queue_load},
     {"seal", "", "say that a partition is complete", "pn",
      "Fixes a partition's number of rows: those that it has, or --rows.", 0, 0, cmd_queue_seal},
-    {"claim", "", "take rows for a task, and hold them", "pkcuoHw",
+    {"claim", "", "take rows for a task, and hold them", "pkcuofSHw",
      "Takes rows that are ready for a task, prints the claim's name, and leaves a process behind "
      "that holds them for `read`, `commit`, `fail` and `release`.",
      0, 0, cmd_queue_claim},
@@ -91,7 +91,12 @@ static const struct option_of {
     {'k', {"task", 't', "NAME", 0, "The task", 0}},
     {'c', {"count", 'n', "N", 0, "Rows to take (1)", 0}},
     {'u', {"up-to", 'u', NULL, 0, "Take fewer where fewer are ready", 0}},
-    {'o', {"policy", 'o', "POLICY", 0, "fifo (default), ordered or group", 0}},
+    {'o',
+     {"policy", 'o', "POLICY", 0, "fifo (default), ordered, group, oldest_version or priority", 0}},
+    {'f',
+     {"fresh", 'f', "VERSION", 0,
+      "Drop ready rows that are too old for this version of the weights", 0}},
+    {'S', {"staleness", 'S', "N", 0, "With --fresh: versions that a row may be behind (0)", 0}},
     {'H', {"hold", 'H', "SECONDS", 0, "Take the rows back after this (600)", 0}},
     {'w', {"timeout", 'w', "SECONDS", 0, "How long to wait (60)", 0}},
     {'l', {"column", 'l', "NAME", 0, "Only this column (again for each)", 0}},
@@ -126,11 +131,12 @@ static void add_to(struct argp_state *state, const char **list, uint32_t *count,
 
 static int read_policy(struct argp_state *state, const char *text)
 {
-    static const char *const names[] = {"fifo", "ordered", "group"};
-    for (int i = 0; i < 3; i++)
+    static const char *const names[] = {"fifo", "ordered", "group", "oldest_version", "priority"};
+    enum { POLICIES = sizeof names / sizeof names[0] };
+    for (int i = 0; i < POLICIES; i++)
         if (strcmp(names[i], text) == 0)
-            return i;
-    cmd_bad_word(state, "policy", text, names, 3);
+            return i; /* as in dray_policy */
+    cmd_bad_word(state, "policy", text, names, POLICIES);
     return 0;
 }
 
@@ -155,6 +161,8 @@ static const struct number {
 } numbers[] = {
     {'g', offsetof(queue_arguments, group_size), "--group-size", 1, INT32_MAX},
     {'n', offsetof(queue_arguments, rows), "a number of rows", 0, INT32_MAX},
+    {'f', offsetof(queue_arguments, fresh), "--fresh", 0, INT64_MAX},
+    {'S', offsetof(queue_arguments, staleness), "--staleness", 0, INT32_MAX},
     {'H', offsetof(queue_arguments, hold_s), "--hold", 1, 7 * 86400},
     {'w', offsetof(queue_arguments, timeout_s), "--timeout", 0, 7 * 86400},
     {KEY_ATTEMPTS, offsetof(queue_arguments, max_attempts), "--max-attempts", 1, 1000000},
@@ -251,6 +259,7 @@ static int run_verb(const verb *v, int argc, char **argv)
                          .queue = "samples",
                          .reason = "given back from a shell",
                          .rows = -1,
+                         .fresh = -1,
                          .group_size = 1,
                          .hold_s = HOLD_SECONDS,
                          .timeout_s = WAIT_SECONDS};

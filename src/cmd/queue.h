@@ -11,7 +11,9 @@ typedef struct queue_arguments {
     const char *words[QUEUE_LIST_MAX], *columns[QUEUE_LIST_MAX], *tasks[QUEUE_LIST_MAX];
     cmd_dtype dtypes[QUEUE_LIST_MAX];
     uint32_t word_count, column_count, task_count, dtype_count;
-    int64_t rows; /* --rows, --count; -1: not given */
+    int64_t rows;  /* --rows, --count; -1: not given */
+    int64_t fresh; /* the version that consumes; -1: not given */
+    int64_t staleness;
     int64_t group_size, hold_s, timeout_s, max_attempts, capacity_rows, capacity_bytes;
     int policy;
     bool up_to, seal, json;

@@ -328,6 +328,9 @@ int cmd_queue_claim(const queue_arguments *a, dray_error *error)
     request.claim.count = a->rows < 0 ? 1 : (uint32_t)a->rows;
     request.claim.up_to = a->up_to;
     request.claim.policy = a->policy;
+    request.claim.fresh = a->fresh >= 0;
+    request.claim.version = a->fresh < 0 ? 0 : (uint64_t)a->fresh;
+    request.claim.staleness = (uint32_t)a->staleness;
     request.claim.timeout_ns = a->timeout_s * SECOND;
     request.claim.max_hold_ns = a->hold_s * SECOND;
     json_t *claim;

@@ -70,6 +70,9 @@ with tempfile.TemporaryDirectory() as folder:
         assert value("dray_queue_ready_rows", here, ("task", "b")) == 0
         assert value("dray_queue_waiting_claims", ("task", "b")) == 0
         must("queue", "release", claim)
+
+        claim = must("queue", "claim", "-t", "a", "-n", "5", "-o", "priority", "--fresh", "9").strip()
+        must("queue", "release", claim)  # rows without a version are always fresh
     finally:
         server.terminate()
         assert server.wait(20) == 0
