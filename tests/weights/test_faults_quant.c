@@ -1,0 +1,156 @@
+/* weights: a rank that is killed while it quantises. The group is torn, the other rank hears of it
+ * by its deadline, and the next update leaves both ranks what an undisturbed engine has. */
+#include "weights/cluster.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#define LONG (30 * DRAY__SECOND)
+
+enum { PUBLISHED, VICTIM_DEAD, END };
+
+static coordinator_fixture f;
+static board *shared;
+
+static dray_model_config wide_config(void)
+{
+    dray_model_config c = {.vocab_size = 128,
+                           .hidden_size = 512,
+                           .intermediate_size = 1024,
+                           .layers = 4,
+                           .heads = 8,
+                           .kv_heads = 8,
+                           .head_dim = 64,
+                           .max_positions = 64,
+                           .rms_norm_eps = 1e-6,
+                           .rope_theta = 10000,
+                           .dtype = DRAY_BF16};
+    snprintf(c.family, sizeof c.family, "qwen2");
+    return c;
+}
+
+static void run_trainer(void *user)
+{
+    (void)user;
+    dray_model_config config = wide_config();
+    trainer t;
+    trainer_open(&t, f.unix_address, &config, DRAY_BF16, 0, 1, 3, DRAY_REGION_SHARED);
+    MUST(dray_publish(t.publisher, 1, NULL, error));
+    raise_flag(shared, PUBLISHED);
+    await_flag(shared, END);
+    trainer_close(&t);
+}
+
+/* As engine_open, in FP8. */
+static void open_quantised(engine *e, const char *group, uint32_t rank, uint32_t world)
+{
+    char name[64];
+    dray_model_config config = wide_config();
+    snprintf(name, sizeof name, "%s-%u", group, rank);
+    memset(e, 0, sizeof *e);
+    e->context = fixture_open_at(f.unix_address, name, "engine", rank);
+    dray_engine_quant quant = {.size = sizeof quant, .kind = DRAY_QUANT_BLOCK, .block = {128, 128}};
+    dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
+    spec.tp = 2;
+    spec.tp_rank = world == 2 ? rank : (uint32_t)(group[0] - '0');
+    spec.quant = &quant;
+    MUST(dray_layout_engine(&config, &spec, &e->layout, error));
+    MUST(dray_regions_for_layout(e->layout, 1, e->region, error));
+    memset(dray_region_base(e->region[0]), 0xA5, dray_region_bytes(e->region[0]));
+    dray_subscriber_options options = DRAY_SUBSCRIBER_OPTIONS_INIT;
+    options.regions = e->region;
+    options.group = group;
+    options.rank = rank;
+    options.world = world;
+    MUST(dray_subscriber_open(e->context, MODEL, e->layout, &options, &e->subscriber, error));
+}
+
+static int update(engine *e, int64_t timeout_ns)
+{
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    options.timeout_ns = timeout_ns;
+    return dray_update_weights(e->subscriber, &options, NULL, NULL);
+}
+
+static void must_be_whole(engine *e, uint32_t rank)
+{
+    CHECK(update(e, LONG) == DRAY_OK);
+    MUST(dray_subscriber_verify(e->subscriber, error));
+    engine alone;
+    open_quantised(&alone, rank ? "1-alone" : "0-alone", 0, 1);
+    CHECK(update(&alone, LONG) == DRAY_OK);
+    CHECK(memcmp(dray_region_base(e->region[0]), dray_region_base(alone.region[0]),
+                 dray_region_bytes(e->region[0])) == 0);
+    engine_close(&alone);
+}
+
+/* After a few of its boxes. */
+static void kill_in_the_midst(void *user, const char *step)
+{
+    (void)user;
+    if (strcmp(step, "moving") == 0)
+        kill(getpid(), SIGKILL);
+}
+
+static void run_victim(void *user)
+{
+    (void)user;
+    engine e;
+    open_quantised(&e, "engine", 1, 2);
+    dray__weights_hook(kill_in_the_midst, NULL);
+    update(&e, LONG);
+}
+
+static void run_survivor(void *user)
+{
+    (void)user;
+    engine e;
+    int32_t state;
+    open_quantised(&e, "engine", 0, 2);
+    CHECK(update(&e, LONG) == DRAY_ETORN);
+    MUST(dray_subscriber_version(e.subscriber, NULL, NULL, &state, error));
+    CHECK(state == DRAY_GROUP_TORN);
+    await_flag(shared, VICTIM_DEAD);
+    must_be_whole(&e, 0);
+    MUST(dray_barrier(e.context, "over", 2, LONG, error));
+    engine_close(&e);
+}
+
+static void run_successor(void *user)
+{
+    (void)user;
+    engine e;
+    open_quantised(&e, "engine", 1, 2);
+    must_be_whole(&e, 1);
+    MUST(dray_barrier(e.context, "over", 2, LONG, error));
+    engine_close(&e);
+}
+
+static void test_killed_while_quantising(void **state)
+{
+    (void)state;
+    fixture_fork(&f, dray__registry_add);
+    shared = board_new();
+    pid_t trains = spawn(run_trainer, NULL);
+    await_flag(shared, PUBLISHED);
+    pid_t survivor = spawn(run_survivor, NULL), victim = spawn(run_victim, NULL);
+    int status = end_of(victim);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    raise_flag(shared, VICTIM_DEAD);
+    pid_t successor = spawn(run_successor, NULL);
+    must_end_well(successor);
+    must_end_well(survivor);
+    raise_flag(shared, END);
+    must_end_well(trains);
+    munmap(shared, sizeof(board));
+    fixture_stop(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_killed_while_quantising)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
