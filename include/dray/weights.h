@@ -490,6 +490,13 @@ int dray_checkpoint_write(const char *directory, const dray_layout *layout,
 int dray_checkpoint_read(const char *directory, const dray_layout *layout,
                          dray_region *const *regions, dray_error *error);
 
+/* The layout of a safetensors checkpoint, as dray_layout_safetensors gives it; of one that is kept
+ * as what changed since another one, that of the result. Its files hold the base's bits there: what
+ * they are with the changes, the calls of this header read. *base (may be NULL): the base's folder,
+ * freed with dray_free; NULL: a whole checkpoint. DRAY_ENOENT, DRAY_ECHECKSUM: the base is missing,
+ * or another one; it is named. */
+int dray_checkpoint_layout(const char *path, dray_layout **out, char **base, dray_error *error);
+
 /* ---- a run's checkpoints ------------------------------------------------------------------------
  * directory/step-000007/ for each version, and directory/latest, which leads to the newest. A
  * folder has its name only when it is whole and on the disk: a writer that dies leaves what was
@@ -502,11 +509,15 @@ typedef struct dray_checkpoint_options {
     const char *name;        /* of the ranks' meetings at the coordinator; NULL: "checkpoint" */
     const char *config_json; /* rank 0's, written as config.json; NULL: none */
     int64_t timeout_ns; /* how long to wait for the other ranks at each step; 0: the context's */
+    /* So many versions are kept as what changed since the whole one before them, then the next is
+     * whole again; 0: all are whole. A base stays while a delta needs it. The whole version is
+     * written first, then rank 0 compares it with the base: the others wait that long. */
+    uint32_t deltas;
 } dray_checkpoint_options;
 
 #define DRAY_CHECKPOINT_OPTIONS_INIT                                                               \
     {                                                                                              \
-        sizeof(dray_checkpoint_options), 0, 0, 0, 0, NULL, NULL, 0                                 \
+        sizeof(dray_checkpoint_options), 0, 0, 0, 0, NULL, NULL, 0, 0                              \
     }
 
 /* Writes a version, each rank the blocks that it has (what several have is written by one), and

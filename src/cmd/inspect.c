@@ -2,7 +2,7 @@
  * where a config.json lies beside them, all tensors of that model are there. */
 #include "cmd/cmd.h"
 
-#include <dray/model.h>
+#include <dray/weights.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +22,7 @@ typedef struct sums {
 /* What is known about one checkpoint. */
 typedef struct checkpoint {
     dray_layout *layout;
+    char *base;       /* the folder that it is a delta on; NULL: it is whole */
     uint32_t *region; /* of each tensor; UINT32_MAX: no elements, so in no region */
     uint64_t *offset;
     sums dtypes[MOST_DTYPES], all;
@@ -224,11 +225,11 @@ static void print_json(const checkpoint *c, const char *path, bool complete)
                                           (json_int_t)c->dtypes[i].tensors, "parameters",
                                           (json_int_t)c->dtypes[i].elements, "bytes",
                                           (json_int_t)c->dtypes[i].bytes));
-    cmd_json_line(json_pack("{s:s, s:o, s:I, s:I, s:I, s:o, s:o, s:b, s:O}", "checkpoint", path,
-                            "files", files, "tensors", (json_int_t)c->all.tensors, "parameters",
-                            (json_int_t)c->all.elements, "bytes", (json_int_t)c->all.bytes,
-                            "dtypes", dtypes, "model", model_json(c), "complete", complete,
-                            "problems", c->problems));
+    cmd_json_line(json_pack("{s:s, s:s?, s:o, s:I, s:I, s:I, s:o, s:o, s:b, s:O}", "checkpoint",
+                            path, "base", c->base, "files", files, "tensors",
+                            (json_int_t)c->all.tensors, "parameters", (json_int_t)c->all.elements,
+                            "bytes", (json_int_t)c->all.bytes, "dtypes", dtypes, "model",
+                            model_json(c), "complete", complete, "problems", c->problems));
 }
 
 static void print_text(const checkpoint *c, bool complete)
@@ -242,6 +243,8 @@ static void print_text(const checkpoint *c, bool complete)
         printf("%-11s %s, %s\n", i ? "" : "files", file_of(c, i),
                cmd_bytes((double)dray_layout_region(c->layout, i)->bytes).s);
     }
+    if (c->base)
+        printf("%-11s a delta on %s\n", "kept as", c->base);
     printf("%-11s %llu\n", "tensors", (unsigned long long)c->all.tensors);
     printf("%-11s %s (%llu)\n", "parameters", cmd_count((double)c->all.elements).s,
            (unsigned long long)c->all.elements);
@@ -277,8 +280,8 @@ static void print_text(const checkpoint *c, bool complete)
 static int inspect(checkpoint *c, const arguments *a)
 {
     dray_error error;
-    if (dray_layout_safetensors(a->path, &c->layout, &error) || load_config(c, a->path, &error) ||
-        (c->has_config && compare_model(c, &error)))
+    if (dray_checkpoint_layout(a->path, &c->layout, &c->base, &error) ||
+        load_config(c, a->path, &error) || (c->has_config && compare_model(c, &error)))
         return cmd_fail("inspect", &error);
     if (!count_all(c))
         return cmd_failf("inspect", "out of memory");
@@ -313,6 +316,7 @@ int cmd_inspect(int argc, char **argv)
     checkpoint c = {.problems = json_array()};
     int status = inspect(&c, &a);
     dray_layout_free(c.layout);
+    dray_free(c.base);
     json_decref(c.problems);
     free(c.region);
     free(c.offset);

@@ -47,7 +47,7 @@ static error_t parse(int key, char *text, struct argp_state *state)
 
 static int read_checkpoint(const char *path, side *out, dray_error *error)
 {
-    int status = dray_layout_safetensors(path, &out->layout, error);
+    int status = dray_checkpoint_layout(path, &out->layout, NULL, error);
     if (status)
         return status;
     return dray_checksums_of_checkpoint(path, &out->compared, &out->sums, error);

@@ -17,6 +17,12 @@ struct dray_region {
     int fd;                /* -1: none */
     bool writable;
     uint64_t serial; /* never given twice in a process */
+    /* Of a file that is read through changes to it: puts them into what was read of it. NULL: none.
+     */
+    int (*patch)(const void *user, uint32_t index, void *data, uint64_t offset, uint64_t bytes,
+                 dray_error *error);
+    const void *patch_user;
+    uint32_t patch_index;
 };
 
 /* Every operation fills a region whose name, bytes, writable are set, base NULL and fd -1. On

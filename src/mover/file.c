@@ -11,8 +11,8 @@
 /* Below this a row is not worth a system call of its own, as long as the gaps are bearable. */
 enum { SHORT_ROW = 4096, MOST_WASTE = 16 };
 
-static int read_at(const dray_region *file, void *out, uint64_t bytes, uint64_t offset,
-                   dray_error *error)
+static int read_plain(const dray_region *file, void *out, uint64_t bytes, uint64_t offset,
+                      dray_error *error)
 {
     uint8_t *at = out;
     while (bytes > 0) {
@@ -31,6 +31,15 @@ static int read_at(const dray_region *file, void *out, uint64_t bytes, uint64_t 
         bytes -= (uint64_t)n;
     }
     return DRAY_OK;
+}
+
+static int read_at(const dray_region *file, void *out, uint64_t bytes, uint64_t offset,
+                   dray_error *error)
+{
+    int rc = read_plain(file, out, bytes, offset, error);
+    return rc || !file->patch
+               ? rc
+               : file->patch(file->patch_user, file->patch_index, out, offset, bytes, error);
 }
 
 static int write_at(const dray_region *file, const void *data, uint64_t bytes, uint64_t offset,

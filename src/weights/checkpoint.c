@@ -4,6 +4,7 @@
 #include "base/io.h"
 #include "mover/mover.h"
 #include "weights/deposit.h"
+#include "weights/overlay.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -184,13 +185,17 @@ static int read_into_files(const char *directory, const dray_layout *layout,
                            dray_region *const *regions, dray_error *error)
 {
     dray_layout *files;
-    int rc = dray_layout_safetensors(directory, &files, error);
+    dray__overlay *overlay;
+    int rc = dray__checkpoint_layout(directory, &files, &overlay, error);
     if (rc)
         return rc;
     dray_region **opened = open_regions(files, 0, error, &rc);
+    for (uint32_t i = 0; opened && i < dray_layout_region_count(files); i++)
+        dray__overlay_attach(overlay, i, opened[i]);
     if (rc == DRAY_OK)
         rc = dray__copy_all(files, opened, directory, layout, regions, error);
     free_regions(opened, files);
+    dray__overlay_free(overlay);
     dray_layout_free(files);
     return rc;
 }

@@ -176,6 +176,7 @@ typedef struct dray__source {
     struct dray__peer *peer; /* the remote lane's connection, kept from one update to the next */
     bool has_delta;          /* behind the layout's regions it has one that holds a delta */
     struct dray__delta_view *delta; /* that region, imported; NULL: not */
+    struct dray__overlay *overlay;  /* of a checkpoint that is a delta; NULL: it is whole */
     const dray_region *arena;       /* the last of `regions`; NULL: not imported */
 } dray__source;
 
@@ -272,6 +273,8 @@ typedef struct dray__haul_options {
     /* What this rank holds as a whole, of the incarnation that it reads: what deltas build on. */
     bool has_base;
     uint64_t incarnation, base, version;
+    /* This rank holds what the checkpoint that it reads is a delta on. */
+    bool has_disk_base;
 } dray__haul_options;
 
 #define DRAY__LEASE_DEFAULT (5 * DRAY__SECOND)

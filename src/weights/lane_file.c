@@ -8,6 +8,7 @@
  * twice, as lane_memory.c does. */
 #include "base/clock.h"
 #include "base/error.h"
+#include "memory/region.h"
 #include "mover/disk.h"
 #include "mover/mover.h"
 #include "weights/haul.h"
@@ -352,6 +353,12 @@ static int move_some(file_lane *l, slot *s, dray_error *error)
 static int read_result(const file_lane *l, const slot *s, dray_error *error)
 {
     int rc = dray__io_result(&s->io, error);
+    const dray_copy *first = copy_of(l, s->ops[0]);
+    const dray_region *file =
+        l->haul->sources->sources[first->source].regions[first->source_region];
+    if (!rc && file->patch)
+        rc = file->patch(file->patch_user, file->patch_index, s->io.data, s->begin, s->io.least,
+                         error);
     return rc ? dray__fail_prefix(error, rc,
                                   "tensor %s: ", dray__haul_tensor(l->haul, &s->copies[0])->name)
               : DRAY_OK;

@@ -5,7 +5,7 @@
 #include "base/io.h"
 #include "base/json.h"
 #include "model/safetensors.h"
-#include "weights/internal.h"
+#include "weights/overlay.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -121,16 +121,18 @@ int dray_checksums_of_checkpoint(const char *path, uint32_t *compared, dray_chec
     if (!path || !out)
         return dray__fail(error, DRAY_EINVALID, "path and out must be given");
     dray_layout *files;
-    int rc = dray_layout_safetensors(path, &files, error);
+    dray__overlay *overlay;
+    int rc = dray__checkpoint_layout(path, &files, &overlay, error);
     if (rc)
         return rc;
     uint32_t count = dray_layout_region_count(files);
     dray__sums stored = {0};
     dray_checksums *sums = NULL;
     dray_region **regions = calloc((size_t)count + 1, sizeof *regions);
-    rc = regions ? dray_regions_for_layout(files, 0, regions, error) : dray__nomem(error);
+    rc = regions ? dray__overlay_regions(overlay, files, regions, error) : dray__nomem(error);
     if (rc == DRAY_OK)
-        rc = dray__stored_sums(files, &stored, error);
+        rc = overlay ? dray__overlay_sums(overlay, files, &stored, error)
+                     : dray__stored_sums(files, &stored, error);
     if (rc == DRAY_OK)
         rc = dray_checksums_compute(files, regions, &sums, error);
     if (rc == DRAY_OK)
@@ -138,6 +140,7 @@ int dray_checksums_of_checkpoint(const char *path, uint32_t *compared, dray_chec
     for (uint32_t i = 0; regions && i < count; i++)
         dray_region_free(regions[i]);
     free(regions);
+    dray__overlay_free(overlay);
     dray_layout_free(files);
     if (rc) {
         dray_checksums_free(sums);
@@ -148,6 +151,28 @@ int dray_checksums_of_checkpoint(const char *path, uint32_t *compared, dray_chec
     }
     dray__sums_free(&stored);
     return rc;
+}
+
+int dray_checkpoint_layout(const char *path, dray_layout **out, char **base, dray_error *error)
+{
+    dray__overlay *overlay;
+    dray_layout *layout;
+    if (!path || !out)
+        return dray__fail(error, DRAY_EINVALID, "path and out must be given");
+    int rc = dray__checkpoint_layout(path, &layout, &overlay, error);
+    if (rc)
+        return rc;
+    char *name = overlay && base ? strdup(dray__overlay_base(overlay)) : NULL;
+    bool failed = overlay && base && !name;
+    dray__overlay_free(overlay);
+    if (failed) {
+        dray_layout_free(layout);
+        return dray__nomem(error);
+    }
+    if (base)
+        *base = name;
+    *out = layout;
+    return DRAY_OK;
 }
 
 /* ---- writing --------------------------------------------------------------------------------- */

@@ -3,7 +3,7 @@
  * slice by slice, as they would write it. */
 #include "base/error.h"
 #include "mover/mover.h"
-#include "weights/internal.h"
+#include "weights/overlay.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -129,15 +129,15 @@ static int prove_all(const proving *p, dray_prove_fn differs, void *user, dray_e
                       blocks - 1, count);
 }
 
-static int open_and_prove(proving *p, const dray_layout *files, dray_prove_fn differs, void *user,
-                          dray_error *error)
+static int open_and_prove(proving *p, const dray_layout *files, dray__overlay *overlay,
+                          dray_prove_fn differs, void *user, dray_error *error)
 {
     dray_plan_member member = {.layout = files, .name = "the checkpoint", .host = 1, .process = 1};
     uint32_t count = dray_layout_region_count(files);
     p->files = calloc((size_t)count + 1, sizeof(dray_region *));
     if (!p->files)
         return dray__nomem(error);
-    int rc = dray_regions_for_layout(files, 0, p->files, error);
+    int rc = dray__overlay_regions(overlay, files, p->files, error);
     if (!rc)
         rc = dray_region_alloc(DRAY_REGION_HOST, SCRATCH_BYTES, "checkpoint scratch", &p->scratch,
                                error);
@@ -164,12 +164,14 @@ int dray_layout_prove(const dray_layout *layout, dray_region *const *regions,
             rc = dray__fail(error, DRAY_EUNSUPPORTED, "region %u (%s) is no memory", i,
                             dray_layout_region(layout, i)->name);
     dray_layout *files = NULL;
+    dray__overlay *overlay = NULL;
     if (!rc)
-        rc = dray_layout_safetensors(checkpoint, &files, error);
+        rc = dray__checkpoint_layout(checkpoint, &files, &overlay, error);
     if (rc)
         return rc;
     proving p = {.layout = layout, .regions = regions};
-    rc = open_and_prove(&p, files, differs, user, error);
+    rc = open_and_prove(&p, files, overlay, differs, user, error);
+    dray__overlay_free(overlay);
     dray_layout_free(files);
     return rc;
 }

@@ -2,6 +2,7 @@
  *
  *   DIR/step-000007/        whole; step-000007.2 when the number was written before
  *   DIR/latest              a symbolic link to the newest, replaced atomically
+ *   DIR/step-000009/        may be what changed since another one (overlay.h), which stays then
  *   DIR/.step-000008.partial/   being written; in it .parts/, by which ranks tell each other
  *   DIR/.step-000003.gone/  on its way out
  *
@@ -15,6 +16,7 @@
 #include "base/io.h"
 #include "control/channel.h"
 #include "weights/deposit.h"
+#include "weights/overlay.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -40,6 +42,8 @@ typedef struct save {
     dray_checkpoint_options options;
     char folder[PATH_MAX - PATH_ROOM]; /* DIR */
     char partial[PATH_MAX];
+    uint32_t number;       /* which delta after it */
+    char base[64];         /* rank 0's: the step that this one is a delta on; "": none */
     int lock;              /* rank 0's, on DIR */
     uint32_t meetings;     /* so far */
     dray_layout **layouts; /* of all ranks */
@@ -185,6 +189,76 @@ static int retire(const char *folder, const char *name, dray_error *error)
     return remove_tree(gone, error);
 }
 
+static int base_of(const char *folder, const char *name, char base[64], uint32_t *number,
+                   dray_error *error)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%.*s/%.64s", PATH_MAX - PATH_ROOM, folder, name);
+    return dray__overlay_base_name(path, base, number, error);
+}
+
+/* By age and number alone. */
+static bool stays(const save *s, const step *steps, size_t count, size_t i)
+{
+    return steps[i].version != s->options.version &&
+           (!s->options.keep || count - i < s->options.keep);
+}
+
+/* Is it the base of the new one, or of one that stays? One that cannot be read needs nothing. */
+static bool needed(const save *s, const step *steps, size_t count, size_t at)
+{
+    bool is = strcmp(s->base, steps[at].name) == 0;
+    for (size_t i = 0; i < count && !is; i++) {
+        char base[64];
+        if (stays(s, steps, count, i) && !base_of(s->folder, steps[i].name, base, NULL, NULL))
+            is = strcmp(base, steps[at].name) == 0;
+    }
+    return is;
+}
+
+/* Can a delta be told from it? Files of other writers carry no sums. */
+static int has_sums(const save *s, const char *name, bool *out, dray_error *error)
+{
+    char path[PATH_MAX];
+    dray_layout *layout;
+    dray__sums sums = {0};
+    uint64_t sum = 0;
+    snprintf(path, sizeof path, "%s/%.64s", s->folder, name);
+    int rc = dray_layout_safetensors(path, &layout, error);
+    if (rc)
+        return rc;
+    rc = dray__stored_sums(layout, &sums, error);
+    if (!rc)
+        rc = dray__overlay_sum_of(layout, &sums, &sum, error);
+    *out = sum != 0;
+    dray__sums_free(&sums);
+    dray_layout_free(layout);
+    return rc;
+}
+
+/* The newest step, or what that is a delta on, unless as many deltas as may be follow it. */
+static int choose_base(save *s, const step *steps, size_t count, dray_error *error)
+{
+    char base[64];
+    uint32_t number = 0;
+    bool sums = false;
+    if (!s->options.deltas || !count)
+        return DRAY_OK;
+    int rc = base_of(s->folder, steps[count - 1].name, base, &number, error);
+    if (rc || number >= s->options.deltas)
+        return rc;
+    const char *wanted = number ? base : steps[count - 1].name;
+    for (size_t i = 0; i < count && !rc; i++) {
+        if (strcmp(steps[i].name, wanted) != 0 || steps[i].version == s->options.version)
+            continue;
+        rc = has_sums(s, wanted, &sums, error);
+        if (!rc && sums)
+            snprintf(s->base, sizeof s->base, "%s", wanted);
+    }
+    s->number = number + 1;
+    return rc;
+}
+
 static int publish(const save *s, dray_error *error)
 {
     step *steps;
@@ -197,10 +271,9 @@ static int publish(const save *s, dray_error *error)
     if (!rc)
         rc = point_at(s->folder, name, error);
     dray__weights_step("save published");
-    /* The new one is not in the list. Of its own number the older ones go in any case. */
+    /* The new one is not in the list. Of its own number the older ones go, too. */
     for (size_t i = 0; i < count && !rc; i++)
-        if (steps[i].version == s->options.version ||
-            (s->options.keep && count - i >= s->options.keep))
+        if (!stays(s, steps, count, i) && !needed(s, steps, count, i))
             rc = retire(s->folder, steps[i].name, error);
     free(steps);
     return rc;
@@ -315,6 +388,8 @@ static int make_partial(save *s, dray_error *error)
                                 "%.300s: another process writes a checkpoint there", s->folder)
                    : dray__fail_errno(error, errno, "%.300s", s->folder);
     int rc = list_steps(s->folder, true, &steps, &count, error);
+    if (!rc)
+        rc = choose_base(s, steps, count, error);
     free(steps);
     snprintf(parts, sizeof parts, "%.*s/.parts", PATH_MAX - 16, s->partial);
     if (!rc && (mkdir(s->partial, 0777) || mkdir(parts, 0777)))
@@ -388,19 +463,27 @@ static int merge(dray_layout *all, const dray_layout *layout, uint32_t rank, dra
     return DRAY_OK;
 }
 
+/* Where the whole version is written, of which a delta is made. */
+static void whole_path(const save *s, char out[PATH_MAX])
+{
+    snprintf(out, PATH_MAX, "%.*s%s", PATH_MAX - 16, s->partial, s->base[0] ? "/.whole" : "");
+}
+
 /* Rank 0: lays out the files for what all ranks have together. */
 static int lay_out(save *s, dray_error *error)
 {
     dray_layout *all;
     void *data = NULL;
     size_t size;
+    char whole[PATH_MAX];
+    whole_path(s, whole);
     int rc = dray_layout_new(&all, error);
     if (rc)
         return rc;
     for (uint32_t rank = 0; rank < s->options.world && !rc; rank++)
         rc = merge(all, s->layouts[rank], rank, error);
     if (!rc)
-        rc = dray__checkpoint_begin(s->partial, all, &s->files, error);
+        rc = dray__checkpoint_begin(whole, all, &s->files, error);
     dray_layout_free(all);
     if (!rc)
         rc = dray_layout_pack(s->files, &data, &size, error);
@@ -483,17 +566,38 @@ static int gather_sums(save *s, dray_error *error)
     return DRAY_OK;
 }
 
+static int finish_whole(save *s, dray_error *error)
+{
+    int rc = dray__values_set(s->files, &s->sums, error);
+    return rc ? rc : dray_safetensors_finish(s->partial, s->files, error);
+}
+
+static int finish_delta(save *s, dray_error *error)
+{
+    char whole[PATH_MAX], base[PATH_MAX];
+    whole_path(s, whole);
+    snprintf(base, sizeof base, "%s/%.63s", s->folder, s->base);
+    uint32_t count = dray_layout_region_count(s->files);
+    dray_region **opened = calloc((size_t)count + 1, sizeof *opened);
+    int rc = opened ? dray_regions_for_layout(s->files, 0, opened, error) : dray__nomem(error);
+    if (!rc) {
+        rc = dray__overlay_write(s->partial, base, s->number, s->files, opened, &s->sums, error);
+        for (uint32_t i = 0; i < count; i++)
+            dray_region_free(opened[i]);
+    }
+    free(opened);
+    return rc ? rc : remove_tree(whole, error);
+}
+
 /* Rank 0, when all have written. */
 static int finish(save *s, dray_error *error)
 {
     char parts[PATH_MAX];
     int rc = gather_sums(s, error);
-    if (!rc)
-        rc = dray__values_set(s->files, &s->sums, error);
     if (!rc && s->options.config_json)
         rc = dray__checkpoint_config(s->partial, s->options.config_json, error);
     if (!rc)
-        rc = dray_safetensors_finish(s->partial, s->files, error);
+        rc = s->base[0] ? finish_delta(s, error) : finish_whole(s, error);
     dray__weights_step("save finished");
     snprintf(parts, sizeof parts, "%.*s/.parts", PATH_MAX - 16, s->partial);
     if (!rc)

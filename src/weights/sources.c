@@ -5,6 +5,7 @@
 #include "control/coverage.h"
 #include "control/registry.h"
 #include "weights/delta.h"
+#include "weights/overlay.h"
 #include "weights/peer.h"
 #include "weights/wired.h"
 
@@ -40,6 +41,7 @@ void dray__source_clear(dray__source *source)
 {
     free_regions(source);
     dray__peer_free(source->peer);
+    dray__overlay_free(source->overlay);
     dray_layout_free(source->layout);
     free(source->name);
     free(source->endpoint);
@@ -534,8 +536,9 @@ int dray__sources_disk(const char *path, uint64_t group_set, const dray__destina
     if (!s)
         return dray__nomem(error);
     s->path = strdup(path);
-    int rc =
-        s->path ? dray_layout_safetensors(path, &s->sources[0].layout, error) : dray__nomem(error);
+    int rc = s->path ? dray__checkpoint_layout(path, &s->sources[0].layout, &s->sources[0].overlay,
+                                               error)
+                     : dray__nomem(error);
     if (rc == DRAY_OK) {
         s->wanted = s->count = 1;
         s->sources[0].host = destination->host;
@@ -555,7 +558,9 @@ int dray__sources_disk(const char *path, uint64_t group_set, const dray__destina
 int dray__sources_disk_sums(dray__sources *s, dray_error *error)
 {
     dray__sums_free(&s->stored);
-    return dray__stored_sums(s->sources[0].layout, &s->stored, error);
+    const dray__source *from = &s->sources[0];
+    return from->overlay ? dray__overlay_sums(from->overlay, from->layout, &s->stored, error)
+                         : dray__stored_sums(from->layout, &s->stored, error);
 }
 
 bool dray__sources_disk_same(const dray__sources *s, const char *path)
@@ -563,12 +568,15 @@ bool dray__sources_disk_same(const dray__sources *s, const char *path)
     if (!s->path || strcmp(s->path, path) != 0)
         return false;
     dray_layout *layout;
-    if (dray_layout_safetensors(path, &layout, NULL))
-        return false;
+    dray__overlay *overlay;
+    if (s->sources[0].overlay || dray__checkpoint_layout(path, &layout, &overlay, NULL))
+        return false; /* what changed is read anew */
+    bool whole = !overlay;
+    dray__overlay_free(overlay);
     void *packed = NULL;
     size_t size = 0;
-    bool same = dray_layout_pack(layout, &packed, &size, NULL) == DRAY_OK && size == s->disk_size &&
-                memcmp(packed, s->disk, size) == 0;
+    bool same = whole && dray_layout_pack(layout, &packed, &size, NULL) == DRAY_OK &&
+                size == s->disk_size && memcmp(packed, s->disk, size) == 0;
     free(packed);
     dray_layout_free(layout);
     return same;
@@ -621,8 +629,12 @@ static int import_one(dray__source *source, uint32_t region, uint64_t host, dray
             "publisher %s is on another host and has no data server: let it reach the "
             "coordinator by TCP, or set DRAY_DATA_ADDRESS to an address of its host",
             source->name);
-    if (info->kind == DRAY_REGION_FILE)
-        return dray_region_open(info->name, 0, &source->regions[region], error);
+    if (info->kind == DRAY_REGION_FILE) {
+        int rc = dray_region_open(info->name, 0, &source->regions[region], error);
+        if (!rc)
+            dray__overlay_attach(source->overlay, region, source->regions[region]);
+        return rc;
+    }
     if (info->kind != DRAY_REGION_SHARED)
         return dray__fail(error, DRAY_EUNSUPPORTED,
                           "region %s of publisher %s is %s memory of another process: allocate it "

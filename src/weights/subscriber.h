@@ -36,6 +36,7 @@ struct dray_subscriber {
     /* What this rank's memory holds, as a whole; incarnation 0: nothing that is known, or a
      * checkpoint's. */
     uint64_t held_incarnation, held_version;
+    uint64_t held_disk; /* the sums of the checkpoint that is held as a whole; 0: unknown */
 
     /* A version beside it; staging: regions like the destination's, NULL until the first prefetch
      */

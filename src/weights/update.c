@@ -3,6 +3,7 @@
  * group decides then is the outcome. */
 #include "base/clock.h"
 #include "base/error.h"
+#include "weights/overlay.h"
 #include "weights/subscriber.h"
 
 #include <errno.h>
@@ -49,6 +50,7 @@ static void forget_written(dray_subscriber *s)
     free(s->block_sums);
     s->block_sums = NULL;
     s->held_incarnation = 0;
+    s->held_disk = 0;
 }
 
 /* A peer that was read may have died, or taken its memory back: the publishers, or nobody, are read
@@ -81,7 +83,7 @@ static int end(dray_subscriber *s, const dray_error *outcome)
     if (outcome && s->writing)
         forget_written(s);
     if (outcome && outcome->code == DRAY_ETORN)
-        s->held_incarnation = 0;
+        s->held_incarnation = s->held_disk = 0;
     if (outcome && begin_again(s, outcome))
         return DRAY_OK;
     s->outcome = (dray_error){0};
@@ -322,7 +324,10 @@ static int open_haul(dray_subscriber *s, dray_error *error)
                     s->held_incarnation == s->report.incarnation,
         .incarnation = s->report.incarnation,
         .base = s->held_version,
-        .version = s->report.version};
+        .version = s->report.version,
+        .has_disk_base = s->held_disk && !s->load && s->purpose == DRAY__UPDATE &&
+                         s->source == DRAY__FROM_DISK && s->sources->sources[0].overlay &&
+                         dray__overlay_base_sum(s->sources->sources[0].overlay) == s->held_disk};
     dray__local_share(s->token, NULL); /* what the last update brought is about to change */
     int rc = dray__haul_open(s->sources, &s->target, &options, &s->haul, error);
     dray__local_began(s->token, options.run);
@@ -468,6 +473,11 @@ static int on_vote(dray_subscriber *s)
         s->block_sums = s->swap ? s->staged_sums : dray__haul_take_blocks(s->haul);
         s->held_incarnation = s->report.incarnation;
         s->held_version = s->report.version;
+        s->held_disk = 0;
+        if (s->source == DRAY__FROM_DISK && !s->swap && s->options.verify >= 0 &&
+            dray__overlay_sum_of(s->sources->sources[0].layout, &s->sources->stored, &s->held_disk,
+                                 NULL))
+            s->held_disk = 0; /* out of memory: the next one is read in full */
     }
     if (s->swap) {
         s->staged_sums = NULL;

@@ -1,0 +1,540 @@
+/* Reading checkpoints that are deltas on a base. The format is in overlay.h. */
+#include "weights/overlay.h"
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/io.h"
+#include "base/json.h"
+#include "base/wire.h"
+#include "memory/region.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum { SLICE = DRAY__OVERLAY_SLICE, JSON_MAX = 256 << 20 };
+
+/* What is known of a tensor that is in the base, too. */
+typedef struct patch {
+    char *name;
+    uint32_t region; /* of the layout */
+    uint64_t at, elements, size;
+    uint32_t *table; /* NULL: unchanged */
+    uint64_t *data;  /* where each slice's begins, and the end: within the file */
+    dray_region *file;
+} patch;
+
+struct dray__overlay {
+    char base[PATH_MAX];
+    uint64_t base_sum;
+    json_t *json;
+    dray_layout *changes; /* the delta's own files */
+    dray_region **files;
+    patch *patches; /* by region and place */
+    uint32_t count;
+    dray__map by_name;
+};
+
+/* ---- the folder ------------------------------------------------------------------------------ */
+
+/* DRAY_OK and *out NULL: a whole checkpoint. */
+static int load(const char *folder, json_t **out, dray_error *error)
+{
+    char path[PATH_MAX];
+    struct stat st;
+    *out = NULL;
+    if (snprintf(path, sizeof path, "%s/" DRAY__OVERLAY_FILE, folder) >= (int)sizeof path ||
+        stat(path, &st))
+        return DRAY_OK;
+    int rc = dray__json_load(path, JSON_MAX, out, error);
+    if (rc)
+        return rc;
+    const char *base = json_string_value(json_object_get(*out, "base"));
+    if (json_integer_value(json_object_get(*out, "version")) == 1 && base && base[0] &&
+        strlen(base) < 64 && base[0] != '.' && !strchr(base, '/') &&
+        json_integer_value(json_object_get(*out, "slice")) == SLICE &&
+        json_integer_value(json_object_get(*out, "number")) > 0 &&
+        json_integer_value(json_object_get(*out, "number")) < UINT32_MAX &&
+        json_is_string(json_object_get(*out, "base_sum")) &&
+        json_is_object(json_object_get(*out, "tensors")))
+        return DRAY_OK;
+    json_decref(*out);
+    *out = NULL;
+    return dray__fail(error, DRAY_EFORMAT,
+                      "%.300s: expected version 1, base, base_sum, slice %d, number and tensors",
+                      path, SLICE);
+}
+
+int dray__overlay_base_name(const char *folder, char out[64], uint32_t *number, dray_error *error)
+{
+    json_t *json;
+    int rc = load(folder, &json, error);
+    snprintf(out, 64, "%s", json ? json_string_value(json_object_get(json, "base")) : "");
+    if (number)
+        *number = (uint32_t)json_integer_value(json_object_get(json, "number"));
+    json_decref(json);
+    return rc;
+}
+
+static int by_sum_name(const void *a, const void *b)
+{
+    const dray__named_sum *const *x = a, *const *y = b;
+    return strcmp((*x)->name, (*y)->name);
+}
+
+static uint64_t elements_of(const dray_tensor_info *info)
+{
+    uint64_t n = 1;
+    for (uint32_t d = 0; d < info->ndim; d++)
+        n *= (uint64_t)info->shape[d];
+    return n;
+}
+
+int dray__overlay_sum_of(const dray_layout *layout, const dray__sums *sums, uint64_t *out,
+                         dray_error *error)
+{
+    *out = 0;
+    for (uint32_t t = 0; t < dray_layout_tensor_count(layout); t++) {
+        const dray_tensor_info *info = dray_layout_tensor(layout, t);
+        if (elements_of(info) && !dray__sums_find(sums, info->name))
+            return DRAY_OK;
+    }
+    const dray__named_sum **order = calloc((size_t)sums->count + 1, sizeof *order);
+    dray__writer w = {0};
+    if (!order)
+        return dray__nomem(error);
+    for (uint32_t i = 0; i < sums->count; i++)
+        order[i] = &sums->items[i];
+    qsort(order, sums->count, sizeof *order, by_sum_name);
+    for (uint32_t i = 0; i < sums->count; i++) {
+        char sum[24];
+        snprintf(sum, sizeof sum, "=%016" PRIx64 "\n", order[i]->sum);
+        dray__put_bytes(&w, order[i]->name, strlen(order[i]->name));
+        dray__put_bytes(&w, sum, strlen(sum));
+    }
+    int rc = dray__writer_check(&w, error);
+    if (!rc)
+        *out = dray__hash(w.data, w.size);
+    dray__writer_free(&w);
+    free(order);
+    return rc;
+}
+
+/* ---- putting both together ------------------------------------------------------------------- */
+
+/* The only block of a tensor in a file; NULL: it has no elements. */
+static const dray_block *block_of(const dray_layout *layout, const uint32_t *first,
+                                  const uint32_t *blocks, uint32_t tensor)
+{
+    return first[tensor] < first[tensor + 1] ? dray_layout_block(layout, blocks[first[tensor]])
+                                             : NULL;
+}
+
+typedef struct joining {
+    dray__overlay *o;
+    const dray_layout *base;
+    dray_layout *out;
+    uint32_t *base_first, *base_blocks, *first, *blocks;
+    uint32_t base_regions;
+} joining;
+
+static int bad(const dray__overlay *o, const char *name, const char *what, dray_error *error)
+{
+    return dray__fail(error, DRAY_EFORMAT, "%.200s: tensor %.160s: %s",
+                      dray_layout_region(o->changes, 0)->name, name, what);
+}
+
+static int find_change(const joining *j, const char *name, const char *tail,
+                       const dray_block **block, const dray_tensor_info **info, dray_error *error)
+{
+    char *full = NULL;
+    uint32_t index;
+    if (asprintf(&full, "%s%s", name, tail) < 0)
+        return dray__nomem(error);
+    int rc = dray_layout_find(j->o->changes, full, &index, NULL);
+    free(full);
+    if (rc)
+        return DRAY_ENOENT;
+    *info = dray_layout_tensor(j->o->changes, index);
+    *block = block_of(j->o->changes, j->first, j->blocks, index);
+    return *block ? DRAY_OK : bad(j->o, name, "an empty table or data", error);
+}
+
+/* Reads a tensor's table, and finds where each slice lies. */
+static int read_table(const joining *j, patch *p, dray_error *error)
+{
+    const dray_block *table, *data;
+    const dray_tensor_info *table_info, *data_info;
+    int rc = find_change(j, p->name, DRAY__OVERLAY_TABLE, &table, &table_info, error);
+    if (rc)
+        return rc == DRAY_ENOENT ? DRAY_OK : rc;
+    rc = find_change(j, p->name, DRAY__OVERLAY_DATA, &data, &data_info, error);
+    if (rc)
+        return rc == DRAY_ENOENT ? bad(j->o, p->name, "a table without data", error) : rc;
+    uint64_t slices = (p->elements + SLICE - 1) / SLICE;
+    if (table_info->dtype != DRAY_U32 || data_info->dtype != DRAY_U8 || data_info->ndim != 1 ||
+        elements_of(table_info) != 2 * slices)
+        return bad(j->o, p->name, "a table or data of another shape or dtype", error);
+    p->table = calloc(2 * slices, sizeof *p->table);
+    p->data = calloc(slices + 1, sizeof *p->data);
+    if (!p->table || !p->data)
+        return dray__nomem(error);
+    if (dray__read_at(j->o->files[table->region]->fd, p->table, 2 * slices * sizeof *p->table,
+                      (off_t)table->offset))
+        return dray__fail_errno(error, errno, "%.300s", j->o->files[table->region]->name);
+    p->file = j->o->files[data->region];
+    p->data[0] = data->offset;
+    for (uint64_t s = 0; s < slices; s++) {
+        uint64_t in = s + 1 < slices ? SLICE : p->elements - s * SLICE;
+        uint32_t entries = p->table[2 * s], gaps = p->table[2 * s + 1];
+        if (entries > in || gaps < entries || gaps > entries + in / 255)
+            return bad(j->o, p->name, "a table that cannot be", error);
+        p->data[s + 1] = p->data[s] + gaps + entries * p->size;
+    }
+    return p->data[slices] - p->data[0] == elements_of(data_info)
+               ? DRAY_OK
+               : bad(j->o, p->name, "data of another size than its table says", error);
+}
+
+/* One tensor of the result. */
+static int join_tensor(joining *j, const char *name, dray_error *error)
+{
+    const int64_t zero[DRAY_MAX_DIMS] = {0};
+    dray__overlay *o = j->o;
+    uint32_t index, tensor;
+    bool full = dray_layout_find(o->changes, name, &index, NULL) == DRAY_OK;
+    if (!full && dray_layout_find(j->base, name, &index, NULL))
+        return bad(o, name, "neither here nor in the base", error);
+    const dray_layout *from = full ? o->changes : j->base;
+    const dray_tensor_info *info = dray_layout_tensor(from, index);
+    const dray_block *block = full ? block_of(from, j->first, j->blocks, index)
+                                   : block_of(from, j->base_first, j->base_blocks, index);
+    int rc = dray_layout_add_tensor(j->out, name, (dray_dtype)info->dtype, info->ndim, info->shape,
+                                    &tensor, error);
+    if (rc || !block)
+        return rc;
+    uint32_t region = block->region + (full ? j->base_regions : 0);
+    rc = dray_layout_add_dense(j->out, tensor, region, zero, info->shape, block->offset, error);
+    if (rc || full)
+        return rc;
+    patch *p = &o->patches[o->count];
+    *p = (patch){.name = strdup(name),
+                 .region = region,
+                 .at = block->offset,
+                 .elements = elements_of(info),
+                 .size = dray_dtype_size((dray_dtype)info->dtype)};
+    if (!p->name)
+        return dray__nomem(error);
+    o->count++;
+    return read_table(j, p, error);
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const patch *x = a, *y = b;
+    if (x->region != y->region)
+        return x->region < y->region ? -1 : 1;
+    return x->at < y->at ? -1 : x->at > y->at;
+}
+
+static int join_regions(joining *j, dray_error *error)
+{
+    j->base_regions = dray_layout_region_count(j->base);
+    for (uint32_t i = 0; i < j->base_regions + dray_layout_region_count(j->o->changes); i++) {
+        const dray_region_info *info = i < j->base_regions
+                                           ? dray_layout_region(j->base, i)
+                                           : dray_layout_region(j->o->changes, i - j->base_regions);
+        int rc = dray_layout_add_region(j->out, info, NULL, error);
+        if (rc)
+            return rc;
+    }
+    return DRAY_OK;
+}
+
+static int join(joining *j, dray_error *error)
+{
+    dray__overlay *o = j->o;
+    const char *name;
+    json_t *sum;
+    json_t *tensors = json_object_get(o->json, "tensors");
+    j->base_blocks = dray__blocks_by_tensor(j->base, &j->base_first);
+    j->blocks = dray__blocks_by_tensor(o->changes, &j->first);
+    o->patches = calloc(json_object_size(tensors) + 1, sizeof *o->patches);
+    if (!j->base_blocks || !j->blocks || !o->patches)
+        return dray__nomem(error);
+    int rc = join_regions(j, error);
+    if (rc)
+        return rc;
+    json_object_foreach(tensors, name, sum)
+    {
+        rc = join_tensor(j, name, error);
+        if (rc)
+            return rc;
+    }
+    qsort(o->patches, o->count, sizeof *o->patches, by_place);
+    for (uint32_t i = 0; i < o->count; i++)
+        if (!dray__map_set(&o->by_name, o->patches[i].name, i))
+            return dray__nomem(error);
+    return DRAY_OK;
+}
+
+static bool parse_sum(const json_t *value, uint64_t *out)
+{
+    char *end = NULL;
+    const char *text = json_string_value(value);
+    if (!text || strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16)
+        return false;
+    *out = strtoull(text, &end, 16);
+    return true;
+}
+
+/* The base as it is now must be the one that was written on. */
+static int open_base(dray__overlay *o, const char *folder, dray_layout **out, dray_error *error)
+{
+    char name[64];
+    const char *slash = strrchr(folder, '/');
+    snprintf(o->base, sizeof o->base, "%.*s/%s", (int)(slash - folder), folder,
+             json_string_value(json_object_get(o->json, "base")));
+    int rc = dray__overlay_base_name(o->base, name, NULL, error);
+    if (!rc && name[0])
+        rc = dray__fail(error, DRAY_EFORMAT, "a delta itself, on %s", name);
+    if (!rc)
+        rc = dray_layout_safetensors(o->base, out, error);
+    dray__sums sums = {0};
+    uint64_t sum = 0;
+    if (!rc)
+        rc = dray__stored_sums(*out, &sums, error);
+    if (!rc)
+        rc = dray__overlay_sum_of(*out, &sums, &sum, error);
+    if (!rc &&
+        (!parse_sum(json_object_get(o->json, "base_sum"), &o->base_sum) || sum != o->base_sum))
+        rc = dray__fail(error, DRAY_ECHECKSUM, "another checkpoint than the one it was written on");
+    dray__sums_free(&sums);
+    return rc ? dray__fail_prefix(error, rc, "%.200s, base %.200s: ", folder, o->base) : DRAY_OK;
+}
+
+static int open_changes(dray__overlay *o, const char *folder, dray_error *error)
+{
+    int rc = dray_layout_safetensors(folder, &o->changes, error);
+    if (rc)
+        return rc;
+    o->files = calloc((size_t)dray_layout_region_count(o->changes) + 1, sizeof *o->files);
+    return o->files ? dray_regions_for_layout(o->changes, 0, o->files, error) : dray__nomem(error);
+}
+
+int dray__checkpoint_layout(const char *path, dray_layout **layout, dray__overlay **overlay,
+                            dray_error *error)
+{
+    char folder[PATH_MAX];
+    json_t *json = NULL;
+    *overlay = NULL;
+    int rc = realpath(path, folder) ? load(folder, &json, error) : DRAY_OK;
+    if (rc || !json)
+        return rc ? rc : dray_layout_safetensors(path, layout, error);
+    dray__overlay *o = calloc(1, sizeof *o);
+    dray_layout *base = NULL, *out = NULL;
+    if (!o) {
+        json_decref(json);
+        return dray__nomem(error);
+    }
+    o->json = json;
+    rc = open_base(o, folder, &base, error);
+    if (!rc)
+        rc = open_changes(o, folder, error);
+    if (!rc)
+        rc = dray_layout_new(&out, error);
+    joining j = {.o = o, .base = base, .out = out};
+    if (!rc)
+        rc = join(&j, error);
+    free(j.base_first);
+    free(j.base_blocks);
+    free(j.first);
+    free(j.blocks);
+    dray_layout_free(base);
+    if (rc) {
+        dray_layout_free(out);
+        dray__overlay_free(o);
+        return rc;
+    }
+    *layout = out;
+    *overlay = o;
+    return DRAY_OK;
+}
+
+void dray__overlay_free(dray__overlay *o)
+{
+    if (!o)
+        return;
+    for (uint32_t i = 0; i < o->count; i++) {
+        free(o->patches[i].name);
+        free(o->patches[i].table);
+        free(o->patches[i].data);
+    }
+    for (uint32_t i = 0; o->files && i < dray_layout_region_count(o->changes); i++)
+        dray_region_free(o->files[i]);
+    free(o->files);
+    free(o->patches);
+    dray__map_free(&o->by_name);
+    dray_layout_free(o->changes);
+    json_decref(o->json);
+    free(o);
+}
+
+const char *dray__overlay_base(const dray__overlay *o)
+{
+    return o->base;
+}
+
+uint64_t dray__overlay_base_sum(const dray__overlay *o)
+{
+    return o->base_sum;
+}
+
+int dray__overlay_sums(const dray__overlay *o, const dray_layout *layout, dray__sums *out,
+                       dray_error *error)
+{
+    for (uint32_t t = 0; t < dray_layout_tensor_count(layout); t++) {
+        const dray_tensor_info *info = dray_layout_tensor(layout, t);
+        uint64_t sum;
+        if (!elements_of(info))
+            continue;
+        if (!parse_sum(json_object_get(json_object_get(o->json, "tensors"), info->name), &sum))
+            return bad(o, info->name, "expected a sum of 16 hexadecimal digits", error);
+        if (!dray__sums_add(out, info->name, info->dtype, elements_of(info), sum))
+            return dray__nomem(error);
+    }
+    return DRAY_OK;
+}
+
+/* ---- what changed ---------------------------------------------------------------------------- */
+
+dray__overlay_way dray__overlay_way_of(const dray__overlay *o, const char *tensor)
+{
+    uint32_t index;
+    if (!dray__map_get(&o->by_name, tensor, &index))
+        return DRAY__OVERLAY_FULL;
+    return o->patches[index].table ? DRAY__OVERLAY_PATCHED : DRAY__OVERLAY_SAME;
+}
+
+static int torn(const patch *p, uint64_t slice, dray_error *error)
+{
+    return dray__fail(error, DRAY_EFORMAT,
+                      "%.200s: tensor %.160s: the gaps of slice %" PRIu64 " are not what its table "
+                      "says",
+                      p->file->name, p->name, slice);
+}
+
+/* The entries of one slice. */
+static int each_in_slice(const patch *p, uint64_t slice, const uint8_t *data, uint64_t first,
+                         uint64_t end, dray__overlay_fn fn, void *user, dray_error *error)
+{
+    uint32_t entries = p->table[2 * slice], gaps = p->table[2 * slice + 1], at = 0;
+    uint64_t position = slice * SLICE;
+    uint64_t last = position + SLICE < p->elements ? position + SLICE : p->elements;
+    for (uint32_t i = 0; i < entries; i++, position++) {
+        while (at < gaps && data[at] == 255) {
+            position += 255;
+            at++;
+        }
+        if (at == gaps || position + data[at] >= last)
+            return torn(p, slice, error);
+        position += data[at++];
+        if (position >= first && position < end)
+            fn(user, position, data + gaps + (size_t)i * p->size);
+    }
+    return at == gaps ? DRAY_OK : torn(p, slice, error);
+}
+
+static int each(const patch *p, uint64_t first, uint64_t end, dray__overlay_fn fn, void *user,
+                uint64_t *bytes, dray_error *error)
+{
+    if (!p->table || first >= end)
+        return DRAY_OK;
+    uint64_t from = first / SLICE, to = (end + SLICE - 1) / SLICE;
+    size_t size = (size_t)(p->data[to] - p->data[from]);
+    uint8_t *data = malloc(size + 1);
+    int rc = data ? DRAY_OK : dray__nomem(error);
+    if (!rc && dray__read_at(p->file->fd, data, size, (off_t)p->data[from]))
+        rc = dray__fail_errno(error, errno, "%.300s", p->file->name);
+    for (uint64_t s = from; s < to && !rc; s++)
+        rc = each_in_slice(p, s, data + (p->data[s] - p->data[from]), first, end, fn, user, error);
+    *bytes += size;
+    free(data);
+    return rc;
+}
+
+int dray__overlay_each(const dray__overlay *o, const char *tensor, uint64_t first, uint64_t end,
+                       dray__overlay_fn fn, void *user, uint64_t *bytes, dray_error *error)
+{
+    uint32_t index;
+    if (!dray__map_get(&o->by_name, tensor, &index))
+        return DRAY_OK;
+    return each(&o->patches[index], first, end, fn, user, bytes, error);
+}
+
+/* ---- ranges of the base's files -------------------------------------------------------------- */
+
+typedef struct range {
+    uint8_t *data;
+    uint64_t begin, end; /* in the file */
+    const patch *patch;
+} range;
+
+/* The range may begin and end inside an element. */
+static void put(void *user, uint64_t position, const uint8_t *value)
+{
+    const range *r = user;
+    uint64_t at = r->patch->at + position * r->patch->size;
+    for (uint64_t i = 0; i < r->patch->size; i++)
+        if (at + i >= r->begin && at + i < r->end)
+            r->data[at + i - r->begin] = value[i];
+}
+
+static int patch_range(const void *user, uint32_t index, void *data, uint64_t offset,
+                       uint64_t bytes, dray_error *error)
+{
+    const dray__overlay *o = user;
+    uint64_t end = offset + bytes, read = 0;
+    uint32_t low = 0, high = o->count;
+    while (low < high) { /* the first that ends behind the range's beginning */
+        uint32_t middle = (low + high) / 2;
+        const patch *p = &o->patches[middle];
+        bool before =
+            p->region != index ? p->region < index : p->at + p->elements * p->size <= offset;
+        low = before ? middle + 1 : low;
+        high = before ? high : middle;
+    }
+    for (; low < o->count && o->patches[low].region == index && o->patches[low].at < end; low++) {
+        const patch *p = &o->patches[low];
+        uint64_t last = (end - p->at + p->size - 1) / p->size;
+        range r = {data, offset, end, p};
+        int rc = each(p, offset > p->at ? (offset - p->at) / p->size : 0,
+                      last < p->elements ? last : p->elements, put, &r, &read, error);
+        if (rc)
+            return rc;
+    }
+    return DRAY_OK;
+}
+
+void dray__overlay_attach(dray__overlay *o, uint32_t index, dray_region *region)
+{
+    if (!o)
+        return;
+    region->patch = patch_range;
+    region->patch_user = o;
+    region->patch_index = index;
+}
+
+int dray__overlay_regions(dray__overlay *o, const dray_layout *layout, dray_region **out,
+                          dray_error *error)
+{
+    int rc = dray_regions_for_layout(layout, 0, out, error);
+    for (uint32_t i = 0; !rc && i < dray_layout_region_count(layout); i++)
+        dray__overlay_attach(o, i, out[i]);
+    return rc;
+}

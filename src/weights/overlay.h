@@ -1,0 +1,76 @@
+/* A checkpoint that is written as what changed since an earlier whole one beside it.
+ *
+ *   step-000008/delta.json      an object: version (of this format: 1), base (the folder's name,
+ *                               beside this one), base_sum (16 hexadecimal digits: XXH3 over the
+ *                               base's "name=sum\n", in the order of names), slice (65536),
+ *                               number (1 for the first delta after its base, 2 for the next),
+ *                               tensors (each tensor of the result -> its checksum, 16 digits)
+ *   step-000008/model...        per tensor NAME of the result: nothing, when its bits are the
+ *                               base's; NAME itself, when too much changed; else
+ *     NAME.dray_delta.table     U32 [slices, 2]: entries, and bytes of their gaps
+ *     NAME.dray_delta.data      U8 [n]: slice by slice gaps, then values
+ *
+ * A slice is 65536 elements of the flattened tensor (C order), the last one what is left. A gap is
+ * the number of elements between a changed element and the changed one before it (or the slice's
+ * beginning): as many bytes 255 as it has 255s, and a byte for the rest. Values are little-endian,
+ * of the tensor's dtype.
+ *
+ * Readers see the base's files through the delta: an overlay patches each range as it is read. */
+#ifndef DRAY_WEIGHTS_OVERLAY_H
+#define DRAY_WEIGHTS_OVERLAY_H
+
+#include "weights/internal.h"
+
+#define DRAY__OVERLAY_FILE "delta.json"
+#define DRAY__OVERLAY_TABLE ".dray_delta.table"
+#define DRAY__OVERLAY_DATA ".dray_delta.data"
+enum { DRAY__OVERLAY_SLICE = 1 << 16 };
+
+typedef struct dray__overlay dray__overlay;
+
+/* The layout of a checkpoint, or of what a delta results in: then *overlay, and regions opened for
+ * the layout must be attached before they are read; else NULL. DRAY_ENOENT, DRAY_ECHECKSUM name a
+ * base that is missing or another. */
+int dray__checkpoint_layout(const char *path, dray_layout **layout, dray__overlay **overlay,
+                            dray_error *error);
+void dray__overlay_free(dray__overlay *overlay); /* NULL is fine */
+/* region: number `index` of the layout; borrows the overlay until it is freed. */
+void dray__overlay_attach(dray__overlay *overlay, uint32_t index, dray_region *region);
+/* As dray_regions_for_layout for reading. overlay: may be NULL. */
+int dray__overlay_regions(dray__overlay *overlay, const dray_layout *layout, dray_region **out,
+                          dray_error *error);
+/* The checksums of the result's tensors. */
+int dray__overlay_sums(const dray__overlay *overlay, const dray_layout *layout, dray__sums *out,
+                       dray_error *error);
+const char *dray__overlay_base(const dray__overlay *overlay); /* the folder's path */
+uint64_t dray__overlay_base_sum(const dray__overlay *overlay);
+
+/* What became of a tensor. */
+typedef enum dray__overlay_way {
+    DRAY__OVERLAY_FULL,
+    DRAY__OVERLAY_SAME,
+    DRAY__OVERLAY_PATCHED
+} dray__overlay_way;
+dray__overlay_way dray__overlay_way_of(const dray__overlay *overlay, const char *tensor);
+/* Calls fn for every changed element of the tensor with first <= position < end, ascending. *bytes
+ * grows by what was read. */
+typedef void (*dray__overlay_fn)(void *user, uint64_t position, const uint8_t *value);
+int dray__overlay_each(const dray__overlay *overlay, const char *tensor, uint64_t first,
+                       uint64_t end, dray__overlay_fn fn, void *user, uint64_t *bytes,
+                       dray_error *error);
+
+/* One number for all sums of a checkpoint; 0: a tensor has none. */
+int dray__overlay_sum_of(const dray_layout *layout, const dray__sums *sums, uint64_t *out,
+                         dray_error *error);
+/* The base's folder name of a delta folder, "" for a whole checkpoint; at most 63 bytes. number
+ * (may be NULL): which delta after its base; 0: whole. */
+int dray__overlay_base_name(const char *folder, char out[64], uint32_t *number, dray_error *error);
+
+/* ---- overlay_write.c */
+/* Writes to `folder` how `files` (a layout of whole tensors in opened files, whose sums are given)
+ * differ from the whole checkpoint `base`, beside `folder`'s place. */
+int dray__overlay_write(const char *folder, const char *base, uint32_t number,
+                        const dray_layout *files, dray_region *const *opened,
+                        const dray__sums *sums, dray_error *error);
+
+#endif

@@ -1,0 +1,336 @@
+/* Writing a checkpoint as a delta on another one. The format is in overlay.h. */
+#include "weights/overlay.h"
+
+#include "base/error.h"
+#include "base/io.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { SLICE = DRAY__OVERLAY_SLICE, ROOM = SLICE * 9 + SLICE / 255 + 1 };
+
+typedef struct change {
+    dray__overlay_way way;
+    uint32_t *table;
+    uint64_t slices, spooled, bytes; /* where in the spool */
+    const dray_block *block;         /* of the new files; NULL: no elements */
+} change;
+
+typedef struct writing {
+    const char *folder;
+    const dray_layout *files, *base;
+    dray_region *const *opened;
+    dray_region **old;
+    uint32_t *first, *blocks, *old_first, *old_blocks;
+    change *changes; /* by tensor of the new files */
+    int spool;
+    uint64_t spooled;
+    uint8_t *was, *is, *out, *values;
+} writing;
+
+static int read_range(const dray_region *file, void *data, uint64_t bytes, uint64_t at,
+                      dray_error *error)
+{
+    return dray__read_at(dray_region_fd(file), data, (size_t)bytes, (off_t)at)
+               ? dray__fail_errno(error, errno, "%.300s", dray_region_name(file))
+               : DRAY_OK;
+}
+
+/* Gaps and values of a slice, at w->out. */
+static size_t encode(writing *w, uint64_t count, size_t size, uint32_t table[2])
+{
+    uint32_t gaps = 0, entries = 0;
+    uint64_t next = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        const uint8_t *now = w->is + i * size;
+        if (memcmp(now, w->was + i * size, size) == 0)
+            continue;
+        uint64_t gap = i - next;
+        for (; gap >= 255; gap -= 255)
+            w->out[gaps++] = 255;
+        w->out[gaps++] = (uint8_t)gap;
+        memcpy(w->values + entries++ * size, now, size);
+        next = i + 1;
+    }
+    memcpy(w->out + gaps, w->values, entries * size);
+    table[0] = entries;
+    table[1] = gaps;
+    return gaps + entries * size;
+}
+
+/* Into the spool, unless it comes to more than half of the tensor. */
+static int compare(writing *w, change *c, const dray_region *old, const dray_block *was,
+                   uint64_t elements, size_t size, dray_error *error)
+{
+    const dray_region *new = w->opened[c->block->region];
+    c->slices = (elements + SLICE - 1) / SLICE;
+    c->spooled = w->spooled;
+    c->table = calloc(2 * c->slices, sizeof *c->table);
+    if (!c->table)
+        return dray__nomem(error);
+    for (uint64_t s = 0; s < c->slices; s++) {
+        uint64_t at = s * SLICE * size, count = elements - s * SLICE;
+        count = count < SLICE ? count : SLICE;
+        int rc = read_range(old, w->was, count * size, was->offset + at, error);
+        if (!rc)
+            rc = read_range(new, w->is, count * size, c->block->offset + at, error);
+        if (rc)
+            return rc;
+        if (memcmp(w->was, w->is, count * size) == 0)
+            continue;
+        size_t bytes = encode(w, count, size, c->table + 2 * s);
+        if (dray__write_all(w->spool, w->out, bytes) < 0)
+            return dray__fail_errno(error, errno, "%.300s: spool", w->folder);
+        w->spooled += bytes;
+        c->bytes += bytes;
+        if (c->bytes + 8 * c->slices > elements * size / 2)
+            return DRAY_OK; /* full */
+    }
+    c->way = c->bytes ? DRAY__OVERLAY_PATCHED : DRAY__OVERLAY_SAME;
+    return DRAY_OK;
+}
+
+static bool same_kind(const dray_tensor_info *a, const dray_tensor_info *b)
+{
+    return a->dtype == b->dtype && a->ndim == b->ndim &&
+           memcmp(a->shape, b->shape, a->ndim * sizeof *a->shape) == 0;
+}
+
+static int compare_tensor(writing *w, uint32_t tensor, dray_error *error)
+{
+    const dray_tensor_info *info = dray_layout_tensor(w->files, tensor);
+    change *c = &w->changes[tensor];
+    uint32_t old;
+    uint64_t elements = 1;
+    if (w->first[tensor] < w->first[tensor + 1])
+        c->block = dray_layout_block(w->files, w->blocks[w->first[tensor]]);
+    if (dray_layout_find(w->base, info->name, &old, NULL) ||
+        !same_kind(info, dray_layout_tensor(w->base, old)))
+        return DRAY_OK;
+    if (!c->block) {
+        c->way = DRAY__OVERLAY_SAME;
+        return DRAY_OK;
+    }
+    for (uint32_t d = 0; d < info->ndim; d++)
+        elements *= (uint64_t)info->shape[d];
+    const dray_block *was = dray_layout_block(w->base, w->old_blocks[w->old_first[old]]);
+    return compare(w, c, w->old[was->region], was, elements,
+                   dray_dtype_size((dray_dtype)info->dtype), error);
+}
+
+/* ---- the files ------------------------------------------------------------------------------- */
+
+static int add(dray_layout *like, const char *name, const char *tail, dray_dtype dtype,
+               uint32_t ndim, const int64_t *shape, dray_error *error)
+{
+    char *full = NULL;
+    if (asprintf(&full, "%s%s", name, tail) < 0)
+        return dray__nomem(error);
+    int rc = dray_layout_add_tensor(like, full, dtype, ndim, shape, NULL, error);
+    free(full);
+    return rc;
+}
+
+static int list_changes(const writing *w, dray_layout *like, dray_error *error)
+{
+    int rc = DRAY_OK;
+    for (uint32_t t = 0; t < dray_layout_tensor_count(w->files) && !rc; t++) {
+        const dray_tensor_info *info = dray_layout_tensor(w->files, t);
+        const change *c = &w->changes[t];
+        int64_t table[2] = {(int64_t)c->slices, 2}, data = (int64_t)c->bytes;
+        if (c->way == DRAY__OVERLAY_FULL)
+            rc = add(like, info->name, "", (dray_dtype)info->dtype, info->ndim, info->shape, error);
+        if (c->way != DRAY__OVERLAY_PATCHED)
+            continue;
+        rc = add(like, info->name, DRAY__OVERLAY_TABLE, DRAY_U32, 2, table, error);
+        if (!rc)
+            rc = add(like, info->name, DRAY__OVERLAY_DATA, DRAY_U8, 1, &data, error);
+    }
+    return rc;
+}
+
+static int copy_range(writing *w, int from, uint64_t at, uint64_t bytes, const dray_region *to,
+                      uint64_t offset, dray_error *error)
+{
+    uint8_t *buffer = w->is; /* SLICE * 8 bytes */
+    for (uint64_t done = 0, n; done < bytes; done += n) {
+        n = bytes - done < SLICE * 8 ? bytes - done : SLICE * 8;
+        if (dray__read_at(from, buffer, (size_t)n, (off_t)(at + done)))
+            return dray__fail_errno(error, errno, "%.300s: reading what changed", w->folder);
+        if (lseek(dray_region_fd(to), (off_t)(offset + done), SEEK_SET) < 0 ||
+            dray__write_all(dray_region_fd(to), buffer, (size_t)n) < 0)
+            return dray__fail_errno(error, errno, "%.300s", dray_region_name(to));
+    }
+    return DRAY_OK;
+}
+
+static bool has_tail(const char *name, const char *tail)
+{
+    size_t n = strlen(name), m = strlen(tail);
+    return n > m && strcmp(name + n - m, tail) == 0;
+}
+
+/* One tensor of the delta's files: a whole one, a table, or data. */
+static int fill(writing *w, const dray_layout *made, dray_region *const *regions, uint32_t block,
+                dray_error *error)
+{
+    const dray_block *b = dray_layout_block(made, block);
+    const dray_tensor_info *info = dray_layout_tensor(made, b->tensor);
+    const dray_region *to = regions[b->region];
+    bool table = has_tail(info->name, DRAY__OVERLAY_TABLE);
+    const char *tail = table                                      ? DRAY__OVERLAY_TABLE
+                       : has_tail(info->name, DRAY__OVERLAY_DATA) ? DRAY__OVERLAY_DATA
+                                                                  : "";
+    char *name = strndup(info->name, strlen(info->name) - strlen(tail));
+    uint32_t index;
+    int rc = name ? dray_layout_find(w->files, name, &index, error) : dray__nomem(error);
+    free(name);
+    if (rc)
+        return rc;
+    const change *c = &w->changes[index];
+    uint64_t bytes = dray_dtype_size((dray_dtype)info->dtype);
+    for (uint32_t d = 0; d < info->ndim; d++)
+        bytes *= (uint64_t)info->shape[d];
+    if (!tail[0])
+        return copy_range(w, dray_region_fd(w->opened[c->block->region]), c->block->offset, bytes,
+                          to, b->offset, error);
+    if (!table)
+        return copy_range(w, w->spool, c->spooled, bytes, to, b->offset, error);
+    if (lseek(dray_region_fd(to), (off_t)b->offset, SEEK_SET) < 0 ||
+        dray__write_all(dray_region_fd(to), c->table, (size_t)bytes) < 0)
+        return dray__fail_errno(error, errno, "%.300s", dray_region_name(to));
+    return DRAY_OK;
+}
+
+static int write_files(writing *w, dray_error *error)
+{
+    dray_layout *like, *made = NULL;
+    int rc = dray_layout_new(&like, error);
+    if (rc)
+        return rc;
+    rc = list_changes(w, like, error);
+    if (!rc)
+        rc = dray_safetensors_begin(w->folder, like, NULL, &made, error);
+    dray_layout_free(like);
+    if (rc)
+        return rc;
+    uint32_t count = dray_layout_region_count(made);
+    dray_region **regions = calloc((size_t)count + 1, sizeof *regions);
+    rc = regions ? dray_regions_for_layout(made, 1, regions, error) : dray__nomem(error);
+    if (!rc) {
+        for (uint32_t b = 0; b < dray_layout_block_count(made) && !rc; b++)
+            rc = fill(w, made, regions, b, error);
+        for (uint32_t i = 0; i < count; i++) {
+            if (!rc && fsync(dray_region_fd(regions[i])))
+                rc = dray__fail_errno(error, errno, "%.300s: fsync", dray_region_name(regions[i]));
+            dray_region_free(regions[i]);
+        }
+    }
+    free(regions);
+    if (!rc)
+        rc = dray_safetensors_finish(w->folder, made, error);
+    dray_layout_free(made);
+    return rc;
+}
+
+static int write_json(const writing *w, const char *base, uint32_t number, uint64_t base_sum,
+                      const dray__sums *sums, dray_error *error)
+{
+    char path[PATH_MAX], text[32];
+    snprintf(text, sizeof text, "%016" PRIx64, base_sum);
+    json_t *tensors = json_object();
+    json_t *json =
+        json_pack("{s:i, s:s, s:s, s:i, s:I}", "version", 1, "base", strrchr(base, '/') + 1,
+                  "base_sum", text, "slice", SLICE, "number", (json_int_t)number);
+    for (uint32_t t = 0; t < dray_layout_tensor_count(w->files); t++) {
+        const char *name = dray_layout_tensor(w->files, t)->name;
+        const dray__named_sum *sum = dray__sums_find(sums, name);
+        snprintf(text, sizeof text, "%016" PRIx64, sum ? sum->sum : 0);
+        json_object_set_new(tensors, name, json_string(text));
+    }
+    json_object_set_new(json, "tensors", tensors);
+    char *all = json_dumps(json, JSON_INDENT(1));
+    json_decref(json);
+    if (!all)
+        return dray__nomem(error);
+    snprintf(path, sizeof path, "%.*s/" DRAY__OVERLAY_FILE, PATH_MAX - 16, w->folder);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    int rc = fd < 0 || dray__write_all(fd, all, strlen(all)) < 0 || fsync(fd)
+                 ? dray__fail_errno(error, errno, "%.300s", path)
+                 : DRAY_OK;
+    if (fd >= 0)
+        close(fd);
+    free(all);
+    return rc;
+}
+
+static int compare_all(writing *w, dray_error *error)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%.*s/.spool", PATH_MAX - 16, w->folder);
+    w->spool = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (w->spool < 0 || unlink(path))
+        return dray__fail_errno(error, errno, "%.300s", path);
+    w->blocks = dray__blocks_by_tensor(w->files, &w->first);
+    w->old_blocks = dray__blocks_by_tensor(w->base, &w->old_first);
+    w->changes = calloc((size_t)dray_layout_tensor_count(w->files) + 1, sizeof *w->changes);
+    w->old = calloc((size_t)dray_layout_region_count(w->base) + 1, sizeof *w->old);
+    w->was = malloc(SLICE * 8);
+    w->is = malloc(SLICE * 8);
+    w->values = malloc(SLICE * 8);
+    w->out = malloc(ROOM);
+    if (!w->blocks || !w->old_blocks || !w->changes || !w->old || !w->was || !w->is || !w->values ||
+        !w->out)
+        return dray__nomem(error);
+    int rc = dray_regions_for_layout(w->base, 0, w->old, error);
+    for (uint32_t t = 0; t < dray_layout_tensor_count(w->files) && !rc; t++)
+        rc = compare_tensor(w, t, error);
+    return rc;
+}
+
+static void end(writing *w)
+{
+    for (uint32_t t = 0; w->changes && t < dray_layout_tensor_count(w->files); t++)
+        free(w->changes[t].table);
+    for (uint32_t i = 0; w->old && i < dray_layout_region_count(w->base); i++)
+        dray_region_free(w->old[i]);
+    void *all[] = {w->changes,    w->old, w->first, w->blocks, w->old_first,
+                   w->old_blocks, w->was, w->is,    w->out,    w->values};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+    if (w->spool >= 0)
+        close(w->spool);
+}
+
+int dray__overlay_write(const char *folder, const char *base, uint32_t number,
+                        const dray_layout *files, dray_region *const *opened,
+                        const dray__sums *sums, dray_error *error)
+{
+    dray_layout *old;
+    dray__sums stored = {0};
+    uint64_t base_sum = 0;
+    int rc = dray_layout_safetensors(base, &old, error);
+    if (rc)
+        return rc;
+    writing w = {.folder = folder, .files = files, .base = old, .opened = opened, .spool = -1};
+    rc = dray__stored_sums(old, &stored, error);
+    if (!rc)
+        rc = dray__overlay_sum_of(old, &stored, &base_sum, error);
+    if (!rc)
+        rc = compare_all(&w, error);
+    if (!rc)
+        rc = write_files(&w, error);
+    if (!rc)
+        rc = write_json(&w, base, number, base_sum, sums, error);
+    end(&w);
+    dray__sums_free(&stored);
+    dray_layout_free(old);
+    return rc;
+}
