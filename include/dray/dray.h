@@ -135,12 +135,22 @@ typedef struct dray_options {
     /* Networks between whose hosts weights may pass unencrypted: "10.1.0.0/16, fd00::/8"; NULL:
      * $DRAY_TRUSTED_NETWORKS; "": none. */
     const char *trusted_networks;
+    /* What carries weights between hosts of trusted networks: "stream", TCP connections of dray's
+     * own; "ucx", UCX over TCP or RDMA; "auto", UCX where this host has RDMA devices and the other
+     * one agrees. NULL: $DRAY_TRANSPORT, or "auto". "ucx" is an error where UCX is missing, or
+     * where the network is not trusted. */
+    const char *transport;
 } dray_options;
 
 #define DRAY_OPTIONS_INIT                                                                          \
     {                                                                                              \
-        sizeof(dray_options), NULL, NULL, NULL, NULL, 0, 0, NULL                                   \
+        sizeof(dray_options), NULL, NULL, NULL, NULL, 0, 0, NULL, NULL                             \
     }
+
+/* Can this build use a transport ("auto", "stream", "ucx") on this machine? detail: gets at most
+ * `size` bytes, what it is: "1.13.1, transports tcp,self". DRAY_EUNSUPPORTED says what to do;
+ * DRAY_EINVALID. Threads: any. Blocks: no. */
+int dray_transport_find(const char *transport, char *detail, size_t size, dray_error *error);
 
 /* Opens a session with the coordinator: one per process is enough. Its end (close, or the death of
  * the process, seen by the kernel closing the socket) ends everything that was opened through it.

@@ -23,7 +23,7 @@
 
 typedef struct finding {
     bool found;
-    char detail[160]; /* a version or a size; when not found, why */
+    char detail[256]; /* a version or a size; when not found, why */
     double value;     /* where the finding is a measurement, in `unit` of its check; else 0 */
 } finding;
 
@@ -283,16 +283,15 @@ static void look_nccl(finding *f)
         missing(f, "libnccl.so.2 is there, but does not say its version");
 }
 
+/* As updates between hosts would use it. */
 static void look_ucx(finding *f)
 {
-    const char *(*version)(void) = NULL;
-    void *library = open_library(f, (const char *const[]){"libucp.so.0", NULL});
-    if (!library)
-        return;
-    if (symbol(library, "ucp_get_version_string", &version))
-        found(f, "%s", version());
+    char detail[sizeof f->detail];
+    dray_error error;
+    if (dray_transport_find("ucx", detail, sizeof detail, &error))
+        missing(f, "%s", error.message);
     else
-        missing(f, "libucp.so.0 is there, but does not say its version");
+        found(f, "%s", detail);
 }
 
 /* ---- the table ------------------------------------------------------------------------------- */
@@ -318,7 +317,7 @@ static const check checks[] = {
     {"pidfd", look_pidfd, REQUIRED, NULL, "dray run cannot watch its processes"},
     {"huge pages", look_huge_pages, OPTIONAL, NULL, "shared regions use 4 KiB pages"},
     {"/dev/shm", look_shm, OPTIONAL, "B", "PyTorch loaders beside dray may fail; dray uses memfd"},
-    {"io_uring", look_io_uring, LATER, NULL, "files are read and written with plain calls"},
+    {"io_uring", look_io_uring, OPTIONAL, NULL, "files are read and written with plain calls"},
     {"libevent", look_libevent, REQUIRED, NULL, ""},
     {"jansson", look_jansson, REQUIRED, NULL, ""},
     {"xxhash", look_xxhash, REQUIRED, NULL, ""},
@@ -328,7 +327,8 @@ static const check checks[] = {
     {"CUDA driver", look_cuda, LATER, "devices", "GPU memory disabled"},
     {"NVRTC", look_nvrtc, LATER, NULL, "GPU kernels cannot be compiled on first use"},
     {"NCCL", look_nccl, LATER, NULL, "no collective transfers between GPUs"},
-    {"UCX", look_ucx, LATER, NULL, "no RDMA between hosts"},
+    {"UCX", look_ucx, OPTIONAL, NULL,
+     "no RDMA between hosts: TCP streams; DRAY_TRANSPORT=ucx fails"},
 };
 
 enum { CHECKS = sizeof(checks) / sizeof(checks[0]) };
@@ -377,9 +377,9 @@ static void print_table(const finding *findings, size_t bad)
     else
         printf("everything that dray needs is here; %zu optional thing%s not.\n", off,
                off == 1 ? " is" : "s are");
-    puts(
-        "This version keeps weights in host memory and files; CUDA, NVRTC, NCCL, UCX and io_uring\n"
-        "are only looked for.");
+    puts("This version keeps weights in host memory and files; CUDA, NVRTC and NCCL are only "
+         "looked\n"
+         "for.");
 }
 
 static error_t parse(int key, char *text, struct argp_state *state)

@@ -131,6 +131,47 @@ static int check_options(const dray_options *options, dray_error *error)
     return DRAY_OK;
 }
 
+static int transport_of(const char *name, int *out, dray_error *error)
+{
+    static const char *const names[] = {[DRAY__TRANSPORT_AUTO] = "auto",
+                                        [DRAY__TRANSPORT_STREAM] = "stream",
+                                        [DRAY__TRANSPORT_UCX] = "ucx"};
+    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
+        if (strcmp(name, names[i]) == 0) {
+            *out = i;
+            return DRAY_OK;
+        }
+    return dray__fail(error, DRAY_EINVALID, "transport \"%.40s\": auto, stream or ucx expected",
+                      name);
+}
+
+int dray_transport_find(const char *transport, char *detail, size_t size, dray_error *error)
+{
+    int kind = DRAY__TRANSPORT_AUTO;
+    dray__ucx_version v;
+    int rc = transport_of(transport, &kind, error);
+    if (rc == DRAY_OK && kind == DRAY__TRANSPORT_UCX)
+        rc = dray__ucx_find(&v, error);
+    if (rc || !size)
+        return rc;
+    if (kind == DRAY__TRANSPORT_UCX)
+        snprintf(detail, size, "%u.%u.%u, transports %s", v.major, v.minor, v.release,
+                 dray__ucx_transports());
+    else
+        snprintf(detail, size, "TCP");
+    return DRAY_OK;
+}
+
+static int get_transport(const dray_options *options, int *out, dray_error *error)
+{
+    const char *given = options->transport ? options->transport : getenv("DRAY_TRANSPORT");
+    *out = DRAY__TRANSPORT_AUTO;
+    if (!given || !given[0])
+        return DRAY_OK;
+    int rc = dray_transport_find(given, NULL, 0, error);
+    return rc ? rc : transport_of(given, out, error);
+}
+
 int dray_open(const dray_options *given, dray_context **out, dray_error *error)
 {
     dray_options own = DRAY_OPTIONS_INIT, *options = &own;
@@ -144,6 +185,9 @@ int dray_open(const dray_options *given, dray_context **out, dray_error *error)
         status = dray__networks_parse(options->trusted_networks ? options->trusted_networks
                                                                 : getenv("DRAY_TRUSTED_NETWORKS"),
                                       &trusted, error);
+    int transport = DRAY__TRANSPORT_AUTO;
+    if (!status)
+        status = get_transport(options, &transport, error);
     if (status)
         return status;
     const char *address = options->address ? options->address : getenv("DRAY_ADDRESS");
@@ -158,6 +202,7 @@ int dray_open(const dray_options *given, dray_context **out, dray_error *error)
     const char *encrypt = getenv("DRAY_DATA_ENCRYPT");
     context->keys = (dray__stream_keys){.key = &context->data,
                                         .trusted = &context->trusted,
+                                        .transport = transport,
                                         .always = encrypt && strcmp(encrypt, "always") == 0};
     context->timeout_ns = options->timeout_ns ? options->timeout_ns : DEFAULT_TIMEOUT;
     context->host_named = options->host != NULL;

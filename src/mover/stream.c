@@ -1,4 +1,4 @@
-/* TCP connections of the data plane (stream.h). */
+/* TCP connections of the data plane (stream.h), and what they hand on to UCX. */
 #include "mover/stream.h"
 
 #include "base/error.h"
@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <unistd.h>
 
 enum { STREAM_TIMEOUT_MS = 10000, BACKLOG = 512 };
@@ -28,6 +29,8 @@ struct dray__stream {
     bool trusted;   /* may be plain */
     const dray__stream_keys *keys;
     dray__tls *tls;
+    dray__ucx *ucx; /* NULL: the socket carries the bytes */
+    int both;       /* with ucx: readable when it is, or the socket */
 };
 
 /* ---- addresses ------------------------------------------------------------------------------- */
@@ -111,6 +114,7 @@ static int stream_new(int fd, const struct sockaddr_storage *other, const dray__
     }
     tune(fd);
     stream->fd = fd;
+    stream->both = -1;
     stream->pid = getpid();
     stream->keys = keys;
     stream->trusted = dray__is_loopback((const void *)other) ||
@@ -200,6 +204,9 @@ void dray__stream_close(dray__stream *stream)
 {
     if (!stream)
         return;
+    if (stream->both >= 0)
+        close(stream->both);
+    dray__ucx_close(stream->ucx);
     if (stream->pid == getpid())
         dray__tls_free(stream->tls);
     close(stream->fd);
@@ -210,6 +217,11 @@ void dray__stream_close(dray__stream *stream)
 
 int dray__stream_fd(const dray__stream *stream)
 {
+    return stream->ucx ? stream->both : stream->fd;
+}
+
+int dray__stream_socket(const dray__stream *stream)
+{
     return stream->fd;
 }
 
@@ -217,6 +229,8 @@ short dray__stream_events(const dray__stream *stream)
 {
     if (stream->connecting)
         return POLLOUT;
+    if (stream->ucx)
+        return POLLIN;
     return stream->tls ? dray__tls_events(stream->tls) : POLLIN;
 }
 
@@ -227,7 +241,48 @@ bool dray__stream_encrypts(const dray__stream *stream)
 
 bool dray__stream_pending(const dray__stream *stream)
 {
-    return stream->tls && dray__tls_pending(stream->tls);
+    return stream->ucx ? dray__ucx_pending(stream->ucx)
+                       : stream->tls && dray__tls_pending(stream->tls);
+}
+
+/* ---- UCX ------------------------------------------------------------------------------------- */
+
+bool dray__stream_may_ucx(const dray__stream *stream)
+{
+    return stream->trusted && !stream->encrypted && !stream->keys->always;
+}
+
+bool dray__stream_uses_ucx(const dray__stream *stream)
+{
+    return stream->ucx != NULL;
+}
+
+int dray__stream_use_ucx(dray__stream *stream, dray__ucx *ucx, dray_error *error)
+{
+    int fds[] = {dray__ucx_fd(ucx), stream->fd};
+    int both = epoll_create1(EPOLL_CLOEXEC);
+    for (size_t i = 0; i < 2 && both >= 0; i++) {
+        struct epoll_event event = {.events = EPOLLIN};
+        if (epoll_ctl(both, EPOLL_CTL_ADD, fds[i], &event)) {
+            close(both);
+            both = -1;
+        }
+    }
+    if (both < 0) {
+        dray__ucx_close(ucx);
+        return dray__fail_errno(error, errno, "descriptors of a connection");
+    }
+    stream->both = both;
+    stream->ucx = ucx;
+    return DRAY_OK;
+}
+
+/* Nothing comes over the socket any more, but that it ended. */
+static ssize_t silence(const dray__stream *stream)
+{
+    uint8_t byte;
+    ssize_t n = recv(stream->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return n < 0 ? -(errno == EINTR ? EAGAIN : errno) : n > 0 ? -EPROTO : 0;
 }
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
@@ -293,8 +348,18 @@ static int connected(dray__stream *stream)
     return rc;
 }
 
+int dray__stream_ready(dray__stream *stream)
+{
+    return connected(stream);
+}
+
 ssize_t dray__stream_send(dray__stream *stream, const void *data, size_t size, bool more)
 {
+    if (stream->ucx) {
+        ssize_t taken = dray__ucx_send(stream->ucx, data, size);
+        ssize_t over = taken == -EAGAIN ? silence(stream) : taken;
+        return over ? over : -ECONNRESET;
+    }
     int rc = connected(stream);
     if (rc)
         return rc;
@@ -306,6 +371,10 @@ ssize_t dray__stream_send(dray__stream *stream, const void *data, size_t size, b
 
 ssize_t dray__stream_recv(dray__stream *stream, void *data, size_t size)
 {
+    if (stream->ucx) {
+        ssize_t came = dray__ucx_recv(stream->ucx, data, size);
+        return came == -EAGAIN ? silence(stream) : came;
+    }
     int rc = connected(stream);
     if (rc)
         return rc;
@@ -317,6 +386,8 @@ ssize_t dray__stream_recv(dray__stream *stream, void *data, size_t size)
 
 int dray__stream_flush(dray__stream *stream)
 {
+    if (stream->ucx)
+        return dray__ucx_flush(stream->ucx);
     int rc = connected(stream);
     return rc == 0 && stream->tls ? dray__tls_flush(stream->tls) : rc;
 }

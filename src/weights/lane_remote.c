@@ -730,6 +730,13 @@ static bool is_busy(const struct source *s)
     return wants_more(s) || s->flying.first || (s->staged && dray__peer_owes(s->of->peer));
 }
 
+/* The two sides do not agree on how to speak: trying again changes nothing. */
+static bool hopeless(int rc)
+{
+    return rc == DRAY_EPERM || rc == DRAY_EVERSION || rc == DRAY_EUNSUPPORTED ||
+           rc == DRAY_EINVALID || rc == DRAY_ENOMEM;
+}
+
 /* Does what can be done for one source now. *moved: something was. */
 static int serve(struct remote_lane *l, struct source *s, bool *moved, dray_error *error)
 {
@@ -740,11 +747,13 @@ static int serve(struct remote_lane *l, struct source *s, bool *moved, dray_erro
     if (s->broken && !dray__peer_is_open(s->of->peer) && dray__now() < s->retry_ns)
         return DRAY_OK;
     int rc = dray__peer_open(s->of->peer, &why);
-    if (rc == DRAY_OK)
+    if (rc == DRAY_OK) {
         rc = ask(l, s, error);
-    if (rc)
-        return rc;
-    rc = dray__peer_send(s->of->peer, &why);
+        if (rc)
+            return rc;
+        rc = dray__peer_send(s->of->peer, &why);
+    }
+    fatal = hopeless(rc);
     if (rc == DRAY_OK || rc == DRAY_EAGAIN)
         rc = receive(l, s, &fatal, &why);
     if (s->peer && rc && rc != DRAY_EAGAIN) {
@@ -777,6 +786,15 @@ static bool finished(const struct remote_lane *l)
     return true;
 }
 
+/* How long nothing need show before it is looked again; silence is looked for, too. */
+static int64_t patience(const struct remote_lane *l)
+{
+    for (uint32_t i = 0; i < l->count; i++)
+        if (l->sources[i].flying.first && dray__peer_is_blind(l->sources[i].of->peer))
+            return BLIND_NS;
+    return l->cohort ? NOT_YET_NS : TICK_NS;
+}
+
 static int lane_step(void *lane, int64_t until_ns, bool *waits, dray_error *error)
 {
     struct remote_lane *l = lane;
@@ -793,8 +811,7 @@ static int lane_step(void *lane, int64_t until_ns, bool *waits, dray_error *erro
     if (finished(l))
         return DRAY_OK;
     *waits = !moved;
-    struct itimerspec tick = {
-        .it_value = {.tv_nsec = l->cohort ? NOT_YET_NS : TICK_NS}}; /* silence is looked for, too */
+    struct itimerspec tick = {.it_value = {.tv_nsec = patience(l)}};
     timerfd_settime(l->timer_fd, 0, &tick, NULL);
     return DRAY_EAGAIN;
 }

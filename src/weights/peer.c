@@ -3,6 +3,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
+#include "weights/offer.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -22,6 +24,12 @@ struct dray__peer {
     uint64_t data_have;
     int64_t moved_ns;
     uint64_t wire_bytes;
+    bool offering; /* to go on over UCX: nothing else is sent until that is answered */
+    bool offered;  /* all of the offer is out */
+    bool plain;    /* UCX failed, and nobody asked for it by name: not again */
+    dray__ucx *ucx;
+    dray__writer offer;
+    size_t offer_at;
 };
 
 int dray__peer_new(const char *endpoint, const dray__stream_keys *keys, dray__peer **out,
@@ -44,7 +52,10 @@ int dray__peer_new(const char *endpoint, const dray__stream_keys *keys, dray__pe
 void dray__peer_drop(dray__peer *peer)
 {
     dray__stream_close(peer->stream);
+    dray__ucx_close(peer->ucx);
+    peer->ucx = NULL;
     peer->stream = NULL;
+    peer->offering = peer->offered = false;
     dray__writer_reset(&peer->out);
     peer->out_at = peer->in_have = 0;
     peer->have_header = false;
@@ -57,6 +68,7 @@ void dray__peer_free(dray__peer *peer)
         return;
     dray__peer_drop(peer);
     dray__writer_free(&peer->out);
+    dray__writer_free(&peer->offer);
     free(peer->endpoint);
     free(peer->in);
     free(peer);
@@ -67,7 +79,14 @@ int dray__peer_open(dray__peer *peer, dray_error *error)
     if (peer->stream)
         return DRAY_OK;
     peer->moved_ns = dray__now();
-    return dray__stream_connect(peer->endpoint, peer->keys, &peer->stream, error);
+    int rc = dray__stream_connect(peer->endpoint, peer->keys, &peer->stream, error);
+    if (rc == DRAY_OK && !peer->plain)
+        rc = dray__offer_wanted(peer->keys, peer->stream, &peer->offering, error);
+    if (rc && peer->stream) {
+        dray__peer_drop(peer);
+        dray__fail_prefix(error, rc, "%s: ", peer->endpoint);
+    }
+    return rc;
 }
 
 /* It is asked again after a time in which nothing was expected of it. */
@@ -83,12 +102,21 @@ bool dray__peer_is_open(const dray__peer *peer)
 
 int dray__peer_fd(const dray__peer *peer)
 {
-    return peer->stream ? dray__stream_fd(peer->stream) : -1;
+    return peer->stream ? dray__stream_socket(peer->stream) : -1;
+}
+
+bool dray__peer_is_blind(const dray__peer *peer)
+{
+    return peer->stream && dray__stream_uses_ucx(peer->stream);
 }
 
 short dray__peer_events(const dray__peer *peer)
 {
     short events = dray__stream_events(peer->stream);
+    if (dray__stream_uses_ucx(peer->stream))
+        return POLLIN;
+    if (peer->offering)
+        return peer->offered ? events : (short)(events | POLLOUT);
     return peer->out_at < peer->out.size ? (short)(events | POLLOUT) : events;
 }
 
@@ -112,6 +140,8 @@ static int moved(dray__peer *peer, ssize_t n, dray_error *error)
 {
     if (n == -EAGAIN)
         return DRAY_EAGAIN;
+    if (n < 0 && dray__peer_is_blind(peer))
+        peer->plain = peer->keys->transport != DRAY__TRANSPORT_UCX;
     if (n == 0)
         return dray__fail(error, DRAY_ECLOSED, "%s closed the connection", peer->endpoint);
     if (n < 0)
@@ -126,25 +156,23 @@ bool dray__peer_owes(const dray__peer *peer)
     return peer->out_at < peer->out.size;
 }
 
-int dray__peer_send(dray__peer *peer, dray_error *error)
+static int send_all(dray__peer *peer, dray__writer *from, size_t *at, dray_error *error)
 {
-    if (peer->out.failed)
+    if (from->failed)
         return dray__nomem(error);
-    while (peer->out_at < peer->out.size) {
-        ssize_t n = dray__stream_send(peer->stream, peer->out.data + peer->out_at,
-                                      peer->out.size - peer->out_at, false);
+    while (*at < from->size) {
+        ssize_t n = dray__stream_send(peer->stream, from->data + *at, from->size - *at, false);
         int rc = moved(peer, n, error);
         if (rc)
             return rc;
-        peer->out_at += (size_t)n;
+        *at += (size_t)n;
     }
-    dray__writer_reset(&peer->out);
-    peer->out_at = 0;
-    int flushed = dray__stream_flush(peer->stream);
-    return flushed ? moved(peer, flushed, error) : DRAY_OK;
+    dray__writer_reset(from);
+    *at = 0;
+    return DRAY_OK;
 }
 
-int dray__peer_recv_head(dray__peer *peer, dray__arrival *out, dray_error *error)
+static int read_head(dray__peer *peer, dray__arrival *out, dray_error *error)
 {
     for (;;) {
         size_t need = DRAY__PULL_ANSWER_HEADER;
@@ -167,6 +195,100 @@ int dray__peer_recv_head(dray__peer *peer, dray__arrival *out, dray_error *error
     out->header = peer->header;
     out->head = peer->in + DRAY__PULL_ANSWER_HEADER;
     return DRAY_OK;
+}
+
+/* ---- UCX ------------------------------------------------------------------------------------- */
+
+static int make_offer(dray__peer *peer, dray_error *error)
+{
+    int ready = dray__stream_ready(peer->stream);
+    if (ready)
+        return moved(peer, ready, error);
+    int rc = dray__ucx_open(dray__stream_socket(peer->stream), &peer->ucx, error);
+    if (rc && peer->keys->transport != DRAY__TRANSPORT_UCX) {
+        peer->plain = true;
+        peer->offering = false;
+        return DRAY_OK;
+    }
+    if (rc)
+        return rc;
+    dray__writer_reset(&peer->offer);
+    peer->offer_at = 0;
+    dray__offer_put(&peer->offer, peer->ucx);
+    return DRAY_OK;
+}
+
+/* Where nobody asked for UCX by name, the socket does as well. */
+static int refused(dray__peer *peer, const dray__arrival *answer, dray_error *error)
+{
+    dray__reader in = dray__reader_of(answer->head, answer->header.head_bytes);
+    char *message = dray__get_string(&in, DRAY__PULL_HEAD_MAX);
+    int rc = DRAY_OK;
+    if (peer->keys->transport == DRAY__TRANSPORT_UCX)
+        rc = dray__fail(error, answer->header.status, "%s: %s", peer->endpoint,
+                        message ? message : "it refused UCX");
+    else
+        dray__log(DRAY_LOG_INFO, "no UCX to %s: %s", peer->endpoint, message ? message : "?");
+    free(message);
+    dray__ucx_close(peer->ucx);
+    peer->ucx = NULL;
+    return rc;
+}
+
+/* Comes to an agreement with the data server on what goes on. */
+static int agree(dray__peer *peer, dray_error *error)
+{
+    int rc = peer->ucx ? DRAY_OK : make_offer(peer, error);
+    if (rc || !peer->offering)
+        return rc;
+    if (!peer->offered)
+        rc = send_all(peer, &peer->offer, &peer->offer_at, error);
+    if (rc)
+        return rc;
+    peer->offered = true;
+    dray__arrival answer;
+    rc = read_head(peer, &answer, error);
+    if (rc)
+        return rc;
+    if (answer.header.data_bytes)
+        return dray__fail(error, DRAY_EPROTO, "%s: data in answer to an offer", peer->endpoint);
+    if (answer.header.status) {
+        rc = refused(peer, &answer, error);
+    } else {
+        rc = dray__offer_taken(answer.head, answer.header.head_bytes, peer->ucx, error);
+        if (rc &&
+            peer->keys->transport != DRAY__TRANSPORT_UCX) { /* the other side went on already */
+            peer->plain = true;
+            return dray__fail_prefix(error, DRAY_ECLOSED, "%s: ", peer->endpoint);
+        }
+        if (rc)
+            return rc;
+        dray__ucx *ucx = peer->ucx;
+        peer->ucx = NULL;
+        rc = dray__stream_use_ucx(peer->stream, ucx, error);
+    }
+    peer->offering = false;
+    peer->in_have = 0;
+    peer->have_header = false;
+    return rc;
+}
+
+/* ---- requests and answers -------------------------------------------------------------------- */
+
+int dray__peer_send(dray__peer *peer, dray_error *error)
+{
+    int rc = peer->offering ? agree(peer, error) : DRAY_OK;
+    if (rc == DRAY_OK)
+        rc = send_all(peer, &peer->out, &peer->out_at, error);
+    if (rc)
+        return rc;
+    int flushed = dray__stream_flush(peer->stream);
+    return flushed ? moved(peer, flushed, error) : DRAY_OK;
+}
+
+int dray__peer_recv_head(dray__peer *peer, dray__arrival *out, dray_error *error)
+{
+    return peer->offering ? DRAY_EAGAIN : read_head(peer, out, error);
 }
 
 int dray__peer_recv_data(dray__peer *peer, uint8_t *data, dray_error *error)

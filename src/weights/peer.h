@@ -20,6 +20,8 @@ bool dray__peer_is_open(const dray__peer *peer);
 void dray__peer_drop(dray__peer *peer);
 int dray__peer_fd(const dray__peer *peer);       /* -1: not open */
 short dray__peer_events(const dray__peer *peer); /* what its descriptor should be polled for */
+/* Its descriptor shows its end alone: look every few moments for what came. */
+bool dray__peer_is_blind(const dray__peer *peer);
 /* When it last made progress, or was touched: begins to owe something. */
 void dray__peer_touch(dray__peer *peer);
 int64_t dray__peer_moved(const dray__peer *peer);

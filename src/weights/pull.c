@@ -91,7 +91,7 @@ int dray__pull_get_request(const uint8_t header[DRAY__PULL_REQUEST_HEADER], dray
     out->body_bytes = dray__get_u32(&r);
     if (magic != DRAY__PULL_MAGIC || out->body_bytes > DRAY__PULL_BODY_MAX)
         return dray__fail(error, DRAY_EPROTO, "what came is no request for weights");
-    if (version != DRAY__PULL_VERSION || out->flags > DRAY__PULL_TAKEN)
+    if (version != DRAY__PULL_VERSION || out->flags > DRAY__PULL_UCX)
         return dray__fail(error, DRAY_EVERSION,
                           "data protocol %u with flags %x; version %d is spoken here", version,
                           out->flags, DRAY__PULL_VERSION);
@@ -359,7 +359,7 @@ static int read_request(dray__packer *p, const dray__pull_header *header, const 
     return rc;
 }
 
-static void put_header(dray__writer *w, int status, uint32_t id, uint32_t head, uint64_t data)
+void dray__pull_put_answer(dray__writer *w, int status, uint32_t id, uint32_t head, uint64_t data)
 {
     dray__put_u32(w, DRAY__PULL_MAGIC);
     dray__put_u32(w, (uint32_t)status);
@@ -376,6 +376,12 @@ struct dray__arena *dray__pull_arena(const uint8_t *body, uint32_t body_bytes, d
     return *local ? dray__local_arena(*local) : NULL;
 }
 
+void dray__pull_put_refusal(dray__writer *w, uint32_t id, const dray_error *error)
+{
+    dray__pull_put_answer(w, error->code, id, (uint32_t)strlen(error->message) + 4, 0);
+    dray__put_string(w, error->message);
+}
+
 bool dray__pull_answer(dray__packer *p, const dray__pull_header *header, const uint8_t *body,
                        dray_region *staging, uint64_t arena_at, dray__writer *out,
                        uint64_t *data_bytes)
@@ -385,14 +391,14 @@ bool dray__pull_answer(dray__packer *p, const dray__pull_header *header, const u
     bool sums = header->flags & DRAY__PULL_SUMS, base = header->flags & DRAY__PULL_BASE;
     dray__writer_reset(out);
     if (rc) {
-        put_header(out, rc, header->id, (uint32_t)strlen(error.message) + 4, 0);
-        dray__put_string(out, error.message);
+        dray__pull_put_refusal(out, header->id, &error);
         *data_bytes = 0;
         return !out->failed;
     }
     bool arena = header->flags & DRAY__PULL_ARENA;
-    put_header(out, 0, header->id, (arena ? 8 : 0) + p->count * dray__pull_head_bytes(sums, base),
-               arena ? 0 : p->data_bytes);
+    dray__pull_put_answer(out, 0, header->id,
+                          (arena ? 8 : 0) + p->count * dray__pull_head_bytes(sums, base),
+                          arena ? 0 : p->data_bytes);
     if (arena)
         dray__put_u64(out, arena_at);
     for (uint32_t i = 0; i < p->count; i++) {

@@ -19,6 +19,7 @@
  *           the arena, none; what was quantised is followed by its scales
  *  taken    a request's header with no other flag than 16 and no body: what the answer of this id
  *           put into the arena is copied out. Has no answer.
+ *  offer    a request's header with the flag 32 alone, and a body: to go on over UCX (offer.h).
  *
  * Answers come in the order of the requests. Of those into the arena (arena.h) a reader has one
  * unanswered, and one besides that it has not taken yet; the server reads on behind a request that
@@ -44,6 +45,7 @@ enum {
     DRAY__PULL_COHORT = 4,
     DRAY__PULL_ARENA = 8,
     DRAY__PULL_TAKEN = 16,
+    DRAY__PULL_UCX = 32,
     DRAY__PULL_TWICE = 1, /* a rectangle's flags */
     DRAY__PULL_QUANTISED = 2
 };
@@ -94,6 +96,8 @@ int dray__pull_get_answer(const uint8_t header[DRAY__PULL_ANSWER_HEADER], dray__
 /* DRAY_EPROTO, DRAY_EVERSION. */
 int dray__pull_get_request(const uint8_t header[DRAY__PULL_REQUEST_HEADER], dray__pull_header *out,
                            dray_error *error);
+void dray__pull_put_answer(dray__writer *w, int status, uint32_t id, uint32_t head, uint64_t data);
+void dray__pull_put_refusal(dray__writer *w, uint32_t id, const dray_error *error);
 /* Reads what the body asks for into `staging`, and puts header and head of the answer. arena_at: of
  * a request into the arena, where in it that lies. What is wrong with the request becomes the
  * answer, with no data: *data_bytes is 0. false: out of memory. `packer` is the server's own. */

@@ -13,6 +13,7 @@
 #include "control/context.h"
 #include "mover/stream.h"
 #include "weights/arena.h"
+#include "weights/offer.h"
 #include "weights/pull.h"
 
 #include <errno.h>
@@ -38,7 +39,8 @@ struct held {
 struct connection {
     struct connection *next, **link;
     dray__stream *stream;
-    uint8_t *in; /* header and body of the request that is being read, and the next header */
+    dray__ucx *ucx; /* what the stream goes on with after this answer */
+    uint8_t *in;    /* header and body of the request that is being read, and the next header */
     size_t in_have;
     dray__writer head; /* header and head of the answer, */
     dray_region *data; /* and its data; NULL: none is being sent */
@@ -48,6 +50,7 @@ struct connection {
     size_t ahead;         /* bytes of the next header, read behind a request in the line */
     bool full, answering; /* a whole request is here; its answer is being sent */
     int64_t moved_ns;
+    int fd; /* that the epoll has */
     short events;
 };
 
@@ -101,6 +104,7 @@ static void end(struct server *s, struct connection *c)
     give_buffer(s, c->data);
     for (size_t i = 0; i < DRAY__ARENA_HELD; i++)
         give_slot(&c->held[i]);
+    dray__ucx_close(c->ucx);
     dray__stream_close(c->stream); /* leaves the epoll with its descriptor */
     dray__writer_free(&c->head);
     free(c->in);
@@ -121,6 +125,7 @@ static void begin(struct server *s, dray__stream *stream)
     }
     c->stream = stream;
     c->in = in;
+    c->fd = dray__stream_fd(stream);
     c->events = POLLIN;
     c->moved_ns = dray__now();
     c->next = s->connections;
@@ -255,26 +260,47 @@ static int take_slot(struct server *s, struct connection *c, const dray__pull_he
     return waits ? -EAGAIN : 0;
 }
 
-static int answer(struct server *s, struct connection *c)
+static int answer_request(struct server *s, struct connection *c, const dray__pull_header *header)
 {
-    dray__pull_header header;
     struct held *held = NULL;
     uint64_t at = 0;
-    dray__pull_get_request(c->in, &header, NULL);
-    int rc = header.flags & DRAY__PULL_ARENA ? take_slot(s, c, &header, &held, &at) : 0;
+    int rc = header->flags & DRAY__PULL_ARENA ? take_slot(s, c, header, &held, &at) : 0;
     if (rc)
         return rc;
     if (!held)
         c->data = take_buffer(s);
     if (!held && !c->data)
         return -EAGAIN; /* until another connection gives one back */
-    if (!dray__pull_answer(s->packer, &header, c->in + DRAY__PULL_REQUEST_HEADER,
+    if (!dray__pull_answer(s->packer, header, c->in + DRAY__PULL_REQUEST_HEADER,
                            held ? held->slot : c->data, at, &c->head, &c->data_bytes))
         return -ENOMEM;
     if (held && !c->data_bytes) /* it could not be read */
         give_slot(held);
     if (held)
         c->data_bytes = 0;
+    return 0;
+}
+
+static int answer_offer(const struct server *s, struct connection *c,
+                        const dray__pull_header *header)
+{
+    if (dray__stream_uses_ucx(c->stream))
+        return -EPROTO;
+    c->data_bytes = 0;
+    return dray__offer_answer(s->keys, c->stream, header, c->in + DRAY__PULL_REQUEST_HEADER,
+                              &c->head, &c->ucx)
+               ? 0
+               : -ENOMEM;
+}
+
+static int answer(struct server *s, struct connection *c)
+{
+    dray__pull_header header;
+    dray__pull_get_request(c->in, &header, NULL);
+    int rc = header.flags == DRAY__PULL_UCX ? answer_offer(s, c, &header)
+                                            : answer_request(s, c, &header);
+    if (rc)
+        return rc;
     c->full = false;
     memmove(c->in, c->in + c->in_have, c->ahead);
     c->in_have = c->ahead;
@@ -303,7 +329,9 @@ static int transmit(struct server *s, struct connection *c)
     give_buffer(s, c->data);
     c->data = NULL;
     c->answering = false;
-    return 0;
+    dray__ucx *ucx = c->ucx;
+    c->ucx = NULL;
+    return ucx && dray__stream_use_ucx(c->stream, ucx, NULL) ? -EIO : 0;
 }
 
 /* One request at most, so that all connections have their turn. */
@@ -325,27 +353,31 @@ static int work(struct server *s, struct connection *c)
     return rc;
 }
 
-/* What the connection waits for. */
-static void arm(struct server *s, struct connection *c)
+/* What the connection waits for. UCX's descriptor is readable for either. */
+static bool arm(struct server *s, struct connection *c)
 {
     short events = dray__stream_events(c->stream);
-    if (c->answering)
+    if (c->answering && !dray__stream_uses_ucx(c->stream))
         events = (short)((events & ~POLLIN) | POLLOUT);
-    else if (c->full && (!c->place || c->ahead == DRAY__PULL_REQUEST_HEADER))
+    else if (c->full && !c->answering && (!c->place || c->ahead == DRAY__PULL_REQUEST_HEADER))
         events = (short)(events & ~POLLIN); /* it waits for a buffer, or a slot */
-    if (events == c->events)
-        return;
+    int fd = dray__stream_fd(c->stream);
+    if (events == c->events && fd == c->fd)
+        return true;
     struct epoll_event event = {.events = (uint32_t)events, .data.ptr = c};
-    if (epoll_ctl(s->poll, EPOLL_CTL_MOD, dray__stream_fd(c->stream), &event) == 0)
-        c->events = events;
+    if (fd != c->fd)
+        epoll_ctl(s->poll, EPOLL_CTL_DEL, c->fd, NULL);
+    if (epoll_ctl(s->poll, fd == c->fd ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &event))
+        return false;
+    c->fd = fd;
+    c->events = events;
+    return true;
 }
 
 static void turn(struct server *s, struct connection *c)
 {
-    if (work(s, c))
+    if (work(s, c) || !arm(s, c))
         end(s, c);
-    else
-        arm(s, c);
 }
 
 /* ---- the thread ------------------------------------------------------------------------------ */
