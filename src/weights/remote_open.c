@@ -2,6 +2,7 @@
  * hold it, and dealt to publishers and to the members of the cohort; the slots; the connections. */
 #include "base/error.h"
 #include "weights/remote.h"
+#include "weights/wired.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -30,22 +31,6 @@ bool dray__remote_push(struct source *s, const struct part *part)
     }
     s->parts[s->count++] = *part;
     return true;
-}
-
-/* Does the copy read this part of the block? Two blocks may hold the same elements. */
-static bool reads(const dray_copy *copy, const dray_block *block, uint32_t ndim,
-                  const dray__rect *cross)
-{
-    if (copy->source_region != block->region)
-        return false;
-    uint64_t copy_at = copy->source_offset, block_at = block->offset;
-    for (uint32_t d = 0; d < ndim; d++) {
-        copy_at += (uint64_t)(cross->start[d] - copy->start[d]) * (uint64_t)copy->source_stride[d];
-        block_at += (uint64_t)(cross->start[d] - block->start[d]) * (uint64_t)block->stride[d];
-        if (cross->extent[d] > 1 && copy->source_stride[d] != block->stride[d])
-            return false;
-    }
-    return copy_at == block_at;
 }
 
 /* Deals a part to the publisher, or, stripe by stripe, to the members of the cohort. */
@@ -83,12 +68,11 @@ static int cut(struct remote_lane *l, struct source *s, const uint32_t *first,
     int rc = dray_layout_find(layout, l->haul->sources->names[copy->tensor], &tensor, error);
     if (rc)
         return rc;
-    uint32_t ndim = dray_layout_tensor(layout, tensor)->ndim;
     for (uint32_t i = first[tensor]; i < first[tensor + 1] && left; i++) {
         struct part part = {.op = op, .block = order[i], .home_block = order[i]};
         dray__rect held = dray__rect_of(layout, part.block);
         if (!dray__rect_cross(&whole, &held, &part.rect) ||
-            !reads(copy, dray_layout_block(layout, part.block), ndim, &part.rect))
+            !dray__copy_reads(copy, dray_layout_block(layout, part.block), &part.rect))
             continue;
         part.home = (uint32_t)(s - l->sources);
         if (!deal_part(l, s, &part))

@@ -8,8 +8,7 @@
 
 /* ---- cutting --------------------------------------------------------------------------------- */
 
-/* Does the copy read this part of the block? Two blocks may hold the same elements. */
-static bool reads(const dray_copy *copy, const dray_block *block, const dray__rect *part)
+bool dray__copy_reads(const dray_copy *copy, const dray_block *block, const dray__rect *part)
 {
     if (copy->source_region != block->region)
         return false;
@@ -67,7 +66,7 @@ static bool find_part(const dray__sources *s, const dray_transform *t, const dra
     const dray_block *block = dray__layout_first_block(layout, tensor);
     for (; block; block = dray__layout_next_block(layout, block)) {
         dray__rect held = dray__rect_of(layout, (uint32_t)(block - dray_layout_block(layout, 0)));
-        if (dray__rect_cross(&whole, &held, &part) && reads(&op->copy, block, &part) &&
+        if (dray__rect_cross(&whole, &held, &part) && dray__copy_reads(&op->copy, block, &part) &&
             whole_cells(t, info, &part, out))
             return true;
     }

@@ -16,6 +16,8 @@ enum {
 /* Then an answer of the remote lane has room for any such cell, however many lanes there are. */
 #define DRAY__WIRED_BUCKET ((uint64_t)4 << 20)
 
+/* Does the copy read this part of the block? Two blocks may hold the same elements. */
+bool dray__copy_reads(const dray_copy *copy, const dray_block *block, const dray__rect *part);
 /* Cuts what a read of a QUANTISE holds of whole cells of one block out of it; returns into how many
  * parts. */
 uint32_t dray__wired_cut(const dray__sources *sources, const dray_transform *transform,
