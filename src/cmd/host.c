@@ -12,7 +12,7 @@
 
 typedef struct arguments {
     dray__host_options host;
-    const char *keeper, *command;
+    const char *keeper, *journal, *command;
     pid_t parent;
     bool coordinator;
 } arguments;
@@ -30,6 +30,7 @@ enum {
     STOPPING,
     COORDINATOR,
     KEEPER,
+    JOURNAL,
     EXEC
 };
 
@@ -48,6 +49,9 @@ static error_t parse(int key, char *text, struct argp_state *state)
         return 0;
     case KEEPER:
         a->keeper = text;
+        return 0;
+    case JOURNAL:
+        a->journal = text;
         return 0;
     case EXEC:
         a->command = text;
@@ -122,6 +126,7 @@ int cmd_host(int argc, char **argv)
         {"parent", PARENT, "PID", 0, "The process that this one ends with", 0},
         {"coordinator", COORDINATOR, NULL, 0, "Be the coordinator, listening at --address", 0},
         {"keeper", KEEPER, "PATH", 0, "The queue's keeper", 0},
+        {"journal", JOURNAL, "FOLDER", 0, "Folder of durable queues (with --coordinator)", 0},
         {"exec", EXEC, "COMMAND", 0, "Become this shell command", 0},
         {0}};
     static const struct argp argp = {
@@ -134,7 +139,8 @@ int cmd_host(int argc, char **argv)
     if (a.command)
         return become(a.command);
     dray_set_log(log_line, NULL, DRAY_LOG_INFO);
-    dray__serve_options serve = {.unix_path = a.host.address, .keeper_path = a.keeper};
+    dray__serve_options serve = {
+        .unix_path = a.host.address, .keeper_path = a.keeper, .journal = a.journal};
     int rc = a.coordinator ? dray__serve(&serve, &error) : dray__host_main(&a.host, &error);
     return rc ? failed(&error) : CMD_OK;
 }

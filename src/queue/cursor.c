@@ -76,8 +76,10 @@ static void cover_row(dray__table *table, dray__partition *p, uint32_t task, uin
     dray__put_settled(table, p, task, slot);
 }
 
-static void clear_covered(dray__table *table)
+void dray__clear_covered(dray__table *table)
 {
+    if (table->ledger && table->ledger->replaying) /* records follow that say so */
+        return;
     for (uint32_t i = table->partition_count; i-- > 0;) {
         const dray__partition *p = table->partitions[i];
         if (p->clearing && !p->uncovered)
@@ -103,7 +105,7 @@ int dray__table_cover(dray__table *table, uint32_t epoch, uint64_t seq, dray_err
         return rc;
     dray__ledger_cover(table->ledger, epoch, seq);
     each_commit(table, 1, seq, cover_row);
-    clear_covered(table);
+    dray__clear_covered(table);
     return DRAY_OK;
 }
 
@@ -166,6 +168,6 @@ int dray__table_resume(dray__table *table, uint32_t epoch, uint64_t seq, uint64_
     table->admission.version = version; /* accepted is what it was, less what was lost */
     table->dirty = ~UINT64_C(0);
     table->freed = true;
-    clear_covered(table);
+    dray__clear_covered(table);
     return DRAY_OK;
 }

@@ -574,6 +574,8 @@ int dray__ledger_recover(const dray__ledger_options *options, dray__ledger_make 
         dray__replay_end(r.table->ledger);
     if (!rc && r.table && options->kept)
         rc = go_on(r.table->ledger, options, end, last, error);
+    if (!rc && r.table) /* of a cover that was whole, the clears may not have been */
+        dray__clear_covered(r.table);
     if (r.table && (rc || !options->kept))
         dray__ledger_end_of(r.table);
     if (rc) {

@@ -437,6 +437,8 @@ bool dray__provisional_end(dray__partition *p, uint32_t task, uint32_t slot);
 /* A checkpoint holds the provisional commits up to seq: what they kept is freed. DRAY_ESTALE: a
  * resume has undone some of them. */
 int dray__table_cover(dray__table *table, uint32_t epoch, uint64_t seq, dray_error *error);
+/* Clears what was to be cleared and waits for no checkpoint any more. */
+void dray__clear_covered(dray__table *table);
 /* Undoes the commits after seq, loses rows of versions after `version`, and raises the epoch. */
 int dray__table_resume(dray__table *table, uint32_t epoch, uint64_t seq, uint64_t version,
                        dray_error *error);

@@ -139,6 +139,10 @@ static int insert(dray__driver *self, const partition_kind *kind, int64_t step, 
     options.timeout_ns = self->host->wait_ns;
     options.at_slot = 1;
     rc = dray_insert(self->queue, &options, NULL, error);
+    if (rc == DRAY_EEXIST) { /* it was cleared, as what the run went back over */
+        options.at_slot = 0;
+        rc = dray_insert(self->queue, &options, NULL, error);
+    }
     prompts_free(&p);
     if (!rc)
         dray__fault_at("inserted", step);
@@ -183,10 +187,10 @@ static int look_for_dead(const json_t *partition, const char *name, dray_error *
                       (long long)count, reason ? ": " : "", reason ? reason : "");
 }
 
-static int read_status(dray__driver *self, json_t **out, dray_error *error)
+static int read_status(dray_queue *queue, json_t **out, dray_error *error)
 {
     char *text = NULL;
-    int rc = dray_queue_status(self->queue, &text, error);
+    int rc = dray_queue_status(queue, &text, error);
     if (!rc)
         rc = dray__json_parse(text, strlen(text), "queue status", out, error);
     free(text);
@@ -197,7 +201,7 @@ static int look(dray__driver *self, view *out, dray_error *error)
 {
     json_t *status = NULL;
     *out = (view){.step = -1, .eval = -1};
-    int rc = read_status(self, &status, error);
+    int rc = read_status(self->queue, &status, error);
     out->ended = json_is_true(json_object_get(status, "ended"));
     json_t *partitions = json_object_get(status, "partitions"), *partition;
     size_t i;
@@ -289,7 +293,7 @@ static int wait_for_start(dray__driver *self, dray_error *error)
 static int tidy(dray__driver *self, int64_t step, dray_error *error)
 {
     json_t *status = NULL;
-    int rc = read_status(self, &status, error);
+    int rc = read_status(self->queue, &status, error);
     json_t *partitions = json_object_get(status, "partitions"), *partition;
     size_t i;
     json_array_foreach(partitions, i, partition)
@@ -301,6 +305,36 @@ static int tidy(dray__driver *self, int64_t step, dray_error *error)
             rc = clear(self, &of_step, of_step_at, error);
         if (!rc && of_eval_at >= 0 && of_eval_at < step)
             rc = clear(self, &of_eval, of_eval_at, error);
+    }
+    json_decref(status);
+    return rc;
+}
+
+/* Whether the step can go on where an earlier run left it: nothing of it was trained, so all was
+ * made by the weights that the run goes on with. */
+static bool untrained(const json_t *partition)
+{
+    const json_t *actor = json_object_get(json_object_get(partition, "tasks"), "actor");
+    const json_t *committed = json_object_get(actor, "committed");
+    return json_is_integer(committed) && json_integer_value(committed) == 0;
+}
+
+int dray__driver_go_back(dray_queue *queue, const dray__job *job, int64_t step, bool eval_first,
+                         dray_error *error)
+{
+    json_t *status = NULL;
+    int rc = read_status(queue, &status, error);
+    json_t *partitions = json_object_get(status, "partitions"), *partition;
+    if (!rc && json_is_true(json_object_get(status, "ended")) && step < job->steps)
+        rc = dray__fail(error, DRAY_EEND, "the journal is of a queue that has ended");
+    size_t i;
+    json_array_foreach(partitions, i, partition)
+    {
+        const char *name = json_string_value(json_object_get(partition, "name"));
+        int64_t of = name ? dray__partition_step("step", name) : -1;
+        bool stays = of == step + 1 && !eval_first && untrained(partition);
+        if (!rc && name && !stays)
+            rc = dray_clear(queue, name, error);
     }
     json_decref(status);
     return rc;

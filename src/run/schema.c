@@ -44,6 +44,8 @@ static const cyaml_strval_t methods[] = {{"grpo", DRAY__ADVANTAGE_GRPO},
 static const cyaml_strval_t decays[] = {{"linear", DRAY__DECAY_LINEAR}, {"none", DRAY__DECAY_NONE}};
 static const cyaml_strval_t modes[] = {
     {"tensor", DRAY_MODE_TENSOR}, {"disk", DRAY_MODE_DISK}, {"distributed", NOT_YET}};
+static const cyaml_strval_t durabilities[] = {{"none", DRAY_DURABILITY_NONE},
+                                              {"journal", DRAY_DURABILITY_JOURNAL}};
 static const cyaml_strval_t strategies[] = {{"direct", DRAY_STRATEGY_DIRECT},
                                             {"bucket", DRAY_STRATEGY_BUCKET},
                                             {"parameter", DRAY_STRATEGY_PARAMETER}};
@@ -154,6 +156,7 @@ static const cyaml_schema_field_t queue_fields[] = {
     INT("max_attempts", dray__job_queue, max_attempts),
     WORD("backend", dray__job_queue, backend, backends),
     TEXT("backend_address", dray__job_queue, backend_address),
+    WORD("durability", dray__job_queue, durability, durabilities),
     CYAML_FIELD_END,
 };
 static const cyaml_schema_field_t limits_fields[] = {

@@ -6,11 +6,13 @@
 #include "group/group.h"
 #include "queue/keeper.h"
 #include "run/checkpoint.h"
+#include "run/desk.h"
 #include "run/reporter.h"
 #include "run/run.h"
 #include "run/spawn.h"
 #include "run/tasks.h"
 
+#include <dirent.h>
 #include <dray/trace.h>
 #include <event2/event.h>
 #include <signal.h>
@@ -128,12 +130,61 @@ static int start_coordinator(supervisor *s, dray_error *error)
     if (rc)
         return rc;
     const char *arguments[] = {"host", parent,     "--coordinator", "--address",
-                               path,   "--keeper", s->keeper_path,  NULL};
+                               path,   "--keeper", s->keeper_path,  NULL,
+                               NULL,   NULL};
+    char journal[PATH_MAX];
+    dray__folder_path(&s->folder, "queue", journal);
+    if (s->job->queue.durability == DRAY_DURABILITY_JOURNAL) {
+        arguments[7] = "--journal";
+        arguments[8] = journal;
+    }
     process *p = &s->coordinator;
     p->owner = s;
     dray__folder_path(&s->folder, "logs/coordinator.log", p->log);
     rc = dray__child_start(arguments, p->log, -1, &p->child, error);
     return rc ? rc : watch_process(s, p, error);
+}
+
+static int go_back(const supervisor *s, dray_error *error)
+{
+    dray_options options = DRAY_OPTIONS_INIT;
+    dray_context *context = NULL;
+    dray_queue *queue = NULL;
+    options.address = s->address;
+    options.name = "supervisor";
+    options.timeout_ns = dray__job_wait_ns(s->job);
+    int rc = dray_open(&options, &context, error);
+    if (!rc)
+        rc = dray__job_queue_open(context, s->job, &queue, error);
+    if (!rc)
+        rc = dray__driver_go_back(queue, s->job, s->folder.first_step, s->folder.eval_first, error);
+    dray_queue_close(queue);
+    dray_close(context);
+    return rc;
+}
+
+/* A coordinator that reads a journal answers nobody before it is through, and puts what it reads
+ * into this process's keeper meanwhile. */
+static int wait_for_journal(supervisor *s, dray_error *error)
+{
+    int64_t deadline = dray__deadline(dray__job_wait_ns(s->job));
+    dray_options options = DRAY_OPTIONS_INIT;
+    dray_context *context = NULL;
+    options.address = s->address;
+    options.name = "supervisor";
+    options.role = "tool";
+    options.timeout_ns = 20 * DRAY__MILLISECOND;
+    while (!s->code && dray_open(&options, &context, error)) {
+        struct timeval turn = {.tv_usec = 100000};
+        event_base_loopexit(s->base, &turn);
+        event_base_dispatch(s->base);
+        if (dray__now() > deadline)
+            return error->code;
+    }
+    dray_close(context);
+    if (s->code)
+        *error = s->failure;
+    return s->code ? s->code : go_back(s, error);
 }
 
 /* The coordinator listens within milliseconds; the keeper is served meanwhile. */
@@ -352,9 +403,42 @@ static int prepare(supervisor *s, dray_error *error)
     return DRAY_OK;
 }
 
+/* Of a run that ended well nothing is left to go on with. */
+static void remove_journal(const supervisor *s)
+{
+    char path[PATH_MAX];
+    dray__folder_path(&s->folder, "queue", path);
+    DIR *dir = opendir(path);
+    for (struct dirent *entry; dir && (entry = readdir(dir));)
+        if (strncmp(entry->d_name, "queue-", 6) == 0)
+            unlinkat(dirfd(dir), entry->d_name, 0);
+    if (dir)
+        closedir(dir);
+    rmdir(path);
+}
+
+static void end_coordinator(supervisor *s);
+
+/* Of a run that goes on although it had ended, before its last checkpoint, the journal has nothing
+ * to go on with. */
+static int start_journal(supervisor *s, dray_error *error)
+{
+    int rc = wait_for_journal(s, error);
+    if (rc != DRAY_EEND)
+        return rc;
+    end_coordinator(s);
+    remove_journal(s);
+    dray__keeper_free(s->keeper);
+    s->keeper = NULL;
+    rc = start_coordinator(s, error);
+    return rc ? rc : wait_for_journal(s, error);
+}
+
 static int start_all(supervisor *s, dray_error *error)
 {
     int rc = start_coordinator(s, error);
+    if (!rc && s->job->queue.durability == DRAY_DURABILITY_JOURNAL)
+        rc = start_journal(s, error);
     if (!rc)
         rc = start_reporter(s, error);
     if (!rc)
@@ -449,6 +533,8 @@ static void end_all(supervisor *s)
                                                : "done");
     dray__reporter_free(s->reporter);
     end_coordinator(s);
+    if (!s->code && s->job && s->interrupts < 2)
+        remove_journal(s);
     dray__keeper_free(s->keeper);
     if (s->base)
         event_base_free(s->base);

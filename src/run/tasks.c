@@ -125,6 +125,7 @@ int dray__job_queue_open(dray_context *context, const dray__job *job, dray_queue
     options.timeout_ns = dray__job_wait_ns(job);
     options.backend = job->queue.backend;
     options.backend_address = job->queue.backend_address;
+    options.durability = job->queue.durability;
     options.on_loss = DRAY_ON_LOSS_SHRINK_GROUP; /* the driver ends the run over a dead sample */
     return dray_queue_open(context, DRAY__QUEUE_NAME, &options, out, error);
 }

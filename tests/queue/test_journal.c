@@ -2,8 +2,10 @@
  * oracle knows only what was acknowledged. */
 #include "queue/fixture.h"
 
+#include "queue/journal.h"
+
 #include <fcntl.h>
-#include <pthread.h>
+#include <jansson.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -13,7 +15,9 @@ static const char *const prompts[] = {"prompts"}, *const responses[] = {"respons
 static const dray_queue_task tasks[] = {
     {.name = "rollout", .needs = prompts, .needs_count = 1, .writes = responses, .writes_count = 1},
     {.name = "reward", .needs = responses, .needs_count = 1},
+    {.name = "actor", .needs = responses, .needs_count = 1},
 };
+static const char *const provisional[] = {"actor"};
 
 enum { GROUP = 4 };
 
@@ -68,7 +72,10 @@ static dray_queue *open_with(dray_context *context, int32_t durability, const ch
     dray_queue *queue;
     dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
     o.tasks = tasks;
-    o.task_count = 2;
+    o.task_count = 3;
+    o.provisional = provisional;
+    o.provisional_count = 1;
+    o.max_attempts = 1;
     o.durability = durability;
     o.restore = restore;
     OK(dray_queue_open(context, "samples", &o, &queue, &error));
@@ -206,10 +213,10 @@ static void test_goes_on(void **state)
     check_responses(batch, 1);
     OK(dray_batch_commit(batch, &error));
     dray_batch_free(batch);
-    OK(dray_queue_wait(queue, "1", NULL, 0, &error));
+    OK(dray_queue_wait(queue, "1", "reward", 0, &error));
     OK(dray_clear(queue, "1", &error));
     restart();
-    OK(dray_queue_wait(queue, "1", NULL, 0, &error)); /* it had finished */
+    OK(dray_queue_wait(queue, "1", "reward", 0, &error)); /* it had finished */
     roll_out(queue, 2, 5);
     OK(dray_clear(queue, "2", &error));
     dray_queue_close(queue);
@@ -234,11 +241,493 @@ static void test_private(void **state)
     down();
 }
 
+/* ---- losing power ----------------------------------------------------------------------------
+ * Random changes, each acknowledged; after each, how long the journal is and what the queue says of
+ * itself. Cut off anywhere, the journal makes the queue of the last change that was whole. */
+
+enum { CHANGES = 70, PARTITIONS = 5 };
+
+typedef struct moment {
+    off_t size; /* of the journal, when the change was acknowledged */
+    char *state;
+} moment;
+
+static char *state_of(dray_queue *queue)
+{
+    static const char *const passing[] = {"chunks", "chunk_bytes", "claims", "clients", "waiters"};
+    dray_error error;
+    char *text;
+    OK(dray_queue_status(queue, &text, &error));
+    json_t *json = json_loads(text, 0, NULL);
+    free(text);
+    for (size_t i = 0; i < sizeof passing / sizeof *passing; i++)
+        json_object_del(json, passing[i]);
+    text = json_dumps(json, JSON_SORT_KEYS | JSON_COMPACT);
+    json_decref(json);
+    return text;
+}
+
+static uint64_t draw(uint64_t *random, uint64_t below)
+{
+    *random = *random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (*random >> 33) % below;
+}
+
+typedef struct history {
+    dray_queue *queue;
+    uint64_t random;
+    uint32_t rows[PARTITIONS * 100]; /* of each partition that there was */
+    int first, last;
+    void *cursor;
+    size_t cursor_size;
+} history;
+
+static int some_partition(history *h)
+{
+    return h->first + (int)draw(&h->random, (uint64_t)(h->last - h->first));
+}
+
+static void change_rows(history *h)
+{
+    dray_error error;
+    int p = draw(&h->random, 3) || h->last == h->first ? h->last : some_partition(h);
+    uint32_t rows = GROUP * (1 + (uint32_t)draw(&h->random, 3));
+    if (p == h->last && h->last - h->first >= PARTITIONS)
+        return;
+    int rc = insert(h->queue, p, rows, NULL, &error);
+    if (rc == DRAY_EINVALID) /* sealed */
+        return;
+    OK(rc);
+    h->rows[p] += rows;
+    h->last += p == h->last;
+}
+
+static void change_claim(history *h, const char *task)
+{
+    dray_error error;
+    dray_batch *batch;
+    int p = some_partition(h);
+    int rc = claim(h->queue, task, p, 1 + (uint32_t)draw(&h->random, 6), &batch, &error);
+    if (rc)
+        return;
+    if (draw(&h->random, 6) == 0)
+        OK(dray_batch_fail(batch, NULL, 0, "bad luck", &error));
+    else if (strcmp(task, "rollout") == 0) {
+        double version = (double)draw(&h->random, 5);
+        for (uint32_t i = 0; i < dray_batch_rows(batch); i++)
+            OK(dray_batch_set_tag(batch, i, "version", version, &error));
+        set_responses(batch, p);
+        OK(dray_batch_commit(batch, &error));
+    } else {
+        OK(dray_batch_commit(batch, &error));
+    }
+    dray_batch_free(batch);
+}
+
+static void change_refill(history *h)
+{
+    dray_error error;
+    dray_refill refill = {.size = sizeof refill};
+    if (dray_refill_wait(h->queue, 0, &refill, &error))
+        return;
+    if (draw(&h->random, 3) == 0) {
+        OK(dray_refill_decline(h->queue, refill.id, &error));
+        return;
+    }
+    int64_t values[64] = {0};
+    uint64_t offsets[65];
+    for (uint64_t i = 0; i < 65; i++)
+        offsets[i] = i;
+    dray_column_data column = {
+        .name = "prompts", .dtype = DRAY_I64, .ndim = 1, .offsets = offsets, .values = values};
+    dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
+    o.partition = refill.partition;
+    o.rows = refill.rows;
+    o.columns = &column;
+    o.column_count = 1;
+    o.refill = refill.id;
+    OK(dray_insert(h->queue, &o, NULL, &error));
+}
+
+static void change_cursor(history *h)
+{
+    dray_error error;
+    if (h->cursor && draw(&h->random, 4) == 0)
+        OK(dray_queue_resume(h->queue, h->cursor, h->cursor_size, NULL, &error));
+    else if (h->cursor && draw(&h->random, 2))
+        OK(dray_queue_covered(h->queue, h->cursor, h->cursor_size, &error));
+    else {
+        free(h->cursor);
+        h->cursor = NULL;
+        OK(dray_queue_cursor(h->queue, draw(&h->random, 4), &h->cursor, &h->cursor_size, &error));
+    }
+}
+
+static void change(history *h)
+{
+    dray_error error;
+    char name[16];
+    uint64_t what = h->last == h->first ? 0 : draw(&h->random, 16);
+    if (what < 3) {
+        change_rows(h);
+    } else if (what < 7) {
+        change_claim(h, "rollout");
+    } else if (what < 10) {
+        change_claim(h, draw(&h->random, 2) ? "reward" : "actor");
+    } else if (what < 12) {
+        change_refill(h);
+    } else if (what < 13) {
+        change_cursor(h);
+    } else if (what < 15) {
+        int p = some_partition(h);
+        snprintf(name, sizeof name, "%d", p);
+        int rc = dray_seal(h->queue, name, h->rows[p], &error);
+        assert_true(rc == DRAY_OK || rc == DRAY_ENOENT);
+    } else {
+        snprintf(name, sizeof name, "%d", h->first);
+        OK(dray_clear(h->queue, name, &error));
+        h->first += h->first < h->last;
+    }
+}
+
+static void copy_to(const char *from, const char *to, off_t size, off_t flip)
+{
+    uint8_t *data = malloc((size_t)size + 1);
+    int in = open(from, O_RDONLY), out = open(to, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    assert_true(in >= 0 && out >= 0 && pread(in, data, (size_t)size, 0) == size);
+    if (flip >= 0)
+        data[flip] ^= 0x10;
+    assert_true(write(out, data, (size_t)size) == size);
+    close(in);
+    close(out);
+    free(data);
+}
+
+/* What a coordinator says that is started on these bytes. */
+static char *state_after(const char *saved, const char *path, off_t size, off_t flip)
+{
+    fixture_end(f.coordinator_pid, SIGKILL);
+    copy_to(saved, path, size, flip);
+    f.coordinator_pid = fixture_spawn(&f, false);
+    dray_context *context = fixture_context(&f, "after");
+    dray_queue *queue = open_queue(context);
+    char *state = state_of(queue);
+    dray_queue_close(queue);
+    dray_close(context);
+    return state;
+}
+
+static void expect_state(const char *saved, const char *path, off_t size, off_t flip,
+                         const char *expected)
+{
+    char *state = state_after(saved, path, size, flip);
+    if (strcmp(state, expected) != 0)
+        fprintf(stderr, "cut at %lld:\n%s\nexpected\n%s\n", (long long)size, state, expected);
+    assert_string_equal(state, expected);
+    free(state);
+}
+
+static int count_records(void *user, const dray__journal_record *record, dray_error *error)
+{
+    (void)error;
+    *(uint64_t *)user += record->seq != 0;
+    return DRAY_OK;
+}
+
+static void test_power_cut(void **state)
+{
+    (void)state;
+    const char *given = getenv("DRAY_TEST_SEED");
+    uint64_t seed = given ? strtoull(given, NULL, 0) : (uint64_t)dray__now();
+    printf("seed %llu\n", (unsigned long long)seed);
+    fflush(stdout); /* servers are forks */
+    int scale = test_scale();
+    for (int round = 0; round < scale; round++) {
+        up();
+        moment moments[CHANGES + 1];
+        char path[200], saved[300];
+        struct stat st;
+        dray_context *context = fixture_context(&f, "main");
+        history h = {.queue = open_queue(context), .random = seed + (uint64_t)round};
+        journal_path(path, sizeof path);
+        for (int i = 0; i <= CHANGES; i++) {
+            if (i)
+                change(&h);
+            /* The controller answers what comes after a loss that nobody waits for. */
+            dray_error error;
+            OK(dray_queue_version(h.queue, 0, &error) == DRAY_EINVALID ? DRAY_OK : DRAY_EINTERNAL);
+            moments[i].state = state_of(h.queue);
+            assert_int_equal(stat(path, &st), 0);
+            moments[i].size = st.st_size;
+        }
+        snprintf(saved, sizeof saved, "%s/saved", f.folder);
+        copy_to(path, saved, st.st_size, -1);
+        dray_queue_close(h.queue);
+        dray_close(context);
+        for (int i = 1; i <= CHANGES; i++) {
+            off_t from = moments[i - 1].size, to = moments[i].size;
+            if (to == from)
+                continue;
+            off_t inside = 1 + (off_t)draw(&h.random, (uint64_t)(to - from));
+            expect_state(saved, path, to, -1, moments[i].state);
+            if (draw(&h.random, 2)) /* of several records, the first may be whole */
+                free(state_after(saved, path, to - inside, -1));
+            expect_state(saved, path, from + 40, -1, moments[i - 1].state);
+        }
+        /* A bit of the last record is as good as none of it; of one that was safe, an error. */
+        off_t last = moments[CHANGES].size;
+        uint64_t end, number, count = 0;
+        dray_error error;
+        fixture_end(f.coordinator_pid, SIGKILL);
+        copy_to(saved, path, last, last - 20);
+        OK(dray__journal_read(path, count_records, &count, &end, &number, &error));
+        assert_true((off_t)end < last);
+        copy_to(saved, path, last, moments[1].size / 2);
+        FAILS(DRAY_ECHECKSUM,
+              dray__journal_read(path, count_records, &count, &end, &number, &error));
+        copy_to(saved, path, last, -1);
+        f.coordinator_pid = fixture_spawn(&f, false);
+        unlink(saved);
+        free(h.cursor);
+        for (int i = 0; i <= CHANGES; i++)
+            free(moments[i].state);
+        down();
+    }
+}
+
+/* ---- a full disk ----------------------------------------------------------------------------- */
+
+static void limit_files(rlim_t bytes)
+{
+    struct rlimit limit = {bytes, RLIM_INFINITY};
+    assert_int_equal(prlimit(f.coordinator_pid, RLIMIT_FSIZE, &limit, NULL), 0);
+}
+
+static void test_disk_full(void **state)
+{
+    (void)state;
+    dray_error error;
+    up();
+    char path[200];
+    struct stat st;
+    dray_batch *batch;
+    dray_context *context = fixture_context(&f, "main");
+    dray_queue *queue = open_queue(context);
+    OK(insert(queue, 1, 8, NULL, &error));
+    OK(claim(queue, "rollout", 1, 8, &batch, &error));
+    set_responses(batch, 1);
+    journal_path(path, sizeof path);
+    assert_int_equal(stat(path, &st), 0);
+    limit_files((rlim_t)st.st_size + 60);
+    FAILS(DRAY_EFULL, dray_batch_commit(batch, &error));
+    assert_non_null(strstr(error.message, path));
+    FAILS(DRAY_EFULL, insert(queue, 2, 8, NULL, &error)); /* refused: nothing of it is there */
+    FAILS(DRAY_EFULL, dray_seal(queue, "1", 8, &error));
+    char *text = state_of(queue); /* looking is no change */
+    free(text);
+    limit_files(RLIM_INFINITY);
+    int64_t deadline = dray__deadline(10 * DRAY__SECOND);
+    int rc;
+    while ((rc = dray_batch_commit(batch, &error)) == DRAY_EFULL && dray__now() < deadline)
+        usleep(20000);
+    OK(rc);
+    dray_batch_free(batch);
+    OK(dray_seal(queue, "1", 8, &error));
+    restart();
+    OK(claim(queue, "reward", 1, 8, &batch, &error));
+    assert_int_equal(dray_batch_rows(batch), 8);
+    check_responses(batch, 1);
+    dray_batch_free(batch);
+    FAILS(DRAY_ETIMEDOUT, claim(queue, "rollout", 2, 8, &batch, &error));
+    dray_queue_close(queue);
+    dray_close(context);
+    down();
+}
+
+/* ---- eight clients --------------------------------------------------------------------------- */
+
+enum { CLIENTS = 8, STEPS = 30 };
+
+typedef struct client_pipe {
+    int number, pipe;
+} client_pipe;
+
+/* Rolls out a partition of its own, row by row, and says of each what was acknowledged. */
+static void be_client(void *argument)
+{
+    client_pipe *c = argument;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "client");
+    dray_queue *queue = open_queue(context);
+    OK(insert(queue, c->number, STEPS, NULL, &error));
+    for (int done = 0; done < STEPS;) {
+        dray_batch *batch;
+        int64_t begun = dray__now();
+        OK(claim(queue, "rollout", c->number, 1, &batch, &error));
+        check_prompts(batch, c->number);
+        set_responses(batch, c->number);
+        int rc = dray_batch_commit(batch, &error);
+        int64_t took = dray__now() - begun;
+        dray_batch_free(batch);
+        if (rc == DRAY_ESTALE) /* of a claim from before */
+            continue;
+        OK(rc);
+        done++;
+        if (write(c->pipe, &took, sizeof took) != sizeof took)
+            abort();
+        usleep(2000);
+    }
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static void test_eight_clients(void **state)
+{
+    (void)state;
+    dray_error error;
+    up();
+    int pipes[2];
+    assert_int_equal(pipe(pipes), 0);
+    pid_t pids[CLIENTS];
+    client_pipe clients[CLIENTS];
+    for (int i = 0; i < CLIENTS; i++) {
+        clients[i] = (client_pipe){i, pipes[1]};
+        pids[i] = child(be_client, &clients[i]);
+    }
+    close(pipes[1]);
+    int64_t took, longest = 0;
+    int acknowledged = 0;
+    while (read(pipes[0], &took, sizeof took) == sizeof took) {
+        longest = took > longest ? took : longest;
+        if (++acknowledged % 60 == 0)
+            restart();
+    }
+    close(pipes[0]);
+    for (int i = 0; i < CLIENTS; i++)
+        join(pids[i]);
+    assert_int_equal(acknowledged, CLIENTS * STEPS);
+    printf("longest commit %.3f s\n", (double)longest / 1e9);
+    assert_true(longest < 5 * DRAY__SECOND);
+    dray_context *context = fixture_context(&f, "main");
+    dray_queue *queue = open_queue(context);
+    for (int i = 0; i < CLIENTS; i++) {
+        dray_batch *batch;
+        char name[16];
+        OK(claim(queue, "reward", i, STEPS, &batch, &error));
+        assert_int_equal(dray_batch_rows(batch), STEPS);
+        check_responses(batch, i);
+        dray_batch_free(batch);
+        snprintf(name, sizeof name, "%d", i);
+        OK(dray_clear(queue, name, &error));
+    }
+    wait_for_chunks(&f, 0); /* no memory file is left over */
+    dray_queue_close(queue);
+    dray_close(context);
+    down();
+}
+
+/* ---- checkpoints, compaction ----------------------------------------------------------------- */
+
+static void test_checkpoint(void **state)
+{
+    (void)state;
+    for (int32_t to = DRAY_DURABILITY_NONE; to <= DRAY_DURABILITY_JOURNAL; to++) {
+        dray_error error;
+        up();
+        char path[200];
+        dray_batch *batch;
+        snprintf(path, sizeof path, "%s/checkpoint", f.folder);
+        dray_context *context = fixture_context(&f, "main");
+        dray_queue *queue = open_with(context, DRAY_DURABILITY_CHECKPOINT, NULL);
+        OK(insert(queue, 1, 8, NULL, &error));
+        roll_out(queue, 1, 3);
+        OK(insert(queue, 2, 4, NULL, &error));
+        OK(dray_clear(queue, "2", &error));
+        OK(dray_queue_checkpoint(queue, path, &error));
+        char *before = state_of(queue); /* what was cleared is written, and not held any more */
+        FAILS(DRAY_EINVALID, dray_queue_checkpoint(queue, "here", &error));
+        FAILS(DRAY_ESYS, dray_queue_checkpoint(queue, "/nowhere/at/all", &error));
+        roll_out(queue, 1, 5); /* later than it */
+        fixture_end(f.coordinator_pid, SIGKILL);
+        f.coordinator_pid = fixture_spawn(&f, false);
+        FAILS(DRAY_ECLOSED, dray_seal(queue, "1", 8, &error));
+        dray_queue_close(queue);
+        dray_close(context);
+        context = fixture_context(&f, "main");
+        queue = open_with(context, to, path);
+        char *after = state_of(queue);
+        assert_string_equal(before, after);
+        free(before);
+        free(after);
+        roll_out(queue, 1, 5);
+        if (to == DRAY_DURABILITY_JOURNAL)
+            restart();
+        OK(claim(queue, "reward", 1, 8, &batch, &error));
+        assert_int_equal(dray_batch_rows(batch), 8);
+        check_responses(batch, 1);
+        dray_batch_free(batch);
+        dray_queue_close(queue);
+        dray_close(context);
+        unlink(path);
+        down();
+    }
+}
+
+static void test_compaction(void **state)
+{
+    (void)state;
+    dray_error error;
+    up();
+    enum { BYTES = 4 << 20 };
+    uint8_t *values = malloc(BYTES);
+    memset(values, 7, BYTES);
+    char path[200], name[16];
+    struct stat st;
+    dray_context *context = fixture_context(&f, "main");
+    dray_queue *queue = open_queue(context);
+    OK(insert(queue, 0, 8, NULL, &error));
+    roll_out(queue, 0, 8);
+    dray_column_data column = {
+        .name = "large", .dtype = DRAY_U8, .ndim = 1, .shape = {BYTES}, .values = values};
+    dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
+    o.partition = name;
+    o.rows = 1;
+    o.columns = &column;
+    o.column_count = 1;
+    off_t most = 0;
+    journal_path(path, sizeof path);
+    for (int i = 1; i <= 12; i++) {
+        snprintf(name, sizeof name, "%d", i);
+        OK(dray_insert(queue, &o, NULL, &error));
+        OK(dray_clear(queue, name, &error));
+        assert_int_equal(stat(path, &st), 0);
+        most = st.st_size > most ? st.st_size : most;
+    }
+    assert_true(most < 40 << 20);
+    char *before = state_of(queue);
+    restart();
+    char *after = state_of(queue);
+    assert_string_equal(before, after);
+    free(before);
+    free(after);
+    FAILS(DRAY_EDTYPE, (column.dtype = DRAY_I8, dray_insert(queue, &o, NULL, &error)));
+    dray_batch *batch;
+    OK(claim(queue, "reward", 0, 8, &batch, &error));
+    check_responses(batch, 0);
+    dray_batch_free(batch);
+    free(values);
+    dray_queue_close(queue);
+    dray_close(context);
+    down();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_goes_on),
-        cmocka_unit_test(test_private),
+        cmocka_unit_test(test_goes_on),       cmocka_unit_test(test_private),
+        cmocka_unit_test(test_power_cut),     cmocka_unit_test(test_disk_full),
+        cmocka_unit_test(test_eight_clients), cmocka_unit_test(test_checkpoint),
+        cmocka_unit_test(test_compaction),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,53 @@
+"""A run whose queue has a journal: its coordinator is killed at random, the run resumed, again and
+again; it ends bit-identical to an undisturbed one, and does not roll out again what was kept."""
+import random
+
+from jobs import *
+
+seed = int(os.environ.get("DRAY_TEST_SEED", time.time_ns() % 1000000))
+print("seed", seed)
+random.seed(seed)
+TIMES.add("update_bytes")  # weights that nobody had to roll out with are not fetched
+journal = "queue.durability=journal"
+
+
+def journals(folder):
+    return list((folder / "queue").glob("queue-*.journal"))
+
+
+whole = work / "whole"
+check(run(whole, "--set", journal).returncode == 0, "the undisturbed run")
+check(not (whole / "queue").exists(), "a journal is left of a run that ended well")
+
+for number in range(3):
+    folder = work / f"coordinator-{number}"
+    begun = time.monotonic()
+    process = start(folder, "--set", journal)
+    while not journals(folder) and process.poll() is None:
+        time.sleep(0.01)
+    time.sleep(random.random())
+    found = [pid for pid, line in processes_of(folder) if "--coordinator" in line]
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+    out, error = process.communicate(timeout=PATIENCE)
+    if not found or process.returncode == 0:
+        continue  # it was over before
+    check(f"dray run --resume {folder}" in error, error)
+    check(journals(folder), "no journal is left of a run that was killed")
+    done = run(folder, resume=True)
+    check(done.returncode == 0, f"resumed: {done.stderr}")
+    check_same_run(whole, folder, f"coordinator killed, {number}")
+
+# A trainer that dies with a step rolled out, and not trained.
+folder = work / "trainer"
+check(run(folder, "--set", journal, fault="trainer:0:claimed:3:kill").returncode == 1, "trainer")
+done = run(folder, resume=True)
+check(done.returncode == 0, f"trainer, resumed: {done.stderr}")
+check_same_run(whole, folder, "trainer killed")
+rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+check("rollout" not in rows[3]["seconds"] and "rollout" in rows[4]["seconds"],
+      f"step 3 was rolled out again: {rows[3]}")
+
+done = run(work / "wrong", "--set", "queue.durability=forever")
+check(done.returncode != 0 and "durability" in done.stderr, f"wrong word: {done.stderr}")
+finish()
