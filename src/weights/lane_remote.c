@@ -238,7 +238,7 @@ static int ask(struct remote_lane *l, struct source *s, dray_error *error)
         if (l->in_flight + s->segment > l->window ||
             (!first && s->flying_bytes + s->segment > share) || (s->staged && unanswered(s)))
             break;
-        struct request *request;
+        struct request *request = NULL;
         int rc = next_request(l, s, &request, error);
         if (rc)
             return rc;
