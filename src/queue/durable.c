@@ -126,7 +126,11 @@ int dray__durable_new(dray__controller *self, const dray__opening *o, dray__requ
     dray__table *table = NULL;
     char *path = NULL;
     int rc = DRAY_OK;
-    if (o->settings.durability > DRAY_DURABILITY_NONE)
+    if (o->settings.durability > DRAY_DURABILITY_NONE && o->settings.backend > DRAY_BACKEND_BUILTIN)
+        rc = dray__fail(error, DRAY_EUNSUPPORTED,
+                        "queue %s: only the builtin backend's bytes can be kept in a journal",
+                        o->name);
+    else if (o->settings.durability > DRAY_DURABILITY_NONE)
         rc = path_of(self, o, &path, error);
     if (!rc && o->restore[0]) {
         rc = restore(self, o, path, out, error);
