@@ -39,7 +39,8 @@ typedef struct dray_publisher_options {
      * close, also over dray_publisher_move. It is all that both sides hold on the way; all engines
      * that read at once share it. 0: none (then such weights go through the data server's own
      * buffers and a socket, and files are opened by the engine); else 128 KiB to 1 GiB, 2 MiB for
-     * each engine that reads at the same time are enough. Regions that are shared already are read where they are. */
+     * each engine that reads at the same time are enough. Regions that are shared already are read
+     * where they are. */
     uint64_t staging_bytes;
 } dray_publisher_options;
 

@@ -16,7 +16,7 @@ typedef struct bench_job {
     int64_t layers;             /* 0: all */
     unsigned modes, strategies; /* bit sets */
     int verify;                 /* as in dray_update_options */
-    uint64_t bucket, staging; /* staging: not 0: weights are offloaded */
+    uint64_t bucket, staging;   /* staging: not 0: weights are offloaded */
     uint32_t engines;
     bool load;  /* engines take full tensors through load_weights and cut them themselves */
     bool quiet; /* no row: the caller makes one of *found */

@@ -4,8 +4,8 @@
  *
  * Messages (payloads in base/wire.h's encoding; timeouts are relative, nanoseconds):
  *  PUBLISHER_OPEN   string model, u32 rank, u32 world, u64 token, string endpoint (of its data
- *                   server, ""), u32 regions, u32 of them to put, u64 bytes of a slot of its staging
- *                   arena, which is the last region then (0: it has none), blob layout
+ *                   server, ""), u32 regions, u32 of them to put, u64 bytes of a slot of its
+ * staging arena, which is the last region then (0: it has none), blob layout
  *                   -> u64 key
  *  REGION_PUT       u64 key, u32 region, blob handle, one descriptor -> (empty)
  *  UPDATE_SOURCES   u64 key, u8 what, i64 timeout, u64 set, u32 index; what:

@@ -117,7 +117,7 @@ static void test_random_hosts(void **state)
         fprintf(stderr, "seed %" PRIu64 ": fsdp %u -> tp %u on %u hosts, %s -> %s\n", seed, s.world,
                 s.tp, s.hosts, dray_dtype_name(s.from), dray_dtype_name(s.to));
         if (s.hosts > 1 && s.kind == DRAY_REGION_SHARED && s.world == 1 && s.tp == 1)
-            s.hosts = 1; /* else both may be on one */
+            s.hosts = 1;                                /* else both may be on one */
         if ((x >> 50 & 1) && !getenv("DRAY_TRANSPORT")) /* which wants plain ones */
             setenv("DRAY_DATA_ENCRYPT", "always", 1);
         pid_t pids[16];
