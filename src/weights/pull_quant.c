@@ -45,7 +45,7 @@ uint64_t dray__pull_quant_sum(const dray_tensor_info *tensor, const dray__pull_q
 {
     int64_t shape[DRAY_MAX_DIMS] = {0};
     dray__quant_box box = box_of(quant, DRAY_F32, rect);
-    dray__rect cells;
+    dray__rect cells = {0};
     dray__quant_cells(&box, cells.start, cells.extent);
     for (uint32_t d = 0; d < tensor->ndim; d++)
         shape[d] = (tensor->shape[d] - 1) / quant->cell[d] + 1;
