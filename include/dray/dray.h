@@ -165,8 +165,11 @@ int dray_transport_find(const char *transport, char *detail, size_t size, dray_e
  * $DRAY_ADDRESS; trusted networks that are none), DRAY_ECLOSED (nobody listens there),
  * DRAY_EVERSION (no common protocol version), DRAY_EPROTO (it speaks no TLS), DRAY_ETIMEDOUT,
  * DRAY_ENOMEM, DRAY_ESYS. A link of TCP on which nothing passes for 10 s is broken, and the session
- * over. Threads: the context may be used from all threads at once. Blocks. After fork() the child
- * gets DRAY_ECLOSED from everything that uses the parent's context, and its end is not the child's.
+ * over. A coordinator that was killed and started again takes its members back: calls wait for it
+ * until their deadlines, and go on under the same member id; DRAY_EPERM from them: it does not know
+ * this one. Threads: the context may be used from all threads at once. Blocks. After fork() the
+ * child gets DRAY_ECLOSED from everything that uses the parent's context, and its end is not the
+ * child's.
  */
 int dray_open(const dray_options *options, dray_context **out, dray_error *error);
 

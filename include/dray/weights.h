@@ -324,9 +324,11 @@ typedef enum dray_group_state {
 } dray_group_state;
 
 /* What the coordinator says of the group: the last committed version (0 before the first),
- * incarnation (0: from disk) and dray_group_state. Outputs may be NULL. Asks the coordinator. */
-int dray_subscriber_version(const dray_subscriber *subscriber, uint64_t *version,
-                            uint64_t *incarnation, int32_t *state, dray_error *error);
+ * incarnation (0: from disk) and dray_group_state. Outputs may be NULL. Asks the coordinator.
+ * DRAY_EAGAIN: the coordinator was started anew, and other ranks of the group have not yet come
+ * back to it (each does with its next call), so that nobody knows what it holds. */
+int dray_subscriber_version(dray_subscriber *subscriber, uint64_t *version, uint64_t *incarnation,
+                            int32_t *state, dray_error *error);
 /* Between updates, from time to time: unmaps what its publishers want back. Asks the coordinator.
  */
 int dray_subscriber_attend(dray_subscriber *subscriber, dray_error *error);

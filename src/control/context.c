@@ -332,6 +332,11 @@ int dray__context_return_to(dray_context *context, int64_t deadline_ns, bool *re
     return status;
 }
 
+bool dray__context_takes_back(const dray_context *context)
+{
+    return context->takes_back;
+}
+
 uint64_t dray__context_returns(const dray_context *context)
 {
     return __atomic_load_n(&context->returns, __ATOMIC_ACQUIRE);

@@ -70,6 +70,8 @@ int dray__registry_add(dray__coordinator *coordinator, dray_error *error)
     int rc = dray__registry_new(&ops, &registry, error);
     if (rc)
         return rc;
+    if (dray__coordinator_generation(coordinator))
+        dray__registry_begin(registry, dray__coordinator_generation(coordinator));
     rc = dray__coordinator_add(coordinator, &service, registry, error);
     if (rc)
         dray__registry_free(registry);

@@ -5,7 +5,10 @@
  * Messages (payloads in base/wire.h's encoding; timeouts are relative, nanoseconds):
  *  PUBLISHER_OPEN   string model, u32 rank, u32 world, u64 token, string endpoint (of its data
  *                   server, ""), u32 regions, u32 of them to put, u64 bytes of a slot of its
- * staging arena, which is the last region then (0: it has none), blob layout
+ *                   staging arena, which is the last region then (0: it has none), blob layout; if
+ *                   it comes back after the coordinator was started anew: u64 set, u64 incarnation,
+ *                   u8 it has published, u64 version, u8 checksums are there, u8 it can be read,
+ *                   sums
  *                   -> u64 key
  *  REGION_PUT       u64 key, u32 region, blob handle, one descriptor -> (empty)
  *  UPDATE_SOURCES   u64 key, u8 what, i64 timeout, u64 set, u32 index; what:
@@ -21,7 +24,9 @@
  *                   u64 the oldest attempt that may still read
  *  SUBSCRIBER_OPEN  string model, string group, u32 rank, u32 world, u64 token, string endpoint,
  *                   u32 regions, u32 of them to put (all: other groups may read this one), blob
- *                   layout -> u64 key
+ *                   layout; if it comes back: u64 set, u8 state, u8 mode, u64 version,
+ *                   u64 incarnation, u8 it has prefetched, u64 version, u64 incarnation
+ *                   -> u64 key
  *  UPDATE_BEGIN     u64 key, u8 mode, u64 min version, string path, u64 path version, u8 verify,
  *                   i64 timeout, u8 purpose, u8 from publishers only, u64 source set and u64 group
  *                   set that this rank is prepared for (0: none); kept until all ranks began and a
@@ -102,6 +107,9 @@ typedef struct dray__registry_ops {
 } dray__registry_ops;
 
 int dray__registry_new(const dray__registry_ops *ops, dray__registry **out, dray_error *error);
+/* The how-manyth registry of the same members this is, from 1: ids, attempts and incarnations are
+ * none of those before. */
+void dray__registry_begin(dray__registry *registry, uint64_t generation);
 void dray__registry_free(dray__registry *registry);
 
 /* One request. fd: its descriptor or -1; the registry's from here. The ticket is answered exactly

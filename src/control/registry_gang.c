@@ -51,13 +51,38 @@ static void gang_drop_if_empty(dray__registry *r, struct gang *gang)
     dray__reg_gang_free(r, gang);
 }
 
+static void gang_break(dray__registry *r, struct gang *gang, const struct entry *entry,
+                       const char *why);
+
+/* A rank that comes back finds that others opened anew, or the other way round: what was before the
+ * restart is over. */
+static int gang_over(dray__registry *r, struct gang *gang, const struct entry *entry,
+                     uint64_t claimed, dray_error *error)
+{
+    if (gang->incarnation || (claimed && claimed < gang->claimed) || (claimed && !gang->claimed))
+        return dray__fail(error, DRAY_ESTALE,
+                          "publisher of %s: incarnation %" PRIu64
+                          " did not outlive the coordinator, other ranks opened anew: open the "
+                          "publisher again",
+                          entry->model->name, claimed);
+    gang_break(r, gang, entry, "opened anew while the others came back");
+    return DRAY_OK;
+}
+
 /* The gang that a newly opened rank belongs to: the one that is forming, unless a whole one lives
  * (then its rank is taken). */
-static int gang_for(dray__registry *r, struct entry *entry, struct gang **out, dray_error *error)
+static int gang_for(dray__registry *r, struct entry *entry, uint64_t claimed, struct gang **out,
+                    dray_error *error)
 {
     for (struct gang *gang = entry->model->gangs; gang; gang = gang->next) {
         if (gang->broken)
             continue;
+        if (gang->claimed != claimed && (claimed || !gang->incarnation)) {
+            int rc = gang_over(r, gang, entry, claimed, error);
+            if (rc)
+                return rc;
+            continue;
+        }
         if (gang->incarnation)
             return dray__fail(error, DRAY_EEXIST,
                               "publisher of %s: all %" PRIu32 " ranks of incarnation %" PRIu64
@@ -67,16 +92,43 @@ static int gang_for(dray__registry *r, struct entry *entry, struct gang **out, d
         return DRAY_OK;
     }
     *out = gang_new(r, entry->model);
-    return *out ? DRAY_OK : dray__nomem(error);
+    if (!*out)
+        return dray__nomem(error);
+    (*out)->claimed = claimed;
+    return DRAY_OK;
 }
 
-int dray__reg_gang_join(dray__registry *r, struct entry *entry, uint32_t world, dray_error *error)
+static int announce(dray__registry *r, struct gang *gang, struct entry *entry, uint64_t number,
+                    bool checked, const dray__sums *sums, struct version **out, dray_error *error);
+
+/* What a rank published before the restart stays readable, once all of them are back. Of the ids
+ * that ranks know of their set the largest is the last one. */
+static int take_claim(dray__registry *r, struct gang *gang, struct entry *entry,
+                      const struct claim *claim, dray_error *error)
+{
+    struct version *version;
+    if (!claim->given || !claim->incarnation)
+        return DRAY_OK;
+    gang->claimed_set = claim->set > gang->claimed_set ? claim->set : gang->claimed_set;
+    if (!claim->published)
+        return DRAY_OK;
+    int rc =
+        announce(r, gang, entry, claim->version, claim->checked, &claim->sums, &version, error);
+    if (rc == DRAY_OK)
+        version->withdrawn |= !claim->readable;
+    return rc;
+}
+
+int dray__reg_gang_join(dray__registry *r, struct entry *entry, uint32_t world,
+                        const struct claim *claim, dray_error *error)
 {
     struct gang *gang;
-    int rc = gang_for(r, entry, &gang, error);
+    int rc = gang_for(r, entry, claim->given ? claim->incarnation : 0, &gang, error);
     if (rc)
         return rc;
     rc = dray__reg_set_join(&gang->set, entry, world, "publisher", error);
+    if (rc == DRAY_OK && (rc = take_claim(r, gang, entry, claim, error)))
+        dray__reg_set_leave(&gang->set, entry);
     if (rc) {
         gang_drop_if_empty(r, gang);
         return rc;
@@ -113,7 +165,9 @@ void dray__reg_gang_complete(dray__registry *r, struct gang *gang)
     for (uint32_t i = 0; i < gang->set.world; i++)
         if (gang->set.entries[i]->regions_missing)
             return;
-    gang->incarnation = r->next_incarnation++;
+    gang->incarnation = gang->claimed ? gang->claimed : r->next_incarnation++;
+    if (gang->claimed_set && !dray__reg_set_taken(gang->model, gang->claimed_set))
+        gang->set.id = gang->claimed_set;
     for (uint32_t i = 0; i < gang->set.world; i++)
         dray__reg_gang_answer(r, gang->set.entries[i]);
 }
@@ -154,7 +208,7 @@ void dray__reg_gang_leave(dray__registry *r, struct entry *entry, const char *wh
         dray__reg_refuse(r, entry->gang_ticket, &error);
         entry->gang_ticket = NULL;
     }
-    if (gang->incarnation && !gang->broken)
+    if ((gang->incarnation || gang->claimed) && !gang->broken)
         gang_break(r, gang, entry, why);
     dray__reg_set_leave(&gang->set, entry);
     entry->gang = NULL;
@@ -163,7 +217,8 @@ void dray__reg_gang_leave(dray__registry *r, struct entry *entry, const char *wh
 
 bool dray__reg_ready(const struct gang *gang, const struct version *version)
 {
-    return !gang->broken && version->published == gang->set.world && !version->withdrawn;
+    return !gang->broken && gang->incarnation && version->published == gang->set.world &&
+           !version->withdrawn;
 }
 
 struct version *dray__reg_newest(const struct model *model, uint64_t min, struct gang **out)
@@ -228,6 +283,13 @@ int dray__reg_publish(dray__registry *r, struct entry *entry, uint64_t number, b
                           "publisher of %s: version %" PRIu64 " after %" PRIu64
                           ": versions grow within an incarnation",
                           gang->model->name, number, entry->published);
+    struct version *version;
+    return announce(r, gang, entry, number, checked, sums, &version, error);
+}
+
+static int announce(dray__registry *r, struct gang *gang, struct entry *entry, uint64_t number,
+                    bool checked, const dray__sums *sums, struct version **out, dray_error *error)
+{
     /* This rank's memory holds `number` now: nothing older can be read as a whole. */
     struct version **at = &gang->versions;
     while (*at && (*at)->number > number)
@@ -254,6 +316,7 @@ int dray__reg_publish(dray__registry *r, struct entry *entry, uint64_t number, b
     entry->published = number;
     entry->has_published = true;
     prune(r, gang);
+    *out = version;
     return DRAY_OK;
 }
 

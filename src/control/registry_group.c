@@ -42,6 +42,47 @@ static void group_drop_if_empty(struct group *group)
     dray__reg_group_free(group);
 }
 
+bool dray__reg_group_returning(const struct group *group)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < group->set.world; i++)
+        any |= group->set.entries[i] && group->set.entries[i]->claim.given;
+    return any && !group->decided && group->set.present < group->set.world;
+}
+
+/* What a group holds after a restart follows from its ranks: whole only if all of them say the same
+ * (one that was new has nothing). Nothing of what this registry decided itself is changed. */
+static void adopt(struct group *group)
+{
+    const struct claim *first = NULL;
+    bool same = true, staged = true, ids = true, any = false;
+    for (uint32_t i = 0; i < group->set.world; i++) {
+        const struct claim *claim = group->set.entries[i] ? &group->set.entries[i]->claim : NULL;
+        if (!claim)
+            return; /* nobody knows yet */
+        any |= claim->given;
+        first = first ? first : claim;
+        same &= claim->state == first->state && claim->version == first->version &&
+                claim->incarnation == first->incarnation;
+        ids &= claim->set && claim->set == first->set;
+        staged &= claim->staged && claim->staged_version == first->staged_version &&
+                  claim->staged_incarnation == first->staged_incarnation;
+    }
+    if (group->decided || !any)
+        return;
+    group->decided = true;
+    group->state = same ? first->state : DRAY_GROUP_TORN;
+    if (ids && !dray__reg_set_taken(group->model, first->set))
+        group->set.id = first->set;
+    if (group->state == DRAY_GROUP_WHOLE)
+        group->now = (struct holding){
+            .version = first->version, .incarnation = first->incarnation, .mode = first->mode};
+    group->has_staged = staged;
+    if (staged)
+        group->staged = (struct holding){.version = first->staged_version,
+                                         .incarnation = first->staged_incarnation};
+}
+
 int dray__reg_group_join(dray__registry *r, struct entry *entry, const char *name, uint32_t world,
                          dray_error *error)
 {
@@ -69,6 +110,7 @@ int dray__reg_group_join(dray__registry *r, struct entry *entry, const char *nam
     }
     group->set.id = r->next_id++;
     entry->group = group;
+    adopt(group);
     return DRAY_OK;
 }
 
@@ -204,6 +246,10 @@ void dray__reg_group_leave(dray__registry *r, struct entry *entry, const char *w
     group->set.id = r->next_id++;
     group->epoch++;
     drop_staged(group);
+    if (!group->decided && entry->claim.given && entry->claim.state != DRAY_GROUP_EMPTY)
+        group->state = DRAY_GROUP_TORN;
+    if (group->state != DRAY_GROUP_EMPTY)
+        group->decided = true;
     if (group->state == DRAY_GROUP_WHOLE)
         group->state = DRAY_GROUP_TORN; /* the rank that left took its part with it */
     group_drop_if_empty(group);
@@ -440,6 +486,7 @@ static void start(dray__registry *r, struct group *group, const struct set *coho
     bool granted = all_prepared(group, sources);
     group->attempt = r->next_id++;
     group->phase = ATTEMPT_MOVING;
+    group->decided = true;
     group->gathering = group->gathered = false;
     if (group->reading)
         group->reading->readers++;

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #define MEMBERS_BYTES (1u << 20)
+#define GENERATION_SHIFT 40
 
 void dray__reg_reply(dray__registry *r, void *ticket, dray__writer *payload, int fd)
 {
@@ -235,15 +236,61 @@ static int regions_new(struct entry *entry, uint32_t count, dray_error *error)
     return DRAY_OK;
 }
 
+/* What follows an opening of somebody who comes back. */
+static int publisher_claim(call *c, struct claim *out, dray_error *error)
+{
+    if (c->in->failed || c->in->at == c->in->size)
+        return DRAY_OK;
+    out->given = true;
+    out->set = dray__get_u64(c->in);
+    out->incarnation = dray__get_u64(c->in);
+    out->published = dray__get_u8(c->in) != 0;
+    out->version = dray__get_u64(c->in);
+    out->checked = dray__get_u8(c->in) != 0;
+    out->readable = dray__get_u8(c->in) != 0;
+    return dray__sums_get(c->in, &out->sums) ? DRAY_OK : dray__nomem(error);
+}
+
+static void subscriber_claim(call *c, struct claim *out)
+{
+    if (c->in->failed || c->in->at == c->in->size)
+        return;
+    out->given = true;
+    out->set = dray__get_u64(c->in);
+    out->state = dray__get_u8(c->in);
+    out->mode = dray__get_u8(c->in);
+    out->version = dray__get_u64(c->in);
+    out->incarnation = dray__get_u64(c->in);
+    out->staged = dray__get_u8(c->in) != 0;
+    out->staged_version = dray__get_u64(c->in);
+    out->staged_incarnation = dray__get_u64(c->in);
+}
+
+static int check_claim(const dray__registry *r, const struct claim *claim, dray_error *error)
+{
+    if (!claim->given)
+        return DRAY_OK;
+    if (claim->set >= r->first_id || claim->incarnation >= r->first_incarnation ||
+        claim->staged_incarnation >= r->first_incarnation || claim->state > DRAY_GROUP_TORN ||
+        claim->mode > DRAY_MODE_DISK)
+        return dray__fail(error, DRAY_EINVALID,
+                          "set %" PRIu64 ", incarnation %" PRIu64 ", state %d: nothing that a "
+                          "coordinator before this one gave",
+                          claim->set, claim->incarnation, claim->state);
+    return DRAY_OK;
+}
+
 static int open_entry(call *c, const char *model_name, const char *group, uint32_t rank,
                       uint32_t world, uint64_t token, const char *endpoint, uint32_t regions,
                       uint32_t shared, uint64_t slot_bytes, const void *layout, size_t size,
-                      dray_error *error)
+                      const struct claim *claim, dray_error *error)
 {
     if (!model_name[0])
         return dray__fail(error, DRAY_EINVALID, "a model needs a name");
     dray_layout *checked;
-    int bad = dray_layout_unpack(layout, size, &checked, error);
+    int bad = check_claim(c->r, claim, error);
+    if (!bad)
+        bad = dray_layout_unpack(layout, size, &checked, error);
     if (bad)
         return bad;
     dray_layout_free(checked);
@@ -256,8 +303,10 @@ static int open_entry(call *c, const char *model_name, const char *group, uint32
         entry->regions_missing = shared;
         entry->slot_bytes = slot_bytes;
         entry->shared = regions && shared == regions;
+        entry->claim = *claim;
+        entry->claim.sums = (dray__sums){0};
         rc = group ? dray__reg_group_join(c->r, entry, group, world, error)
-                   : dray__reg_gang_join(c->r, entry, world, error);
+                   : dray__reg_gang_join(c->r, entry, world, claim, error);
     }
     if (rc) {
         if (entry)
@@ -287,12 +336,16 @@ static int publisher_open(call *c, dray_error *error)
     uint64_t slot_bytes = dray__get_u64(c->in);
     size_t size;
     const void *layout = dray__get_blob(c->in, &size);
-    int rc = finish_reading(c, "PUBLISHER_OPEN", error);
+    struct claim claim = {0};
+    int rc = publisher_claim(c, &claim, error);
+    if (rc == DRAY_OK)
+        rc = finish_reading(c, "PUBLISHER_OPEN", error);
     if (rc == DRAY_OK)
         rc = check_regions(regions, shared, error);
     if (rc == DRAY_OK)
         rc = open_entry(c, model, NULL, rank, world, token, endpoint, regions, shared, slot_bytes,
-                        layout, size, error);
+                        layout, size, &claim, error);
+    dray__sums_free(&claim.sums);
     free(model);
     free(endpoint);
     return rc;
@@ -308,6 +361,8 @@ static int subscriber_open(call *c, dray_error *error)
     uint32_t regions = dray__get_u32(c->in), shared = dray__get_u32(c->in);
     size_t size;
     const void *layout = dray__get_blob(c->in, &size);
+    struct claim claim = {0};
+    subscriber_claim(c, &claim);
     int rc = finish_reading(c, "SUBSCRIBER_OPEN", error);
     if (rc == DRAY_OK && !group[0])
         rc = dray__fail(error, DRAY_EINVALID, "a group needs a name");
@@ -315,7 +370,7 @@ static int subscriber_open(call *c, dray_error *error)
         rc = check_regions(regions, shared, error);
     if (rc == DRAY_OK)
         rc = open_entry(c, model, group, rank, world, token, endpoint, regions, shared, 0, layout,
-                        size, error);
+                        size, &claim, error);
     free(model);
     free(group);
     free(endpoint);
@@ -647,8 +702,17 @@ int dray__registry_new(const dray__registry_ops *ops, dray__registry **out, dray
     r->ops = *ops;
     r->next_id = 1;
     r->next_incarnation = 1;
+    r->first_id = r->first_incarnation = 1;
     *out = r;
     return DRAY_OK;
+}
+
+void dray__registry_begin(dray__registry *r, uint64_t generation)
+{
+    uint64_t base = (generation - 1) << GENERATION_SHIFT;
+    r->next_id = r->first_id = base + 1;
+    r->next_incarnation = r->first_incarnation = base + 1;
+    r->engines_sequence = base;
 }
 
 void dray__registry_free(dray__registry *r)

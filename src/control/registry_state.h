@@ -37,6 +37,17 @@ struct begin {
     int64_t deadline_ns;
 };
 
+/* What an entry that comes back after a restart says that it was. */
+struct claim {
+    bool given;
+    uint64_t set, version, incarnation; /* of publishers: the one it published last, if any */
+    bool published, checked, readable;
+    dray__sums sums;
+    uint8_t state, mode; /* of subscribers */
+    bool staged;
+    uint64_t staged_version, staged_incarnation;
+};
+
 /* One opened publisher or subscriber: exactly one of gang and group is set. */
 struct entry {
     struct entry *next;
@@ -56,6 +67,7 @@ struct entry {
     bool released;       /* and not said anew */
     uint64_t published;
     bool has_published;
+    struct claim claim;   /* without its sums */
     void *release_ticket; /* REGIONS_RELEASE */
     void *gang_ticket;    /* UPDATE_SOURCES(GANG), kept until the gang is formed */
     /* subscribers */
@@ -89,6 +101,8 @@ struct gang {
     struct model *model;
     struct set set;
     uint64_t incarnation; /* 0: still forming */
+    uint64_t claimed;     /* the one that its ranks had before a restart; 0: a new one */
+    uint64_t claimed_set;
     bool broken;
     char reason[256];         /* why it is broken */
     struct version *versions; /* newest first */
@@ -118,6 +132,7 @@ struct group {
     struct holding staged; /* prefetched */
     bool has_staged;
     bool leaving;
+    bool decided; /* its state is this registry's, no longer what its ranks said when they came */
     uint32_t readers; /* groups that read this one's memory */
     /* the update in progress */
     enum attempt_phase phase;
@@ -180,6 +195,7 @@ struct model {
 struct dray__registry {
     dray__registry_ops ops;
     uint64_t next_id, next_incarnation;
+    uint64_t first_id, first_incarnation; /* smaller ones are of coordinators before */
     struct model *models;
     struct entry *entries;
     struct wait *waits;
@@ -198,7 +214,8 @@ int dray__reg_set_join(struct set *set, struct entry *entry, uint32_t world, con
 void dray__reg_set_leave(struct set *set, struct entry *entry);
 
 /* ---- registry_gang.c: publishers and their versions */
-int dray__reg_gang_join(dray__registry *r, struct entry *entry, uint32_t world, dray_error *error);
+int dray__reg_gang_join(dray__registry *r, struct entry *entry, uint32_t world,
+                        const struct claim *claim, dray_error *error);
 void dray__reg_gang_leave(dray__registry *r, struct entry *entry, const char *why);
 void dray__reg_gang_complete(dray__registry *r, struct gang *gang); /* forms it when all is there */
 void dray__reg_gang_answer(dray__registry *r, struct entry *entry);
@@ -220,6 +237,7 @@ void dray__reg_gang_free(dray__registry *r, struct gang *gang);
 /* ---- registry_cohort.c: groups that update together */
 bool dray__reg_all_began(const struct group *group); /* and it does not update already */
 void dray__reg_cohort_leave(struct model *model, const struct entry *entry);
+bool dray__reg_set_taken(const struct model *model, uint64_t id);
 const struct set *dray__reg_cohort_set(const struct model *model, uint64_t id); /* NULL: none */
 /* A group that could start: should it wait a moment for others? */
 bool dray__reg_cohort_waits(dray__registry *r, struct group *group);
@@ -232,6 +250,8 @@ const struct set *dray__reg_cohort_make(dray__registry *r, struct model *model,
 /* ---- registry_group.c: subscribers and their updates */
 int dray__reg_group_join(dray__registry *r, struct entry *entry, const char *name, uint32_t world,
                          dray_error *error);
+/* Some ranks came back after a restart, others did not yet: nobody knows what the group holds. */
+bool dray__reg_group_returning(const struct group *group);
 void dray__reg_group_leave(dray__registry *r, struct entry *entry, const char *why);
 int dray__reg_begin(dray__registry *r, struct entry *entry, const struct begin *begin,
                     dray_error *error);

@@ -131,6 +131,11 @@ static int group_state(dray__reg_call *c, dray_error *error)
     int rc = dray__reader_finish(c->in, "GROUP_STATE", error);
     if (rc == DRAY_OK)
         rc = dray__reg_entry(c, key, DRAY__SUBSCRIBER, &entry, error);
+    if (rc == DRAY_OK && dray__reg_group_returning(entry->group))
+        rc = dray__fail(error, DRAY_EAGAIN,
+                        "group %s: %" PRIu32 " of %" PRIu32
+                        " ranks have come back since the coordinator was started anew",
+                        entry->group->name, entry->group->set.present, entry->group->set.world);
     if (rc)
         return rc;
     dray__writer w = {0};

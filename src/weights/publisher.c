@@ -25,7 +25,7 @@ struct dray_publisher {
     dray_region **regions;
     uint64_t key, token, incarnation, set;
     uint32_t rank, world;
-    bool checksum, local, pieces_made;
+    bool checksum, local, pieces_made, incarnation_known;
     int64_t timeout_ns;
     dray__pieces pieces;
     dray__delta *delta; /* NULL: not asked for */
@@ -37,6 +37,12 @@ struct dray_publisher {
     uint64_t *serials;
     dray_region **origin; /* NULL: no snapshot */
     bool released;
+    /* What another coordinator is told when the session goes on with it. */
+    char *model;
+    dray__writer packed; /* the layout */
+    dray__sums sums;     /* of what was published last */
+    uint64_t waits;      /* the newest version that was waited for, successfully or not */
+    uint64_t returns;    /* of the context, when this rank registered */
 };
 
 static int64_t deadline_of(const dray_publisher *p, int64_t timeout_ns)
@@ -78,17 +84,29 @@ static int put_regions(dray_publisher *p, int64_t deadline_ns, dray_error *error
     return rc;
 }
 
-static int register_rank(dray_publisher *p, const char *model, dray__writer *packed,
-                         dray_error *error)
+/* Comes back: what this rank was. */
+static void put_claim(const dray_publisher *p, dray__writer *w)
+{
+    bool readable = (p->origin || p->waits < p->published) && !p->released;
+    dray__put_u64(w, p->released ? 0 : p->set);
+    dray__put_u64(w, p->incarnation);
+    dray__put_u8(w, p->published != 0);
+    dray__put_u64(w, p->published);
+    dray__put_u8(w, p->checksum);
+    dray__put_u8(w, readable);
+    dray__sums_put(w, &p->sums);
+}
+
+static int register_rank(dray_publisher *p, int64_t deadline, dray_error *error)
 {
     uint32_t regions = region_count(p), shared = shared_count(p);
     const char *endpoint = NULL;
     int rc = dray__serve_start(p->context, p->arena != NULL, &endpoint, error);
     if (rc)
         return rc;
-    int64_t deadline = deadline_of(p, DRAY_WAIT_DEFAULT);
+    uint64_t returns = dray__context_returns(p->context);
     dray__writer w = {0};
-    dray__put_string(&w, model);
+    dray__put_string(&w, p->model);
     dray__put_u32(&w, p->rank);
     dray__put_u32(&w, p->world);
     dray__put_u64(&w, p->token);
@@ -96,15 +114,45 @@ static int register_rank(dray_publisher *p, const char *model, dray__writer *pac
     dray__put_u32(&w, regions);
     dray__put_u32(&w, shared);
     dray__put_u64(&w, p->arena ? dray__arena_slot_bytes(p->arena) : 0);
-    dray__put_bytes(&w, packed->data, packed->size);
+    dray__put_bytes(&w, p->packed.data, p->packed.size);
+    if (p->key)
+        put_claim(p, &w);
     dray__reply reply;
     rc = dray__call(p->channel, DRAY__MSG_PUBLISHER_OPEN, &w, NULL, 0, deadline, &reply, error);
     dray__writer_free(&w);
     if (rc)
         return rc;
     p->key = dray__get_u64(&reply.payload);
+    p->returns = returns;
     rc = dray__reader_finish(&reply.payload, "PUBLISHER_OPEN", error);
     return rc ? rc : put_regions(p, deadline, error);
+}
+
+/* Where the connection broke: a new one, and where the session goes on with another coordinator,
+ * the same registration there. The gang is met again: it may have got another incarnation. */
+static int ensure(dray_publisher *p, int64_t deadline, dray_error *error)
+{
+    dray__channel *channel;
+    if (dray__channel_alive(p->channel))
+        return DRAY_OK;
+    int rc = dray__channel_open_until(p->context, deadline, &channel, error);
+    if (rc)
+        return rc;
+    dray__channel_close(p->channel);
+    p->channel = channel;
+    if (p->returns == dray__context_returns(p->context))
+        return DRAY_OK;
+    rc = register_rank(p, deadline, error);
+    if (rc == DRAY_OK)
+        p->incarnation_known = false;
+    return rc;
+}
+
+/* A request that may be made again with the next coordinator. */
+static bool again(const dray_publisher *p, int rc, int64_t deadline)
+{
+    return rc == DRAY_ECLOSED && dray__channel_broken(p->channel) &&
+           dray__context_takes_back(p->context) && dray__now() < deadline;
 }
 
 static int read_options(const dray_publisher_options *given, dray_publisher_options *out,
@@ -253,9 +301,10 @@ int dray_publisher_open(dray_context *context, const char *model, const dray_lay
     p->checksum = options->checksum >= 0;
     p->timeout_ns = options->timeout_ns ? options->timeout_ns : DRAY_WAIT_DEFAULT;
     p->token = dray__local_token();
-    dray__writer packed = {0};
-    rc = options->snapshot ? open_snapshot(p, layout, options->regions, &packed, error)
-                           : take_regions(p, layout, options->regions, &packed, error);
+    p->model = strdup(model);
+    rc = !p->model           ? dray__nomem(error)
+         : options->snapshot ? open_snapshot(p, layout, options->regions, &p->packed, error)
+                             : take_regions(p, layout, options->regions, &p->packed, error);
     if (rc == DRAY_OK)
         rc = note_serials(p, options->regions, error);
     if (rc == DRAY_OK && options->delta)
@@ -267,8 +316,7 @@ int dray_publisher_open(dray_context *context, const char *model, const dray_lay
     if (rc == DRAY_OK)
         rc = dray__channel_open(context, &p->channel, error);
     if (rc == DRAY_OK)
-        rc = register_rank(p, model, &packed, error);
-    dray__writer_free(&packed);
+        rc = register_rank(p, deadline_of(p, DRAY_WAIT_DEFAULT), error);
     if (rc) {
         dray_publisher_close(p);
         return rc;
@@ -300,6 +348,7 @@ static int meet_gang(dray_publisher *p, int64_t deadline_ns, dray_error *error)
     if (rc)
         return rc;
     p->incarnation = incarnation;
+    p->incarnation_known = true;
     p->set = set;
     return DRAY_OK;
 }
@@ -326,11 +375,10 @@ static int make_pieces(dray_publisher *p, int64_t deadline_ns, dray_error *error
     return rc;
 }
 
-/* Waits until nobody reads the version, or an older one, any more. */
-static int release_readers(dray_publisher *p, uint64_t version, int64_t timeout_ns,
-                           uint32_t *dropped, dray_error *error)
+static int ask_readers(dray_publisher *p, uint64_t version, int64_t deadline, uint32_t *dropped,
+                       dray_error *error)
 {
-    int64_t deadline = deadline_of(p, timeout_ns), left = deadline - dray__now();
+    int64_t left = deadline - dray__now();
     dray__writer w = {0};
     dray__put_u64(&w, p->key);
     dray__put_u64(&w, version);
@@ -360,6 +408,22 @@ static int release_readers(dray_publisher *p, uint64_t version, int64_t timeout_
     return DRAY_OK;
 }
 
+/* Waits until nobody reads the version, or an older one, any more. With another coordinator than
+ * the one that granted it, no reader can commit what it reads. */
+static int release_readers(dray_publisher *p, uint64_t version, int64_t timeout_ns,
+                           uint32_t *dropped, dray_error *error)
+{
+    int64_t deadline = deadline_of(p, timeout_ns);
+    int rc;
+    p->waits = version > p->waits ? version : p->waits;
+    do {
+        rc = ensure(p, dray__answer_deadline(deadline), error);
+        if (rc == DRAY_OK)
+            rc = ask_readers(p, version, deadline, dropped, error);
+    } while (again(p, rc, deadline));
+    return rc;
+}
+
 /* The last snapshot gives way to this one, once its readers released it. */
 static int take_snapshot(dray_publisher *p, int64_t deadline_ns, dray_error *error)
 {
@@ -379,7 +443,8 @@ static int publish(dray_publisher *p, uint64_t version, dray__sums *sums, dray_e
 {
     int64_t deadline = deadline_of(p, DRAY_WAIT_DEFAULT);
     int rc = check_regions(p, error);
-    if (rc == DRAY_OK && (!p->incarnation || !p->pieces_made)) /* another rank may have moved */
+    if (rc == DRAY_OK &&
+        (!p->incarnation_known || !p->pieces_made)) /* another rank may have moved */
         rc = meet_gang(p, deadline, error);
     if (rc == DRAY_OK && p->origin)
         rc = take_snapshot(p, deadline, error);
@@ -405,6 +470,9 @@ static int publish(dray_publisher *p, uint64_t version, dray__sums *sums, dray_e
     dray__writer_free(&w);
     if (rc)
         return rc;
+    dray__sums_free(&p->sums);
+    p->sums = *sums;
+    *sums = (dray__sums){0};
     p->published = version;
     dray__weights_step("published");
     return DRAY_OK;
@@ -422,9 +490,14 @@ int dray_publish(dray_publisher *p, uint64_t version, const dray_fence *ready, d
     if (fence.kind != DRAY_FENCE_NONE)
         return dray__fail(error, DRAY_EUNSUPPORTED, "fence kind %d: host memory needs none",
                           fence.kind);
-    dray__sums sums = {0};
-    rc = publish(p, version, &sums, error);
-    dray__sums_free(&sums);
+    int64_t deadline = deadline_of(p, DRAY_WAIT_DEFAULT);
+    do {
+        dray__sums sums = {0};
+        rc = ensure(p, deadline, error);
+        if (rc == DRAY_OK)
+            rc = publish(p, version, &sums, error);
+        dray__sums_free(&sums);
+    } while (again(p, rc, deadline));
     return rc;
 }
 
@@ -465,6 +538,9 @@ static int check_move(dray_publisher *p, dray_region *const *regions, dray_error
 static int export_anew(dray_publisher *p, dray_error *error)
 {
     int64_t deadline = deadline_of(p, DRAY_WAIT_DEFAULT);
+    int ready = ensure(p, deadline, error);
+    if (ready)
+        return ready;
     uint32_t regions = region_count(p), shared = shared_count(p);
     dray__writer w = {0};
     dray__put_u64(&w, p->key);
@@ -551,6 +627,9 @@ int dray_publisher_release(dray_publisher *p, int64_t timeout_ns, dray_pin *pins
         return dray__fail(error, DRAY_EINVALID,
                           "publisher and room for pins must be given, timeout not negative");
     int64_t deadline = deadline_of(p, timeout_ns), left = deadline - dray__now();
+    int ready = ensure(p, dray__answer_deadline(deadline), error);
+    if (ready)
+        return ready;
     dray__writer w = {0};
     dray__put_u64(&w, p->key);
     dray__put_i64(&w, left > 0 ? left : 0);
@@ -592,6 +671,9 @@ void dray_publisher_close(dray_publisher *p)
         dray__local_remove(p->token);
     dray__channel_close(p->channel);
     dray__pieces_free(&p->pieces);
+    dray__sums_free(&p->sums);
+    dray__writer_free(&p->packed);
+    free(p->model);
     dray__delta_close(p->delta_view);
     dray__delta_free(p->delta);
     dray__arena_release(p->arena);

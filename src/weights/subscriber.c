@@ -66,13 +66,26 @@ static bool offered(const dray_subscriber *s, uint32_t region)
            dray_region_get_kind(s->destination.regions[region]) == DRAY_REGION_SHARED;
 }
 
-static int register_rank(dray_subscriber *s, dray__writer *packed, dray_error *error)
+/* Comes back: what this rank was. An update that was in progress is over; see end() in update.c. */
+static void put_claim(const dray_subscriber *s, dray__writer *w)
+{
+    dray__put_u64(w, s->group_set);
+    dray__put_u8(w, (uint8_t)s->state);
+    dray__put_u8(w, (uint8_t)s->mode);
+    dray__put_u64(w, s->version);
+    dray__put_u64(w, s->incarnation);
+    dray__put_u8(w, s->has_staged);
+    dray__put_u64(w, s->has_staged ? s->staged_version : 0);
+    dray__put_u64(w, s->has_staged ? s->staged_incarnation : 0);
+}
+
+static int register_rank(dray_subscriber *s, int64_t deadline, dray_error *error)
 {
     const char *endpoint = ""; /* nobody reads what went to load_weights */
     int rc = s->load ? DRAY_OK : dray__serve_start(s->context, false, &endpoint, error);
     if (rc)
         return rc;
-    int64_t deadline = dray__context_deadline(s->context, s->timeout_ns);
+    uint64_t returns = dray__context_returns(s->context);
     uint32_t regions = dray_layout_region_count(s->destination.layout), shared = 0;
     for (uint32_t i = 0; i < regions; i++)
         shared += offered(s, i);
@@ -85,19 +98,40 @@ static int register_rank(dray_subscriber *s, dray__writer *packed, dray_error *e
     dray__put_string(&w, endpoint);
     dray__put_u32(&w, s->load ? 0 : regions);
     dray__put_u32(&w, shared);
-    dray__put_bytes(&w, packed->data, packed->size);
+    dray__put_bytes(&w, s->packed.data, s->packed.size);
+    if (s->key)
+        put_claim(s, &w);
     dray__reply reply;
     rc = dray__call(s->channel, DRAY__MSG_SUBSCRIBER_OPEN, &w, NULL, 0, deadline, &reply, error);
     dray__writer_free(&w);
     if (rc)
         return rc;
     s->key = dray__get_u64(&reply.payload);
+    s->returns = returns;
     rc = dray__reader_finish(&reply.payload, "SUBSCRIBER_OPEN", error);
     for (uint32_t i = 0; i < regions && rc == DRAY_OK; i++)
         if (offered(s, i))
             rc = dray__region_put(s->channel, s->context, s->key, i, s->destination.regions[i],
                                   deadline, error);
     return rc;
+}
+
+int dray__subscriber_ensure(dray_subscriber *s, int64_t deadline_ns, dray_error *error)
+{
+    dray__channel *channel;
+    if (dray__channel_alive(s->channel))
+        return DRAY_OK;
+    int rc = dray__channel_open_until(s->context, deadline_ns, &channel, error);
+    if (rc)
+        return rc;
+    dray__channel_close(s->channel); /* leaves the poll descriptor */
+    s->channel = channel;
+    s->channel_stuck = false;
+    if (watch(s->poll_fd, dray__channel_fd(channel)))
+        return dray__fail_errno(error, errno, "descriptors of a subscriber");
+    if (s->returns == dray__context_returns(s->context))
+        return DRAY_OK;
+    return register_rank(s, deadline_ns, error);
 }
 
 /* The destination: the caller's layout and regions, or ours of a load_weights engine. */
@@ -149,9 +183,8 @@ int dray_subscriber_open(dray_context *context, const char *model, const dray_la
     s->destination.host = dray__context_host(context);
     s->destination.rank = options->rank;
     s->destination.world = options->world ? options->world : 1;
-    dray__writer packed = {0};
-    rc =
-        s->model && s->group ? take_layout(s, layout, options, &packed, error) : dray__nomem(error);
+    rc = s->model && s->group ? take_layout(s, layout, options, &s->packed, error)
+                              : dray__nomem(error);
     if (rc == DRAY_OK && !s->load) {
         s->token = s->destination.token = dray__local_token();
         rc = dray__local_add(s->token, s->destination.layout, s->destination.regions,
@@ -163,8 +196,7 @@ int dray_subscriber_open(dray_context *context, const char *model, const dray_la
     if (rc == DRAY_OK)
         rc = open_descriptors(s, error);
     if (rc == DRAY_OK)
-        rc = register_rank(s, &packed, error);
-    dray__writer_free(&packed);
+        rc = register_rank(s, dray__context_deadline(context, s->timeout_ns), error);
     if (rc) {
         dray_subscriber_close(s);
         return rc;
@@ -201,6 +233,7 @@ void dray_subscriber_close(dray_subscriber *s)
     close_fd(s->timer_fd);
     dray__channel_close(s->channel);
     free(s->block_sums);
+    dray__writer_free(&s->packed);
     dray_layout_free(s->destination.layout);
     free(s->destination.regions);
     dray__load_close(s->load);
@@ -227,20 +260,23 @@ int dray_subscriber_attend(dray_subscriber *s, dray_error *error)
 {
     if (!s)
         return dray__fail(error, DRAY_EINVALID, "subscriber must be given");
-    if (s->phase != PHASE_IDLE || !s->live)
+    if (s->phase != PHASE_IDLE || (!s->live && dray__channel_alive(s->channel)))
         return DRAY_OK; /* the update in progress ends first; without a plan nothing is mapped */
+    int64_t deadline = dray__context_deadline(s->context, s->timeout_ns);
+    int rc = dray__subscriber_ensure(s, deadline, error);
+    if (rc)
+        return rc;
     dray__writer w = {0};
     dray__put_u64(&w, s->key);
     dray__reply reply;
-    int rc = dray__call(s->channel, DRAY__MSG_REGIONS_REVOKED, &w, NULL, 0,
-                        dray__context_deadline(s->context, s->timeout_ns), &reply, error);
+    rc = dray__call(s->channel, DRAY__MSG_REGIONS_REVOKED, &w, NULL, 0, deadline, &reply, error);
     dray__writer_free(&w);
     if (rc)
         return rc;
     uint32_t count = dray__get_count(&reply.payload, 8);
     bool mine = false;
     for (uint32_t i = 0; i < count; i++)
-        mine |= dray__get_u64(&reply.payload) == s->live->source_set;
+        mine |= s->live && dray__get_u64(&reply.payload) == s->live->source_set;
     rc = dray__reader_finish(&reply.payload, "REGIONS_REVOKED", error);
     if (rc == DRAY_OK && mine)
         dray__subscriber_forget(s, &s->live);
@@ -254,13 +290,16 @@ int dray_subscriber_leave(dray_subscriber *s, int64_t timeout_ns, uint32_t *revo
         return dray__fail(error, DRAY_EINVALID, "subscriber must be given, timeout not negative");
     int64_t deadline = dray__context_deadline(
         s->context, timeout_ns == DRAY_WAIT_DEFAULT ? s->timeout_ns : timeout_ns);
+    int rc = dray__subscriber_ensure(s, deadline, error);
+    if (rc)
+        return rc;
     int64_t left = deadline - dray__now();
     dray__writer w = {0};
     dray__put_u64(&w, s->key);
     dray__put_i64(&w, left > 0 ? left : 0);
     dray__reply reply;
-    int rc = dray__call(s->channel, DRAY__MSG_SUBSCRIBER_LEAVE, &w, NULL, 0,
-                        dray__answer_deadline(deadline), &reply, error);
+    rc = dray__call(s->channel, DRAY__MSG_SUBSCRIBER_LEAVE, &w, NULL, 0,
+                    dray__answer_deadline(deadline), &reply, error);
     dray__writer_free(&w);
     if (rc)
         return rc;
@@ -294,17 +333,31 @@ void dray__subscriber_signal(dray_subscriber *s, bool ready)
         s->event_set = ready;
 }
 
-int dray_subscriber_version(const dray_subscriber *s, uint64_t *version, uint64_t *incarnation,
+/* A question: asked again of the next coordinator where this one went away meanwhile. */
+static int ask_state(dray_subscriber *s, dray__reply *reply, dray_error *error)
+{
+    int64_t deadline = dray__context_deadline(s->context, s->timeout_ns);
+    for (;;) {
+        int rc = s->phase == PHASE_IDLE ? dray__subscriber_ensure(s, deadline, error) : DRAY_OK;
+        if (rc)
+            return rc;
+        dray__writer w = {0};
+        dray__put_u64(&w, s->key);
+        rc = dray__call(s->channel, DRAY__MSG_GROUP_STATE, &w, NULL, 0, deadline, reply, error);
+        dray__writer_free(&w);
+        if (rc != DRAY_ECLOSED || !dray__channel_broken(s->channel) || s->phase != PHASE_IDLE ||
+            !dray__context_takes_back(s->context) || dray__now() >= deadline)
+            return rc;
+    }
+}
+
+int dray_subscriber_version(dray_subscriber *s, uint64_t *version, uint64_t *incarnation,
                             int32_t *state, dray_error *error)
 {
     if (!s)
         return dray__fail(error, DRAY_EINVALID, "subscriber must be given");
-    dray__writer w = {0};
-    dray__put_u64(&w, s->key);
     dray__reply reply;
-    int rc = dray__call(s->channel, DRAY__MSG_GROUP_STATE, &w, NULL, 0,
-                        dray__context_deadline(s->context, s->timeout_ns), &reply, error);
-    dray__writer_free(&w);
+    int rc = ask_state(s, &reply, error);
     if (rc)
         return rc;
     uint64_t number = dray__get_u64(&reply.payload), from = dray__get_u64(&reply.payload);

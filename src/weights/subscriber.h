@@ -29,6 +29,11 @@ struct dray_subscriber {
     char *model, *group;
     int64_t timeout_ns;
     int poll_fd, event_fd, timer_fd;
+    /* What another coordinator is told when the session goes on with it. */
+    dray__writer packed; /* the layout */
+    uint64_t returns;    /* of the context, when this rank registered */
+    int32_t state, mode; /* dray_group_state as far as this rank knows */
+    uint64_t version, incarnation;
     bool event_set;
 
     dray__sources *live, *disk; /* plans of the last update of either kind */
@@ -68,6 +73,9 @@ struct dray_subscriber {
     dray_error outcome; /* code 0: committed */
 };
 
+/* Where the connection broke: a new one, and where the session goes on with another coordinator,
+ * the same registration there. */
+int dray__subscriber_ensure(dray_subscriber *subscriber, int64_t deadline_ns, dray_error *error);
 /* Ends what an update holds but its outcome. */
 void dray__update_release(dray_subscriber *subscriber);
 /* Another descriptor that makes the poll descriptor readable, until it is closed; -1: none. */

@@ -16,6 +16,8 @@
 
 /* A poll copies for about this long. */
 #define SLICE_NS (2 * DRAY__MILLISECOND)
+/* So long the start of an update looks for a coordinator that went away. */
+#define PATIENCE_NS DRAY__SECOND
 
 void dray__update_release(dray_subscriber *s)
 {
@@ -84,6 +86,8 @@ static int end(dray_subscriber *s, const dray_error *outcome)
         forget_written(s);
     if (outcome && outcome->code == DRAY_ETORN)
         s->held_incarnation = s->held_disk = 0;
+    if (outcome && s->purpose != DRAY__PREFETCH && (s->writing || outcome->code == DRAY_ETORN))
+        s->state = DRAY_GROUP_TORN;
     if (outcome && begin_again(s, outcome))
         return DRAY_OK;
     s->outcome = (dray_error){0};
@@ -91,6 +95,11 @@ static int end(dray_subscriber *s, const dray_error *outcome)
         s->outcome = s->first_error;
     else if (outcome)
         s->outcome = *outcome;
+    if (s->outcome.code == DRAY_ECLOSED && s->state == DRAY_GROUP_TORN && s->writing &&
+        dray__context_takes_back(s->context))
+        dray__fail(&s->outcome, DRAY_ETORN,
+                   "group %s is torn (bytes may be overwritten already): %.300s", s->group,
+                   outcome->message);
     s->phase = PHASE_DONE;
     s->report.total_ns = dray__now() - s->started_ns - s->report.wait_ns;
     return DRAY_OK;
@@ -478,6 +487,10 @@ static int on_vote(dray_subscriber *s)
             dray__overlay_sum_of(s->sources->sources[0].layout, &s->sources->stored, &s->held_disk,
                                  NULL))
             s->held_disk = 0; /* out of memory: the next one is read in full */
+        s->state = DRAY_GROUP_WHOLE;
+        s->mode = s->report.mode;
+        s->version = s->report.version;
+        s->incarnation = s->report.incarnation;
     }
     if (s->swap) {
         s->staged_sums = NULL;
@@ -558,7 +571,7 @@ static int send_begin(dray_subscriber *s, dray_error *error)
 }
 
 static int start(dray_subscriber *s, enum dray__purpose purpose, const dray_update_options *given,
-                 dray_error *error)
+                 int64_t patience_ns, dray_error *error)
 {
     dray_update_options own = DRAY_UPDATE_OPTIONS_INIT, *options = &own;
     int rc = read_options(given, options, error);
@@ -566,7 +579,7 @@ static int start(dray_subscriber *s, enum dray__purpose purpose, const dray_upda
         rc = check(s, purpose, options, error);
     if (rc)
         return rc;
-    if (s->channel_stuck)
+    if (s->channel_stuck && dray__channel_alive(s->channel))
         return dray__fail(error, DRAY_ECLOSED,
                           "group %s: the coordinator left an earlier request unanswered; open the "
                           "subscriber again",
@@ -586,8 +599,12 @@ static int start(dray_subscriber *s, enum dray__purpose purpose, const dray_upda
     s->retried = s->granted = false;
     s->purpose = purpose;
     s->source = DRAY__FROM_PUBLISHERS;
+    rc = dray__subscriber_ensure(
+        s, dray__now() + patience_ns < s->deadline_ns ? dray__now() + patience_ns : s->deadline_ns,
+        error);
     dray__weights_step("begin");
-    rc = send_begin(s, error);
+    if (rc == DRAY_OK)
+        rc = send_begin(s, error);
     if (rc) {
         dray__update_release(s);
         return rc;
@@ -599,17 +616,17 @@ static int start(dray_subscriber *s, enum dray__purpose purpose, const dray_upda
 
 int dray_update_start(dray_subscriber *s, const dray_update_options *options, dray_error *error)
 {
-    return start(s, DRAY__UPDATE, options, error);
+    return start(s, DRAY__UPDATE, options, PATIENCE_NS, error);
 }
 
 int dray_prefetch_start(dray_subscriber *s, const dray_update_options *options, dray_error *error)
 {
-    return start(s, DRAY__PREFETCH, options, error);
+    return start(s, DRAY__PREFETCH, options, PATIENCE_NS, error);
 }
 
 int dray_commit_start(dray_subscriber *s, const dray_update_options *options, dray_error *error)
 {
-    return start(s, DRAY__COMMIT, options, error);
+    return start(s, DRAY__COMMIT, options, PATIENCE_NS, error);
 }
 
 int dray_update_poll(dray_subscriber *s, dray_error *error)
@@ -652,7 +669,7 @@ static int run(dray_subscriber *s, enum dray__purpose purpose, const dray_update
 {
     int rc = check_report(report, error);
     if (rc == DRAY_OK)
-        rc = start(s, purpose, options, error);
+        rc = start(s, purpose, options, INT64_MAX / 4, error);
     if (rc)
         return rc;
     while (dray_update_poll(s, error) == DRAY_EAGAIN) {
@@ -688,9 +705,11 @@ int dray_prefetch_drop(dray_subscriber *s, dray_error *error)
         return dray__fail(error, DRAY_EBUSY, "an update of group %s is in progress", s->group);
     dray__stage_drop(s);
     dray__writer w = {0};
+    int64_t deadline = dray__context_deadline(s->context, s->timeout_ns);
+    int rc = dray__subscriber_ensure(s, deadline, error);
     dray__put_u64(&w, s->key);
-    int rc = dray__call(s->channel, DRAY__MSG_PREFETCH_DROP, &w, NULL, 0,
-                        dray__context_deadline(s->context, s->timeout_ns), NULL, error);
+    if (rc == DRAY_OK)
+        rc = dray__call(s->channel, DRAY__MSG_PREFETCH_DROP, &w, NULL, 0, deadline, NULL, error);
     dray__writer_free(&w);
     return rc;
 }

@@ -274,7 +274,7 @@ static void update_well(dray_subscriber *s, taker *k, const dray_update_options 
     CHECK(dray_subscriber_verify(s, NULL) == DRAY_EUNSUPPORTED);
 }
 
-static int32_t state_of(const dray_subscriber *s)
+static int32_t state_of(dray_subscriber *s)
 {
     int32_t state;
     MUST(dray_subscriber_version(s, NULL, NULL, &state, error));

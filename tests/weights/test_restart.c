@@ -1,0 +1,250 @@
+/* weights: a coordinator that is killed at every step of an update, a prefetch or a commit, and
+ * started again. Publishers and subscribers come back by themselves: no engine ever says that it
+ * holds a mixed version, what was published stays readable, plans are kept, the next update works.
+ */
+#include "control/restartable.h"
+#include "weights/cluster.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#define LONG (20 * DRAY__SECOND)
+
+enum { FIRST, SECOND = 2, TRIED = 4, THIRD = 6, OVER = 8 }; /* + rank */
+
+static restartable *f;
+static board *b;
+
+typedef struct scene {
+    dray_model_config config;
+    const char *address, *step;
+    int purpose; /* 0: update, 1: prefetch, 2: commit */
+    uint32_t rank;
+    uint64_t seed;
+} scene;
+
+static scene s;
+
+static void kill_coordinator(void *user, const char *step)
+{
+    (void)user;
+    if (strcmp(step, s.step) == 0) {
+        dray__weights_hook(NULL, NULL);
+        restartable_kill(f);
+    }
+}
+
+static void both(int flag)
+{
+    await_flag(b, flag);
+    await_flag(b, flag + 1);
+}
+
+static void write_version(trainer *t, uint64_t version)
+{
+    fill(t->layout, t->region, t->tied, s.seed + version);
+    MUST(dray_publish(t->publisher, version, NULL, error));
+}
+
+static void trainer_rank(void *user)
+{
+    (void)user;
+    trainer t;
+    trainer_open(&t, s.address, &s.config, DRAY_F32, s.rank, 2, s.seed, DRAY_REGION_SHARED);
+    write_version(&t, 1);
+    both(FIRST);
+    MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
+    write_version(&t, 2);
+    raise_flag(b, SECOND + (int)s.rank);
+    both(TRIED);
+    MUST(dray_publisher_wait(t.publisher, 2, LONG, NULL, error));
+    write_version(&t, 3);
+    raise_flag(b, THIRD + (int)s.rank);
+    both(OVER);
+    trainer_close(&t);
+}
+
+static int step_of(engine *e, int purpose, uint64_t version, dray_update_report *report)
+{
+    dray_error said = {0};
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    options.timeout_ns = LONG;
+    options.min_version = version;
+    int64_t begin = dray__now();
+    int rc = purpose == 0   ? dray_update_weights(e->subscriber, &options, report, &said)
+             : purpose == 1 ? dray_prefetch_weights(e->subscriber, &options, report, &said)
+                            : dray_commit_weights(e->subscriber, &options, report, &said);
+    CHECK(dray__now() - begin < LONG + 5 * DRAY__SECOND);
+    CHECK(rc == DRAY_OK || said.message[0]);
+    return rc;
+}
+
+/* What it says that it holds is what lies there. */
+static int32_t look(engine *e)
+{
+    int32_t state;
+    uint64_t version;
+    dray_error said;
+    int rc;
+    int64_t deadline = dray__deadline(LONG);
+    while ((rc = dray_subscriber_version(e->subscriber, &version, NULL, &state, &said)) ==
+           DRAY_EAGAIN) {
+        CHECK(dray__now() < deadline);
+        usleep(1000);
+    }
+    if (rc)
+        fprintf(stderr, "%s: %s\n", s.step, said.message);
+    CHECK(rc == DRAY_OK);
+    if (state == DRAY_GROUP_WHOLE)
+        CHECK(engine_wrong(e, s.seed + version) == 0);
+    return state;
+}
+
+/* As an engine's loop does between updates. */
+static void attend(engine *e, int flag)
+{
+    int64_t deadline = dray__deadline(3 * LONG);
+    while (!b->flag[flag] || !b->flag[flag + 1]) {
+        dray_subscriber_attend(e->subscriber, NULL);
+        CHECK(dray__now() < deadline);
+        usleep(2000);
+    }
+}
+
+static void engine_rank(void *user)
+{
+    (void)user;
+    engine e;
+    dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+    engine_open(&e, s.address, &s.config, DRAY_F32, DRAY_BF16, "engine", s.rank, 2);
+    CHECK(step_of(&e, 0, 1, &report) == DRAY_OK);
+    CHECK(report.planned == 1);
+    raise_flag(b, FIRST + (int)s.rank);
+    both(SECOND);
+    if (s.purpose == 2)
+        CHECK(step_of(&e, 1, 2, NULL) == DRAY_OK);
+    if (s.rank == 0)
+        dray__weights_hook(kill_coordinator, NULL);
+    int rc = step_of(&e, s.purpose, 2, NULL);
+    dray__weights_hook(NULL, NULL);
+    int32_t state = look(&e);
+    CHECK(state != DRAY_GROUP_EMPTY);
+    if (rc == DRAY_ETORN)
+        CHECK(state == DRAY_GROUP_TORN);
+    if (s.purpose == 1)
+        CHECK(state == DRAY_GROUP_WHOLE);
+    raise_flag(b, TRIED + (int)s.rank);
+    attend(&e, THIRD);
+    report = (dray_update_report)DRAY_UPDATE_REPORT_INIT;
+    CHECK(step_of(&e, 0, 3, &report) == DRAY_OK);
+    CHECK(report.planned == 0); /* the same ranks, the same layouts */
+    CHECK(engine_wrong(&e, s.seed + 3) == 0);
+    CHECK(look(&e) == DRAY_GROUP_WHOLE);
+    CHECK(dray__context_returns(e.context) == 1);
+    MUST(dray_barrier(e.context, "over", 2, LONG, error));
+    raise_flag(b, OVER + (int)s.rank);
+    engine_close(&e);
+}
+
+static void killed_at(const char *step, int purpose)
+{
+    memset((void *)b, 0, sizeof *b);
+    s.step = step;
+    s.purpose = purpose;
+    s.seed += 10;
+    pid_t ranks[4];
+    for (s.rank = 0; s.rank < 2; s.rank++) {
+        ranks[s.rank] = spawn(trainer_rank, NULL);
+        ranks[2 + s.rank] = spawn(engine_rank, NULL);
+    }
+    for (int i = 0; i < 4; i++)
+        must_end_well(ranks[i]);
+}
+
+static const char *const steps[] = {"begin", "plan",     "import", "writing",  "moving",
+                                    "moved", "verified", "voted",  "committed"};
+
+static void every_step(bool tcp)
+{
+    f = restartable_start(dray__registry_add, tcp);
+    if (tcp)
+        setenv("DRAY_TOKEN_FILE", f->token, 1);
+    b = board_new();
+    s = (scene){.config = small_config(false, 3), .seed = 5};
+    s.address = tcp ? f->tcp_address : f->unix_address;
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
+        killed_at(steps[i], 0);
+    for (size_t i = 0; !tcp && i < sizeof steps / sizeof *steps; i++)
+        killed_at(steps[i], 1);
+    static const char *const commit_steps[] = {"begin", "writing", "moved", "voted", "committed"};
+    for (size_t i = 0; !tcp && i < sizeof commit_steps / sizeof *commit_steps; i++)
+        killed_at(commit_steps[i], 2);
+    munmap(b, sizeof *b);
+    restartable_stop(f);
+    unsetenv("DRAY_TOKEN_FILE");
+}
+
+static void test_killed_at_every_step(void **state)
+{
+    (void)state;
+    every_step(false);
+}
+
+static void test_killed_at_every_step_over_tls(void **state)
+{
+    (void)state;
+    every_step(true);
+}
+
+/* ---- many members at once ---------------------------------------------------------------------
+ */
+
+static void one_member(void *user)
+{
+    (void)user;
+    dray_context *context = fixture_open_at(s.address, "member", "engine", s.rank);
+    MUST(dray_barrier(context, "here", 8, LONG, error));
+    raise_flag(b, (int)s.rank);
+    await_flag(b, 15);
+    int64_t begin = dray__now();
+    MUST(dray_barrier(context, "back", 8, LONG, error));
+    CHECK(dray__now() - begin < 5 * DRAY__SECOND);
+    dray_close(context);
+}
+
+static void test_eight_come_back_at_once(void **state)
+{
+    (void)state;
+    for (int tcp = 0; tcp < 2; tcp++) {
+        pid_t members[8];
+        f = restartable_start(dray__registry_add, tcp);
+        if (tcp)
+            setenv("DRAY_TOKEN_FILE", f->token, 1);
+        b = board_new();
+        s = (scene){.address = tcp ? f->tcp_address : f->unix_address};
+        for (s.rank = 0; s.rank < 8; s.rank++)
+            members[s.rank] = spawn(one_member, NULL);
+        for (int i = 0; i < 8; i++)
+            await_flag(b, i);
+        restartable_restart(f);
+        raise_flag(b, 15);
+        for (int i = 0; i < 8; i++)
+            must_end_well(members[i]);
+        munmap(b, sizeof *b);
+        restartable_stop(f);
+        unsetenv("DRAY_TOKEN_FILE");
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_killed_at_every_step),
+        cmocka_unit_test(test_killed_at_every_step_over_tls),
+        cmocka_unit_test(test_eight_come_back_at_once),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
