@@ -31,7 +31,7 @@ mandoc         cmd:mandoc            checks the manual
 binutils       cmd:nm                reads the exported symbols
 redis-server   cmd:redis-server      a store of samples, for the tests of that backend
 redis-tools    cmd:redis-cli         looks into it from outside
-libucx-dev     pc:ucx                UCX's headers: updates between hosts over RDMA
+libucx-dev     pc:ucx                headers of UCX: updates between hosts over RDMA
 iproute2       cmd:ip                network namespaces, whose link a test cuts
 util-linux     cmd:setarch           runs thread-sanitizer tests at fixed addresses
 python3        python                the test oracles: PyTorch, transformers, safetensors
