@@ -204,14 +204,6 @@ static int tell_broken(dray_loader *loader, dray_error *error)
     return code;
 }
 
-int dray_loader_flush(dray_loader *loader, dray_error *error)
-{
-    int rc = dray__queue_check_fork(loader->queue, error);
-    while (!rc && loader->finished.first)
-        commit_first(loader);
-    return rc ? rc : tell_broken(loader, error);
-}
-
 /* ---- claims ---------------------------------------------------------------------------------- */
 
 /* Bytes of the columns that the task needs. Maps them, which the loop is about to do anyway. */
@@ -323,6 +315,16 @@ static void advance(dray_loader *loader, bool asked)
         send_claim(loader);
     while (asked && loader->finished.first) /* nothing for it to ride on: it must not wait */
         commit_first(loader);
+}
+
+int dray_loader_flush(dray_loader *loader, dray_error *error)
+{
+    int rc = dray__queue_check_fork(loader->queue, error);
+    while (!rc && loader->finished.first)
+        commit_first(loader);
+    if (!rc)
+        advance(loader, false); /* what it can claim ahead by now */
+    return rc ? rc : tell_broken(loader, error);
 }
 
 /* ---- handing out ----------------------------------------------------------------------------- */
