@@ -350,7 +350,7 @@ static int post(dray__ucx *x, struct sending *sending, const void *data, size_t 
 
 ssize_t dray__ucx_send(dray__ucx *x, const void *data, size_t size)
 {
-    struct sending *sending;
+    struct sending *sending = NULL;
     while (!x->failed && !(sending = free_sending(x)))
         if (!progress(x) && !x->failed && !free_sending(x))
             return -EAGAIN;
