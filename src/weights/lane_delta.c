@@ -3,9 +3,11 @@
  * it had been copied: the sums that are compared with what was announced say nothing of deltas. */
 #include "base/clock.h"
 #include "base/error.h"
+#include "model/layout.h"
 #include "mover/mover.h"
 #include "weights/delta.h"
 #include "weights/haul.h"
+#include "weights/wired.h"
 
 #include <stdlib.h>
 
@@ -36,58 +38,32 @@ static bool delta_takes(const dray__haul *h, const dray__op *op)
     return !o->verify || (op->owned && o->compared && o->compared[op->copy.tensor]);
 }
 
-/* Does the copy read this block's memory? */
-static bool reads(const dray_copy *copy, const dray_block *block, const dray__rect *rect)
-{
-    dray__rect whole = dray__copy_rect(copy), cross;
-    if (block->region != copy->source_region || !dray__rect_cross(&whole, rect, &cross) ||
-        dray__rect_elements(&cross) != dray__rect_elements(&whole))
-        return false;
-    uint64_t at = block->offset;
-    for (uint32_t d = 0; d < copy->ndim; d++) {
-        at += (uint64_t)(copy->start[d] - rect->start[d]) * (uint64_t)block->stride[d];
-        if (copy->extent[d] > 1 && copy->source_stride[d] != block->stride[d])
-            return false;
-    }
-    return at == copy->source_offset;
-}
-
-static uint32_t find_block(const dray_layout *layout, const uint32_t *first, const uint32_t *blocks,
-                           const char *name, const dray_copy *copy)
+/* The block that holds all of what the copy reads. */
+static uint32_t find_block(const dray_layout *layout, const char *name, const dray_copy *copy)
 {
     uint32_t tensor;
+    dray__rect whole = dray__copy_rect(copy), cross;
     if (dray_layout_find(layout, name, &tensor, NULL))
         return NO_BLOCK;
-    for (uint32_t i = first[tensor]; i < first[tensor + 1]; i++) {
-        dray__rect rect = dray__rect_of(layout, blocks[i]);
-        if (reads(copy, dray_layout_block(layout, blocks[i]), &rect))
-            return blocks[i];
+    for (const dray_block *block = dray__layout_first_block(layout, tensor); block;
+         block = dray__layout_next_block(layout, block)) {
+        uint32_t index = (uint32_t)(block - dray_layout_block(layout, 0));
+        dray__rect rect = dray__rect_of(layout, index);
+        if (dray__rect_cross(&whole, &rect, &cross) &&
+            dray__rect_elements(&cross) == dray__rect_elements(&whole) &&
+            dray__copy_reads(copy, block, &cross))
+            return index;
     }
     return NO_BLOCK;
 }
 
-/* The ops of one source follow each other. */
-static int find_blocks(struct delta_lane *lane, dray_error *error)
+static void find_blocks(struct delta_lane *lane)
 {
     const dray__sources *s = lane->haul->sources;
-    uint32_t *first = NULL, *order = NULL, source = UINT32_MAX;
     for (uint64_t i = 0; i < lane->count; i++) {
         const dray_copy *copy = &s->ops[lane->ops[i]].copy;
-        const dray_layout *layout = s->sources[copy->source].layout;
-        if (copy->source != source) {
-            free(first);
-            free(order);
-            first = NULL;
-            order = dray__blocks_by_tensor(layout, &first);
-            source = copy->source;
-            if (!order)
-                return dray__nomem(error);
-        }
-        lane->blocks[i] = find_block(layout, first, order, s->names[copy->tensor], copy);
+        lane->blocks[i] = find_block(s->sources[copy->source].layout, s->names[copy->tensor], copy);
     }
-    free(first);
-    free(order);
-    return DRAY_OK;
 }
 
 static void delta_close(void *state)
@@ -108,11 +84,11 @@ static int delta_open(dray__haul *haul, const uint64_t *ops, uint64_t count, uin
         return dray__nomem(error);
     *lane = (struct delta_lane){.haul = haul, .ops = ops, .count = count};
     lane->blocks = calloc((size_t)count + 1, sizeof *lane->blocks);
-    int rc = lane->blocks ? find_blocks(lane, error) : dray__nomem(error);
-    if (rc) {
+    if (!lane->blocks) {
         delta_close(lane);
-        return rc;
+        return dray__nomem(error);
     }
+    find_blocks(lane);
     *out = lane;
     return DRAY_OK;
 }
