@@ -13,7 +13,7 @@
 
 #define LONG (20 * DRAY__SECOND)
 
-enum { FIRST, SECOND = 2, TRIED = 4, THIRD = 6, OVER = 8 }; /* + rank */
+enum { FIRST, SECOND = 2, TRIED = 4, THIRD = 6, OVER = 8, PREFETCHED = 10 }; /* + rank */
 
 static restartable *f;
 static board *b;
@@ -124,8 +124,11 @@ static void engine_rank(void *user)
     CHECK(report.planned == 1);
     raise_flag(b, FIRST + (int)s.rank);
     both(SECOND);
-    if (s.purpose == 2)
+    if (s.purpose == 2) { /* the coordinator lives until both ranks know that it is prefetched */
         CHECK(step_of(&e, 1, 2, NULL) == DRAY_OK);
+        raise_flag(b, PREFETCHED + (int)s.rank);
+        both(PREFETCHED);
+    }
     if (s.rank == 0)
         dray__weights_hook(kill_coordinator, NULL);
     int rc = step_of(&e, s.purpose, 2, NULL);
