@@ -1,5 +1,5 @@
-/* What the client's files share: queue.c (opening, producing), claim.c (claiming, reading replies),
- * batch.c (reading and writing a batch's columns, committing). */
+/* What the client's files share: queue.c (opening), insert.c, commands.c, claim.c (claiming,
+ * reading replies), batch.c (reading and writing a batch's columns, committing). */
 #ifndef DRAY_QUEUE_CLIENT_H
 #define DRAY_QUEUE_CLIENT_H
 

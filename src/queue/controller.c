@@ -1,165 +1,19 @@
-/* Requests in, waiters kept and woken. Every handler either answers its request, keeps it as a
- * waiter, or returns an error, which is the answer. */
+/* Requests in. Every handler either answers its request, keeps it as a waiter (waiters.c), or
+ * returns an error, which is the answer. */
 #include "queue/controller.h"
 
 #include "base/arena.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "queue/service.h"
+#include "queue/waiters.h"
 
 #include <event2/event.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct choice {
-    dray__want want; /* hold_until is set at each try */
-    int64_t hold_ns;
-} choice;
-
-/* A decoded request; everything in it lies in its arena or in the request's payload. */
-struct dray__waiter {
-    dray__waiter *next, **link;
-    dray__line *line; /* where it waits; NULL: nowhere */
-    dray__request *request;
-    dray__arena arena;
-    dray__served *queue;
-    dray__client *client;
-    uint64_t drops_seen;
-    int64_t timeout_ns;
-    dray__new_rows rows; /* INSERT */
-    const char *name;    /* OPEN: the queue; WAIT: the partition */
-    uint64_t identity;   /* OPEN */
-    uint32_t task;       /* WAIT */
-    uint32_t ticket, columns_known, keys_known, want_count; /* CLAIM, NEXT */
-    bool committed;                                         /* NEXT: the commit that came with it */
-    choice *wants;
-    uint64_t number; /* held: the journal's number that must be safe before, */
-    dray__writer answer;
-    dray_error why; /* it could not be answered at the last try */
-};
-
-static void line_add(dray__line *at, dray__waiter *w)
-{
-    w->line = at;
-    w->next = NULL;
-    w->link = at->last;
-    *at->last = w;
-    at->last = &w->next;
-}
-
-static void line_remove(dray__waiter *w)
-{
-    if (!w->line)
-        return;
-    *w->link = w->next;
-    if (w->next)
-        w->next->link = w->link;
-    else
-        w->line->last = w->link;
-    if (w->queue && w->line == &w->queue->inserts)
-        w->queue->table->freed = true; /* whoever waited behind it comes next */
-    w->line = NULL;
-}
-
-static void waiter_free(dray__waiter *w)
-{
-    line_remove(w);
-    dray__arena_free(&w->arena);
-    dray__writer_free(&w->answer);
-    free(w);
-}
-
-/* Claims show nothing that must be safe: a restart voids them. */
-static bool needs_journal(uint16_t type)
-{
-    return type != DRAY__MSG_QUEUE_CLAIM && type != DRAY__MSG_QUEUE_REFILL &&
-           type != DRAY__MSG_QUEUE_CHUNK && type != DRAY__MSG_QUEUE_STATUS &&
-           type != DRAY__MSG_QUEUE_HOLD && type != DRAY__MSG_QUEUE_RELEASE &&
-           type != DRAY__MSG_QUEUE_CLOSE;
-}
-
-void dray__answer(dray__served *q, dray__request *request, dray__writer *out)
-{
-    uint16_t type = dray__request_type(request);
-    const dray__ledger *ledger = q->table->ledger;
-    uint64_t number = needs_journal(type) ? dray__ledger_pending(ledger) : 0;
-    if (type == DRAY__MSG_QUEUE_CHECKPOINT)
-        number = dray__journal_added(ledger->journal);
-    dray_error error;
-    if (needs_journal(type) && dray__ledger_check(ledger, &error)) {
-        dray__request_fail(request, &error);
-        return;
-    }
-    dray__waiter *w = number ? calloc(1, sizeof *w) : NULL;
-    if (!w) {
-        if (number) {
-            dray__nomem(&error);
-            dray__request_fail(request, &error);
-        } else {
-            dray__request_reply(request, out, NULL, 0);
-        }
-        return;
-    }
-    w->request = request;
-    w->queue = q;
-    w->number = number;
-    dray__put_bytes(&w->answer, out->data, out->size);
-    w->answer.failed |= out->failed;
-    dray__request_set_data(request, w);
-    line_add(&q->held, w);
-}
-
-static void waiter_answer(dray__waiter *w, dray__writer *out)
-{
-    dray__request *request = w->request;
-    dray__served *q = w->queue;
-    waiter_free(w);
-    dray__answer(q, request, out);
-}
-
-static void waiter_fail(dray__waiter *w, const dray_error *error)
-{
-    dray__request *request = w->request;
-    if (w->committed) { /* that much has happened */
-        dray__writer *out = &w->queue->controller->out;
-        dray__writer_reset(out);
-        dray__answer_storage(out, w->queue->table, w->client, w->drops_seen);
-        dray__put_u32(out, (uint32_t)error->code);
-        dray__put_string(out, error->message);
-        waiter_answer(w, out);
-        return;
-    }
-    waiter_free(w);
-    dray__request_fail(request, error);
-}
-
 /* ---- reading --------------------------------------------------------------------------------- */
-
-static const char *message_of(const dray__request *request)
-{
-    return dray__message_name(dray__request_type(request));
-}
-
-/* A client has one blocking request at a time: a new request says that it gave up the last one,
- * whose answer it will not look at. The chunks that a forgotten insert names may be written again.
- */
-static void cancel_forgotten(dray__served *q, const dray__client *client)
-{
-    dray_error error;
-    dray__line *lines[] = {&q->inserts, &q->waits, &q->refills};
-    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
-        dray__waiter *next;
-        for (dray__waiter *w = lines[i]->first; w; w = next) {
-            next = w->next;
-            if (w->client != client)
-                continue;
-            dray__fail(&error, DRAY_ECANCELED, "the client went on to another request");
-            waiter_fail(w, &error);
-        }
-    }
-}
 
 /* The head of every request but OPEN: finds client and queue, closes chunks. */
 int dray__read_head(dray__controller *self, dray__request *request, dray__client **client,
@@ -173,13 +27,13 @@ int dray__read_head(dray__controller *self, dray__request *request, dray__client
     if (session)
         member = dray__session_member(session);
     if (r->failed)
-        return dray__fail(error, DRAY_EFORMAT, "%s: short message", message_of(request));
+        return dray__fail(error, DRAY_EFORMAT, "%s: short message", dray__message_of(request));
     dray__client *found = dray__idmap_get(&self->clients, id);
     if (!found || found->session != member)
         return dray__fail(error, DRAY_ENOENT, "%s: this session has no open queue number %u",
-                          message_of(request), id);
+                          dray__message_of(request), id);
     dray__served *q = found->owner;
-    cancel_forgotten(q, found);
+    dray__cancel_forgotten(q, found);
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < count; i++) {
         uint64_t chunk = dray__get_u64(r);
@@ -191,194 +45,15 @@ int dray__read_head(dray__controller *self, dray__request *request, dray__client
         dray__claim_release(q->table, found, dray__get_u32(r));
     *client = found;
     *drops_seen = seen;
-    if (!rc && needs_journal(dray__request_type(request)))
+    if (!rc && dray__needs_journal(dray__request_type(request)))
         rc = dray__ledger_check(q->table->ledger, error);
     return rc;
-}
-
-static int waiter_new(dray__controller *self, dray__request *request, dray__waiter **out,
-                      dray_error *error)
-{
-    dray__waiter *w = calloc(1, sizeof *w);
-    if (!w)
-        return dray__nomem(error);
-    w->request = request;
-    int rc = dray__read_head(self, request, &w->client, &w->drops_seen, error);
-    if (rc) {
-        free(w);
-        return rc;
-    }
-    w->queue = w->client->owner;
-    *out = w;
-    return DRAY_OK;
 }
 
 int dray__finish_reading(const dray__request *request, dray_error *error)
 {
     dray__request *r = (dray__request *)request;
-    return dray__reader_finish(dray__request_payload(r), message_of(request), error);
-}
-
-/* ---- trying, and waiting --------------------------------------------------------------------- */
-
-static int try_insert(dray__waiter *w, dray__writer *out, dray_error *error)
-{
-    uint32_t first, generation;
-    int rc = dray__table_insert(w->queue->table, w->client, &w->rows, &first, &generation, error);
-    if (rc)
-        return rc;
-    dray__answer_storage(out, w->queue->table, w->client, w->drops_seen);
-    dray__put_u32(out, first);
-    dray__put_u32(out, generation);
-    return DRAY_OK;
-}
-
-static int try_claim(dray__waiter *w, dray__writer *out, dray_error *error)
-{
-    dray__table *table = w->queue->table;
-    uint32_t ends = 0;
-    for (uint32_t i = 0; i < w->want_count; i++) {
-        dray__claim *claim;
-        dray_error why;
-        choice *one = &w->wants[i];
-        one->want.hold_until = one->hold_ns > 0 ? dray__deadline(one->hold_ns) : INT64_MAX;
-        int rc = dray__table_claim(table, w->client, w->ticket, &one->want, &claim, &why);
-        if (rc == DRAY_OK) {
-            if (claim->hold_until < w->queue->hold_due) {
-                w->queue->hold_due = claim->hold_until;
-                dray__arm_timer(w->queue->controller);
-            }
-            if (w->committed) {
-                dray__answer_storage(out, table, w->client, w->drops_seen);
-                dray__put_u32(out, DRAY_OK);
-            }
-            dray__answer_dropped(out, table, w->drops_seen);
-            dray__answer_claim(out, table, claim, i, w->columns_known, w->keys_known);
-            if (!out->failed && out->size <= DRAY__FRAME_MAX)
-                return DRAY_OK;
-            dray__claim_release(table, w->client, w->ticket);
-            return dray__fail(error, DRAY_EFULL, "claim of %u rows: its description is too large",
-                              one->want.count);
-        }
-        if (rc == DRAY_EAGAIN)
-            continue;
-        ends += rc == DRAY_EEND;
-        if (rc != DRAY_EEND || ends == w->want_count) { /* an end is the answer when all ended */
-            *error = why;
-            return rc;
-        }
-    }
-    return DRAY_EAGAIN;
-}
-
-static int try_wait(dray__waiter *w, dray__writer *out, dray_error *error)
-{
-    (void)out;
-    return dray__table_wait(w->queue->table, w->name, w->task, error);
-}
-
-static int try_refill(dray__waiter *w, dray__writer *out, dray_error *error)
-{
-    dray__demand *demand = NULL;
-    int rc = dray__table_demand(w->queue->table, w->client, &demand, error);
-    if (!rc)
-        dray__answer_demand(out, demand);
-    return rc;
-}
-
-typedef int (*try_fn)(dray__waiter *w, dray__writer *out, dray_error *error);
-
-/* Answers the waiter if it can be now. false: it must wait on. */
-static bool settle(dray__waiter *w, try_fn attempt)
-{
-    dray__writer *out = &w->queue->controller->out;
-    dray__writer_reset(out);
-    int rc = attempt(w, out, &w->why);
-    if (rc == DRAY_EAGAIN)
-        return false;
-    dray_error error = w->why;
-    if (rc)
-        waiter_fail(w, &error);
-    else
-        waiter_answer(w, out);
-    return true;
-}
-
-static void timed_out(dray__waiter *w, dray_error *error)
-{
-    const char *name = message_of(w->request);
-    if (w->number) {
-        dray__fail(error, DRAY_ETIMEDOUT, "%s: it is done, but not in the journal yet", name);
-    } else if (w->wants) {
-        char text[300];
-        dray__describe(w->queue->table, &w->wants[0].want, text, sizeof text);
-        dray__fail(error, DRAY_ETIMEDOUT, "claim of %u rows for task %s: %s",
-                   w->wants[0].want.count, w->queue->table->tasks[w->wants[0].want.task].name,
-                   text);
-    } else if (w->queue) {
-        int code = w->rows.partition && w->timeout_ns <= 0 ? DRAY_EFULL : DRAY_ETIMEDOUT;
-        dray__fail(error, code, "%s",
-                   w->why.code ? w->why.message : "other inserts wait for capacity");
-    } else {
-        dray__fail(error, DRAY_ETIMEDOUT, "%s: there is no queue %s", name, w->name);
-    }
-}
-
-static int keep(dray__waiter *w, dray__line *at)
-{
-    dray_error error;
-    if (w->timeout_ns > 0 &&
-        dray__request_expire_at(w->request, dray__deadline(w->timeout_ns)) == DRAY_OK) {
-        dray__request_set_data(w->request, w);
-        line_add(at, w);
-        return DRAY_OK;
-    }
-    timed_out(w, &error);
-    waiter_fail(w, &error);
-    return DRAY_OK;
-}
-
-static bool touches(const dray__waiter *w, uint64_t dirty)
-{
-    for (uint32_t i = 0; i < w->want_count; i++)
-        if (w->wants[i].want.task >= 64 || (dirty >> w->wants[i].want.task & 1))
-            return true;
-    return false;
-}
-
-/* Wakes whoever can go on, until nothing changes any more. */
-static void pump(dray__served *q)
-{
-    dray__table *table = q->table;
-    while (table->dirty || table->finished || table->freed || table->demanded) {
-        uint64_t dirty = table->dirty;
-        bool finished = table->finished, freed = table->freed, demanded = table->demanded;
-        table->dirty = 0;
-        table->finished = table->freed = table->demanded = false;
-        dray__waiter *next;
-        for (dray__waiter *w = q->claims.first; dirty && w; w = next) {
-            next = w->next;
-            if (touches(w, dirty))
-                settle(w, try_claim);
-        }
-        for (dray__waiter *w = q->waits.first; finished && w; w = next) {
-            next = w->next;
-            settle(w, try_wait);
-        }
-        for (dray__waiter *w = q->refills.first; demanded && w; w = next) {
-            next = w->next;
-            settle(w, try_refill);
-        }
-        while (freed && q->inserts.first && settle(q->inserts.first, try_insert))
-            ;
-    }
-}
-
-static void pump_all(dray__controller *self)
-{
-    for (dray__served *q = self->queues; q; q = q->next)
-        pump(q);
-    dray__drops_flush(&self->drops);
+    return dray__reader_finish(dray__request_payload(r), dray__message_of(request), error);
 }
 
 void dray__arm_timer(dray__controller *self)
@@ -393,45 +68,14 @@ void dray__arm_timer(dray__controller *self)
     event_add(self->timer, &wait);
 }
 
-/* What is safe is answered, in order; what cannot be written gets to know it. */
-static void release_held(dray__served *q)
-{
-    const dray__ledger *ledger = q->table->ledger;
-    dray__waiter *next;
-    for (dray__waiter *w = q->held.first; w; w = next) {
-        next = w->next;
-        dray_error error;
-        bool copy = dray__request_type(w->request) == DRAY__MSG_QUEUE_CHECKPOINT;
-        int rc = DRAY_OK;
-        if (w->number > ledger->safe)
-            rc = dray__ledger_check(ledger, &error);
-        if (w->number > ledger->safe && !rc)
-            return;
-        if (!rc && copy && ledger->copied.code) {
-            error = ledger->copied;
-            rc = error.code;
-        }
-        if (rc) {
-            waiter_fail(w, &error);
-            continue;
-        }
-        dray__request *request = w->request;
-        dray__writer answer = w->answer;
-        w->answer = (dray__writer){0};
-        waiter_free(w);
-        dray__request_reply(request, &answer, NULL, 0);
-        dray__writer_free(&answer);
-    }
-}
-
 static void on_safe(evutil_socket_t fd, short what, void *user)
 {
     (void)fd;
     (void)what;
     dray__served *q = user;
     dray__ledger_poll(q->table->ledger);
-    release_held(q);
-    pump_all(q->controller);
+    dray__release_held(q);
+    dray__pump_all(q->controller);
 }
 
 static void on_timer(evutil_socket_t fd, short what, void *user)
@@ -441,7 +85,7 @@ static void on_timer(evutil_socket_t fd, short what, void *user)
     dray__controller *self = user;
     for (dray__served *q = self->queues; q; q = q->next)
         q->hold_due = dray__table_expire(q->table, dray__now());
-    pump_all(self);
+    dray__pump_all(self);
     dray__arm_timer(self);
 }
 
@@ -553,7 +197,7 @@ static void welcome_waiting(dray__served *q)
         dray_error error;
         dray__request *request = w->request;
         uint64_t identity = w->identity;
-        waiter_free(w);
+        dray__waiter_free(w);
         if (welcome(q, request, identity, &error))
             dray__request_fail(request, &error);
     }
@@ -572,7 +216,7 @@ static int on_open(dray__controller *self, dray__request *request, dray_error *e
     if (!rc && !q && !o.task_count) {
         w->name = o.name;
         w->identity = o.identity;
-        return keep(w, &self->opens);
+        return dray__waiter_keep(w, &self->opens);
     }
     bool fresh = !rc && !q;
     if (fresh)
@@ -580,7 +224,7 @@ static int on_open(dray__controller *self, dray__request *request, dray_error *e
     else if (!rc && o.task_count)
         rc = dray__table_same(q->table, o.tasks, o.task_count, &o.settings, error);
     uint64_t identity = o.identity;
-    waiter_free(w);
+    dray__waiter_free(w);
     if (!rc)
         rc = welcome(q, request, identity, error);
     if (!rc && fresh)
@@ -593,7 +237,7 @@ static int on_open(dray__controller *self, dray__request *request, dray_error *e
 static int on_insert(dray__controller *self, dray__request *request, dray_error *error)
 {
     dray__waiter *w = NULL;
-    int rc = waiter_new(self, request, &w, error);
+    int rc = dray__waiter_new(self, request, &w, error);
     if (rc)
         return rc;
     dray__reader *r = dray__request_payload(request);
@@ -610,12 +254,12 @@ static int on_insert(dray__controller *self, dray__request *request, dray_error 
     w->rows.tags = dray__get_tags(r, &w->arena, &w->rows.tag_count);
     rc = dray__finish_reading(request, error);
     if (rc) {
-        waiter_free(w);
+        dray__waiter_free(w);
         return rc;
     }
     /* Whoever waits already comes first; but a refill is what they may be waiting for. */
-    if ((w->queue->inserts.first && !w->rows.refill) || !settle(w, try_insert))
-        return keep(w, &w->queue->inserts);
+    if ((w->queue->inserts.first && !w->rows.refill) || !dray__waiter_settle(w, dray__try_insert))
+        return dray__waiter_keep(w, &w->queue->inserts);
     return DRAY_OK;
 }
 
@@ -628,8 +272,8 @@ static int read_claim(dray__waiter *w, dray__request *request, dray_error *error
     w->timeout_ns = dray__get_i64(r);
     w->wants = dray__get_array(r, &w->arena, 39, sizeof *w->wants, &w->want_count);
     for (uint32_t i = 0; i < w->want_count && !r->failed; i++) {
-        choice *one = &w->wants[i];
-        *one = (choice){.want.task = dray__get_u32(r)};
+        dray__choice *one = &w->wants[i];
+        *one = (dray__choice){.want.task = dray__get_u32(r)};
         const char *partition = dray__get_text(r, &w->arena);
         one->want.partition = partition && *partition ? partition : NULL;
         one->want.count = dray__get_u32(r);
@@ -652,22 +296,23 @@ static int read_claim(dray__waiter *w, dray__request *request, dray_error *error
 static int on_claim(dray__controller *self, dray__request *request, dray_error *error)
 {
     dray__waiter *w = NULL;
-    int rc = waiter_new(self, request, &w, error);
+    int rc = dray__waiter_new(self, request, &w, error);
     if (rc)
         return rc;
     rc = read_claim(w, request, error);
     if (rc) {
-        waiter_free(w);
+        dray__waiter_free(w);
         return rc;
     }
-    return settle(w, try_claim) ? DRAY_OK : keep(w, &w->queue->claims);
+    return dray__waiter_settle(w, dray__try_claim) ? DRAY_OK
+                                                   : dray__waiter_keep(w, &w->queue->claims);
 }
 
 /* A commit, and the claim that follows it. The commit counts whatever becomes of the claim. */
 static int on_next(dray__controller *self, dray__request *request, dray_error *error)
 {
     dray__waiter *w = NULL;
-    int rc = waiter_new(self, request, &w, error);
+    int rc = dray__waiter_new(self, request, &w, error);
     if (rc)
         return rc;
     dray__reader *r = dray__request_payload(request);
@@ -678,17 +323,18 @@ static int on_next(dray__controller *self, dray__request *request, dray_error *e
     if (!rc)
         rc = dray__claim_commit(w->queue->table, w->client, ticket, generation, &outputs, error);
     if (rc) {
-        waiter_free(w);
+        dray__waiter_free(w);
         return rc;
     }
     w->committed = true;
-    return settle(w, try_claim) ? DRAY_OK : keep(w, &w->queue->claims);
+    return dray__waiter_settle(w, dray__try_claim) ? DRAY_OK
+                                                   : dray__waiter_keep(w, &w->queue->claims);
 }
 
 static int on_wait(dray__controller *self, dray__request *request, dray_error *error)
 {
     dray__waiter *w = NULL;
-    int rc = waiter_new(self, request, &w, error);
+    int rc = dray__waiter_new(self, request, &w, error);
     if (rc)
         return rc;
     dray__reader *r = dray__request_payload(request);
@@ -699,55 +345,27 @@ static int on_wait(dray__controller *self, dray__request *request, dray_error *e
     if (!rc && w->task != DRAY__NONE && w->task >= w->queue->table->task_count)
         rc = dray__fail(error, DRAY_EINVALID, "wait: there is no task number %u", w->task);
     if (rc) {
-        waiter_free(w);
+        dray__waiter_free(w);
         return rc;
     }
-    return settle(w, try_wait) ? DRAY_OK : keep(w, &w->queue->waits);
+    return dray__waiter_settle(w, dray__try_wait) ? DRAY_OK
+                                                  : dray__waiter_keep(w, &w->queue->waits);
 }
 
 static int on_refill(dray__controller *self, dray__request *request, dray_error *error)
 {
     dray__waiter *w = NULL;
-    int rc = waiter_new(self, request, &w, error);
+    int rc = dray__waiter_new(self, request, &w, error);
     if (rc)
         return rc;
     w->timeout_ns = dray__get_i64(dray__request_payload(request));
     rc = dray__finish_reading(request, error);
     if (rc) {
-        waiter_free(w);
+        dray__waiter_free(w);
         return rc;
     }
-    return settle(w, try_refill) ? DRAY_OK : keep(w, &w->queue->refills);
-}
-
-void dray__cancel_waiting(dray__served *q, const dray__client *client, uint32_t ticket)
-{
-    dray_error error;
-    dray__line *lines[] = {&q->claims, &q->inserts, &q->waits, &q->refills};
-    dray__fail(&error, DRAY_ECANCELED, "the client gave up");
-    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
-        dray__waiter *next;
-        for (dray__waiter *w = lines[i]->first; w; w = next) {
-            next = w->next;
-            if (w->client == client && (ticket == DRAY__NONE || (w->wants && w->ticket == ticket)))
-                waiter_fail(w, &error);
-        }
-    }
-}
-
-dray__waiting dray__count_waiting(const dray__served *q)
-{
-    dray__waiting waiting = {0};
-    for (const dray__waiter *w = q->claims.first; w; w = w->next)
-        if (w->wants[0].want.task < DRAY__TASKS_MAX)
-            waiting.claims[w->wants[0].want.task]++;
-    for (const dray__waiter *w = q->inserts.first; w; w = w->next)
-        waiting.inserts++;
-    for (const dray__waiter *w = q->waits.first; w; w = w->next)
-        waiting.waits++;
-    for (const dray__waiter *w = q->refills.first; w; w = w->next)
-        waiting.refills++;
-    return waiting;
+    return dray__waiter_settle(w, dray__try_refill) ? DRAY_OK
+                                                    : dray__waiter_keep(w, &w->queue->refills);
 }
 
 void dray__end_client(dray__controller *self, dray__client *client, bool died, const char *reason)
@@ -778,7 +396,7 @@ static void handle(void *user, dray__request *request)
     int rc = may_wait ? kept[number](self, request, &error) : dray__step(self, request, &error);
     if (rc)
         dray__request_fail(request, &error);
-    pump_all(self);
+    dray__pump_all(self);
 }
 
 static void expired(void *user, dray__request *request, int channel_gone)
@@ -789,8 +407,8 @@ static void expired(void *user, dray__request *request, int channel_gone)
     if (channel_gone)
         dray__fail(&error, DRAY_ECLOSED, "the client is gone");
     else
-        timed_out(w, &error);
-    waiter_fail(w, &error);
+        dray__waiter_timed_out(w, &error);
+    dray__waiter_fail(w, &error);
     event_active(self->timer, EV_TIMEOUT, 0); /* others may go on, but not in this callback */
 }
 
@@ -825,7 +443,7 @@ static void session_ended(void *user, dray__session *session)
                 dray__end_client(self, client, true, reason);
         }
     }
-    pump_all(self);
+    dray__pump_all(self);
 }
 
 static void status(void *user, json_t *object)
@@ -850,7 +468,7 @@ static void controller_free(void *user)
         while (q->held.first) {
             dray_error error;
             dray__fail(&error, DRAY_ECLOSED, "the coordinator ends");
-            waiter_fail(q->held.first, &error);
+            dray__waiter_fail(q->held.first, &error);
         }
         q->table->drop = NULL; /* the keeper has its own life */
         dray__ledger_end_of(q->table);

@@ -1,6 +1,5 @@
-/* What the controller's files share: controller.c (requests, waiters), answers.c (replies),
- * decode.c (reading),
- * status.c (JSON), drops.c (telling the keeper). */
+/* What the controller's files share: controller.c (requests), waiters.c, answers.c (replies),
+ * decode.c (reading), status.c (JSON), drops.c (telling the keeper). */
 #ifndef DRAY_QUEUE_INTERNAL_H
 #define DRAY_QUEUE_INTERNAL_H
 

@@ -1,4 +1,5 @@
-/* What controller.c (waiters) and steps.c (requests that are answered at once) share. */
+/* What controller.c, waiters.c (requests that wait) and steps.c (requests that are answered at
+ * once) share. */
 #ifndef DRAY_QUEUE_SERVICE_H
 #define DRAY_QUEUE_SERVICE_H
 

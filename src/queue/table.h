@@ -511,8 +511,7 @@ int64_t dray__table_expire(dray__table *table, int64_t now);
 /* Takes its rows back, not counted; what it commits is stale. */
 void dray__claim_void(dray__table *table, dray__claim *claim);
 
-/* ---- between table.c, ready.c, claims.c, puts.c and policy.c
- * ------------------------------------------ */
+/* ---- between table.c, partitions.c, ready.c, claims.c, puts.c and policy.c ---- */
 
 bool dray__finished(const dray__partition *p, uint32_t task);
 /* Rows that are neither taken nor settled. */
@@ -524,6 +523,8 @@ void dray__refresh_all_tasks(dray__table *table, dray__partition *p, uint32_t w,
 int dray__grow(void *items, size_t old_capacity, size_t capacity, size_t size, dray_error *error);
 /* The same, doubling, when all of *capacity items are in use. */
 int dray__grow_full(void *items, uint32_t used, uint32_t *capacity, size_t size, dray_error *error);
+/* NULL is fine. */
+void dray__partition_free(const dray__table *table, dray__partition *p);
 uint64_t dray__partition_charge(const dray__partition *p);
 /* Index of the tag's key, interned. */
 int dray__table_key(dray__table *table, const char *key, uint32_t *out, dray_error *error);

@@ -1,0 +1,266 @@
+/* Making rows: a column's values into chunks or a store, and what is there of them told. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/options.h"
+#include "base/words.h"
+#include "control/context.h"
+#include "queue/client.h"
+#include "queue/objects.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- writing values -------------------------------------------------------------------------- */
+
+/* Tells the controller of a chunk that we add, and of one that we give up; NULL: of none. It may
+ * have chunks for us that it could not say yet. */
+static int tell_storage(dray_queue *queue, const dray__written *add, const dray__written *give_up,
+                        dray_error *error)
+{
+    dray__writer *w = dray__queue_begin(queue);
+    dray__put_u32(w, add ? 1 : 0);
+    if (add) {
+        dray__put_u64(w, add->id);
+        dray__put_u64(w, add->key);
+        dray__put_u64(w, add->size);
+    }
+    if (give_up) {
+        dray__put_u32(w, 1);
+        dray__put_u64(w, give_up->id);
+    } else {
+        dray__storage_put_surplus(&queue->storage, w);
+    }
+    dray__reply reply;
+    int rc = dray__queue_command(queue, DRAY__MSG_QUEUE_CHUNK, &reply, error);
+    if (rc)
+        return rc;
+    dray__queue_read_storage(queue, &reply.payload);
+    return dray__reader_finish(&reply.payload, "QUEUE_CHUNK", error);
+}
+
+/* The controller learns of a chunk before the keeper gets it: whenever we die, one of them forgets
+ * it for both. */
+static int add_chunk(dray_queue *queue, uint64_t bytes, dray_error *error)
+{
+    dray__written *chunk = NULL;
+    int fd = -1, rc = dray__storage_make(&queue->storage, bytes, &chunk, &fd, error);
+    if (rc)
+        return rc;
+    rc = tell_storage(queue, chunk, NULL, error);
+    if (!rc) {
+        rc = dray__keeper_put(&queue->keeper, chunk->id, chunk->key, chunk->size, fd, error);
+        if (rc)
+            tell_storage(queue, NULL, chunk, NULL);
+    }
+    close(fd);
+    if (rc)
+        dray__storage_unmake(chunk);
+    else
+        dray__storage_add(&queue->storage, chunk);
+    return rc;
+}
+
+static int take_room(dray_queue *queue, uint64_t bytes, dray__span *out, dray_error *error)
+{
+    dray__storage *storage = &queue->storage;
+    if (dray__storage_take(storage, bytes, out))
+        return DRAY_OK;
+    int rc = DRAY_OK;
+    if (!dray__storage_reuse(storage, bytes)) {
+        if (storage->count)
+            rc = tell_storage(queue, NULL, NULL, error);
+        if (!rc && !dray__storage_reuse(storage, bytes))
+            rc = add_chunk(queue, bytes, error);
+    }
+    if (!rc && !dray__storage_take(storage, bytes, out))
+        rc = dray__fail(error, DRAY_EINTERNAL, "no room for %llu bytes in a new chunk",
+                        (unsigned long long)bytes);
+    return rc;
+}
+
+static int check_offsets(const dray_column_data *column, uint64_t items, uint64_t slice,
+                         uint64_t *bytes, dray_error *error)
+{
+    for (uint64_t i = 0; i < items; i++)
+        if (column->offsets[i] > column->offsets[i + 1])
+            return dray__fail(error, DRAY_EINVALID,
+                              "column %s: offset %llu of row %llu is behind the next, %llu",
+                              column->name, (unsigned long long)column->offsets[i],
+                              (unsigned long long)i, (unsigned long long)column->offsets[i + 1]);
+    uint64_t slices = column->offsets[items] - column->offsets[0], end;
+    if (__builtin_mul_overflow(slices, slice, bytes) || *bytes > INT64_MAX ||
+        __builtin_mul_overflow(column->offsets[items], slice, &end))
+        return dray__fail(error, DRAY_EINVALID, "column %s: %llu slices of %llu bytes overflow",
+                          column->name, (unsigned long long)slices, (unsigned long long)slice);
+    return DRAY_OK;
+}
+
+int dray__queue_write(dray_queue *queue, const dray_column_data *column,
+                      const dray__column_spec *spec, uint64_t items, dray__extent *extent,
+                      dray__span *span, dray_error *error)
+{
+    uint64_t unit = dray__spec_bytes(spec), bytes = 0, room = 0, head = 0;
+    int rc = dray__queue_check_fork(queue, error);
+    if (rc)
+        return rc;
+    if (spec->ragged) {
+        rc = check_offsets(column, items, unit, &bytes, error);
+        head = ((items + 1) * 8 + DRAY__ALIGN - 1) / DRAY__ALIGN * DRAY__ALIGN;
+    } else if (__builtin_mul_overflow(items, unit, &bytes) || bytes > INT64_MAX) {
+        rc = dray__fail(error, DRAY_EINVALID, "column %s: %llu rows of %llu bytes overflow",
+                        column->name, (unsigned long long)items, (unsigned long long)unit);
+    }
+    if (!rc && bytes && !column->values)
+        rc = dray__fail(error, DRAY_EINVALID,
+                        "column %s: %llu bytes of values expected, found "
+                        "none",
+                        column->name, (unsigned long long)bytes);
+    if (!rc && __builtin_add_overflow(head, bytes, &room))
+        rc = dray__fail(error, DRAY_EINVALID, "column %s: sizes overflow", column->name);
+    if (!rc && queue->store)
+        return dray__objects_write(queue, column, unit, items, head, bytes, extent, span, error);
+    if (!rc)
+        rc = take_room(queue, room, span, error);
+    if (rc)
+        return rc;
+    *extent =
+        (dray__extent){.chunk = span->chunk->id, .values = span->offset + head, .bytes = bytes};
+    const uint8_t *values = column->values;
+    if (spec->ragged) {
+        extent->offsets = span->offset;
+        uint64_t *offsets = (uint64_t *)(void *)span->at;
+        for (uint64_t i = 0; i <= items; i++)
+            offsets[i] = column->offsets[i] - column->offsets[0];
+        values = bytes ? values + column->offsets[0] * unit : values;
+    }
+    if (bytes)
+        memcpy(span->at + head, values, bytes);
+    return DRAY_OK;
+}
+
+void dray__queue_done(dray_queue *queue, const dray__span *span, bool done, bool maybe)
+{
+    if (span->object)
+        dray__objects_done(queue, span, done);
+    else
+        dray__storage_done(&queue->storage, span, !done && !maybe);
+}
+
+/* ---- insert ---------------------------------------------------------------------------------- */
+
+typedef struct inserted {
+    dray__column_spec spec;
+    dray__extent extent;
+    dray__span span;
+} inserted;
+
+static void put_insert(dray_queue *queue, const dray_insert_options *o, const inserted *columns,
+                       uint32_t ticket, int64_t wait_ns)
+{
+    dray__writer *w = dray__queue_begin(queue);
+    dray__put_string(w, o->partition);
+    dray__put_u32(w, o->rows);
+    dray__put_u32(w, o->group_size);
+    dray__put_u8(w, o->once_per_group != 0);
+    dray__put_u64(w, o->at_slot);
+    dray__put_u64(w, o->row_bytes);
+    dray__put_u64(w, o->refill);
+    dray__put_u32(w, ticket);
+    dray__put_i64(w, wait_ns);
+    dray__put_u32(w, o->column_count);
+    for (uint32_t i = 0; i < o->column_count; i++) {
+        dray__put_string(w, o->columns[i].name);
+        dray__put_spec(w, &columns[i].spec);
+        dray__put_extent(w, &columns[i].extent);
+    }
+    dray__put_u32(w, o->tag_count);
+    for (uint32_t i = 0; i < o->tag_count; i++)
+        dray__put_string(w, o->tags[i].key);
+    dray__put_u32(w, o->tag_count);
+    for (uint32_t i = 0; i < o->tag_count; i++) {
+        dray__put_u32(w, 0);
+        dray__put_u32(w, i);
+        dray__put_f64(w, o->tags[i].number);
+    }
+}
+
+static int check_insert(const dray_insert_options *o, dray_error *error)
+{
+    int rc = dray__name_check(o->partition, "partition", error);
+    for (uint32_t i = 0; !rc && i < o->tag_count; i++)
+        rc = o->tags
+                 ? dray__name_check(o->tags[i].key, "tag", error)
+                 : dray__fail(error, DRAY_EINVALID, "insert: %u tags, none given", o->tag_count);
+    if (!rc && o->column_count && !o->columns)
+        rc = dray__fail(error, DRAY_EINVALID, "insert: %u columns, none given", o->column_count);
+    if (!rc && (!o->rows || (o->group_size && o->rows % o->group_size)))
+        rc = dray__fail(error, DRAY_EINVALID,
+                        "insert into %s: %u rows are no whole number of groups of %u", o->partition,
+                        o->rows, o->group_size);
+    return rc;
+}
+
+static int send_insert(dray_queue *queue, const dray_insert_options *o, const inserted *columns,
+                       uint32_t ticket, int64_t deadline, uint32_t *first_slot, dray_error *error)
+{
+    put_insert(queue, o, columns, ticket, o->timeout_ns ? deadline - dray__now() : 0);
+    dray__reply reply;
+    int rc = dray__queue_call(queue, DRAY__MSG_QUEUE_INSERT, deadline, &reply, error);
+    if (rc)
+        return rc;
+    dray__queue_read_storage(queue, &reply.payload);
+    uint32_t first = dray__get_u32(&reply.payload);
+    dray__get_u32(&reply.payload); /* generation: claims tell it */
+    rc = dray__reader_finish(&reply.payload, "QUEUE_INSERT", error);
+    if (!rc && first_slot)
+        *first_slot = first;
+    return rc;
+}
+
+static int insert_once(dray_queue *queue, const dray_insert_options *o, inserted *columns,
+                       uint32_t ticket, int64_t deadline, uint32_t *first_slot, dray_error *error)
+{
+    uint32_t items = o->once_per_group && o->group_size ? o->rows / o->group_size : o->rows;
+    uint32_t done = 0;
+    int rc = DRAY_OK;
+    for (; !rc && done < o->column_count; done += rc == DRAY_OK) {
+        inserted *column = &columns[done];
+        rc = dray__spec_of(&o->columns[done], &column->spec, error);
+        if (!rc)
+            rc = dray__queue_write(queue, &o->columns[done], &column->spec, items, &column->extent,
+                                   &column->span, error);
+    }
+    bool sent = rc == DRAY_OK;
+    if (sent)
+        rc = send_insert(queue, o, columns, ticket, deadline, first_slot, error);
+    /* Without an answer the rows may be there or not: what they hold must stay as it is. So must
+     * what is done, but not in the journal yet. */
+    bool given_up = rc && !(sent && (rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED ||
+                                     rc == DRAY_EFULL || rc == DRAY_ESYS || rc == DRAY_ENOMEM));
+    for (uint32_t i = 0; i < done; i++)
+        dray__queue_done(queue, &columns[i].span, rc == DRAY_OK, !given_up);
+    return rc;
+}
+
+int dray_insert(dray_queue *queue, const dray_insert_options *options, uint32_t *first_slot,
+                dray_error *error)
+{
+    dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
+    int rc = dray__options_read(&o, sizeof o, dray__end_of(dray_insert_options, at_slot), options,
+                                "dray_insert_options", error);
+    if (!rc)
+        rc = check_insert(&o, error);
+    if (rc)
+        return rc;
+    inserted *columns = calloc(o.column_count ? o.column_count : 1, sizeof *columns);
+    if (!columns)
+        return dray__nomem(error);
+    int64_t deadline = dray__context_deadline(queue->context, o.timeout_ns);
+    uint32_t ticket = dray__queue_ticket(queue);
+    rc = insert_once(queue, &o, columns, ticket, deadline, first_slot, error);
+    while (rc == DRAY_ECLOSED && dray__queue_come_back(queue) == DRAY_OK)
+        rc = insert_once(queue, &o, columns, ticket, deadline, first_slot, error);
+    free(columns);
+    return rc;
+}

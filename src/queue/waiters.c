@@ -1,0 +1,356 @@
+/* Waiters: how they are kept, tried and answered. */
+#include "queue/waiters.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+
+#include <stdlib.h>
+
+const char *dray__message_of(const dray__request *request)
+{
+    return dray__message_name(dray__request_type(request));
+}
+
+static void line_add(dray__line *at, dray__waiter *w)
+{
+    w->line = at;
+    w->next = NULL;
+    w->link = at->last;
+    *at->last = w;
+    at->last = &w->next;
+}
+
+static void line_remove(dray__waiter *w)
+{
+    if (!w->line)
+        return;
+    *w->link = w->next;
+    if (w->next)
+        w->next->link = w->link;
+    else
+        w->line->last = w->link;
+    if (w->queue && w->line == &w->queue->inserts)
+        w->queue->table->freed = true; /* whoever waited behind it comes next */
+    w->line = NULL;
+}
+
+void dray__waiter_free(dray__waiter *w)
+{
+    line_remove(w);
+    dray__arena_free(&w->arena);
+    dray__writer_free(&w->answer);
+    free(w);
+}
+
+bool dray__needs_journal(uint16_t type)
+{
+    return type != DRAY__MSG_QUEUE_CLAIM && type != DRAY__MSG_QUEUE_REFILL &&
+           type != DRAY__MSG_QUEUE_CHUNK && type != DRAY__MSG_QUEUE_STATUS &&
+           type != DRAY__MSG_QUEUE_HOLD && type != DRAY__MSG_QUEUE_RELEASE &&
+           type != DRAY__MSG_QUEUE_CLOSE;
+}
+
+void dray__answer(dray__served *q, dray__request *request, dray__writer *out)
+{
+    uint16_t type = dray__request_type(request);
+    const dray__ledger *ledger = q->table->ledger;
+    uint64_t number = dray__needs_journal(type) ? dray__ledger_pending(ledger) : 0;
+    if (type == DRAY__MSG_QUEUE_CHECKPOINT)
+        number = dray__journal_added(ledger->journal);
+    dray_error error;
+    if (dray__needs_journal(type) && dray__ledger_check(ledger, &error)) {
+        dray__request_fail(request, &error);
+        return;
+    }
+    dray__waiter *w = number ? calloc(1, sizeof *w) : NULL;
+    if (!w) {
+        if (number) {
+            dray__nomem(&error);
+            dray__request_fail(request, &error);
+        } else {
+            dray__request_reply(request, out, NULL, 0);
+        }
+        return;
+    }
+    w->request = request;
+    w->queue = q;
+    w->number = number;
+    dray__put_bytes(&w->answer, out->data, out->size);
+    w->answer.failed |= out->failed;
+    dray__request_set_data(request, w);
+    line_add(&q->held, w);
+}
+
+static void waiter_answer(dray__waiter *w, dray__writer *out)
+{
+    dray__request *request = w->request;
+    dray__served *q = w->queue;
+    dray__waiter_free(w);
+    dray__answer(q, request, out);
+}
+
+void dray__waiter_fail(dray__waiter *w, const dray_error *error)
+{
+    dray__request *request = w->request;
+    if (w->committed) { /* that much has happened */
+        dray__writer *out = &w->queue->controller->out;
+        dray__writer_reset(out);
+        dray__answer_storage(out, w->queue->table, w->client, w->drops_seen);
+        dray__put_u32(out, (uint32_t)error->code);
+        dray__put_string(out, error->message);
+        waiter_answer(w, out);
+        return;
+    }
+    dray__waiter_free(w);
+    dray__request_fail(request, error);
+}
+
+void dray__cancel_forgotten(dray__served *q, const dray__client *client)
+{
+    dray_error error;
+    dray__line *lines[] = {&q->inserts, &q->waits, &q->refills};
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        dray__waiter *next;
+        for (dray__waiter *w = lines[i]->first; w; w = next) {
+            next = w->next;
+            if (w->client != client)
+                continue;
+            dray__fail(&error, DRAY_ECANCELED, "the client went on to another request");
+            dray__waiter_fail(w, &error);
+        }
+    }
+}
+
+int dray__waiter_new(dray__controller *self, dray__request *request, dray__waiter **out,
+                     dray_error *error)
+{
+    dray__waiter *w = calloc(1, sizeof *w);
+    if (!w)
+        return dray__nomem(error);
+    w->request = request;
+    int rc = dray__read_head(self, request, &w->client, &w->drops_seen, error);
+    if (rc) {
+        free(w);
+        return rc;
+    }
+    w->queue = w->client->owner;
+    *out = w;
+    return DRAY_OK;
+}
+
+int dray__try_insert(dray__waiter *w, dray__writer *out, dray_error *error)
+{
+    uint32_t first, generation;
+    int rc = dray__table_insert(w->queue->table, w->client, &w->rows, &first, &generation, error);
+    if (rc)
+        return rc;
+    dray__answer_storage(out, w->queue->table, w->client, w->drops_seen);
+    dray__put_u32(out, first);
+    dray__put_u32(out, generation);
+    return DRAY_OK;
+}
+
+int dray__try_claim(dray__waiter *w, dray__writer *out, dray_error *error)
+{
+    dray__table *table = w->queue->table;
+    uint32_t ends = 0;
+    for (uint32_t i = 0; i < w->want_count; i++) {
+        dray__claim *claim;
+        dray_error why;
+        dray__choice *one = &w->wants[i];
+        one->want.hold_until = one->hold_ns > 0 ? dray__deadline(one->hold_ns) : INT64_MAX;
+        int rc = dray__table_claim(table, w->client, w->ticket, &one->want, &claim, &why);
+        if (rc == DRAY_OK) {
+            if (claim->hold_until < w->queue->hold_due) {
+                w->queue->hold_due = claim->hold_until;
+                dray__arm_timer(w->queue->controller);
+            }
+            if (w->committed) {
+                dray__answer_storage(out, table, w->client, w->drops_seen);
+                dray__put_u32(out, DRAY_OK);
+            }
+            dray__answer_dropped(out, table, w->drops_seen);
+            dray__answer_claim(out, table, claim, i, w->columns_known, w->keys_known);
+            if (!out->failed && out->size <= DRAY__FRAME_MAX)
+                return DRAY_OK;
+            dray__claim_release(table, w->client, w->ticket);
+            return dray__fail(error, DRAY_EFULL, "claim of %u rows: its description is too large",
+                              one->want.count);
+        }
+        if (rc == DRAY_EAGAIN)
+            continue;
+        ends += rc == DRAY_EEND;
+        if (rc != DRAY_EEND || ends == w->want_count) { /* an end is the answer when all ended */
+            *error = why;
+            return rc;
+        }
+    }
+    return DRAY_EAGAIN;
+}
+
+int dray__try_wait(dray__waiter *w, dray__writer *out, dray_error *error)
+{
+    (void)out;
+    return dray__table_wait(w->queue->table, w->name, w->task, error);
+}
+
+int dray__try_refill(dray__waiter *w, dray__writer *out, dray_error *error)
+{
+    dray__demand *demand = NULL;
+    int rc = dray__table_demand(w->queue->table, w->client, &demand, error);
+    if (!rc)
+        dray__answer_demand(out, demand);
+    return rc;
+}
+
+bool dray__waiter_settle(dray__waiter *w, dray__try_fn attempt)
+{
+    dray__writer *out = &w->queue->controller->out;
+    dray__writer_reset(out);
+    int rc = attempt(w, out, &w->why);
+    if (rc == DRAY_EAGAIN)
+        return false;
+    dray_error error = w->why;
+    if (rc)
+        dray__waiter_fail(w, &error);
+    else
+        waiter_answer(w, out);
+    return true;
+}
+
+void dray__waiter_timed_out(dray__waiter *w, dray_error *error)
+{
+    const char *name = dray__message_of(w->request);
+    if (w->number) {
+        dray__fail(error, DRAY_ETIMEDOUT, "%s: it is done, but not in the journal yet", name);
+    } else if (w->wants) {
+        char text[300];
+        dray__describe(w->queue->table, &w->wants[0].want, text, sizeof text);
+        dray__fail(error, DRAY_ETIMEDOUT, "claim of %u rows for task %s: %s",
+                   w->wants[0].want.count, w->queue->table->tasks[w->wants[0].want.task].name,
+                   text);
+    } else if (w->queue) {
+        int code = w->rows.partition && w->timeout_ns <= 0 ? DRAY_EFULL : DRAY_ETIMEDOUT;
+        dray__fail(error, code, "%s",
+                   w->why.code ? w->why.message : "other inserts wait for capacity");
+    } else {
+        dray__fail(error, DRAY_ETIMEDOUT, "%s: there is no queue %s", name, w->name);
+    }
+}
+
+int dray__waiter_keep(dray__waiter *w, dray__line *at)
+{
+    dray_error error;
+    if (w->timeout_ns > 0 &&
+        dray__request_expire_at(w->request, dray__deadline(w->timeout_ns)) == DRAY_OK) {
+        dray__request_set_data(w->request, w);
+        line_add(at, w);
+        return DRAY_OK;
+    }
+    dray__waiter_timed_out(w, &error);
+    dray__waiter_fail(w, &error);
+    return DRAY_OK;
+}
+
+static bool touches(const dray__waiter *w, uint64_t dirty)
+{
+    for (uint32_t i = 0; i < w->want_count; i++)
+        if (w->wants[i].want.task >= 64 || (dirty >> w->wants[i].want.task & 1))
+            return true;
+    return false;
+}
+
+/* Wakes whoever can go on, until nothing changes any more. */
+static void pump(dray__served *q)
+{
+    dray__table *table = q->table;
+    while (table->dirty || table->finished || table->freed || table->demanded) {
+        uint64_t dirty = table->dirty;
+        bool finished = table->finished, freed = table->freed, demanded = table->demanded;
+        table->dirty = 0;
+        table->finished = table->freed = table->demanded = false;
+        dray__waiter *next;
+        for (dray__waiter *w = q->claims.first; dirty && w; w = next) {
+            next = w->next;
+            if (touches(w, dirty))
+                dray__waiter_settle(w, dray__try_claim);
+        }
+        for (dray__waiter *w = q->waits.first; finished && w; w = next) {
+            next = w->next;
+            dray__waiter_settle(w, dray__try_wait);
+        }
+        for (dray__waiter *w = q->refills.first; demanded && w; w = next) {
+            next = w->next;
+            dray__waiter_settle(w, dray__try_refill);
+        }
+        while (freed && q->inserts.first && dray__waiter_settle(q->inserts.first, dray__try_insert))
+            ;
+    }
+}
+
+void dray__pump_all(dray__controller *self)
+{
+    for (dray__served *q = self->queues; q; q = q->next)
+        pump(q);
+    dray__drops_flush(&self->drops);
+}
+
+void dray__release_held(dray__served *q)
+{
+    const dray__ledger *ledger = q->table->ledger;
+    dray__waiter *next;
+    for (dray__waiter *w = q->held.first; w; w = next) {
+        next = w->next;
+        dray_error error;
+        bool copy = dray__request_type(w->request) == DRAY__MSG_QUEUE_CHECKPOINT;
+        int rc = DRAY_OK;
+        if (w->number > ledger->safe)
+            rc = dray__ledger_check(ledger, &error);
+        if (w->number > ledger->safe && !rc)
+            return;
+        if (!rc && copy && ledger->copied.code) {
+            error = ledger->copied;
+            rc = error.code;
+        }
+        if (rc) {
+            dray__waiter_fail(w, &error);
+            continue;
+        }
+        dray__request *request = w->request;
+        dray__writer answer = w->answer;
+        w->answer = (dray__writer){0};
+        dray__waiter_free(w);
+        dray__request_reply(request, &answer, NULL, 0);
+        dray__writer_free(&answer);
+    }
+}
+
+void dray__cancel_waiting(dray__served *q, const dray__client *client, uint32_t ticket)
+{
+    dray_error error;
+    dray__line *lines[] = {&q->claims, &q->inserts, &q->waits, &q->refills};
+    dray__fail(&error, DRAY_ECANCELED, "the client gave up");
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        dray__waiter *next;
+        for (dray__waiter *w = lines[i]->first; w; w = next) {
+            next = w->next;
+            if (w->client == client && (ticket == DRAY__NONE || (w->wants && w->ticket == ticket)))
+                dray__waiter_fail(w, &error);
+        }
+    }
+}
+
+dray__waiting dray__count_waiting(const dray__served *q)
+{
+    dray__waiting waiting = {0};
+    for (const dray__waiter *w = q->claims.first; w; w = w->next)
+        if (w->wants[0].want.task < DRAY__TASKS_MAX)
+            waiting.claims[w->wants[0].want.task]++;
+    for (const dray__waiter *w = q->inserts.first; w; w = w->next)
+        waiting.inserts++;
+    for (const dray__waiter *w = q->waits.first; w; w = w->next)
+        waiting.waits++;
+    for (const dray__waiter *w = q->refills.first; w; w = w->next)
+        waiting.refills++;
+    return waiting;
+}
