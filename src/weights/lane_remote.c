@@ -19,431 +19,16 @@
  * kept, the rest is asked for again, until the update's deadline. */
 #include "base/error.h"
 #include "base/log.h"
-#include "mover/checksum.h"
-#include "mover/mover.h"
 #include "weights/remote.h"
-#include "weights/wired.h"
 
 #include <errno.h>
-#include <inttypes.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/timerfd.h>
 
-/* ---- asking ---------------------------------------------------------------------------------- */
-
-static const dray__op *op_of(const struct remote_lane *l, const struct source *s,
-                             const struct slice *slice)
-{
-    return &l->haul->sources->ops[s->parts[slice->part].op];
-}
-
-/* The dtype on the wire: the smaller one; of a member of the cohort, what lies there. */
-static int32_t wire_dtype(const struct source *s, const dray_copy *copy)
-{
-    return s->peer || dray_dtype_size((dray_dtype)copy->destination_dtype) <=
-                          dray_dtype_size((dray_dtype)copy->source_dtype)
-               ? copy->destination_dtype
-               : copy->source_dtype;
-}
-
-static uint64_t wire_bytes(const struct remote_lane *l, const struct source *s, const dray__op *op,
-                           const dray__rect *rect)
-{
-    const dray_copy *copy = &op->copy;
-    if (op->wired)
-        return dray__wired_bytes(l->haul, op, rect);
-    return dray__rect_elements(rect) * dray_dtype_size((dray_dtype)wire_dtype(s, copy));
-}
-
-/* Can what changed in a slice be written where the copy leads? */
-static bool takes_deltas(const struct remote_lane *l, const struct source *s, const dray__op *op)
-{
-    const dray_copy *copy = &op->copy;
-    return !op->wired && !s->peer && s->of->has_delta && l->haul->options.has_base &&
-           wire_dtype(s, copy) == copy->destination_dtype &&
-           DRAY__DELTA_SLICE * dray_dtype_size((dray_dtype)wire_dtype(s, copy)) <= s->segment;
-}
-
-static void start_part(struct remote_lane *l, struct source *s, const struct part *part,
-                       const dray__op *op)
-{
-    s->in_part = true;
-    s->has_ahead = takes_deltas(l, s, op);
-    if (op->wired) {
-        dray__rect cells = dray__wired_cells(l->haul, op, &part->rect);
-        dray__slicer_start(&s->slicer, &cells, dray__wired_cell_bytes(l->haul, op), s->segment);
-    } else if (s->has_ahead) {
-        dray__delta_grid(s->of->layout, part->block, &part->rect, &s->walk);
-        dray__delta_grid_next(&s->walk, &s->ahead);
-    } else {
-        dray__slicer_start(&s->slicer, &part->rect,
-                           dray_dtype_size((dray_dtype)wire_dtype(s, &op->copy)), s->segment);
-    }
-}
-
-/* Takes the next slice of the source's parts, if it has at most `room` bytes. */
-static bool next_slice(struct remote_lane *l, struct source *s, uint64_t room, struct slice *out)
-{
-    if (s->next == s->count)
-        return false;
-    const struct part *part = &s->parts[s->next];
-    const dray__op *op = &l->haul->sources->ops[part->op];
-    if (!s->in_part)
-        start_part(l, s, part, op);
-    if (s->has_ahead)
-        out->rect = s->ahead;
-    else
-        dray__slicer_peek(&s->slicer, &out->rect);
-    if (op->wired)
-        out->rect = dray__wired_elements(l->haul, op, &out->rect);
-    if (wire_bytes(l, s, op, &out->rect) > room)
-        return false;
-    out->part = s->next;
-    bool more;
-    if (s->has_ahead) {
-        more = dray__delta_grid_next(&s->walk, &s->ahead);
-    } else {
-        dray__slicer_next(&s->slicer);
-        more = !s->slicer.done;
-    }
-    if (!more) {
-        s->in_part = false;
-        s->next++;
-    }
-    return true;
-}
-
-static struct request *request_new(struct remote_lane *l)
-{
-    struct request *request = l->spare;
-    l->spare = NULL;
-    if (!request)
-        request = malloc(sizeof *request + RECTS * sizeof *request->slices);
-    if (request) {
-        request->next = NULL;
-        request->count = 0;
-        request->bytes = 0;
-        request->plain = !l->haul->options.has_base;
-    }
-    return request;
-}
-
-static void request_end(struct remote_lane *l, struct request *request)
-{
-    if (l->spare)
-        free(request);
-    else
-        l->spare = request;
-}
-
-/* The next request to a source: one to be asked again, or a new one. *out NULL: none is left. */
-static int next_request(struct remote_lane *l, struct source *s, struct request **out,
-                        dray_error *error)
-{
-    struct request *request = s->again.first;
-    if (request) {
-        s->again.first = request->next;
-        if (!s->again.first)
-            s->again.last = &s->again.first;
-        request->next = NULL;
-        *out = request;
-        return DRAY_OK;
-    }
-    request = request_new(l);
-    if (!request)
-        return dray__nomem(error);
-    struct slice *slice = request->slices;
-    while (request->count < RECTS && next_slice(l, s, s->segment - request->bytes, slice)) {
-        const dray__op *op = op_of(l, s, slice);
-        request->bytes += wire_bytes(l, s, op, &slice->rect);
-        request->plain |= !takes_deltas(l, s, op);
-        request->count++;
-        slice++;
-    }
-    *out = request->count ? request : NULL;
-    if (!request->count)
-        request_end(l, request);
-    return DRAY_OK;
-}
-
-static bool wants_more(const struct source *s)
-{
-    return s->again.first || s->next < s->count;
-}
-
-/* Nobody else in the group, and no whole tensor's sum, will find a misread source. */
-static bool twice(const struct remote_lane *l, const dray__op *op)
-{
-    const bool *compared = l->haul->options.compared;
-    return !op->owned || (compared && !compared[op->copy.tensor]);
-}
-
-static void put(struct remote_lane *l, struct source *s, struct request *request)
-{
-    dray__pull_rect rects[RECTS];
-    for (uint32_t i = 0; i < request->count; i++) {
-        const struct slice *slice = &request->slices[i];
-        const struct part *part = &s->parts[slice->part];
-        const dray__op *op = op_of(l, s, slice);
-        uint32_t tensor = dray_layout_block(s->of->layout, part->block)->tensor;
-        rects[i] = (dray__pull_rect){.block = part->block,
-                                     .ndim = dray_layout_tensor(s->of->layout, tensor)->ndim,
-                                     .dtype = wire_dtype(s, &op->copy),
-                                     .twice = !s->peer && twice(l, op),
-                                     .rect = slice->rect};
-        if (op->wired) {
-            rects[i].quantised = true;
-            rects[i].quant = dray__wired_quant(l->haul, op);
-            rects[i].dtype = rects[i].quant.dtype;
-        }
-    }
-    const dray__haul_options *o = &l->haul->options;
-    dray__pull_base base = {o->incarnation, o->base, o->version};
-    request->id = ++l->last_id;
-    request->asked_ns = dray__now();
-    uint16_t flags =
-        (uint16_t)((o->verify ? DRAY__PULL_SUMS : 0) | (s->peer ? DRAY__PULL_COHORT : 0) |
-                   (s->staged ? DRAY__PULL_ARENA : 0));
-    dray__pull_put_request(dray__peer_out(s->of->peer), request->id, flags, s->of->token,
-                           s->peer ? o->run : o->attempt, s->peer || request->plain ? NULL : &base,
-                           rects, request->count);
-    if (!s->flying.first)
-        dray__peer_touch(s->of->peer);
-    *s->flying.last = request;
-    s->flying.last = &request->next;
-    s->flying_bytes += request->bytes;
-    l->in_flight += request->bytes;
-    uint64_t held = l->in_flight + l->slot_count * l->segment;
-    if (held > l->peak)
-        l->peak = held;
-}
-
-/* Of a source with an arena: is an answer due, beside the one that is being copied out? */
-static bool unanswered(const struct source *s)
-{
-    return s->flying.first && (!s->copying || s->flying.first->next);
-}
-
-/* Fills the source's share of the window. */
-static int ask(struct remote_lane *l, struct source *s, dray_error *error)
-{
-    uint64_t share = s->probing ? 0 : l->window / (l->active ? l->active : 1);
-    if (dray__now() < s->asleep_ns)
-        return DRAY_OK;
-    while (wants_more(s)) {
-        bool first = !s->flying.first;
-        if (l->in_flight + s->segment > l->window ||
-            (!first && s->flying_bytes + s->segment > share) || (s->staged && unanswered(s)))
-            break;
-        struct request *request = NULL;
-        int rc = next_request(l, s, &request, error);
-        if (rc)
-            return rc;
-        if (!request)
-            break;
-        put(l, s, request);
-    }
-    return DRAY_OK;
-}
-
-/* ---- taking ---------------------------------------------------------------------------------- */
-
-/* From the slot, where the slice lies dense at `offset`, to its place. */
-static dray_copy out_of_slot(const struct source *s, const dray_copy *op, const dray__rect *rect,
-                             uint64_t offset)
-{
-    dray_copy out = dray__copy_cut(op, rect), dense = out;
-    dray__copy_to_dense(&dense, wire_dtype(s, op), offset);
-    out.source_region = 0;
-    out.source_dtype = wire_dtype(s, op);
-    out.source_offset = offset;
-    memcpy(out.source_stride, dense.destination_stride, sizeof out.source_stride);
-    return out;
-}
-
-/* What the head of an answer says of rectangle i. */
-struct told {
-    uint64_t source_sum, sum;
-    uint64_t bytes; /* of the data */
-};
-
-/* Before what it says of rectangles: where in the arena they are. */
-static size_t head_start(const struct source *s)
-{
-    return s->staged ? sizeof(uint64_t) : 0;
-}
-
-static uint64_t place_of(const struct source *s, const uint8_t *head)
-{
-    dray__reader in = dray__reader_of(head, head_start(s));
-    return s->staged ? dray__get_u64(&in) : 0;
-}
-
-static const dray_region *landing(const struct source *s)
-{
-    return s->staged ? s->of->arena : s->slot;
-}
-
-static struct told told_of(const struct remote_lane *l, const struct source *s,
-                           const struct request *request, const uint8_t *head, uint32_t i)
-{
-    bool verify = l->haul->options.verify;
-    size_t size = dray__pull_head_bytes(verify, !request->plain);
-    dray__reader in = dray__reader_of(head + head_start(s) + i * size, size);
-    struct told told = {0};
-    if (verify) {
-        told.source_sum = dray__get_u64(&in);
-        told.sum = dray__get_u64(&in);
-    }
-    const struct slice *slice = &request->slices[i];
-    told.bytes =
-        request->plain ? wire_bytes(l, s, op_of(l, s, slice), &slice->rect) : dray__get_u32(&in);
-    return told;
-}
-
-/* Where each rectangle's data landed, and which are deltas. */
-static void look(struct remote_lane *l, const struct source *s, const struct request *request,
-                 const uint8_t *head)
-{
-    uint64_t offset = place_of(s, head);
-    for (uint32_t i = 0; i < request->count; i++) {
-        const struct slice *slice = &request->slices[i];
-        const dray__op *op = op_of(l, s, slice);
-        uint64_t bytes = told_of(l, s, request, head, i).bytes;
-        l->copies[i] = out_of_slot(s, &op->copy, &slice->rect, offset);
-        l->sparse[i] = bytes < wire_bytes(l, s, op, &slice->rect);
-        l->wired[i] = op->wired;
-        l->at[i] = offset;
-        l->sums[i] = l->slot_sums[i] = 0;
-        offset += bytes;
-    }
-}
-
-static int place_delta(struct remote_lane *l, const struct source *s, uint32_t i, uint64_t bytes,
-                       dray_error *error)
-{
-    const dray_copy *copy = &l->copies[i];
-    dray_region *to = l->haul->destination->regions[copy->destination_region];
-    const uint8_t *data = dray_region_base(landing(s));
-    int rc =
-        dray__delta_decode(data + copy->source_offset, bytes, copy, dray_region_base(to), error);
-    if (rc == DRAY_OK && l->haul->options.verify)
-        l->sums[i] = l->slot_sums[i] = dray__haul_read_back(l->haul, to, copy);
-    l->delta_bytes += bytes;
-    l->delta_covered_bytes += dray__copy_bytes(copy);
-    return rc;
-}
-
-static int place(struct remote_lane *l, struct source *s, const struct request *request,
-                 const uint8_t *head, dray_error *error)
-{
-    const dray__destination *to = l->haul->destination;
-    bool verify = l->haul->options.verify;
-    look(l, s, request, head);
-    for (uint32_t i = 0, end; i < request->count; i = end) {
-        uint32_t region = l->copies[i].destination_region;
-        end = i + 1;
-        if (l->wired[i]) { /* placed when all of the answer is known to be right */
-            const uint8_t *data = dray_region_base(landing(s));
-            const struct slice *slice = &request->slices[i];
-            if (verify)
-                l->slot_sums[i] =
-                    dray__wired_sum(l->haul, op_of(l, s, slice), &slice->rect, data + l->at[i]);
-            continue;
-        }
-        if (l->sparse[i]) {
-            int rc = place_delta(l, s, i, told_of(l, s, request, head, i).bytes, error);
-            if (rc)
-                return rc;
-            continue;
-        }
-        while (end < request->count && !l->sparse[end] && !l->wired[end] &&
-               l->copies[end].destination_region == region)
-            end++;
-        dray__move_options options = {.layout = to->layout,
-                                      .sums = verify ? l->sums + i : NULL,
-                                      .source_sums = verify ? l->slot_sums + i : NULL};
-        int rc = dray__move_all(landing(s), to->regions[region], l->copies + i, end - i, &options,
-                                error);
-        if (rc)
-            return rc;
-    }
-    return DRAY_OK;
-}
-
-/* What was quantised, once it is known to be right. */
-static int place_wired(struct remote_lane *l, struct source *s, const struct request *request,
-                       dray_error *error)
-{
-    int rc = DRAY_OK;
-    for (uint32_t i = 0; i < request->count && rc == DRAY_OK; i++)
-        if (l->wired[i])
-            rc = dray__wired_place(l->haul, op_of(l, s, &request->slices[i]),
-                                   &request->slices[i].rect, landing(s), l->at[i], error);
-    return rc;
-}
-
-/* Is what came what was sent? */
-static bool unchanged(const struct remote_lane *l, const struct source *s,
-                      const struct request *request, const uint8_t *head)
-{
-    for (uint32_t i = 0; i < request->count; i++)
-        if (told_of(l, s, request, head, i).sum != l->slot_sums[i])
-            return false;
-    return true;
-}
-
-static void enter(struct remote_lane *l, struct source *s, const struct request *request,
-                  const uint8_t *head)
-{
-    dray__haul *h = l->haul;
-    for (uint32_t i = 0; i < request->count; i++) {
-        const dray__op *op = op_of(l, s, &request->slices[i]);
-        uint64_t source_sum = told_of(l, s, request, head, i).source_sum;
-        if (l->wired[i]) {
-            dray_copy origin = dray__copy_cut(&op->copy, &request->slices[i].rect);
-            if (op->owned)
-                dray__haul_own(h, &origin, source_sum);
-            continue;
-        }
-        h->expected[op->block] += l->sums[i];
-        h->found[op->block] += dray__haul_read_back(
-            h, h->destination->regions[l->copies[i].destination_region], &l->copies[i]);
-        dray_copy origin = l->copies[i];
-        origin.source_dtype = op->copy.source_dtype;
-        if (op->owned)
-            dray__haul_own(h, &origin, source_sum);
-        if (l->shares && dray__cohort_shared(l->cohort, op->block))
-            dray__shares_enter(l->shares, op->block, &request->slices[i].rect, source_sum,
-                               l->sums[i]);
-    }
-}
-
-/* The same without verification: that it is here. */
-static void enter_unchecked(struct remote_lane *l, struct source *s, const struct request *request)
-{
-    for (uint32_t i = 0; i < request->count && l->shares; i++) {
-        const dray__op *op = op_of(l, s, &request->slices[i]);
-        if (!l->wired[i] && dray__cohort_shared(l->cohort, op->block))
-            dray__shares_enter(l->shares, op->block, &request->slices[i].rect, 0, 0);
-    }
-}
-
-/* Takes the oldest request off those in flight. */
-static struct request *landed(struct remote_lane *l, struct source *s)
-{
-    struct request *request = s->flying.first;
-    s->flying.first = request->next;
-    if (!s->flying.first)
-        s->flying.last = &s->flying.first;
-    s->flying_bytes -= request->bytes;
-    l->in_flight -= request->bytes;
-    request->next = NULL;
-    return request;
-}
+/* ---- answers --------------------------------------------------------------------------------- */
 
 static int break_off(struct remote_lane *l, struct source *s, const dray_error *why,
                      dray_error *error);
@@ -466,12 +51,12 @@ static int take(struct remote_lane *l, struct source *s, const uint8_t *head, dr
 {
     struct request *request = s->flying.first;
     int64_t begin = dray__now();
-    int rc = place(l, s, request, head, error);
+    int rc = dray__remote_place(l, s, request, head, error);
     int64_t placed = dray__now();
     l->haul->move_ns += placed - begin;
     if (rc)
         return rc;
-    if (l->haul->options.verify && !unchanged(l, s, request, head)) {
+    if (l->haul->options.verify && !dray__remote_unchanged(l, s, request, head)) {
         dray_error why;
         request->plain = true; /* or what was held is not what it was */
         dray__fail(&why, DRAY_ECHECKSUM, "what came from %s is not what it sent", s->of->name);
@@ -491,44 +76,26 @@ static int take(struct remote_lane *l, struct source *s, const uint8_t *head, dr
     for (uint32_t i = 0; i < request->count; i++)
         if (!l->wired[i])
             l->haul->bytes += dray__copy_bytes(&l->copies[i]);
-    rc = place_wired(l, s, request, error);
+    rc = dray__remote_place_wired(l, s, request, error);
     if (rc)
         return rc;
     if (l->haul->options.verify)
-        enter(l, s, request, head);
+        dray__remote_enter(l, s, request, head);
     else
-        enter_unchecked(l, s, request);
+        dray__remote_enter_unchecked(l, s, request);
     if (s->peer && s->of->host == l->haul->destination->host)
         l->fanned_bytes += request->bytes;
     s->probing = false;
     s->brought_ns = dray__now();
     l->haul->verify_ns += dray__now() - placed;
     uint32_t id = request->id;
-    request_end(l, landed(l, s));
+    dray__remote_end(l, dray__remote_landed(l, s));
     if (s->staged)
         hand_back(s, id);
     else
         l->slots[l->free_slots++] = s->slot;
     s->slot = NULL;
     return DRAY_OK;
-}
-
-/* Do the rectangles' data add up to what came, none with more than its elements take? */
-static bool sizes_fit(const struct remote_lane *l, const struct source *s,
-                      const struct request *request, const dray__arrival *arrival)
-{
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < request->count; i++) {
-        const struct slice *slice = &request->slices[i];
-        uint64_t part = told_of(l, s, request, arrival->head, i).bytes;
-        if (part > wire_bytes(l, s, op_of(l, s, slice), &slice->rect))
-            return false;
-        bytes += part;
-    }
-    if (!s->staged)
-        return bytes == arrival->header.data_bytes;
-    uint64_t at = place_of(s, arrival->head), size = dray_region_bytes(s->of->arena);
-    return !arrival->header.data_bytes && at % 64 == 0 && at <= size && bytes <= size - at;
 }
 
 /* Does the answer belong to the oldest request, and is it of the right size? */
@@ -550,9 +117,9 @@ static int check_answer(const struct remote_lane *l, const struct source *s,
     }
     if (!request || request->id != header->id ||
         header->head_bytes !=
-            head_start(s) +
+            dray__remote_head_start(s) +
                 request->count * dray__pull_head_bytes(l->haul->options.verify, !request->plain) ||
-        !sizes_fit(l, s, request, arrival))
+        !dray__remote_fits(l, s, request, arrival))
         return dray__fail(error, DRAY_EPROTO, "publisher %s at %s: not the answer that was due",
                           s->of->name, s->of->endpoint);
     return DRAY_OK;
@@ -564,7 +131,7 @@ static int not_yet(struct remote_lane *l, struct source *s, dray_error *error)
     int rc = dray__peer_recv_data(s->of->peer, NULL, error); /* there is none */
     if (rc)
         return rc;
-    struct request *request = landed(l, s);
+    struct request *request = dray__remote_landed(l, s);
     *s->again.last = request;
     s->again.last = &request->next;
     s->probing = true;
@@ -588,11 +155,11 @@ static int never(struct remote_lane *l, struct source *s, dray_error *error)
     int rc = dray__peer_recv_data(s->of->peer, NULL, error);
     if (rc)
         return rc;
-    struct request *request = landed(l, s);
+    struct request *request = dray__remote_landed(l, s);
     bool kept = true;
     for (uint32_t i = 0; i < request->count; i++)
         kept &= go_home(l, s, &request->slices[i]);
-    request_end(l, request);
+    dray__remote_end(l, request);
     return kept ? DRAY_OK : dray__nomem(error);
 }
 
@@ -605,7 +172,7 @@ static bool needs_slot(const struct source *s)
 static int ask_ahead(struct remote_lane *l, struct source *s, dray_error *error)
 {
     s->copying = true;
-    int rc = ask(l, s, error);
+    int rc = dray__remote_ask(l, s, error);
     s->copying = false;
     if (rc == DRAY_OK)
         dray__peer_send(s->of->peer, NULL); /* what is wrong with it shows the next time */
@@ -698,7 +265,7 @@ static int desert(struct remote_lane *l, struct source *s, const dray_error *why
             for (uint32_t i = 0; i < r->count; i++)
                 kept &= go_home(l, s, &r->slices[i]);
     struct slice slice;
-    while (next_slice(l, s, UINT64_MAX, &slice))
+    while (dray__remote_next_slice(l, s, UINT64_MAX, &slice))
         kept &= go_home(l, s, &slice);
     for (size_t q = 0; q < 2; q++) {
         dray__remote_free(queues[q]);
@@ -727,7 +294,7 @@ static int watch(struct remote_lane *l, struct source *s, dray_error *error)
 /* Is there anything to ask, to get, or to hand back? */
 static bool is_busy(const struct source *s)
 {
-    return wants_more(s) || s->flying.first || (s->staged && dray__peer_owes(s->of->peer));
+    return dray__remote_wants(s) || s->flying.first || (s->staged && dray__peer_owes(s->of->peer));
 }
 
 /* The two sides do not agree on how to speak: trying again changes nothing. */
@@ -748,7 +315,7 @@ static int serve(struct remote_lane *l, struct source *s, bool *moved, dray_erro
         return DRAY_OK;
     int rc = dray__peer_open(s->of->peer, &why);
     if (rc == DRAY_OK) {
-        rc = ask(l, s, error);
+        rc = dray__remote_ask(l, s, error);
         if (rc)
             return rc;
         rc = dray__peer_send(s->of->peer, &why);
@@ -850,7 +417,7 @@ static void lane_explain(const void *lane, dray_error *error)
     const struct remote_lane *l = lane;
     for (uint32_t i = 0; i < l->count; i++) {
         const struct source *s = &l->sources[i];
-        if (!wants_more(s) && !s->flying.first)
+        if (!dray__remote_wants(s) && !s->flying.first)
             continue;
         dray__fail_prefix(error, error->code, "publisher %s at %s%s%s: ", s->of->name,
                           s->of->endpoint, s->broken ? " cannot be reached, " : " answers slowly",

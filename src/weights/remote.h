@@ -1,5 +1,6 @@
-/* What the two files of the lane of sources behind data servers share: lane_remote.c, which asks
- * and takes, and remote_open.c, which deals what is to be read to those it is read from. */
+/* What the files of the lane of sources behind data servers share: lane_remote.c, which steps it,
+ * remote_open.c, which deals what is to be read to those it is read from, remote_ask.c and
+ * remote_take.c, which ask for it and put it in its place. */
 #ifndef DRAY_WEIGHTS_REMOTE_H
 #define DRAY_WEIGHTS_REMOTE_H
 
@@ -107,5 +108,42 @@ void dray__remote_close(void *lane);
 /* Something more to read from a source. false: out of memory. */
 bool dray__remote_push(struct source *source, const struct part *part);
 void dray__remote_free(struct queue *queue);
+
+/* ---- remote_ask.c */
+const dray__op *dray__remote_op(const struct remote_lane *l, const struct source *s,
+                                const struct slice *slice);
+/* The dtype on the wire: the smaller one; of a member of the cohort, what lies there. */
+int32_t dray__remote_dtype(const struct source *s, const dray_copy *copy);
+uint64_t dray__remote_bytes(const struct remote_lane *l, const struct source *s, const dray__op *op,
+                            const dray__rect *rect);
+/* Takes the next slice of the source's parts, if it has at most `room` bytes. */
+bool dray__remote_next_slice(struct remote_lane *l, struct source *s, uint64_t room,
+                             struct slice *out);
+bool dray__remote_wants(const struct source *s); /* something is still to be asked for */
+/* Fills the source's share of the window. */
+int dray__remote_ask(struct remote_lane *l, struct source *s, dray_error *error);
+/* Takes the oldest request off those in flight; what becomes of it. */
+struct request *dray__remote_landed(struct remote_lane *l, struct source *s);
+void dray__remote_end(struct remote_lane *l, struct request *request);
+
+/* ---- remote_take.c: `head` is that of an answer, behind its header */
+size_t dray__remote_head_start(const struct source *s); /* before what it says of rectangles */
+/* Do the rectangles' data add up to what came, none with more than its elements take? */
+bool dray__remote_fits(const struct remote_lane *l, const struct source *s,
+                       const struct request *request, const dray__arrival *arrival);
+/* Moves what landed to its place, but for what was quantised. */
+int dray__remote_place(struct remote_lane *l, struct source *s, const struct request *request,
+                       const uint8_t *head, dray_error *error);
+/* What was quantised, once it is known to be right. */
+int dray__remote_place_wired(struct remote_lane *l, struct source *s, const struct request *request,
+                             dray_error *error);
+/* Is what came what was sent? */
+bool dray__remote_unchanged(const struct remote_lane *l, const struct source *s,
+                            const struct request *request, const uint8_t *head);
+/* Into the books, and to those who take it from here; without verification, the latter alone. */
+void dray__remote_enter(struct remote_lane *l, struct source *s, const struct request *request,
+                        const uint8_t *head);
+void dray__remote_enter_unchecked(struct remote_lane *l, struct source *s,
+                                  const struct request *request);
 
 #endif

@@ -1,0 +1,205 @@
+/* Taking of the lane of sources behind data servers (remote.h): from where an answer landed to its
+ * place, and into the books. */
+#include "base/error.h"
+#include "mover/mover.h"
+#include "weights/remote.h"
+#include "weights/wired.h"
+
+#include <string.h>
+
+/* From the slot, where the slice lies dense at `offset`, to its place. */
+static dray_copy out_of_slot(const struct source *s, const dray_copy *op, const dray__rect *rect,
+                             uint64_t offset)
+{
+    dray_copy out = dray__copy_cut(op, rect), dense = out;
+    dray__copy_to_dense(&dense, dray__remote_dtype(s, op), offset);
+    out.source_region = 0;
+    out.source_dtype = dray__remote_dtype(s, op);
+    out.source_offset = offset;
+    memcpy(out.source_stride, dense.destination_stride, sizeof out.source_stride);
+    return out;
+}
+
+/* What the head of an answer says of rectangle i. */
+struct told {
+    uint64_t source_sum, sum;
+    uint64_t bytes; /* of the data */
+};
+
+size_t dray__remote_head_start(const struct source *s)
+{
+    return s->staged ? sizeof(uint64_t) : 0;
+}
+
+static uint64_t place_of(const struct source *s, const uint8_t *head)
+{
+    dray__reader in = dray__reader_of(head, dray__remote_head_start(s));
+    return s->staged ? dray__get_u64(&in) : 0;
+}
+
+static const dray_region *landing(const struct source *s)
+{
+    return s->staged ? s->of->arena : s->slot;
+}
+
+static struct told told_of(const struct remote_lane *l, const struct source *s,
+                           const struct request *request, const uint8_t *head, uint32_t i)
+{
+    bool verify = l->haul->options.verify;
+    size_t size = dray__pull_head_bytes(verify, !request->plain);
+    dray__reader in = dray__reader_of(head + dray__remote_head_start(s) + i * size, size);
+    struct told told = {0};
+    if (verify) {
+        told.source_sum = dray__get_u64(&in);
+        told.sum = dray__get_u64(&in);
+    }
+    const struct slice *slice = &request->slices[i];
+    told.bytes = request->plain
+                     ? dray__remote_bytes(l, s, dray__remote_op(l, s, slice), &slice->rect)
+                     : dray__get_u32(&in);
+    return told;
+}
+
+/* Where each rectangle's data landed, and which are deltas. */
+static void look(struct remote_lane *l, const struct source *s, const struct request *request,
+                 const uint8_t *head)
+{
+    uint64_t offset = place_of(s, head);
+    for (uint32_t i = 0; i < request->count; i++) {
+        const struct slice *slice = &request->slices[i];
+        const dray__op *op = dray__remote_op(l, s, slice);
+        uint64_t bytes = told_of(l, s, request, head, i).bytes;
+        l->copies[i] = out_of_slot(s, &op->copy, &slice->rect, offset);
+        l->sparse[i] = bytes < dray__remote_bytes(l, s, op, &slice->rect);
+        l->wired[i] = op->wired;
+        l->at[i] = offset;
+        l->sums[i] = l->slot_sums[i] = 0;
+        offset += bytes;
+    }
+}
+
+static int place_delta(struct remote_lane *l, const struct source *s, uint32_t i, uint64_t bytes,
+                       dray_error *error)
+{
+    const dray_copy *copy = &l->copies[i];
+    dray_region *to = l->haul->destination->regions[copy->destination_region];
+    const uint8_t *data = dray_region_base(landing(s));
+    int rc =
+        dray__delta_decode(data + copy->source_offset, bytes, copy, dray_region_base(to), error);
+    if (rc == DRAY_OK && l->haul->options.verify)
+        l->sums[i] = l->slot_sums[i] = dray__haul_read_back(l->haul, to, copy);
+    l->delta_bytes += bytes;
+    l->delta_covered_bytes += dray__copy_bytes(copy);
+    return rc;
+}
+
+int dray__remote_place(struct remote_lane *l, struct source *s, const struct request *request,
+                       const uint8_t *head, dray_error *error)
+{
+    const dray__destination *to = l->haul->destination;
+    bool verify = l->haul->options.verify;
+    look(l, s, request, head);
+    for (uint32_t i = 0, end; i < request->count; i = end) {
+        uint32_t region = l->copies[i].destination_region;
+        end = i + 1;
+        if (l->wired[i]) { /* placed when all of the answer is known to be right */
+            const uint8_t *data = dray_region_base(landing(s));
+            const struct slice *slice = &request->slices[i];
+            if (verify)
+                l->slot_sums[i] = dray__wired_sum(l->haul, dray__remote_op(l, s, slice),
+                                                  &slice->rect, data + l->at[i]);
+            continue;
+        }
+        if (l->sparse[i]) {
+            int rc = place_delta(l, s, i, told_of(l, s, request, head, i).bytes, error);
+            if (rc)
+                return rc;
+            continue;
+        }
+        while (end < request->count && !l->sparse[end] && !l->wired[end] &&
+               l->copies[end].destination_region == region)
+            end++;
+        dray__move_options options = {.layout = to->layout,
+                                      .sums = verify ? l->sums + i : NULL,
+                                      .source_sums = verify ? l->slot_sums + i : NULL};
+        int rc = dray__move_all(landing(s), to->regions[region], l->copies + i, end - i, &options,
+                                error);
+        if (rc)
+            return rc;
+    }
+    return DRAY_OK;
+}
+
+int dray__remote_place_wired(struct remote_lane *l, struct source *s, const struct request *request,
+                             dray_error *error)
+{
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < request->count && rc == DRAY_OK; i++)
+        if (l->wired[i])
+            rc = dray__wired_place(l->haul, dray__remote_op(l, s, &request->slices[i]),
+                                   &request->slices[i].rect, landing(s), l->at[i], error);
+    return rc;
+}
+
+/* Is what came what was sent? */
+bool dray__remote_unchanged(const struct remote_lane *l, const struct source *s,
+                            const struct request *request, const uint8_t *head)
+{
+    for (uint32_t i = 0; i < request->count; i++)
+        if (told_of(l, s, request, head, i).sum != l->slot_sums[i])
+            return false;
+    return true;
+}
+
+void dray__remote_enter(struct remote_lane *l, struct source *s, const struct request *request,
+                        const uint8_t *head)
+{
+    dray__haul *h = l->haul;
+    for (uint32_t i = 0; i < request->count; i++) {
+        const dray__op *op = dray__remote_op(l, s, &request->slices[i]);
+        uint64_t source_sum = told_of(l, s, request, head, i).source_sum;
+        if (l->wired[i]) {
+            dray_copy origin = dray__copy_cut(&op->copy, &request->slices[i].rect);
+            if (op->owned)
+                dray__haul_own(h, &origin, source_sum);
+            continue;
+        }
+        h->expected[op->block] += l->sums[i];
+        h->found[op->block] += dray__haul_read_back(
+            h, h->destination->regions[l->copies[i].destination_region], &l->copies[i]);
+        dray_copy origin = l->copies[i];
+        origin.source_dtype = op->copy.source_dtype;
+        if (op->owned)
+            dray__haul_own(h, &origin, source_sum);
+        if (l->shares && dray__cohort_shared(l->cohort, op->block))
+            dray__shares_enter(l->shares, op->block, &request->slices[i].rect, source_sum,
+                               l->sums[i]);
+    }
+}
+
+void dray__remote_enter_unchecked(struct remote_lane *l, struct source *s,
+                                  const struct request *request)
+{
+    for (uint32_t i = 0; i < request->count && l->shares; i++) {
+        const dray__op *op = dray__remote_op(l, s, &request->slices[i]);
+        if (!l->wired[i] && dray__cohort_shared(l->cohort, op->block))
+            dray__shares_enter(l->shares, op->block, &request->slices[i].rect, 0, 0);
+    }
+}
+
+bool dray__remote_fits(const struct remote_lane *l, const struct source *s,
+                       const struct request *request, const dray__arrival *arrival)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < request->count; i++) {
+        const struct slice *slice = &request->slices[i];
+        uint64_t part = told_of(l, s, request, arrival->head, i).bytes;
+        if (part > dray__remote_bytes(l, s, dray__remote_op(l, s, slice), &slice->rect))
+            return false;
+        bytes += part;
+    }
+    if (!s->staged)
+        return bytes == arrival->header.data_bytes;
+    uint64_t at = place_of(s, arrival->head), size = dray_region_bytes(s->of->arena);
+    return !arrival->header.data_bytes && at % 64 == 0 && at <= size && bytes <= size - at;
+}
