@@ -462,12 +462,17 @@ bool dray__tls_pending(const dray__tls *tls)
 
 /* ---- keys of keys ---------------------------------------------------------------------------- */
 
+bool dray__keyed_hash(const uint8_t key[DRAY__TLS_KEY], const void *data, size_t size,
+                      uint8_t out[DRAY__TLS_KEY])
+{
+    unsigned int made = 0;
+    return HMAC(EVP_sha256(), key, DRAY__TLS_KEY, data, size, out, &made) && made == DRAY__TLS_KEY;
+}
+
 bool dray__derive_key(const uint8_t key[DRAY__TLS_KEY], const char *text,
                       uint8_t out[DRAY__TLS_KEY])
 {
-    unsigned size = DRAY__TLS_KEY;
-    return HMAC(EVP_sha256(), key, DRAY__TLS_KEY, (const unsigned char *)text, strlen(text), out,
-                &size) != NULL;
+    return dray__keyed_hash(key, text, strlen(text), out);
 }
 
 bool dray__same_bytes(const void *a, const void *b, size_t size)

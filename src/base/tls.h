@@ -58,6 +58,9 @@ int dray__tls_buffer(dray__tls *tls, size_t bytes, dray_error *error);
 /* HMAC-SHA256(key, text): keys that one key is the source of. false: out of memory. */
 bool dray__derive_key(const uint8_t key[DRAY__TLS_KEY], const char *text,
                       uint8_t out[DRAY__TLS_KEY]);
+/* The same of any bytes: a proof of them that only who knows the key can give. */
+bool dray__keyed_hash(const uint8_t key[DRAY__TLS_KEY], const void *data, size_t size,
+                      uint8_t out[DRAY__TLS_KEY]);
 /* Takes the same time for every wrong one. */
 bool dray__same_bytes(const void *a, const void *b, size_t size);
 void dray__forget_bytes(void *data, size_t size); /* zeros that no compiler leaves out */

@@ -28,7 +28,8 @@ struct dray__peer {
     bool offered;  /* all of the offer is out */
     bool plain;    /* UCX failed, and nobody asked for it by name: not again */
     dray__ucx *ucx;
-    dray__writer offer;
+    dray__offer offer;
+    dray__writer offer_out;
     size_t offer_at;
 };
 
@@ -68,7 +69,7 @@ void dray__peer_free(dray__peer *peer)
         return;
     dray__peer_drop(peer);
     dray__writer_free(&peer->out);
-    dray__writer_free(&peer->offer);
+    dray__writer_free(&peer->offer_out);
     free(peer->endpoint);
     free(peer->in);
     free(peer);
@@ -199,7 +200,7 @@ static int read_head(dray__peer *peer, dray__arrival *out, dray_error *error)
 
 /* ---- UCX ------------------------------------------------------------------------------------- */
 
-static int make_offer(dray__peer *peer, dray_error *error)
+static int begin_offer(dray__peer *peer, dray_error *error)
 {
     int ready = dray__stream_ready(peer->stream);
     if (ready)
@@ -210,12 +211,8 @@ static int make_offer(dray__peer *peer, dray_error *error)
         peer->offering = false;
         return DRAY_OK;
     }
-    if (rc)
-        return rc;
-    dray__writer_reset(&peer->offer);
     peer->offer_at = 0;
-    dray__offer_put(&peer->offer, peer->ucx);
-    return DRAY_OK;
+    return rc ? rc : dray__offer_greet(&peer->offer, &peer->offer_out, error);
 }
 
 /* Where nobody asked for UCX by name, the socket does as well. */
@@ -235,41 +232,59 @@ static int refused(dray__peer *peer, const dray__arrival *answer, dray_error *er
     return rc;
 }
 
-/* Comes to an agreement with the data server on what goes on. */
-static int agree(dray__peer *peer, dray_error *error)
+/* What the data server says to the greeting, or the offer. */
+static int next_step(dray__peer *peer, dray__arrival *answer, dray_error *error)
 {
-    int rc = peer->ucx ? DRAY_OK : make_offer(peer, error);
-    if (rc || !peer->offering)
-        return rc;
+    int rc = DRAY_OK;
     if (!peer->offered)
-        rc = send_all(peer, &peer->offer, &peer->offer_at, error);
+        rc = send_all(peer, &peer->offer_out, &peer->offer_at, error);
     if (rc)
         return rc;
     peer->offered = true;
-    dray__arrival answer;
-    rc = read_head(peer, &answer, error);
+    rc = read_head(peer, answer, error);
     if (rc)
         return rc;
-    if (answer.header.data_bytes)
-        return dray__fail(error, DRAY_EPROTO, "%s: data in answer to an offer", peer->endpoint);
-    if (answer.header.status) {
-        rc = refused(peer, &answer, error);
-    } else {
-        rc = dray__offer_taken(answer.head, answer.header.head_bytes, peer->ucx, error);
-        if (rc &&
-            peer->keys->transport != DRAY__TRANSPORT_UCX) { /* the other side went on already */
-            peer->plain = true;
-            return dray__fail_prefix(error, DRAY_ECLOSED, "%s: ", peer->endpoint);
-        }
-        if (rc)
-            return rc;
-        dray__ucx *ucx = peer->ucx;
-        peer->ucx = NULL;
-        rc = dray__stream_use_ucx(peer->stream, ucx, error);
-    }
-    peer->offering = false;
     peer->in_have = 0;
     peer->have_header = false;
+    return answer->header.data_bytes
+               ? dray__fail(error, DRAY_EPROTO, "%s: data in answer to an offer", peer->endpoint)
+               : DRAY_OK;
+}
+
+static int go_over(dray__peer *peer, const dray__arrival *answer, dray_error *error)
+{
+    int rc = dray__offer_taken(&peer->offer, peer->keys, answer->head, answer->header.head_bytes,
+                               peer->ucx, error);
+    if (rc && peer->keys->transport != DRAY__TRANSPORT_UCX) { /* the other side went on already */
+        peer->plain = true;
+        return dray__fail_prefix(error, DRAY_ECLOSED, "%s: ", peer->endpoint);
+    }
+    if (rc)
+        return rc;
+    dray__ucx *ucx = peer->ucx;
+    peer->ucx = NULL;
+    return dray__stream_use_ucx(peer->stream, ucx, error);
+}
+
+/* Comes to an agreement with the data server on what goes on. */
+static int agree(dray__peer *peer, dray_error *error)
+{
+    dray__arrival answer;
+    int rc = peer->ucx ? DRAY_OK : begin_offer(peer, error);
+    while (rc == DRAY_OK && peer->offering) {
+        rc = next_step(peer, &answer, error);
+        if (rc)
+            return rc;
+        bool greeted = peer->offer.greeted;
+        peer->offering = !greeted && !answer.header.status;
+        if (answer.header.status)
+            return refused(peer, &answer, error);
+        if (greeted)
+            return go_over(peer, &answer, error);
+        peer->offered = false;
+        rc = dray__offer_put(&peer->offer, peer->keys, answer.head, answer.header.head_bytes,
+                             peer->ucx, &peer->offer_out, error);
+    }
     return rc;
 }
 

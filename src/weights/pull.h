@@ -19,7 +19,8 @@
  *           the arena, none; what was quantised is followed by its scales
  *  taken    a request's header with no other flag than 16 and no body: what the answer of this id
  *           put into the arena is copied out. Has no answer.
- *  offer    a request's header with the flag 32 alone, and a body: to go on over UCX (offer.h).
+ *  offer    a request's header with the flag 32 alone, and a body: to go on over UCX (offer.h), which
+ *           takes two of them.
  *
  * Answers come in the order of the requests. Of those into the arena (arena.h) a reader has one
  * unanswered, and one besides that it has not taken yet; the server reads on behind a request that
@@ -33,7 +34,7 @@
 #define DRAY__PULL_MAGIC 0x4c505244u /* "DRPL" */
 
 enum {
-    DRAY__PULL_VERSION = 2,
+    DRAY__PULL_VERSION = 3,
     DRAY__PULL_REQUEST_HEADER = 16,
     DRAY__PULL_ANSWER_HEADER = 24,
     DRAY__PULL_BODY_MAX = 64 << 10,

@@ -39,8 +39,9 @@ struct held {
 struct connection {
     struct connection *next, **link;
     dray__stream *stream;
-    dray__ucx *ucx; /* what the stream goes on with after this answer */
-    uint8_t *in;    /* header and body of the request that is being read, and the next header */
+    dray__offer offer; /* of UCX */
+    dray__ucx *ucx;    /* what the stream goes on with after this answer */
+    uint8_t *in;       /* header and body of the request that is being read, and the next header */
     size_t in_have;
     dray__writer head; /* header and head of the answer, */
     dray_region *data; /* and its data; NULL: none is being sent */
@@ -287,8 +288,8 @@ static int answer_offer(const struct server *s, struct connection *c,
     if (dray__stream_uses_ucx(c->stream))
         return -EPROTO;
     c->data_bytes = 0;
-    return dray__offer_answer(s->keys, c->stream, header, c->in + DRAY__PULL_REQUEST_HEADER,
-                              &c->head, &c->ucx)
+    return dray__offer_answer(&c->offer, s->keys, c->stream, header,
+                              c->in + DRAY__PULL_REQUEST_HEADER, &c->head, &c->ucx)
                ? 0
                : -ENOMEM;
 }
