@@ -22,7 +22,7 @@ done
 export DRAY_QUEUE_BACKEND="redis:unix:$folder/socket"
 failed=0
 for name in test_queue test_next test_partial test_policies test_lost test_loss test_death test_refusals \
-    test_cursor test_versions test_task test_histories test_gsm8k; do
+    test_cursor test_versions test_task test_peers test_histories test_gsm8k; do
     ask config resetstat >/dev/null
     "$DRAY_BUILD_DIR/queue_$name" >"$folder/log" 2>&1
     status=$?
