@@ -388,10 +388,15 @@ const dray_block *dray__layout_first_block(const dray_layout *layout, uint32_t t
     return ends[tensor].first ? dray_layout_block(layout, ends[tensor].first - 1) : NULL;
 }
 
+uint32_t dray__layout_block_index(const dray_layout *layout, const dray_block *block)
+{
+    return (uint32_t)(block - (const dray_block *)layout->blocks.items);
+}
+
 const dray_block *dray__layout_next_block(const dray_layout *layout, const dray_block *block)
 {
     const uint32_t *behind = layout->behind.items;
-    uint32_t next = behind[block - (const dray_block *)layout->blocks.items];
+    uint32_t next = behind[dray__layout_block_index(layout, block)];
     return next ? dray_layout_block(layout, next - 1) : NULL;
 }
 

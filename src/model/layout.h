@@ -31,6 +31,8 @@ const uint64_t *dray__layout_hashes(const dray_layout *layout);
 /* The blocks of a tensor (not an alias) in the order in which they were added; NULL at the end. */
 const dray_block *dray__layout_first_block(const dray_layout *layout, uint32_t tensor);
 const dray_block *dray__layout_next_block(const dray_layout *layout, const dray_block *block);
+/* Of one of the layout's own blocks. */
+uint32_t dray__layout_block_index(const dray_layout *layout, const dray_block *block);
 /* Whether any tensor may be quantised. */
 bool dray__layout_has_quants(const dray_layout *layout);
 /* What a layout holds, to go back to when adding several things fails half way. */

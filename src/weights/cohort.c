@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "model/layout.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -44,17 +45,19 @@ static bool push(dray__cohort *c, uint32_t member, uint32_t block)
 }
 
 /* The member's block that is this rectangle of this tensor; false: it has none. */
-static bool find_block(const dray_layout *layout, const uint32_t *first, const uint32_t *order,
-                       const dray_tensor_info *wanted, const dray__rect *rect, uint32_t *out)
+static bool find_block(const dray_layout *layout, const dray_tensor_info *wanted,
+                       const dray__rect *rect, uint32_t *out)
 {
     uint32_t tensor;
     if (dray_layout_find(layout, wanted->name, &tensor, NULL) ||
         dray_layout_tensor(layout, tensor)->dtype != wanted->dtype)
         return false;
-    for (uint32_t i = first[tensor]; i < first[tensor + 1]; i++) {
-        dray__rect other = dray__rect_of(layout, order[i]);
+    const dray_block *block = dray__layout_first_block(layout, tensor);
+    for (; block; block = dray__layout_next_block(layout, block)) {
+        uint32_t index = dray__layout_block_index(layout, block);
+        dray__rect other = dray__rect_of(layout, index);
         if (memcmp(&other, rect, sizeof other) == 0) {
-            *out = order[i];
+            *out = index;
             return true;
         }
     }
@@ -77,28 +80,19 @@ static int find_holders(dray__cohort *c, dray_error *error)
 {
     const dray_layout *own = c->destination->layout;
     uint32_t members = c->sources->cohort_count, blocks = dray_layout_block_count(own);
-    uint32_t **first = calloc((size_t)members + 1, sizeof *first);
-    uint32_t **order = calloc((size_t)members + 1, sizeof *order);
-    int rc = first && order ? DRAY_OK : dray__nomem(error);
-    for (uint32_t m = 0; m < members && rc == DRAY_OK; m++) {
-        order[m] = dray__blocks_by_tensor(c->sources->cohort[m].layout, &first[m]);
-        if (!order[m])
-            rc = dray__nomem(error);
-    }
-    for (uint32_t b = 0; b < blocks && rc == DRAY_OK; b++) {
+    for (uint32_t b = 0; b < blocks; b++) {
         const dray_tensor_info *tensor = dray_layout_tensor(own, dray_layout_block(own, b)->tensor);
         dray__rect rect = dray__rect_of(own, b);
         struct shared *shared = &c->blocks[b];
         shared->first = c->count;
-        for (uint32_t m = 0; m < members && rc == DRAY_OK; m++) {
+        for (uint32_t m = 0; m < members; m++) {
             const dray__source *member = &c->sources->cohort[m];
             uint32_t found = b;
             if (m != c->self &&
-                (!member->endpoint[0] ||
-                 !find_block(member->layout, first[m], order[m], tensor, &rect, &found)))
+                (!member->endpoint[0] || !find_block(member->layout, tensor, &rect, &found)))
                 continue;
             if (!push(c, m, found))
-                rc = dray__nomem(error);
+                return dray__nomem(error);
         }
         shared->count = c->count - shared->first;
         shared->stripes =
@@ -106,15 +100,7 @@ static int find_holders(dray__cohort *c, dray_error *error)
         shared->seed =
             dray__hash(tensor->name, strlen(tensor->name)) ^ dray__hash(&rect, sizeof rect);
     }
-    for (uint32_t m = 0; m < members; m++) {
-        if (first)
-            free(first[m]);
-        if (order)
-            free(order[m]);
-    }
-    free(first);
-    free(order);
-    return rc;
+    return DRAY_OK;
 }
 
 int dray__cohort_new(const dray__sources *sources, const dray__destination *destination,

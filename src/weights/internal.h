@@ -219,10 +219,6 @@ typedef struct dray__destination {
     uint32_t rank, world;
 } dray__destination;
 
-/* The blocks of each tensor t: result[(*first)[t]] to result[(*first)[t + 1] - 1], in order. Both
- * are the caller's to free; NULL: out of memory. */
-uint32_t *dray__blocks_by_tensor(const dray_layout *layout, uint32_t **first);
-
 /* Publishers' memory as the source: set and ranks as the coordinator said. */
 int dray__sources_live(uint64_t source_set, uint32_t source_count, uint64_t group_set,
                        const dray__destination *destination, dray__sources **out,
@@ -234,6 +230,9 @@ int dray__sources_disk(const char *path, uint64_t group_set, const dray__destina
  * the channel's started request is answered. Nothing to do once the plan is there. */
 int dray__sources_plan(dray__sources *sources, dray__channel *channel, uint64_t key,
                        const dray__destination *destination, dray_error *error);
+/* ops.c: plans, and makes the ops, once the layouts of both sets are there. */
+int dray__sources_prepare(dray__sources *sources, const dray__destination *destination,
+                          dray_error *error);
 /* Makes the regions that the plan reads reachable, in the same way. */
 int dray__sources_import(dray__sources *sources, dray__channel *channel, uint64_t key,
                          dray_error *error);

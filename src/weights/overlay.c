@@ -7,6 +7,7 @@
 #include "base/json.h"
 #include "base/wire.h"
 #include "memory/region.h"
+#include "model/layout.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -127,19 +128,10 @@ int dray__overlay_sum_of(const dray_layout *layout, const dray__sums *sums, uint
 
 /* ---- putting both together ------------------------------------------------------------------- */
 
-/* The only block of a tensor in a file; NULL: it has no elements. */
-static const dray_block *block_of(const dray_layout *layout, const uint32_t *first,
-                                  const uint32_t *blocks, uint32_t tensor)
-{
-    return first[tensor] < first[tensor + 1] ? dray_layout_block(layout, blocks[first[tensor]])
-                                             : NULL;
-}
-
 typedef struct joining {
     dray__overlay *o;
     const dray_layout *base;
     dray_layout *out;
-    uint32_t *base_first, *base_blocks, *first, *blocks;
     uint32_t base_regions;
 } joining;
 
@@ -161,7 +153,7 @@ static int find_change(const joining *j, const char *name, const char *tail,
     if (rc)
         return DRAY_ENOENT;
     *info = dray_layout_tensor(j->o->changes, index);
-    *block = block_of(j->o->changes, j->first, j->blocks, index);
+    *block = dray__layout_first_block(j->o->changes, index);
     return *block ? DRAY_OK : bad(j->o, name, "an empty table or data", error);
 }
 
@@ -212,8 +204,8 @@ static int join_tensor(joining *j, const char *name, dray_error *error)
         return bad(o, name, "neither here nor in the base", error);
     const dray_layout *from = full ? o->changes : j->base;
     const dray_tensor_info *info = dray_layout_tensor(from, index);
-    const dray_block *block = full ? block_of(from, j->first, j->blocks, index)
-                                   : block_of(from, j->base_first, j->base_blocks, index);
+    /* The only one of a tensor in a file; NULL: it has no elements. */
+    const dray_block *block = dray__layout_first_block(from, index);
     int rc = dray_layout_add_tensor(j->out, name, (dray_dtype)info->dtype, info->ndim, info->shape,
                                     &tensor, error);
     if (rc || !block)
@@ -262,10 +254,8 @@ static int join(joining *j, dray_error *error)
     const char *name;
     json_t *sum;
     json_t *tensors = json_object_get(o->json, "tensors");
-    j->base_blocks = dray__blocks_by_tensor(j->base, &j->base_first);
-    j->blocks = dray__blocks_by_tensor(o->changes, &j->first);
     o->patches = calloc(json_object_size(tensors) + 1, sizeof *o->patches);
-    if (!j->base_blocks || !j->blocks || !o->patches)
+    if (!o->patches)
         return dray__nomem(error);
     int rc = join_regions(j, error);
     if (rc)
@@ -351,10 +341,6 @@ int dray__checkpoint_layout(const char *path, dray_layout **layout, dray__overla
     joining j = {.o = o, .base = base, .out = out};
     if (!rc)
         rc = join(&j, error);
-    free(j.base_first);
-    free(j.base_blocks);
-    free(j.first);
-    free(j.blocks);
     dray_layout_free(base);
     if (rc) {
         dray_layout_free(out);

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/io.h"
+#include "model/layout.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -28,7 +29,6 @@ typedef struct writing {
     const dray_layout *files, *base;
     dray_region *const *opened;
     dray_region **old;
-    uint32_t *first, *blocks, *old_first, *old_blocks;
     change *changes; /* by tensor of the new files */
     int spool;
     uint64_t spooled;
@@ -109,8 +109,7 @@ static int compare_tensor(writing *w, uint32_t tensor, dray_error *error)
     change *c = &w->changes[tensor];
     uint32_t old;
     uint64_t elements = 1;
-    if (w->first[tensor] < w->first[tensor + 1])
-        c->block = dray_layout_block(w->files, w->blocks[w->first[tensor]]);
+    c->block = dray__layout_first_block(w->files, tensor);
     if (dray_layout_find(w->base, info->name, &old, NULL) ||
         !same_kind(info, dray_layout_tensor(w->base, old)))
         return DRAY_OK;
@@ -120,7 +119,7 @@ static int compare_tensor(writing *w, uint32_t tensor, dray_error *error)
     }
     for (uint32_t d = 0; d < info->ndim; d++)
         elements *= (uint64_t)info->shape[d];
-    const dray_block *was = dray_layout_block(w->base, w->old_blocks[w->old_first[old]]);
+    const dray_block *was = dray__layout_first_block(w->base, old);
     return compare(w, c, w->old[was->region], was, elements,
                    dray_dtype_size((dray_dtype)info->dtype), error);
 }
@@ -278,16 +277,13 @@ static int compare_all(writing *w, dray_error *error)
     w->spool = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (w->spool < 0 || unlink(path))
         return dray__fail_errno(error, errno, "%.300s", path);
-    w->blocks = dray__blocks_by_tensor(w->files, &w->first);
-    w->old_blocks = dray__blocks_by_tensor(w->base, &w->old_first);
     w->changes = calloc((size_t)dray_layout_tensor_count(w->files) + 1, sizeof *w->changes);
     w->old = calloc((size_t)dray_layout_region_count(w->base) + 1, sizeof *w->old);
     w->was = malloc(SLICE * 8);
     w->is = malloc(SLICE * 8);
     w->values = malloc(SLICE * 8);
     w->out = malloc(ROOM);
-    if (!w->blocks || !w->old_blocks || !w->changes || !w->old || !w->was || !w->is || !w->values ||
-        !w->out)
+    if (!w->changes || !w->old || !w->was || !w->is || !w->values || !w->out)
         return dray__nomem(error);
     int rc = dray_regions_for_layout(w->base, 0, w->old, error);
     for (uint32_t t = 0; t < dray_layout_tensor_count(w->files) && !rc; t++)
@@ -301,8 +297,7 @@ static void end(writing *w)
         free(w->changes[t].table);
     for (uint32_t i = 0; w->old && i < dray_layout_region_count(w->base); i++)
         dray_region_free(w->old[i]);
-    void *all[] = {w->changes,    w->old, w->first, w->blocks, w->old_first,
-                   w->old_blocks, w->was, w->is,    w->out,    w->values};
+    void *all[] = {w->changes, w->old, w->was, w->is, w->out, w->values};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
     if (w->spool >= 0)

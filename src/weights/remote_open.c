@@ -1,6 +1,7 @@
 /* Opening the lane of sources behind data servers: what is to be read, cut along the blocks that
  * hold it, and dealt to publishers and to the members of the cohort; the slots; the connections. */
 #include "base/error.h"
+#include "model/layout.h"
 #include "weights/remote.h"
 #include "weights/wired.h"
 
@@ -57,8 +58,7 @@ static bool deal_part(struct remote_lane *l, struct source *home, const struct p
 }
 
 /* Cuts an op along the blocks of its source. */
-static int cut(struct remote_lane *l, struct source *s, const uint32_t *first,
-               const uint32_t *order, uint64_t op, dray_error *error)
+static int cut(struct remote_lane *l, struct source *s, uint64_t op, dray_error *error)
 {
     const dray_copy *copy = &l->haul->sources->ops[op].copy;
     const dray_layout *layout = s->of->layout;
@@ -68,11 +68,13 @@ static int cut(struct remote_lane *l, struct source *s, const uint32_t *first,
     int rc = dray_layout_find(layout, l->haul->sources->names[copy->tensor], &tensor, error);
     if (rc)
         return rc;
-    for (uint32_t i = first[tensor]; i < first[tensor + 1] && left; i++) {
-        struct part part = {.op = op, .block = order[i], .home_block = order[i]};
-        dray__rect held = dray__rect_of(layout, part.block);
+    const dray_block *block = dray__layout_first_block(layout, tensor);
+    for (; block && left; block = dray__layout_next_block(layout, block)) {
+        uint32_t index = dray__layout_block_index(layout, block);
+        struct part part = {.op = op, .block = index, .home_block = index};
+        dray__rect held = dray__rect_of(layout, index);
         if (!dray__rect_cross(&whole, &held, &part.rect) ||
-            !dray__copy_reads(copy, dray_layout_block(layout, part.block), &part.rect))
+            !dray__copy_reads(copy, block, &part.rect))
             continue;
         part.home = (uint32_t)(s - l->sources);
         if (!deal_part(l, s, &part))
@@ -98,14 +100,10 @@ static int cut_source(struct remote_lane *l, uint32_t index, const uint64_t *ops
                       dray_error *error)
 {
     struct source *s = &l->sources[index];
-    uint32_t *first, *order = dray__blocks_by_tensor(s->of->layout, &first);
-    int rc = order ? DRAY_OK : dray__nomem(error);
+    int rc = DRAY_OK;
     for (uint64_t i = 0; i < count && rc == DRAY_OK; i++)
         if (l->haul->sources->ops[ops[i]].copy.source == index)
-            rc = cut(l, s, first, order, ops[i], error);
-    if (order)
-        free(first);
-    free(order);
+            rc = cut(l, s, ops[i], error);
     return rc;
 }
 
