@@ -1,0 +1,284 @@
+/* The fake driver's copies. Both sides are checked when a copy is asked for and again when its turn
+ * comes: memory that was unmapped in between is an error of the context then, as on a GPU. */
+#include "fake.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* depth planes of height rows of width bytes; a run is one row. */
+typedef struct copy {
+    uintptr_t to, from;
+    size_t width, height, depth;
+    size_t to_pitch, from_pitch, to_plane, from_plane;
+    bool to_device, from_device;
+} copy;
+
+static size_t span(const copy *k, size_t pitch, size_t plane)
+{
+    return (k->depth - 1) * plane + (k->height - 1) * pitch + k->width;
+}
+
+static CUresult check(context *c, const copy *k)
+{
+    if (!k->width || !k->height || !k->depth)
+        return CUDA_SUCCESS;
+    CUresult rc =
+        fake_may(c, k->from, span(k, k->from_pitch, k->from_plane), false, k->from_device);
+    return rc ? rc : fake_may(c, k->to, span(k, k->to_pitch, k->to_plane), true, k->to_device);
+}
+
+static CUresult do_copy(context *c, void *argument)
+{
+    const copy *k = argument;
+    fake_imports_check();
+    if (__atomic_load_n(&c->sticky, __ATOMIC_SEQ_CST))
+        return CUDA_SUCCESS;
+    if (check(c, k))
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+    for (size_t z = 0; z < k->depth; z++)
+        for (size_t y = 0; y < k->height; y++)
+            memmove((void *)(k->to + z * k->to_plane + y * k->to_pitch),
+                    (const void *)(k->from + z * k->from_plane + y * k->from_pitch), k->width);
+    return CUDA_SUCCESS;
+}
+
+static CUresult submit(const copy *k, CUstream stream, bool wait)
+{
+    CURRENT(c);
+    fake_imports_check();
+    CUresult rc = check(c, k);
+    if (!rc)
+        rc = fake_submit(c, stream, do_copy, k, sizeof *k);
+    if (!rc && wait)
+        rc = fake_stream_wait(c, stream);
+    return rc;
+}
+
+static CUresult run_of(uintptr_t to, bool to_device, uintptr_t from, bool from_device, size_t bytes,
+                       CUstream stream, bool wait)
+{
+    const copy k = {.to = to,
+                    .from = from,
+                    .width = bytes,
+                    .height = 1,
+                    .depth = 1,
+                    .to_device = to_device,
+                    .from_device = from_device};
+    return submit(&k, stream, wait);
+}
+
+CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes)
+{
+    ENTER(cuMemcpyHtoD);
+    return run_of(to, true, (uintptr_t)from, false, bytes, NULL, true);
+}
+
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
+{
+    ENTER(cuMemcpyDtoH);
+    return run_of((uintptr_t)to, false, from, true, bytes, NULL, true);
+}
+
+CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes)
+{
+    ENTER(cuMemcpyDtoD);
+    return run_of(to, true, from, true, bytes, NULL, true);
+}
+
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
+{
+    ENTER(cuMemcpyHtoDAsync);
+    return run_of(to, true, (uintptr_t)from, false, bytes, stream, false);
+}
+
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    ENTER(cuMemcpyDtoHAsync);
+    return run_of((uintptr_t)to, false, from, true, bytes, stream, false);
+}
+
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    ENTER(cuMemcpyDtoDAsync);
+    return run_of(to, true, from, true, bytes, stream, false);
+}
+
+/* Is this address a GPU's? Else it is taken for the host's. */
+static bool is_device(uintptr_t at)
+{
+    return fake_is_device_space(at);
+}
+
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
+{
+    ENTER(cuMemcpyAsync);
+    return run_of(to, is_device(to), from, is_device(from), bytes, stream, false);
+}
+
+/* ---- rectangles ------------------------------------------------------------------------------ */
+
+static CUresult side_2d(int type, const void *host, CUdeviceptr device, size_t pitch, size_t x,
+                        size_t y, uintptr_t *at, bool *on_device)
+{
+    if (type != CU_MEMORYTYPE_HOST && type != CU_MEMORYTYPE_DEVICE && type != CU_MEMORYTYPE_UNIFIED)
+        return CUDA_ERROR_INVALID_VALUE;
+    *at = (type == CU_MEMORYTYPE_HOST ? (uintptr_t)host : (uintptr_t)device) + y * pitch + x;
+    *on_device = type == CU_MEMORYTYPE_DEVICE ||
+                 (type == CU_MEMORYTYPE_UNIFIED && is_device((uintptr_t)device));
+    return CUDA_SUCCESS;
+}
+
+static CUresult copy_2d(const CUDA_MEMCPY2D *r, CUstream stream, bool wait)
+{
+    copy k = {.width = r->WidthInBytes,
+              .height = r->Height,
+              .depth = 1,
+              .to_pitch = r->dstPitch ? r->dstPitch : r->WidthInBytes,
+              .from_pitch = r->srcPitch ? r->srcPitch : r->WidthInBytes};
+    /* A pitch has its limit (CU_DEVICE_ATTRIBUTE_MAX_PITCH), and is no less than a row. */
+    if (k.to_pitch > INT32_MAX || k.from_pitch > INT32_MAX ||
+        k.to_pitch < r->dstXInBytes + k.width || k.from_pitch < r->srcXInBytes + k.width)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult rc = side_2d(r->srcMemoryType, r->srcHost, r->srcDevice, k.from_pitch, r->srcXInBytes,
+                          r->srcY, &k.from, &k.from_device);
+    if (!rc)
+        rc = side_2d(r->dstMemoryType, r->dstHost, r->dstDevice, k.to_pitch, r->dstXInBytes,
+                     r->dstY, &k.to, &k.to_device);
+    return rc ? rc : submit(&k, stream, wait);
+}
+
+CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *r)
+{
+    ENTER(cuMemcpy2D);
+    return copy_2d(r, NULL, true);
+}
+
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *r, CUstream stream)
+{
+    ENTER(cuMemcpy2DAsync);
+    return copy_2d(r, stream, false);
+}
+
+CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *r, CUstream stream)
+{
+    ENTER(cuMemcpy3DAsync);
+    copy k = {.width = r->WidthInBytes,
+              .height = r->Height,
+              .depth = r->Depth,
+              .to_pitch = r->dstPitch ? r->dstPitch : r->WidthInBytes,
+              .from_pitch = r->srcPitch ? r->srcPitch : r->WidthInBytes};
+    k.to_plane = k.to_pitch * (r->dstHeight ? r->dstHeight : r->Height);
+    k.from_plane = k.from_pitch * (r->srcHeight ? r->srcHeight : r->Height);
+    if (r->reserved0 || r->reserved1 || r->srcLOD || r->dstLOD || k.to_pitch > INT32_MAX ||
+        k.from_pitch > INT32_MAX || k.to_pitch < r->dstXInBytes + k.width ||
+        k.from_pitch < r->srcXInBytes + k.width ||
+        (r->dstHeight && r->dstHeight < r->dstY + r->Height) ||
+        (r->srcHeight && r->srcHeight < r->srcY + r->Height))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult rc = side_2d(r->srcMemoryType, r->srcHost, r->srcDevice, k.from_pitch, r->srcXInBytes,
+                          r->srcY, &k.from, &k.from_device);
+    if (!rc)
+        rc = side_2d(r->dstMemoryType, r->dstHost, r->dstDevice, k.to_pitch, r->dstXInBytes,
+                     r->dstY, &k.to, &k.to_device);
+    k.from += r->srcZ * k.from_plane;
+    k.to += r->dstZ * k.to_plane;
+    return rc ? rc : submit(&k, stream, false);
+}
+
+/* ---- batches --------------------------------------------------------------------------------- */
+
+/* The copies of a batch have no order among themselves: here the last goes first. */
+static CUresult batch(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count,
+                      const CUmemcpyAttributes *attributes, const size_t *attribute_from,
+                      size_t attribute_count, CUstream stream)
+{
+    if (!count || !attribute_count || attribute_count > count || (uintptr_t)stream <= 2 ||
+        attribute_from[0] != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < attribute_count; i++)
+        if (attributes[i].srcAccessOrder < 1 || attributes[i].srcAccessOrder > 3 ||
+            attributes[i].flags > 1 ||
+            (i && (attribute_from[i] <= attribute_from[i - 1] || attribute_from[i] >= count)))
+            return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < count; i++)
+        if (!bytes[i])
+            return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = count; i-- > 0;) {
+        CUresult rc =
+            run_of(to[i], is_device(to[i]), from[i], is_device(from[i]), bytes[i], stream, false);
+        if (rc)
+            return rc;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count,
+                               CUmemcpyAttributes *attributes, size_t *attribute_from,
+                               size_t attribute_count, CUstream stream)
+{
+    ENTER(cuMemcpyBatchAsync);
+    return batch(to, from, bytes, count, attributes, attribute_from, attribute_count, stream);
+}
+
+CUresult cuMemcpyBatchAsync(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count,
+                            CUmemcpyAttributes *attributes, size_t *attribute_from,
+                            size_t attribute_count, size_t *failed, CUstream stream)
+{
+    ENTER(cuMemcpyBatchAsync);
+    *failed = SIZE_MAX;
+    return batch(to, from, bytes, count, attributes, attribute_from, attribute_count, stream);
+}
+
+/* ---- filling --------------------------------------------------------------------------------- */
+
+typedef struct filling {
+    uintptr_t to;
+    size_t count;
+    uint32_t value;
+    uint32_t size;
+} filling;
+
+static CUresult do_fill(context *c, void *argument)
+{
+    const filling *f = argument;
+    if (__atomic_load_n(&c->sticky, __ATOMIC_SEQ_CST))
+        return CUDA_SUCCESS;
+    if (fake_may(c, f->to, f->count * f->size, true, true))
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+    if (f->size == 1)
+        memset((void *)f->to, (int)f->value, f->count);
+    for (size_t i = 0; f->size == 4 && i < f->count; i++)
+        memcpy((void *)(f->to + 4 * i), &f->value, 4);
+    return CUDA_SUCCESS;
+}
+
+static CUresult fill(const filling *f, CUstream stream, bool wait)
+{
+    CURRENT(c);
+    if (f->to % f->size)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult rc = fake_may(c, f->to, f->count * f->size, true, true);
+    if (!rc)
+        rc = fake_submit(c, stream, do_fill, f, sizeof *f);
+    if (!rc && wait)
+        rc = fake_stream_wait(c, stream);
+    return rc;
+}
+
+CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count)
+{
+    ENTER(cuMemsetD8);
+    return fill(&(filling){to, count, value, 1}, NULL, true);
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream)
+{
+    ENTER(cuMemsetD8Async);
+    return fill(&(filling){to, count, value, 1}, stream, false);
+}
+
+CUresult cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t count, CUstream stream)
+{
+    ENTER(cuMemsetD32Async);
+    return fill(&(filling){to, count, value, 4}, stream, false);
+}

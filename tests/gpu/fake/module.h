@@ -1,0 +1,17 @@
+/* What the fake NVRTC makes and the fake driver loads. */
+#ifndef DRAY_TESTS_GPU_FAKE_MODULE_H
+#define DRAY_TESTS_GPU_FAKE_MODULE_H
+
+#include "fake.h"
+
+#define FAKE_IMAGE "fake cubin\n"
+
+typedef struct fake_image {
+    char magic[16];
+    uint64_t arch, source;
+    uint64_t sum; /* of the fields before it */
+} fake_image;
+
+uint64_t fake_image_sum(const void *data, size_t size);
+
+#endif
