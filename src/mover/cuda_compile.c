@@ -1,0 +1,256 @@
+/* The kernels' machine code: built in by nvcc where the library was built, else made by NVRTC (part
+ * of every PyTorch) on the first use, and kept on disk for the next process. */
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/io.h"
+#include "mover/cuda_embedded.h"
+#include "mover/cuda_internal.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <link.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- NVRTC (docs.nvidia.com/cuda/nvrtc) -------------------------------------------------------
+ */
+
+typedef struct nvrtc_program *nvrtc_program;
+
+/* XX(result, name, parameters) */
+#define NVRTC_FUNCTIONS(XX)                                                                        \
+    XX(int, nvrtcVersion, (int *major, int *minor))                                                \
+    XX(const char *, nvrtcGetErrorString, (int result))                                            \
+    XX(int, nvrtcCreateProgram,                                                                    \
+       (nvrtc_program * program, const char *source, const char *name, int headers,                \
+        const char *const *header_sources, const char *const *header_names))                       \
+    XX(int, nvrtcDestroyProgram, (nvrtc_program * program))                                        \
+    XX(int, nvrtcCompileProgram, (nvrtc_program program, int count, const char *const *options))   \
+    XX(int, nvrtcGetCUBINSize, (nvrtc_program program, size_t * bytes))                            \
+    XX(int, nvrtcGetCUBIN, (nvrtc_program program, char *out))                                     \
+    XX(int, nvrtcGetProgramLogSize, (nvrtc_program program, size_t * bytes))                       \
+    XX(int, nvrtcGetProgramLog, (nvrtc_program program, char *out))
+
+typedef struct nvrtc {
+#define XX(result, name, parameters) result(*name) parameters;
+    NVRTC_FUNCTIONS(XX)
+#undef XX
+} nvrtc;
+
+/* Where Python's packages keep it, beside a library of theirs that this process has loaded: below
+ * .../site-packages/nvidia, or torch beside that. */
+static int look_beside(struct dl_phdr_info *info, size_t size, void *user)
+{
+    static const char *const places[] = {"nvidia/cu13/lib/libnvrtc.so.13",
+                                         "nvidia/cuda_nvrtc/lib/libnvrtc.so.13",
+                                         "nvidia/cuda_nvrtc/lib/libnvrtc.so.12"};
+    static const char *const parts[] = {"/nvidia/", "/torch/"};
+    void **library = user;
+    (void)size;
+    for (size_t i = 0; i < 2 && info->dlpi_name; i++) {
+        const char *part = strstr(info->dlpi_name, parts[i]);
+        for (size_t k = 0; part && k < sizeof places / sizeof *places; k++) {
+            char path[PATH_MAX];
+            int n = snprintf(path, sizeof path, "%.*s/%s", (int)(part - info->dlpi_name),
+                             info->dlpi_name, places[k]);
+            if (n > 0 && (size_t)n < sizeof path && access(path, R_OK) == 0 &&
+                (*library = dlopen(path, RTLD_NOW | RTLD_LOCAL)))
+                return 1;
+        }
+    }
+    return 0;
+}
+
+static void *nvrtc_library(void)
+{
+    static const char *const names[] = {"libnvrtc.so.13", "libnvrtc.so.12",
+                                        "/usr/local/cuda/lib64/libnvrtc.so.13",
+                                        "/usr/local/cuda/lib64/libnvrtc.so.12"};
+    const char *wish = getenv("DRAY_NVRTC_LIBRARY");
+    if (wish)
+        return *wish ? dlopen(wish, RTLD_NOW | RTLD_LOCAL) : NULL;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        void *library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+        if (library)
+            return library;
+    }
+    void *library = NULL;
+    dl_iterate_phdr(look_beside, &library);
+    return library;
+}
+
+static int nvrtc_open(nvrtc *out, dray_error *error)
+{
+    void *library = nvrtc_library();
+    if (!library)
+        return dray__fail(error, DRAY_EUNSUPPORTED,
+                          "the GPU's kernels are not compiled, and NVRTC, which would do it, was "
+                          "not found: set DRAY_NVRTC_LIBRARY to libnvrtc.so.13 (or .12)");
+#define XX(result, name, parameters)                                                               \
+    {                                                                                              \
+        void *found = dlsym(library, #name);                                                       \
+        if (!found)                                                                                \
+            return dray__fail(error, DRAY_EUNSUPPORTED, "NVRTC has no " #name);                    \
+        memcpy(&out->name, &found, sizeof found);                                                  \
+    }
+    NVRTC_FUNCTIONS(XX)
+#undef XX
+    return DRAY_OK; /* the library stays, for the life of the process */
+}
+
+static int fail_compile(const nvrtc *n, nvrtc_program program, int result, dray_error *error)
+{
+    char *log = NULL;
+    size_t bytes = 0;
+    if (n->nvrtcGetProgramLogSize(program, &bytes) == 0 && bytes > 1 && (log = malloc(bytes)) &&
+        n->nvrtcGetProgramLog(program, log) != 0)
+        log[0] = '\0';
+    int rc = dray__fail(error, DRAY_EUNSUPPORTED, "compiling the GPU's kernels: %s %.200s",
+                        n->nvrtcGetErrorString(result), log ? log : "");
+    free(log);
+    return rc;
+}
+
+/* A cubin; the caller frees it. */
+static int compile(int arch, void **out, size_t *size, dray_error *error)
+{
+    static const char *const names[] = {"mover/cuda_device.h", "mover/cuda_kernels.h"};
+    const char *headers[] = {(const char *)dray__gpu_source_device,
+                             (const char *)dray__gpu_source_header};
+    char target[32];
+    const char *options[] = {target, "--std=c++17", "-fmad=false"};
+    nvrtc n = {0};
+    nvrtc_program program;
+    int rc = nvrtc_open(&n, error);
+    if (rc)
+        return rc;
+    snprintf(target, sizeof target, "-arch=sm_%d", arch);
+    int result = n.nvrtcCreateProgram(&program, (const char *)dray__gpu_source, "cuda_kernels.cu",
+                                      2, headers, names);
+    if (result)
+        return dray__fail(error, DRAY_EUNSUPPORTED, "NVRTC: %s", n.nvrtcGetErrorString(result));
+    result = n.nvrtcCompileProgram(program, 3, options);
+    if (!result)
+        result = n.nvrtcGetCUBINSize(program, size);
+    if (!result && !(*out = malloc(*size)))
+        rc = dray__nomem(error);
+    else if (!result)
+        result = n.nvrtcGetCUBIN(program, *out);
+    if (result)
+        rc = fail_compile(&n, program, result, error);
+    n.nvrtcDestroyProgram(&program);
+    return rc;
+}
+
+/* ---- kept on disk ------------------------------------------------------------------------------
+ */
+
+/* In front of a cubin: what it was made of, and whether it is whole. */
+typedef struct kept {
+    uint64_t key, bytes, hash;
+} kept;
+
+static uint64_t key_of(const dray__cuda *cuda, int arch)
+{
+    uint64_t parts[] = {dray__hash(dray__gpu_source, dray__gpu_source_size),
+                        dray__hash(dray__gpu_source_device, dray__gpu_source_device_size),
+                        dray__hash(dray__gpu_source_header, dray__gpu_source_header_size),
+                        (uint64_t)cuda->version, (uint64_t)arch};
+    return dray__hash(parts, sizeof parts);
+}
+
+/* False: there is no place for it. Makes the folder. */
+static bool cache_path(uint64_t key, int arch, char *out, size_t size)
+{
+    const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    char folder[PATH_MAX];
+    int n;
+    if (base && *base == '/')
+        n = snprintf(folder, sizeof folder, "%s", base);
+    else if (home && *home == '/')
+        n = snprintf(folder, sizeof folder, "%s/.cache", home);
+    else
+        return false;
+    if (n < 0 || (size_t)n + 8 > sizeof folder || (mkdir(folder, 0700) && errno != EEXIST))
+        return false;
+    strcat(folder, "/dray");
+    if (mkdir(folder, 0700) && errno != EEXIST)
+        return false;
+    n = snprintf(out, size, "%s/kernels-%016" PRIx64 "-sm%d.cubin", folder, key, arch);
+    return n > 0 && (size_t)n < size;
+}
+
+static bool cache_read(const char *path, uint64_t key, void **out, size_t *size)
+{
+    enum { MOST = 64 << 20 };
+    struct stat status;
+    kept head;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    bool fine = fd >= 0 && fstat(fd, &status) == 0 && status.st_uid == geteuid() &&
+                dray__read_at(fd, &head, sizeof head, 0) == 0 && head.key == key &&
+                head.bytes <= MOST && (uint64_t)status.st_size == sizeof head + head.bytes &&
+                (*out = malloc(head.bytes + 1)) != NULL;
+    if (fine && (dray__read_at(fd, *out, head.bytes, sizeof head) != 0 ||
+                 dray__hash(*out, head.bytes) != head.hash)) {
+        free(*out);
+        fine = false;
+    }
+    if (fine)
+        *size = head.bytes;
+    if (fd >= 0)
+        close(fd);
+    return fine;
+}
+
+/* What cannot be kept is made again. */
+static void cache_write(const char *path, uint64_t key, const void *cubin, size_t size)
+{
+    kept head = {key, size, dray__hash(cubin, size)};
+    char name[PATH_MAX];
+    int n = snprintf(name, sizeof name, "%s.XXXXXX", path);
+    int fd = n > 0 && (size_t)n < sizeof name ? mkostemp(name, O_CLOEXEC) : -1;
+    if (fd < 0)
+        return;
+    bool fine =
+        dray__write_all(fd, &head, sizeof head) == 0 && dray__write_all(fd, cubin, size) == 0;
+    if (close(fd) || !fine || rename(name, path))
+        unlink(name);
+}
+
+/* ---- the module -------------------------------------------------------------------------------
+ */
+
+int dray__gpu_module(const dray__cuda *cuda, const dray__cuda_device *device, CUmodule *out,
+                     dray_error *error)
+{
+    char path[PATH_MAX];
+    void *cubin = NULL;
+    size_t size = 0;
+    if (dray__gpu_built_size && cuda->cuModuleLoadData(out, dray__gpu_built) == CUDA_SUCCESS)
+        return DRAY_OK;
+    uint64_t key = key_of(cuda, device->arch);
+    bool keep = cache_path(key, device->arch, path, sizeof path);
+    if (keep && cache_read(path, key, &cubin, &size)) {
+        CUresult result = cuda->cuModuleLoadData(out, cubin);
+        free(cubin);
+        if (result == CUDA_SUCCESS)
+            return DRAY_OK;
+        cubin = NULL;
+    }
+    int rc = compile(device->arch, &cubin, &size, error);
+    if (rc)
+        return rc;
+    CUresult result = cuda->cuModuleLoadData(out, cubin);
+    if (result)
+        rc = dray__fail_cuda(error, result, "loading the GPU's kernels");
+    else if (keep)
+        cache_write(path, key, cubin, size);
+    free(cubin);
+    return rc;
+}
