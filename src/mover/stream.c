@@ -257,6 +257,11 @@ bool dray__stream_uses_ucx(const dray__stream *stream)
     return stream->ucx != NULL;
 }
 
+dray__ucx *dray__stream_ucx(const dray__stream *stream)
+{
+    return stream->ucx;
+}
+
 int dray__stream_use_ucx(dray__stream *stream, dray__ucx *ucx, dray_error *error)
 {
     int fds[] = {dray__ucx_fd(ucx), stream->fd};

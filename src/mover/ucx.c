@@ -1,7 +1,7 @@
 /* Connections through UCX (ucx.h). */
 #ifdef DRAY_HAVE_UCX
 #include "base/error.h"
-#include "mover/ucx_library.h"
+#include "mover/ucx_connection.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -21,47 +21,9 @@
 enum {
     MESSAGE_ID = 0x44,   /* of dray's active messages; each worker has its own */
     MESSAGE = 240 << 10, /* bytes in one: with its header it fits a TCP segment */
-    SENDS = 4,           /* messages that are under way */
     QUEUE_MAX = 8 << 20, /* bytes that came and nobody has taken */
     QUIET_TURNS = 1000,  /* of progress, before a worker that cannot be armed is left alone */
     CLOSE_MS = 100
-};
-
-struct header {
-    uint64_t nonce, sequence;
-};
-
-struct sending {
-    dray__ucx *ucx;
-    uint8_t *data;
-    size_t capacity;
-    struct header header;
-    bool busy;
-};
-
-struct arrived { /* bytes that came before they were asked for */
-    struct arrived *next;
-    size_t size, at;
-    uint8_t data[];
-};
-
-struct dray__ucx {
-    const dray__ucx_library *library;
-    pid_t pid;
-    ucp_context_h context;
-    ucp_worker_h worker;
-    ucp_ep_h endpoint;
-    ucp_address_t *address;
-    size_t address_size;
-    int fd;
-    int failed; /* -errno */
-    bool armed;
-    uint64_t nonce, other_nonce, sent, received;
-    struct sending sends[SENDS];
-    struct arrived *first, **last;
-    size_t queued;
-    uint8_t *want; /* where what comes belongs, while somebody takes it */
-    size_t want_size, want_have;
 };
 
 /* ---- devices --------------------------------------------------------------------------------- */
@@ -119,7 +81,7 @@ static void peer_failed(void *user, ucp_ep_h endpoint, ucs_status_t status)
 
 static void sent(void *request, ucs_status_t status, void *user)
 {
-    struct sending *sending = user;
+    struct dray__ucx_sending *sending = user;
     sending->busy = false;
     if (status != UCS_OK && !sending->ucx->failed)
         sending->ucx->failed = -ECONNRESET;
@@ -128,10 +90,11 @@ static void sent(void *request, ucs_status_t status, void *user)
 
 static int keep(dray__ucx *x, const uint8_t *data, size_t size)
 {
-    struct arrived *arrived = x->queued + size <= QUEUE_MAX ? malloc(sizeof *arrived + size) : NULL;
+    struct dray__ucx_arrived *arrived =
+        x->queued + size <= QUEUE_MAX ? malloc(sizeof *arrived + size) : NULL;
     if (!arrived)
         return -ENOBUFS;
-    *arrived = (struct arrived){.size = size};
+    *arrived = (struct dray__ucx_arrived){.size = size};
     memcpy(arrived->data, data, size);
     *x->last = arrived;
     x->last = &arrived->next;
@@ -144,7 +107,7 @@ static ucs_status_t came(void *user, const void *header, size_t header_size, voi
                          size_t size, const ucp_am_recv_param_t *param)
 {
     dray__ucx *x = user;
-    struct header h;
+    struct dray__ucx_header h;
     if (header_size != sizeof h)
         return UCS_OK;
     memcpy(&h, header, sizeof h);
@@ -189,7 +152,7 @@ static ucs_status_t make_worker(dray__ucx *x)
     return status;
 }
 
-int dray__ucx_open(int fd, dray__ucx **out, dray_error *error)
+int dray__ucx_open(int fd, bool reads, dray__ucx **out, dray_error *error)
 {
     char devices[512];
     const dray__ucx_library *library = dray__ucx_library_get();
@@ -203,10 +166,11 @@ int dray__ucx_open(int fd, dray__ucx **out, dray_error *error)
     if (!x)
         return dray__nomem(error);
     x->library = library;
+    x->reads = reads;
     x->pid = getpid();
     x->last = &x->first;
     int rc = getrandom(&x->nonce, sizeof x->nonce, 0) == sizeof x->nonce
-                 ? dray__ucx_context_get(devices, &x->context, error)
+                 ? dray__ucx_context_get(devices, reads, &x->context, error)
                  : dray__fail_errno(error, errno, "random bytes");
     ucs_status_t status = rc ? UCS_OK : make_worker(x);
     if (status != UCS_OK)
@@ -246,6 +210,7 @@ void dray__ucx_close(dray__ucx *x)
     if (x->pid == getpid()) { /* in a forked child all of it is its parent's */
         if (x->endpoint)
             close_endpoint(x);
+        dray__ucx_forget_keys(x);
         if (x->address)
             x->library->ucp_worker_release_address(x->worker, x->address);
         if (x->worker)
@@ -254,11 +219,11 @@ void dray__ucx_close(dray__ucx *x)
             dray__ucx_context_put(x->context);
     }
     while (x->first) {
-        struct arrived *next = x->first->next;
+        struct dray__ucx_arrived *next = x->first->next;
         free(x->first);
         x->first = next;
     }
-    for (int i = 0; i < SENDS; i++)
+    for (int i = 0; i < DRAY__UCX_SENDS; i++)
         free(x->sends[i].data);
     free(x);
 }
@@ -293,9 +258,7 @@ int dray__ucx_connect(dray__ucx *x, const void *address, size_t size, uint64_t n
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
-/* Lets the worker work. true: it did; false: it is quiet, and its descriptor will show what
- * comes. */
-static bool progress(dray__ucx *x)
+bool dray__ucx_progress(dray__ucx *x)
 {
     for (int i = 0; i < QUIET_TURNS && !x->failed; i++) {
         x->armed = false;
@@ -311,15 +274,15 @@ static bool progress(dray__ucx *x)
     return false;
 }
 
-static struct sending *free_sending(dray__ucx *x)
+static struct dray__ucx_sending *free_sending(dray__ucx *x)
 {
-    for (int i = 0; i < SENDS; i++)
+    for (int i = 0; i < DRAY__UCX_SENDS; i++)
         if (!x->sends[i].busy)
             return &x->sends[i];
     return NULL;
 }
 
-static int post(dray__ucx *x, struct sending *sending, const void *data, size_t size)
+static int post(dray__ucx *x, struct dray__ucx_sending *sending, const void *data, size_t size)
 {
     if (sending->capacity < size) {
         uint8_t *grown = realloc(sending->data, size);
@@ -330,7 +293,7 @@ static int post(dray__ucx *x, struct sending *sending, const void *data, size_t 
     }
     memcpy(sending->data, data, size);
     sending->ucx = x;
-    sending->header = (struct header){x->other_nonce, x->sent};
+    sending->header = (struct dray__ucx_header){x->other_nonce, x->sent};
     ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
                                                  UCP_OP_ATTR_FIELD_USER_DATA |
                                                  UCP_OP_ATTR_FIELD_FLAGS,
@@ -350,9 +313,9 @@ static int post(dray__ucx *x, struct sending *sending, const void *data, size_t 
 
 ssize_t dray__ucx_send(dray__ucx *x, const void *data, size_t size)
 {
-    struct sending *sending = NULL;
+    struct dray__ucx_sending *sending = NULL;
     while (!x->failed && !(sending = free_sending(x)))
-        if (!progress(x) && !x->failed && !free_sending(x))
+        if (!dray__ucx_progress(x) && !x->failed && !free_sending(x))
             return -EAGAIN;
     if (x->failed)
         return x->failed;
@@ -366,7 +329,7 @@ static size_t take_queued(dray__ucx *x, uint8_t *data, size_t size)
 {
     size_t taken = 0;
     while (x->first && taken < size) {
-        struct arrived *arrived = x->first;
+        struct dray__ucx_arrived *arrived = x->first;
         size_t part = arrived->size - arrived->at;
         if (part > size - taken)
             part = size - taken;
@@ -392,7 +355,7 @@ ssize_t dray__ucx_recv(dray__ucx *x, void *data, size_t size)
     x->want = data;
     x->want_size = size;
     x->want_have = 0;
-    while (!x->want_have && progress(x))
+    while (!x->want_have && dray__ucx_progress(x))
         ;
     taken = x->want_have;
     x->want_size = x->want_have = 0;
@@ -403,9 +366,9 @@ ssize_t dray__ucx_recv(dray__ucx *x, void *data, size_t size)
 
 int dray__ucx_flush(dray__ucx *x)
 {
-    for (int i = 0; i < SENDS; i++)
+    for (int i = 0; i < DRAY__UCX_SENDS; i++)
         while (x->sends[i].busy && !x->failed)
-            if (!progress(x) && x->sends[i].busy)
+            if (!dray__ucx_progress(x) && x->sends[i].busy)
                 return x->failed ? x->failed : -EAGAIN;
     return x->failed;
 }

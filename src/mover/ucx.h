@@ -31,8 +31,15 @@ const char *dray__ucx_transports(void);
 /* Does this machine have RDMA devices? */
 bool dray__ucx_has_rdma(void);
 
-/* One end of a connection, on the network device that the connected socket `fd` uses. */
-int dray__ucx_open(int fd, dray__ucx **out, dray_error *error);
+/* Would one-sided reads be of use: where there is RDMA, or $DRAY_UCX_READS says "always"; "never":
+ * not. "always" without RDMA is for tests: over TCP UCX only emulates reads, the process that is
+ * read works for each of them at whatever address it is told, and UCX 1.13 ends it (abort) when a
+ * reader is gone in the middle of one. */
+bool dray__ucx_wants_reads(void);
+
+/* One end of a connection, on the network device that the connected socket `fd` uses. reads: for
+ * one-sided reads, too; both sides must say the same. */
+int dray__ucx_open(int fd, bool reads, dray__ucx **out, dray_error *error);
 void dray__ucx_close(dray__ucx *ucx); /* by force, whatever is under way; NULL is fine */
 
 /* What the other side needs to know: the worker's address, and the number that its messages must
@@ -51,6 +58,36 @@ int dray__ucx_flush(dray__ucx *ucx); /* 0: nothing is under way; -EAGAIN; -errno
 int dray__ucx_fd(const dray__ucx *ucx);
 /* Something may have come that the descriptor will not show. */
 bool dray__ucx_pending(const dray__ucx *ucx);
+
+/* ---- one-sided reads (ucx_reads.c): memory that its owner registered, read without him. */
+
+/* Memory registered for the connections that share this one's devices; unmapped by any thread, also
+ * after the connection was closed. remote: that the other side may read; else one that reads land
+ * in. */
+typedef struct dray__ucx_memory dray__ucx_memory;
+int dray__ucx_map(const dray__ucx *ucx, void *base, size_t bytes, bool remote,
+                  dray__ucx_memory **out, dray_error *error);
+void dray__ucx_unmap(dray__ucx_memory *memory); /* NULL is fine */
+/* What the other side needs to read it, in `*out`, which the caller frees. */
+int dray__ucx_pack_key(const dray__ucx_memory *memory, void **out, size_t *size, dray_error *error);
+
+/* Such a key, for use on this connection; the connection's, until it is closed or forgets all. */
+typedef struct dray__ucx_key dray__ucx_key;
+int dray__ucx_unpack_key(dray__ucx *ucx, const void *packed, size_t size, dray__ucx_key **out,
+                         dray_error *error);
+void dray__ucx_forget_keys(dray__ucx *ucx); /* while no read is under way */
+
+/* Reads that belong together. Stays where it is until none is pending, or the connection closed. */
+typedef struct dray__ucx_reads {
+    uint32_t pending;
+    bool failed;
+} dray__ucx_reads;
+/* Begins to read the other side's memory at `address` into `at`, which lies in `into`. */
+int dray__ucx_get(dray__ucx *ucx, const dray__ucx_key *key, uint64_t address,
+                  const dray__ucx_memory *into, void *at, size_t bytes, dray__ucx_reads *reads,
+                  dray_error *error);
+/* Lets it work: 0: none is pending; -EAGAIN; -errno. */
+int dray__ucx_read(dray__ucx *ucx, const dray__ucx_reads *reads);
 
 /* A test hook: pretends that another version was found; NULL: the true one. */
 void dray__ucx_pretend(const dray__ucx_version *version);

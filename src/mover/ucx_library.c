@@ -117,6 +117,14 @@ bool dray__ucx_has_rdma(void)
     return entry != NULL;
 }
 
+bool dray__ucx_wants_reads(void)
+{
+    const char *given = getenv("DRAY_UCX_READS");
+    if (given && strcmp(given, "always") == 0)
+        return true;
+    return !(given && strcmp(given, "never") == 0) && dray__ucx_has_rdma();
+}
+
 const char *dray__ucx_transports(void)
 {
     return dray__ucx_has_rdma() ? "tcp,self,rc,ud,dc" : "tcp,self";
@@ -127,6 +135,7 @@ const char *dray__ucx_transports(void)
 struct shared {
     struct shared *next;
     char *devices;
+    bool reads;
     ucp_context_h context;
     uint32_t users;
 };
@@ -135,13 +144,15 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct shared *all;
 static pid_t owner; /* a forked child lacks UCX's thread */
 
-static ucs_status_t make(const char *devices, ucp_context_h *out)
+static ucs_status_t make(const char *devices, bool reads, ucp_context_h *out)
 {
-    /* With UCX's own 8 KiB segments TCP moves a third. */
-    const char *const settings[][2] = {{"TLS", dray__ucx_transports()},
-                                       {"NET_DEVICES", devices},
-                                       {"TCP_TX_SEG_SIZE", "256k"},
-                                       {"TCP_RX_SEG_SIZE", "256k"}};
+    /* One-sided reads only where they are the network card's: for what UCX emulates the other side
+     * reads whatever address it is told. With UCX's own 8 KiB segments TCP moves a third. */
+    const char *const settings[][2] = {
+        {"TLS", reads && dray__ucx_has_rdma() ? "self,rc,ud,dc" : dray__ucx_transports()},
+        {"NET_DEVICES", devices},
+        {"TCP_TX_SEG_SIZE", "256k"},
+        {"TCP_RX_SEG_SIZE", "256k"}};
     ucp_config_t *config;
     ucs_status_t status = library.ucp_config_read(NULL, NULL, &config);
     if (status != UCS_OK)
@@ -150,7 +161,8 @@ static ucs_status_t make(const char *devices, ucp_context_h *out)
         status = library.ucp_config_modify(config, settings[i][0], settings[i][1]);
     ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES |
                                          UCP_PARAM_FIELD_MT_WORKERS_SHARED | UCP_PARAM_FIELD_NAME,
-                           .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+                           .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP |
+                                       (reads ? (uint64_t)UCP_FEATURE_RMA : 0),
                            .mt_workers_shared = 1,
                            .name = "dray"};
     if (status == UCS_OK)
@@ -159,7 +171,7 @@ static ucs_status_t make(const char *devices, ucp_context_h *out)
     return status;
 }
 
-static int add(const char *devices, struct shared **out, dray_error *error)
+static int add(const char *devices, bool reads, struct shared **out, dray_error *error)
 {
     struct shared *shared = calloc(1, sizeof *shared);
     if (shared)
@@ -168,7 +180,7 @@ static int add(const char *devices, struct shared **out, dray_error *error)
         free(shared);
         return dray__nomem(error);
     }
-    ucs_status_t status = make(devices, &shared->context);
+    ucs_status_t status = make(devices, reads, &shared->context);
     if (status != UCS_OK) {
         free(shared->devices);
         free(shared);
@@ -176,6 +188,7 @@ static int add(const char *devices, struct shared **out, dray_error *error)
         snprintf(what, sizeof what, "%s on %.200s", dray__ucx_transports(), devices);
         return dray__ucx_fail(error, status, what);
     }
+    shared->reads = reads;
     shared->next = all;
     all = shared;
     owner = getpid();
@@ -183,7 +196,7 @@ static int add(const char *devices, struct shared **out, dray_error *error)
     return DRAY_OK;
 }
 
-int dray__ucx_context_get(const char *devices, ucp_context_h *out, dray_error *error)
+int dray__ucx_context_get(const char *devices, bool reads, ucp_context_h *out, dray_error *error)
 {
     int rc = DRAY_OK;
     if (all && owner != getpid())
@@ -191,16 +204,24 @@ int dray__ucx_context_get(const char *devices, ucp_context_h *out, dray_error *e
                           "UCX was in use when this process was forked: it is not usable in it");
     pthread_mutex_lock(&lock);
     struct shared *shared = all;
-    while (shared && strcmp(shared->devices, devices) != 0)
+    while (shared && (strcmp(shared->devices, devices) != 0 || shared->reads != reads))
         shared = shared->next;
     if (!shared)
-        rc = add(devices, &shared, error);
+        rc = add(devices, reads, &shared, error);
     if (rc == DRAY_OK) {
         shared->users++;
         *out = shared->context;
     }
     pthread_mutex_unlock(&lock);
     return rc;
+}
+
+void dray__ucx_context_hold(ucp_context_h context)
+{
+    pthread_mutex_lock(&lock);
+    for (struct shared *shared = all; shared; shared = shared->next)
+        shared->users += shared->context == context;
+    pthread_mutex_unlock(&lock);
 }
 
 void dray__ucx_context_put(ucp_context_h context)

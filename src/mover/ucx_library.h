@@ -23,6 +23,13 @@
     XX(ucp_worker_set_am_recv_handler)                                                             \
     XX(ucp_ep_create)                                                                              \
     XX(ucp_ep_close_nbx)                                                                           \
+    XX(ucp_mem_map)                                                                                \
+    XX(ucp_mem_unmap)                                                                              \
+    XX(ucp_rkey_pack)                                                                              \
+    XX(ucp_rkey_buffer_release)                                                                    \
+    XX(ucp_ep_rkey_unpack)                                                                         \
+    XX(ucp_rkey_destroy)                                                                           \
+    XX(ucp_get_nbx)                                                                                \
     XX(ucp_am_send_nbx)                                                                            \
     XX(ucp_request_check_status)                                                                   \
     XX(ucp_request_free)
@@ -37,9 +44,11 @@ typedef struct dray__ucx_library {
 /* NULL: dray__ucx_find says why. */
 const dray__ucx_library *dray__ucx_library_get(void);
 
-/* A UCX context for one set of network devices ("eth0", "eth0,mlx5_0:1"), shared by those who use
- * the same, and gone with the last: with it goes UCX's own thread, so that a process may fork. */
-int dray__ucx_context_get(const char *devices, ucp_context_h *out, dray_error *error);
+/* A UCX context for one set of network devices ("eth0", "eth0,mlx5_0:1"), with one-sided reads or
+ * without, shared by those who use the same, and gone with the last: with it goes UCX's own thread,
+ * so that a process may fork. */
+int dray__ucx_context_get(const char *devices, bool reads, ucp_context_h *out, dray_error *error);
+void dray__ucx_context_hold(ucp_context_h context); /* once more, to be put */
 void dray__ucx_context_put(ucp_context_h context);
 
 int dray__ucx_fail(dray_error *error, ucs_status_t status, const char *what);

@@ -12,6 +12,8 @@
  * and may get what changed in one instead of all of it; the sum that came with it is compared with
  * all of the slice as it then is, and one that differs is fetched whole.
  *
+ * Where RDMA can, what is compared as a whole is read one-sidedly (remote_read.c) instead.
+ *
  * A publisher on this host that has a staging arena (arena.h) answers into it: the next request is
  * on its way while what has come is copied out, so that both sides are busy.
  *
@@ -96,6 +98,22 @@ static int take(struct remote_lane *l, struct source *s, const uint8_t *head, dr
         l->slots[l->free_slots++] = s->slot;
     s->slot = NULL;
     return DRAY_OK;
+}
+
+/* What was read one-sidedly landed. */
+static int take_read(struct remote_lane *l, struct source *s, bool *fatal, dray_error *error)
+{
+    struct request *request = s->flying.first;
+    int rc = dray__remote_read_done(s, request, error);
+    if (rc)
+        return rc;
+    s->broken = false;
+    s->pause_ns = PAUSE_MIN_NS;
+    s->slot = request->slot;
+    request->slot = NULL;
+    rc = take(l, s, NULL, error);
+    *fatal = rc != DRAY_OK;
+    return rc;
 }
 
 /* Does the answer belong to the oldest request, and is it of the right size? */
@@ -183,6 +201,10 @@ static int ask_ahead(struct remote_lane *l, struct source *s, dray_error *error)
 static int receive(struct remote_lane *l, struct source *s, bool *fatal, dray_error *error)
 {
     dray__arrival arrival;
+    if (s->keys == KEYS_ASKED)
+        return dray__remote_take_keys(l, s, error);
+    if (s->flying.first && s->flying.first->direct)
+        return take_read(l, s, fatal, error);
     int rc = dray__peer_recv_head(s->of->peer, &arrival, error);
     if (rc)
         return rc;
@@ -212,16 +234,28 @@ static int receive(struct remote_lane *l, struct source *s, bool *fatal, dray_er
 
 /* ---- connections that break ------------------------------------------------------------------ */
 
+/* Those of what was under way over a connection that is gone. */
+static void free_slots(struct remote_lane *l, struct source *s)
+{
+    dray__remote_forget_keys(s, true);
+    for (struct request *r = s->flying.first; r; r = r->next) {
+        if (r->slot)
+            l->slots[l->free_slots++] = r->slot;
+        r->slot = NULL;
+    }
+    if (s->slot)
+        l->slots[l->free_slots++] = s->slot;
+    s->slot = NULL;
+}
+
 /* Asks again for what was under way, over a new connection, after a pause. */
 static int break_off(struct remote_lane *l, struct source *s, const dray_error *why,
                      dray_error *error)
 {
     int64_t now = dray__now();
     dray__peer_drop(s->of->peer);
-    s->events = 0;
-    if (s->slot)
-        l->slots[l->free_slots++] = s->slot;
-    s->slot = NULL;
+    s->watched = false;
+    free_slots(l, s);
     if (s->flying.first) {
         *s->flying.last = s->again.first;
         if (!s->again.first)
@@ -251,10 +285,8 @@ static int desert(struct remote_lane *l, struct source *s, const dray_error *why
     dray__log(DRAY_LOG_INFO, "%s of the cohort is left, the publishers bring the rest: %s",
               s->of->name, why->message);
     dray__peer_drop(s->of->peer);
-    s->events = 0;
-    if (s->slot)
-        l->slots[l->free_slots++] = s->slot;
-    s->slot = NULL;
+    s->watched = false;
+    free_slots(l, s);
     l->in_flight -= s->flying_bytes;
     s->flying_bytes = 0;
     l->retries++;
@@ -279,14 +311,16 @@ static int watch(struct remote_lane *l, struct source *s, dray_error *error)
     if (!dray__peer_is_open(s->of->peer))
         return DRAY_OK; /* the tick wakes us when it is time to try again */
     short events = dray__peer_events(s->of->peer);
-    if (needs_slot(s) && !l->free_slots)
+    bool reads = s->flying.first && s->flying.first->direct;
+    if (needs_slot(s) && !reads && !l->free_slots)
         events = (short)(events & ~POLLIN); /* another source's answer wakes us */
-    if (events == s->events)
+    if (s->watched && events == s->events)
         return DRAY_OK;
     struct epoll_event event = {.events = (uint32_t)events};
     int fd = dray__peer_fd(s->of->peer);
-    if (epoll_ctl(l->poll_fd, s->events ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &event))
+    if (epoll_ctl(l->poll_fd, s->watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &event))
         return dray__fail_errno(error, errno, "descriptors of an update");
+    s->watched = true;
     s->events = events;
     return DRAY_OK;
 }

@@ -2,6 +2,7 @@
  * private memory included, and so does the data server for readers on other hosts. Found by a
  * random token that travels with the member's description. */
 #include "base/error.h"
+#include "weights/exports.h"
 #include "weights/shares.h"
 
 #include <inttypes.h>
@@ -91,6 +92,7 @@ void dray__local_remove(uint64_t token)
     while (local && local->readers) /* no more can come; those inside copy one slice, and leave */
         pthread_cond_wait(&released, &list_lock);
     pthread_mutex_unlock(&list_lock);
+    dray__exports_revoke(token, UINT64_MAX);
     if (local)
         dray__shares_free(local->shares);
     free(local);
@@ -151,6 +153,7 @@ void dray__local_revoke(uint64_t token, uint64_t attempt)
     while (local && local->readers) /* those inside were let in before: they leave soon */
         pthread_cond_wait(&released, &list_lock);
     pthread_mutex_unlock(&list_lock);
+    dray__exports_revoke(token, attempt);
 }
 
 void dray__local_share(uint64_t token, dray__shares *shares)

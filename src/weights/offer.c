@@ -11,7 +11,8 @@
 enum {
     NUMBERS = 20, /* versions and number, before the address */
     ADDRESS_AT = NUMBERS,
-    ANSWER_ADDRESS_AT = 8
+    ANSWER_ADDRESS_AT = 8,
+    GREETING = DRAY__OFFER_RANDOM + 1
 };
 static const char READER[] = "dray1 ucx offer", SERVER[] = "dray1 ucx answer";
 
@@ -57,6 +58,7 @@ static bool prove(const dray__offer *offer, const dray__stream_keys *keys, const
     dray__put_bytes(&w, side, strlen(side) + 1);
     dray__put_bytes(&w, offer->reader, sizeof offer->reader);
     dray__put_bytes(&w, offer->server, sizeof offer->server);
+    dray__put_u8(&w, offer->reads);
     dray__put_bytes(&w, said, size);
     bool proven = !w.failed && dray__keyed_hash(keys->key->bytes, w.data, w.size, out);
     dray__writer_free(&w);
@@ -116,7 +118,7 @@ static int finish(dray__writer *w, size_t body, dray_error *error)
     return dray__writer_check(w, error);
 }
 
-int dray__offer_greet(dray__offer *offer, dray__writer *w, dray_error *error)
+int dray__offer_greet(dray__offer *offer, bool reads, dray__writer *w, dray_error *error)
 {
     *offer = (dray__offer){0};
     int rc = draw(offer->reader, error);
@@ -124,19 +126,26 @@ int dray__offer_greet(dray__offer *offer, dray__writer *w, dray_error *error)
         return rc;
     size_t body = begin(w);
     dray__put_bytes(w, offer->reader, sizeof offer->reader);
+    dray__put_u8(w, reads);
     return finish(w, body, error);
 }
 
-int dray__offer_put(dray__offer *offer, const dray__stream_keys *keys, const uint8_t *head,
-                    uint32_t size, const dray__ucx *ucx, dray__writer *w, dray_error *error)
+int dray__offer_greeted(dray__offer *offer, const uint8_t *head, uint32_t size, dray_error *error)
+{
+    if (size != GREETING || head[DRAY__OFFER_RANDOM] > 1)
+        return dray__fail(error, DRAY_EPROTO, "what came is no answer to a greeting");
+    memcpy(offer->server, head, sizeof offer->server);
+    offer->reads = head[DRAY__OFFER_RANDOM];
+    offer->greeted = true;
+    return DRAY_OK;
+}
+
+int dray__offer_put(const dray__offer *offer, const dray__stream_keys *keys, const dray__ucx *ucx,
+                    dray__writer *w, dray_error *error)
 {
     dray__ucx_version version = {0};
     size_t address_size;
     const void *address = dray__ucx_address(ucx, &address_size);
-    if (size != sizeof offer->server)
-        return dray__fail(error, DRAY_EPROTO, "what came is no answer to a greeting");
-    memcpy(offer->server, head, sizeof offer->server);
-    offer->greeted = true;
     dray__ucx_find(&version, NULL);
     size_t body = begin(w);
     dray__put_u32(w, version.major);
@@ -175,7 +184,7 @@ static int check_offer(const dray__offer *offer, const dray__stream_keys *keys, 
     return check_proof(offer, keys, READER, body, size, error);
 }
 
-static int accept_offer(const dray__stream *stream, const uint8_t *body, uint32_t size,
+static int accept_offer(const dray__stream *stream, bool reads, const uint8_t *body, uint32_t size,
                         dray__ucx **out, dray_error *error)
 {
     dray__reader in = dray__reader_of(body, size);
@@ -193,7 +202,7 @@ static int accept_offer(const dray__stream *stream, const uint8_t *body, uint32_
                           "other: install the same on both hosts, or set the transport to stream",
                           other.major, other.minor, other.release, own.major, own.minor,
                           own.release);
-    rc = dray__ucx_open(dray__stream_socket(stream), out, error);
+    rc = dray__ucx_open(dray__stream_socket(stream), reads, out, error);
     if (rc == DRAY_OK &&
         (rc = dray__ucx_connect(*out, body + ADDRESS_AT, size - NUMBERS - DRAY__OFFER_PROOF, nonce,
                                 error))) {
@@ -210,9 +219,11 @@ static int answer_greeting(dray__offer *offer, const dray__pull_header *header, 
     if (rc)
         return rc;
     memcpy(offer->reader, body, sizeof offer->reader);
+    offer->reads = body[DRAY__OFFER_RANDOM] == 1 && dray__ucx_wants_reads();
     offer->greeted = true;
-    dray__pull_put_answer(w, 0, header->id, sizeof offer->server, 0);
+    dray__pull_put_answer(w, 0, header->id, GREETING, 0);
     dray__put_bytes(w, offer->server, sizeof offer->server);
+    dray__put_u8(w, offer->reads);
     return DRAY_OK;
 }
 
@@ -223,7 +234,7 @@ static int answer_offer(dray__offer *offer, const dray__stream_keys *keys,
     int rc = check_offer(offer, keys, body, header->body_bytes, error);
     offer->greeted = false; /* a greeting is good for one offer */
     if (rc == DRAY_OK)
-        rc = accept_offer(stream, body, header->body_bytes, out, error);
+        rc = accept_offer(stream, offer->reads, body, header->body_bytes, out, error);
     if (rc)
         return rc;
     size_t size;
@@ -248,7 +259,7 @@ bool dray__offer_answer(dray__offer *offer, const dray__stream_keys *keys,
     if (rc == DRAY_OK && keys->transport == DRAY__TRANSPORT_STREAM)
         rc = dray__fail(&error, DRAY_EUNSUPPORTED, "its transport is set to stream");
     if (rc == DRAY_OK)
-        rc = !offer->greeted && header->body_bytes == sizeof offer->reader
+        rc = !offer->greeted && header->body_bytes == GREETING
                  ? answer_greeting(offer, header, body, w, &error)
                  : answer_offer(offer, keys, stream, header, body, w, out, &error);
     if (rc)

@@ -25,8 +25,11 @@ struct dray__peer {
     int64_t moved_ns;
     uint64_t wire_bytes;
     bool offering; /* to go on over UCX: nothing else is sent until that is answered */
-    bool offered;  /* all of the offer is out */
-    bool plain;    /* UCX failed, and nobody asked for it by name: not again */
+    bool begun;    /* a greeting was made */
+    bool offered;  /* all of it, or of the offer, is out */
+    bool answered; /* something came, since UCX was agreed on over it */
+    bool without_reads;
+    bool plain; /* UCX failed, and nobody asked for it by name: not again */
     dray__ucx *ucx;
     dray__offer offer;
     dray__writer offer_out;
@@ -56,7 +59,7 @@ void dray__peer_drop(dray__peer *peer)
     dray__ucx_close(peer->ucx);
     peer->ucx = NULL;
     peer->stream = NULL;
-    peer->offering = peer->offered = false;
+    peer->offering = peer->begun = peer->offered = peer->answered = false;
     dray__writer_reset(&peer->out);
     peer->out_at = peer->in_have = 0;
     peer->have_header = false;
@@ -111,6 +114,16 @@ bool dray__peer_is_blind(const dray__peer *peer)
     return peer->stream && dray__stream_uses_ucx(peer->stream);
 }
 
+bool dray__peer_settled(const dray__peer *peer)
+{
+    return peer->stream && !peer->offering;
+}
+
+dray__ucx *dray__peer_reads(const dray__peer *peer)
+{
+    return dray__peer_settled(peer) && peer->offer.reads ? dray__stream_ucx(peer->stream) : NULL;
+}
+
 short dray__peer_events(const dray__peer *peer)
 {
     short events = dray__stream_events(peer->stream);
@@ -124,6 +137,11 @@ short dray__peer_events(const dray__peer *peer)
 int64_t dray__peer_moved(const dray__peer *peer)
 {
     return peer->moved_ns;
+}
+
+void dray__peer_count(dray__peer *peer, uint64_t bytes)
+{
+    peer->wire_bytes += bytes;
 }
 
 uint64_t dray__peer_wire_bytes(const dray__peer *peer)
@@ -141,7 +159,10 @@ static int moved(dray__peer *peer, ssize_t n, dray_error *error)
 {
     if (n == -EAGAIN)
         return DRAY_EAGAIN;
-    if (n < 0 && dray__peer_is_blind(peer))
+    bool blind = dray__peer_is_blind(peer);
+    if (n < 0 && blind && peer->offer.reads && !peer->answered)
+        peer->without_reads = true; /* it may be that RDMA alone does not lead there */
+    else if (n < 0 && blind)
         peer->plain = peer->keys->transport != DRAY__TRANSPORT_UCX;
     if (n == 0)
         return dray__fail(error, DRAY_ECLOSED, "%s closed the connection", peer->endpoint);
@@ -192,6 +213,7 @@ static int read_head(dray__peer *peer, dray__arrival *out, dray_error *error)
         if (rc)
             return rc;
         peer->in_have += (size_t)n;
+        peer->answered = true;
     }
     out->header = peer->header;
     out->head = peer->in + DRAY__PULL_ANSWER_HEADER;
@@ -205,14 +227,30 @@ static int begin_offer(dray__peer *peer, dray_error *error)
     int ready = dray__stream_ready(peer->stream);
     if (ready)
         return moved(peer, ready, error);
-    int rc = dray__ucx_open(dray__stream_socket(peer->stream), &peer->ucx, error);
+    peer->offer_at = 0;
+    peer->begun = true;
+    return dray__offer_greet(&peer->offer, dray__ucx_wants_reads() && !peer->without_reads,
+                             &peer->offer_out, error);
+}
+
+/* The data server greeted back: UCX is opened for what it said, and offered. */
+static int make_offer(dray__peer *peer, const dray__arrival *answer, dray_error *error)
+{
+    int rc = dray__offer_greeted(&peer->offer, answer->head, answer->header.head_bytes, error);
+    if (rc)
+        return rc;
+    rc = dray__ucx_open(dray__stream_socket(peer->stream), peer->offer.reads, &peer->ucx, error);
+    if (rc && peer->offer.reads) { /* once more without, over another connection */
+        peer->without_reads = true;
+        return dray__fail_prefix(error, DRAY_ECLOSED, "%s: ", peer->endpoint);
+    }
     if (rc && peer->keys->transport != DRAY__TRANSPORT_UCX) {
         peer->plain = true;
         peer->offering = false;
         return DRAY_OK;
     }
-    peer->offer_at = 0;
-    return rc ? rc : dray__offer_greet(&peer->offer, &peer->offer_out, error);
+    peer->offered = false;
+    return rc ? rc : dray__offer_put(&peer->offer, peer->keys, peer->ucx, &peer->offer_out, error);
 }
 
 /* Where nobody asked for UCX by name, the socket does as well. */
@@ -263,6 +301,7 @@ static int go_over(dray__peer *peer, const dray__arrival *answer, dray_error *er
         return rc;
     dray__ucx *ucx = peer->ucx;
     peer->ucx = NULL;
+    peer->answered = false;
     return dray__stream_use_ucx(peer->stream, ucx, error);
 }
 
@@ -270,7 +309,7 @@ static int go_over(dray__peer *peer, const dray__arrival *answer, dray_error *er
 static int agree(dray__peer *peer, dray_error *error)
 {
     dray__arrival answer;
-    int rc = peer->ucx ? DRAY_OK : begin_offer(peer, error);
+    int rc = peer->begun ? DRAY_OK : begin_offer(peer, error);
     while (rc == DRAY_OK && peer->offering) {
         rc = next_step(peer, &answer, error);
         if (rc)
@@ -281,9 +320,7 @@ static int agree(dray__peer *peer, dray_error *error)
             return refused(peer, &answer, error);
         if (greeted)
             return go_over(peer, &answer, error);
-        peer->offered = false;
-        rc = dray__offer_put(&peer->offer, peer->keys, answer.head, answer.header.head_bytes,
-                             peer->ucx, &peer->offer_out, error);
+        rc = make_offer(peer, &answer, error);
     }
     return rc;
 }

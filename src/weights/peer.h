@@ -22,9 +22,15 @@ int dray__peer_fd(const dray__peer *peer);       /* -1: not open */
 short dray__peer_events(const dray__peer *peer); /* what its descriptor should be polled for */
 /* Its descriptor shows its end alone: look every few moments for what came. */
 bool dray__peer_is_blind(const dray__peer *peer);
+/* It is agreed on what carries the bytes. */
+bool dray__peer_settled(const dray__peer *peer);
+/* What one-sided reads go through, once that is settled; NULL: there are none. */
+dray__ucx *dray__peer_reads(const dray__peer *peer);
 /* When it last made progress, or was touched: begins to owe something. */
 void dray__peer_touch(dray__peer *peer);
 int64_t dray__peer_moved(const dray__peer *peer);
+/* Bytes that were read of it one-sidedly. */
+void dray__peer_count(dray__peer *peer, uint64_t bytes);
 /* Bytes sent and received since it was made. */
 uint64_t dray__peer_wire_bytes(const dray__peer *peer);
 

@@ -64,13 +64,30 @@ int dray__pull_get_answer(const uint8_t header[DRAY__PULL_ANSWER_HEADER], dray__
     return DRAY_OK;
 }
 
-void dray__pull_put_taken(dray__writer *w, uint32_t id)
+static void put_header(dray__writer *w, uint16_t flags, uint32_t id, uint32_t body_bytes)
 {
     dray__put_u32(w, DRAY__PULL_MAGIC);
     dray__put_u16(w, DRAY__PULL_VERSION);
-    dray__put_u16(w, DRAY__PULL_TAKEN);
+    dray__put_u16(w, flags);
     dray__put_u32(w, id);
-    dray__put_u32(w, 0);
+    dray__put_u32(w, body_bytes);
+}
+
+void dray__pull_put_taken(dray__writer *w, uint32_t id)
+{
+    put_header(w, DRAY__PULL_TAKEN, id, 0);
+}
+
+void dray__pull_put_keys(dray__writer *w, uint32_t id, uint64_t token, uint64_t attempt)
+{
+    put_header(w, DRAY__PULL_KEYS, id, 16);
+    dray__put_u64(w, token);
+    dray__put_u64(w, attempt);
+}
+
+void dray__pull_put_keys_done(dray__writer *w)
+{
+    put_header(w, DRAY__PULL_DONE, 0, 0);
 }
 
 uint32_t dray__pull_head_bytes(bool sums, bool base)
@@ -91,7 +108,9 @@ int dray__pull_get_request(const uint8_t header[DRAY__PULL_REQUEST_HEADER], dray
     out->body_bytes = dray__get_u32(&r);
     if (magic != DRAY__PULL_MAGIC || out->body_bytes > DRAY__PULL_BODY_MAX)
         return dray__fail(error, DRAY_EPROTO, "what came is no request for weights");
-    if (version != DRAY__PULL_VERSION || out->flags > DRAY__PULL_UCX)
+    bool alone = out->flags == DRAY__PULL_TAKEN || out->flags == DRAY__PULL_UCX ||
+                 out->flags == DRAY__PULL_KEYS || out->flags == DRAY__PULL_DONE;
+    if (version != DRAY__PULL_VERSION || (out->flags >= DRAY__PULL_TAKEN && !alone))
         return dray__fail(error, DRAY_EVERSION,
                           "data protocol %u with flags %x; version %d is spoken here", version,
                           out->flags, DRAY__PULL_VERSION);

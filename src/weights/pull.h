@@ -19,8 +19,13 @@
  *           the arena, none; what was quantised is followed by its scales
  *  taken    a request's header with no other flag than 16 and no body: what the answer of this id
  *           put into the arena is copied out. Has no answer.
- *  offer    a request's header with the flag 32 alone, and a body: to go on over UCX (offer.h), which
- *           takes two of them.
+ *  offer    a request's header with the flag 32 alone, and a body: to go on over UCX (offer.h),
+ * which takes two of them.
+ *
+ *  keys     a request's header with the flag 64 alone, body: u64 token, u64 attempt: what is needed
+ *           to read the member's regions one-sidedly (exports.h). Over UCX only.
+ *  done     a request's header with the flag 128 alone, no body: those keys are not used any more.
+ *           Has no answer.
  *
  * Answers come in the order of the requests. Of those into the arena (arena.h) a reader has one
  * unanswered, and one besides that it has not taken yet; the server reads on behind a request that
@@ -47,6 +52,8 @@ enum {
     DRAY__PULL_ARENA = 8,
     DRAY__PULL_TAKEN = 16,
     DRAY__PULL_UCX = 32,
+    DRAY__PULL_KEYS = 64,
+    DRAY__PULL_DONE = 128,
     DRAY__PULL_TWICE = 1, /* a rectangle's flags */
     DRAY__PULL_QUANTISED = 2
 };
@@ -81,6 +88,8 @@ void dray__pull_put_request(dray__writer *w, uint32_t id, uint16_t flags, uint64
                             uint64_t attempt, const dray__pull_base *base,
                             const dray__pull_rect *rects, uint32_t count);
 void dray__pull_put_taken(dray__writer *w, uint32_t id);
+void dray__pull_put_keys(dray__writer *w, uint32_t id, uint64_t token, uint64_t attempt);
+void dray__pull_put_keys_done(dray__writer *w);
 /* What the head of an answer holds of each rectangle. */
 uint32_t dray__pull_head_bytes(bool sums, bool base);
 

@@ -1,6 +1,6 @@
 /* What the files of the lane of sources behind data servers share: lane_remote.c, which steps it,
  * remote_open.c, which deals what is to be read to those it is read from, remote_ask.c and
- * remote_take.c, which ask for it and put it in its place. */
+ * remote_read.c, which ask for it, and remote_take.c, which puts it in its place. */
 #ifndef DRAY_WEIGHTS_REMOTE_H
 #define DRAY_WEIGHTS_REMOTE_H
 
@@ -47,7 +47,10 @@ struct request {
     uint32_t id, count;
     uint64_t bytes;
     int64_t asked_ns;
-    bool plain; /* deltas are not wanted */
+    bool plain;  /* deltas are not wanted */
+    bool direct; /* is, or was, read one-sidedly: into a slot of its own */
+    dray_region *slot;
+    dray__ucx_reads reads;
     struct slice slices[];
 };
 
@@ -70,10 +73,17 @@ struct source {
     uint32_t wrong;       /* answers in a row that were changed on the way */
     int64_t retry_ns, pause_ns, broken_ns;
     bool broken;
-    bool peer;    /* a member of the cohort, not a publisher */
-    bool probing; /* its answers said "not yet": ask for little */
+    /* What of it can be read one-sidedly: not known yet, asked for, nothing, what key_of says. */
+    enum { KEYS_UNKNOWN, KEYS_ASKED, KEYS_NONE, KEYS_HERE } keys;
+    uint32_t keys_id;
+    uint8_t *key_data;
+    struct remote_key *key_of;            /* its regions */
+    dray__ucx_memory *slot_memory[SLOTS]; /* the lane's, registered for its connection */
+    bool peer;                            /* a member of the cohort, not a publisher */
+    bool probing;                         /* its answers said "not yet": ask for little */
     int64_t brought_ns, asleep_ns;
-    short events; /* 0: not watched */
+    bool watched;
+    short events;
     dray_error trouble;
 };
 
@@ -86,7 +96,7 @@ struct remote_lane {
     uint64_t fanned_bytes;         /* that came from members on this host */
     uint32_t last_id;
     uint64_t segment, window, in_flight, peak, left; /* left: ops' bytes still to come */
-    dray_region *slots[SLOTS];                       /* free ones */
+    dray_region *slots[SLOTS], *all_slots[SLOTS];    /* slots: free ones */
     uint32_t free_slots, slot_count;
     int poll_fd, timer_fd;
     uint64_t wire_before;
@@ -125,6 +135,21 @@ int dray__remote_ask(struct remote_lane *l, struct source *s, dray_error *error)
 /* Takes the oldest request off those in flight; what becomes of it. */
 struct request *dray__remote_landed(struct remote_lane *l, struct source *s);
 void dray__remote_end(struct remote_lane *l, struct request *request);
+
+/* ---- remote_read.c: one-sided reads */
+/* Asks for keys, where they are of use. false: that is not settled yet, ask for nothing else. */
+bool dray__remote_keys_settled(struct remote_lane *l, struct source *s);
+/* The answer to that. */
+int dray__remote_take_keys(struct remote_lane *l, struct source *s, dray_error *error);
+/* dropped: the connection is gone already. Else no read is under way. */
+void dray__remote_forget_keys(struct source *s, bool dropped);
+/* Is this part read one-sidedly? */
+bool dray__remote_reads(const struct remote_lane *l, const struct source *s,
+                        const struct part *part, const dray__op *op);
+/* Begins to read into the request's slot. */
+void dray__remote_read(struct remote_lane *l, struct source *s, struct request *request);
+/* DRAY_OK: all of it is there. DRAY_EAGAIN; else the connection broke. */
+int dray__remote_read_done(struct source *s, struct request *request, dray_error *error);
 
 /* ---- remote_take.c: `head` is that of an answer, behind its header */
 size_t dray__remote_head_start(const struct source *s); /* before what it says of rectangles */

@@ -99,6 +99,8 @@ static struct request *request_new(struct remote_lane *l)
         request->next = NULL;
         request->count = 0;
         request->bytes = 0;
+        request->direct = false;
+        request->slot = NULL;
         request->plain = !l->haul->options.has_base;
     }
     return request;
@@ -112,6 +114,16 @@ void dray__remote_end(struct remote_lane *l, struct request *request)
         l->spare = request;
 }
 
+/* Is the next slice read one-sidedly? */
+static bool next_is_direct(const struct remote_lane *l, const struct source *s)
+{
+    if (s->next == s->count)
+        return false;
+    const struct part *part = &s->parts[s->next];
+    const dray__op *op = &l->haul->sources->ops[part->op];
+    return !takes_deltas(l, s, op) && dray__remote_reads(l, s, part, op);
+}
+
 /* The next request to a source: one to be asked again, or a new one. *out NULL: none is left. */
 static int next_request(struct remote_lane *l, struct source *s, struct request **out,
                         dray_error *error)
@@ -122,6 +134,7 @@ static int next_request(struct remote_lane *l, struct source *s, struct request 
         if (!s->again.first)
             s->again.last = &s->again.first;
         request->next = NULL;
+        request->direct &= s->keys == KEYS_HERE;
         *out = request;
         return DRAY_OK;
     }
@@ -129,7 +142,8 @@ static int next_request(struct remote_lane *l, struct source *s, struct request 
     if (!request)
         return dray__nomem(error);
     struct slice *slice = request->slices;
-    while (request->count < RECTS &&
+    request->direct = next_is_direct(l, s);
+    while (request->count < RECTS && next_is_direct(l, s) == request->direct &&
            dray__remote_next_slice(l, s, s->segment - request->bytes, slice)) {
         const dray__op *op = dray__remote_op(l, s, slice);
         request->bytes += dray__remote_bytes(l, s, op, &slice->rect);
@@ -155,7 +169,8 @@ static bool twice(const struct remote_lane *l, const dray__op *op)
     return !op->owned || (compared && !compared[op->copy.tensor]);
 }
 
-static void put(struct remote_lane *l, struct source *s, struct request *request)
+static void put_request(const struct remote_lane *l, struct source *s,
+                        const struct request *request)
 {
     dray__pull_rect rects[RECTS];
     for (uint32_t i = 0; i < request->count; i++) {
@@ -176,14 +191,24 @@ static void put(struct remote_lane *l, struct source *s, struct request *request
     }
     const dray__haul_options *o = &l->haul->options;
     dray__pull_base base = {o->incarnation, o->base, o->version};
-    request->id = ++l->last_id;
-    request->asked_ns = dray__now();
     uint16_t flags =
         (uint16_t)((o->verify ? DRAY__PULL_SUMS : 0) | (s->peer ? DRAY__PULL_COHORT : 0) |
                    (s->staged ? DRAY__PULL_ARENA : 0));
     dray__pull_put_request(dray__peer_out(s->of->peer), request->id, flags, s->of->token,
                            s->peer ? o->run : o->attempt, s->peer || request->plain ? NULL : &base,
                            rects, request->count);
+}
+
+static void put(struct remote_lane *l, struct source *s, struct request *request)
+{
+    request->id = ++l->last_id;
+    request->asked_ns = dray__now();
+    if (request->direct) {
+        request->slot = l->slots[--l->free_slots];
+        dray__remote_read(l, s, request);
+    } else {
+        put_request(l, s, request);
+    }
     if (!s->flying.first)
         dray__peer_touch(s->of->peer);
     *s->flying.last = request;
@@ -201,10 +226,18 @@ static bool unanswered(const struct source *s)
     return s->flying.first && (!s->copying || s->flying.first->next);
 }
 
+/* Reads and messages are under way one after the other, and a read has its slot from the start. */
+static bool may_put(const struct remote_lane *l, const struct source *s,
+                    const struct request *request)
+{
+    return (!s->flying.first || s->flying.first->direct == request->direct) &&
+           (!request->direct || l->free_slots);
+}
+
 int dray__remote_ask(struct remote_lane *l, struct source *s, dray_error *error)
 {
     uint64_t share = s->probing ? 0 : l->window / (l->active ? l->active : 1);
-    if (dray__now() < s->asleep_ns)
+    if (dray__now() < s->asleep_ns || !dray__remote_keys_settled(l, s))
         return DRAY_OK;
     while (dray__remote_wants(s)) {
         bool first = !s->flying.first;
@@ -217,6 +250,13 @@ int dray__remote_ask(struct remote_lane *l, struct source *s, dray_error *error)
             return rc;
         if (!request)
             break;
+        if (!may_put(l, s, request)) {
+            request->next = s->again.first;
+            if (!request->next)
+                s->again.last = &request->next;
+            s->again.first = request;
+            break;
+        }
         put(l, s, request);
     }
     return DRAY_OK;

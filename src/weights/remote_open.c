@@ -199,8 +199,9 @@ static int open_slots(struct remote_lane *l, uint64_t ceiling, dray_error *error
     for (uint32_t i = 0; i < l->homes; i++)
         needing += l->sources[i].count > 0 && !l->sources[i].of->arena;
     l->slot_count = needing < SLOTS ? needing : SLOTS;
-    if (l->cohort)
-        l->slot_count = SLOTS; /* a part may go back to a publisher that had none */
+    if (l->cohort || dray__ucx_wants_reads())
+        l->slot_count =
+            SLOTS; /* a part may go back to a publisher that had none; reads have one each */
     l->window = ceiling - l->slot_count * l->segment;
     if (l->window > WINDOW_MAX)
         l->window = WINDOW_MAX;
@@ -209,6 +210,7 @@ static int open_slots(struct remote_lane *l, uint64_t ceiling, dray_error *error
         int rc = dray_region_alloc(DRAY_REGION_HOST, l->segment, "slot", &l->slots[i], error);
         if (rc)
             return rc;
+        l->all_slots[i] = l->slots[i];
         l->free_slots++;
     }
     return DRAY_OK;
@@ -249,15 +251,16 @@ void dray__remote_close(void *lane)
         return;
     for (uint32_t i = 0; i < l->count; i++) {
         struct source *s = &l->sources[i];
-        if (s->of->peer && s->flying.first)
+        bool dropped = s->of->peer && (s->flying.first || s->keys == KEYS_ASKED);
+        if (dropped)
             dray__peer_drop(s->of->peer); /* its answers are nobody's */
+        dray__remote_forget_keys(s, dropped);
         dray__remote_free(&s->again);
         dray__remote_free(&s->flying);
-        dray_region_free(s->slot);
         free(s->parts);
     }
-    for (uint32_t i = 0; i < l->free_slots; i++)
-        dray_region_free(l->slots[i]);
+    for (uint32_t i = 0; i < SLOTS; i++)
+        dray_region_free(l->all_slots[i]);
     if (l->poll_fd >= 0)
         close(l->poll_fd);
     if (l->timer_fd >= 0)

@@ -46,6 +46,11 @@ static struct told told_of(const struct remote_lane *l, const struct source *s,
                            const struct request *request, const uint8_t *head, uint32_t i)
 {
     bool verify = l->haul->options.verify;
+    if (request->direct) { /* nobody said anything: the source's bits are those that landed */
+        const struct slice *slice = &request->slices[i];
+        return (struct told){l->slot_sums[i], l->slot_sums[i],
+                             dray__remote_bytes(l, s, dray__remote_op(l, s, slice), &slice->rect)};
+    }
     size_t size = dray__pull_head_bytes(verify, !request->plain);
     dray__reader in = dray__reader_of(head + dray__remote_head_start(s) + i * size, size);
     struct told told = {0};

@@ -13,6 +13,7 @@
 #include "control/context.h"
 #include "mover/stream.h"
 #include "weights/arena.h"
+#include "weights/exports.h"
 #include "weights/offer.h"
 #include "weights/pull.h"
 
@@ -39,9 +40,10 @@ struct held {
 struct connection {
     struct connection *next, **link;
     dray__stream *stream;
-    dray__offer offer; /* of UCX */
-    dray__ucx *ucx;    /* what the stream goes on with after this answer */
-    uint8_t *in;       /* header and body of the request that is being read, and the next header */
+    dray__offer offer;    /* of UCX */
+    dray__ucx *ucx;       /* what the stream goes on with after this answer */
+    dray__export *export; /* what its reader reads one-sidedly; NULL: nothing yet */
+    uint8_t *in; /* header and body of the request that is being read, and the next header */
     size_t in_have;
     dray__writer head; /* header and head of the answer, */
     dray_region *data; /* and its data; NULL: none is being sent */
@@ -105,6 +107,7 @@ static void end(struct server *s, struct connection *c)
     give_buffer(s, c->data);
     for (size_t i = 0; i < DRAY__ARENA_HELD; i++)
         give_slot(&c->held[i]);
+    dray__export_free(c->export);
     dray__ucx_close(c->ucx);
     dray__stream_close(c->stream); /* leaves the epoll with its descriptor */
     dray__writer_free(&c->head);
@@ -148,18 +151,28 @@ static void accept_all(struct server *s)
 
 /* Below, 0: go on; -EAGAIN: not now; another -errno: the connection is over. */
 
-/* The reader copied out what this answer put into the arena. */
-static int taken(struct connection *c, const dray__pull_header *header)
+/* What has no body and no answer: the reader copied out what was put into the arena, or reads no
+ * more one-sidedly. */
+static int notice(struct connection *c, const dray__pull_header *header)
 {
-    if (header->flags != DRAY__PULL_TAKEN || header->body_bytes)
+    if (header->body_bytes)
         return -EPROTO;
     c->moved_ns = dray__now();
-    for (size_t i = 0; i < DRAY__ARENA_HELD; i++)
+    if (header->flags == DRAY__PULL_DONE && c->export) {
+        dray__export_done(c->export);
+        return 0;
+    }
+    for (size_t i = 0; i < DRAY__ARENA_HELD && header->flags == DRAY__PULL_TAKEN; i++)
         if (c->held[i].arena && c->held[i].id == header->id) {
             give_slot(&c->held[i]);
             return 0;
         }
     return -EPROTO;
+}
+
+static bool is_notice(const dray__pull_header *header)
+{
+    return header->flags == DRAY__PULL_TAKEN || header->flags == DRAY__PULL_DONE;
 }
 
 /* While a request waits for a slot: what has been taken meanwhile. */
@@ -177,9 +190,9 @@ static int read_ahead(struct connection *c)
             continue;
         if (dray__pull_get_request(next, &header, NULL))
             return -EPROTO;
-        if (!(header.flags & DRAY__PULL_TAKEN))
+        if (!is_notice(&header))
             break; /* looked at in its turn */
-        int rc = taken(c, &header);
+        int rc = notice(c, &header);
         if (rc)
             return rc;
         c->ahead = 0;
@@ -196,8 +209,8 @@ static int receive(struct connection *c)
             if (dray__pull_get_request(c->in, &header, NULL))
                 return -EPROTO;
             need += header.body_bytes;
-            if (header.flags & DRAY__PULL_TAKEN) {
-                int rc = taken(c, &header);
+            if (is_notice(&header)) {
+                int rc = notice(c, &header);
                 if (rc)
                     return rc;
                 c->in_have = 0;
@@ -294,12 +307,38 @@ static int answer_offer(const struct server *s, struct connection *c,
                : -ENOMEM;
 }
 
+static int answer_keys(struct server *s, struct connection *c, const dray__pull_header *header)
+{
+    dray_error error;
+    dray__writer keys = {0};
+    dray__ucx *ucx = dray__stream_ucx(c->stream);
+    dray__reader in = dray__reader_of(c->in + DRAY__PULL_REQUEST_HEADER, header->body_bytes);
+    uint64_t token = dray__get_u64(&in), attempt = dray__get_u64(&in);
+    if (!ucx || !c->offer.reads || in.failed)
+        return -EPROTO;
+    c->data = take_buffer(s);
+    if (!c->data)
+        return -EAGAIN;
+    dray__writer_reset(&c->head);
+    c->data_bytes = 0;
+    if (dray__export_give(&c->export, ucx, token, attempt, DRAY__PULL_DATA_MAX, &keys, &error)) {
+        dray__pull_put_refusal(&c->head, header->id, &error);
+    } else {
+        memcpy(dray_region_base(c->data), keys.data, keys.size);
+        c->data_bytes = keys.size;
+        dray__pull_put_answer(&c->head, 0, header->id, 0, keys.size);
+    }
+    dray__writer_free(&keys);
+    return c->head.failed ? -ENOMEM : 0;
+}
+
 static int answer(struct server *s, struct connection *c)
 {
     dray__pull_header header;
     dray__pull_get_request(c->in, &header, NULL);
-    int rc = header.flags == DRAY__PULL_UCX ? answer_offer(s, c, &header)
-                                            : answer_request(s, c, &header);
+    int rc = header.flags == DRAY__PULL_UCX    ? answer_offer(s, c, &header)
+             : header.flags == DRAY__PULL_KEYS ? answer_keys(s, c, &header)
+                                               : answer_request(s, c, &header);
     if (rc)
         return rc;
     c->full = false;
@@ -377,7 +416,12 @@ static bool arm(struct server *s, struct connection *c)
 
 static void turn(struct server *s, struct connection *c)
 {
-    if (work(s, c) || !arm(s, c))
+    bool ends = true;
+    if (dray__export_enter(c->export)) {
+        ends = work(s, c) || !arm(s, c);
+        dray__export_leave();
+    }
+    if (ends)
         end(s, c);
 }
 
@@ -423,9 +467,12 @@ static void drop_stuck(struct server *s)
     int64_t now = dray__now();
     for (struct connection *c = s->connections, *next; c; c = next) {
         next = c->next;
-        bool keeps = false; /* a slot */
+        bool keeps = false; /* a slot, or what was revoked */
         for (size_t i = 0; i < DRAY__ARENA_HELD; i++)
             keeps |= c->held[i].arena && now - c->held[i].since_ns > DRAY__ARENA_RECLAIM_NS;
+        keeps |= !dray__export_enter(c->export);
+        if (!keeps)
+            dray__export_leave();
         if (keeps || ((c->in_have || c->answering) && now - c->moved_ns > STUCK_NS))
             end(s, c);
     }

@@ -427,8 +427,10 @@ static void start_some(engine *e, int64_t timeout_ns)
     options.bucket_bytes = 128 << 10;
     MUST(dray_update_start(e->subscriber, &options, error));
     uint8_t *last = (uint8_t *)dray_region_base(e->region[0]) + 4096;
-    while (*last == 0xA5)
-        CHECK(dray_update_poll(e->subscriber, NULL) == DRAY_EAGAIN);
+    while (*last == 0xA5 && dray_update_poll(e->subscriber, NULL) == DRAY_EAGAIN)
+        ;
+    if (*last == 0xA5)
+        MUST(dray_update_finish(e->subscriber, NULL, error));
 }
 
 static int finish(engine *e, dray_error *said)

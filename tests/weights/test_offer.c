@@ -40,7 +40,7 @@ static void ends_open(ends *e, const dray__tls_key *reader, const dray__tls_key 
     while (dray__stream_ready(e->reader) == -EAGAIN)
         usleep(100);
     close(listener);
-    MUST(dray__ucx_open(dray__stream_socket(e->reader), &e->ucx, error));
+    MUST(dray__ucx_open(dray__stream_socket(e->reader), false, &e->ucx, error));
 }
 
 static void ends_close(ends *e)
@@ -77,9 +77,10 @@ static void make_offer(ends *e)
 {
     const uint8_t *head;
     uint32_t size;
-    MUST(dray__offer_greet(&e->asks, &e->out, error));
+    MUST(dray__offer_greet(&e->asks, false, &e->out, error));
     CHECK(say(e, &e->out, &head, &size) == 0);
-    MUST(dray__offer_put(&e->asks, &e->reader_keys, head, size, e->ucx, &e->out, error));
+    MUST(dray__offer_greeted(&e->asks, head, size, error));
+    MUST(dray__offer_put(&e->asks, &e->reader_keys, e->ucx, &e->out, error));
 }
 
 static void test_both_agree(void **state)
@@ -169,7 +170,7 @@ static void test_replayed(void **state)
     ends_open(&later, &key, &key);
     assert_int_equal(say(&later, &e.out, &head, &size), DRAY_EPERM);
     dray__writer greeting = {0};
-    MUST(dray__offer_greet(&later.asks, &greeting, error));
+    MUST(dray__offer_greet(&later.asks, false, &greeting, error));
     memcpy(greeting.data + DRAY__PULL_REQUEST_HEADER, e.asks.reader, sizeof e.asks.reader);
     assert_int_equal(say(&later, &greeting, &head, &size), 0);
     assert_int_equal(say(&later, &e.out, &head, &size), DRAY_EPERM);

@@ -1,0 +1,303 @@
+/* One-sided reads, as UCX emulates them over TCP: of exactly the registered regions, for as long as
+ * the publisher lets them, and nothing that is read is taken for what it is not. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "control/registry.h"
+#include "mover/mover.h"
+#include "mover/stream.h"
+#include "weights/cluster.h"
+#include "weights/exports.h"
+#include "weights/pull.h"
+
+#include <poll.h>
+
+static coordinator_fixture f;
+
+static int start_thread(void **state)
+{
+    (void)state;
+    fixture_start(&f, dray__registry_add);
+    return 0;
+}
+
+static int start_process(void **state)
+{
+    (void)state;
+    fixture_fork(&f, dray__registry_add);
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    fixture_stop(&f);
+    f = (coordinator_fixture){0};
+    fixture_host = NULL;
+    return 0;
+}
+
+static dray_model_config wide_config(void)
+{
+    dray_model_config c = small_config(false, 3);
+    c.hidden_size = 256;
+    c.head_dim = 64;
+    c.intermediate_size = 512;
+    c.vocab_size = 4096;
+    return c;
+}
+
+typedef struct pair {
+    trainer t;
+    engine e;
+} pair;
+
+static void pair_open(pair *p, dray_dtype from, dray_dtype to)
+{
+    dray_model_config config = wide_config();
+    fixture_host = "trainers";
+    trainer_open(&p->t, f.unix_address, &config, from, 0, 1, 7, DRAY_REGION_HOST);
+    fixture_host = "engines";
+    engine_open(&p->e, f.unix_address, &config, from, to, "engine", 0, 1);
+    fixture_host = NULL;
+}
+
+static void pair_close(pair *p)
+{
+    engine_close(&p->e);
+    trainer_close(&p->t);
+}
+
+static dray__fault count_moves(void *user, const char *tensor)
+{
+    (void)tensor;
+    __atomic_add_fetch((int64_t *)user, 1, __ATOMIC_SEQ_CST);
+    return DRAY__FAULT_NONE;
+}
+
+/* The publisher moves nothing: all moves are the reader's, out of its slots. */
+static void test_read(void **state)
+{
+    (void)state;
+    static const struct {
+        dray_dtype from, to;
+        bool read;
+    } cases[] = {
+        {DRAY_F32, DRAY_F32, true},
+        {DRAY_BF16, DRAY_F32, true},  /* widened here */
+        {DRAY_F32, DRAY_BF16, false}, /* narrowed before the wire: by messages */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        pair p;
+        int64_t moves[2] = {0};
+        pair_open(&p, cases[i].from, cases[i].to);
+        MUST(dray_publish(p.t.publisher, 1, NULL, error));
+        for (int reads = 0; reads < 2; reads++) {
+            setenv("DRAY_UCX_READS", reads ? "always" : "never", 1);
+            dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+            dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+            options.bucket_bytes = i == 1 ? 300 << 10 : 0;
+            dray__mover_faults(count_moves, &moves[reads]);
+            poison(p.e.layout, p.e.region);
+            MUST(dray_update_weights(p.e.subscriber, &options, &report, error));
+            dray__mover_faults(NULL, NULL);
+            assert_int_equal(engine_wrong(&p.e, 7), 0);
+            assert_true(report.verified_tensors > 0 && report.retries == 0);
+            assert_true(report.wire_bytes >= report.bytes / 2);
+            assert_true(report.wire_bytes <= report.bytes + (report.bytes >> 4));
+            if (options.bucket_bytes)
+                assert_true(report.peak_extra_bytes <= options.bucket_bytes);
+            if (!reads) { /* another connection, for the other kind */
+                engine_close(&p.e);
+                setenv("DRAY_UCX_READS", "always", 1);
+                dray_model_config config = wide_config();
+                fixture_host = "engines";
+                engine_open(&p.e, f.unix_address, &config, cases[i].from, cases[i].to, "engine", 0,
+                            1);
+            }
+        }
+        fprintf(stderr, "%lld moves without reads, %lld with\n", (long long)moves[0],
+                (long long)moves[1]);
+        assert_true(cases[i].read ? moves[1] * 4 < moves[0] * 3 : moves[1] == moves[0]);
+        /* the same connection, for as long as the reader behaves */
+        fill(p.t.layout, p.t.region, false, 8);
+        MUST(dray_publish(p.t.publisher, 2, NULL, error));
+        MUST(dray_update_weights(p.e.subscriber, NULL, NULL, error));
+        assert_int_equal(engine_wrong(&p.e, 8), 0);
+        pair_close(&p);
+    }
+}
+
+/* Starts an update of little budget a poll, and stops when some of it was moved. */
+static void start_some(engine *e, int64_t timeout_ns)
+{
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    options.timeout_ns = timeout_ns;
+    options.bucket_bytes = 128 << 10;
+    MUST(dray_update_start(e->subscriber, &options, error));
+    uint8_t *last = (uint8_t *)dray_region_base(e->region[0]) + 4096;
+    while (*last == 0xA5)
+        CHECK(dray_update_poll(e->subscriber, NULL) == DRAY_EAGAIN);
+}
+
+static int finish(engine *e, dray_error *said)
+{
+    while (dray_update_poll(e->subscriber, NULL) == DRAY_EAGAIN) {
+        struct pollfd p = {.fd = dray_subscriber_fd(e->subscriber), .events = POLLIN};
+        CHECK(poll(&p, 1, 60000) == 1);
+    }
+    return dray_update_finish(e->subscriber, NULL, said);
+}
+
+/* The memory changes under a reader that nobody stopped, and under one that was dropped. */
+static void test_new_bytes_are_not_old_ones(void **state)
+{
+    (void)state;
+    setenv("DRAY_UCX_READS", "always", 1);
+    for (int dropped = 0; dropped < 2; dropped++) {
+        pair p;
+        dray_error said;
+        pair_open(&p, DRAY_F32, DRAY_F32);
+        MUST(dray_publish(p.t.publisher, 1, NULL, error));
+        start_some(&p.e, 20 * DRAY__SECOND);
+        if (dropped) {
+            uint32_t count = 0;
+            MUST(dray_publisher_wait(p.t.publisher, 1, 0, &count, error));
+            assert_int_equal(count, 1);
+        }
+        fill(p.t.layout, p.t.region, false, 8);
+        int64_t begin = dray__now();
+        assert_int_equal(finish(&p.e, &said), DRAY_ETORN);
+        fprintf(stderr, "after %.1f s: %s\n", (double)(dray__now() - begin) * 1e-9, said.message);
+        assert_non_null(strstr(said.message, dropped ? "dropped" : "differ"));
+        MUST(dray_publish(p.t.publisher, 2, NULL, error));
+        MUST(dray_update_weights(p.e.subscriber, NULL, NULL, error));
+        assert_int_equal(engine_wrong(&p.e, 8), 0);
+        pair_close(&p);
+    }
+}
+
+typedef struct scene {
+    board *board;
+} scene;
+
+static void run_trainer(void *user)
+{
+    const scene *s = user;
+    dray_model_config config = wide_config();
+    trainer t;
+    config.vocab_size = 16384;
+    fixture_host = "trainers";
+    trainer_open(&t, f.unix_address, &config, DRAY_F32, 0, 1, 7, DRAY_REGION_SHARED);
+    MUST(dray_publish(t.publisher, 1, NULL, error));
+    raise_flag(s->board, 0);
+    await_flag(s->board, 1);
+    trainer_close(&t);
+}
+
+/* UCX itself would wait for minutes. */
+static void test_publisher_that_stops(void **state)
+{
+    (void)state;
+    setenv("DRAY_UCX_READS", "always", 1);
+    scene s = {board_new()};
+    dray_model_config config = wide_config();
+    config.vocab_size = 16384;
+    pid_t pid = spawn(run_trainer, &s);
+    await_flag(s.board, 0);
+    engine e;
+    dray_error said;
+    fixture_host = "engines";
+    engine_open(&e, f.unix_address, &config, DRAY_F32, DRAY_F32, "engine", 0, 1);
+    int64_t begin = dray__now();
+    start_some(&e, 3 * DRAY__SECOND);
+    kill(pid, SIGSTOP);
+    assert_int_equal(finish(&e, &said), DRAY_ETORN);
+    assert_true(dray__now() - begin < 5 * DRAY__SECOND);
+    assert_non_null(strstr(said.message, "trainer"));
+    engine_close(&e);
+    kill(pid, SIGKILL);
+    end_of(pid);
+    munmap(s.board, sizeof(board));
+}
+
+/* What is given is of one member and one update, and taken from those that are over. */
+static void test_exports(void **state)
+{
+    (void)state;
+    static const dray__networks none;
+    static const dray__tls_key key = {.identity = "x"};
+    const dray__stream_keys keys = {&key, &none, false, DRAY__TRANSPORT_UCX};
+    char endpoint[DRAY__STREAM_ADDRESS];
+    int listener;
+    dray__stream *stream;
+    dray__ucx *ucx;
+    MUST(dray__stream_listen("127.0.0.1", endpoint, &listener, error));
+    MUST(dray__stream_connect(endpoint, &keys, &stream, error));
+    while (dray__stream_ready(stream) == -EAGAIN)
+        usleep(100);
+    MUST(dray__ucx_open(dray__stream_socket(stream), true, &ucx, error));
+
+    dray_model_config config = small_config(false, 1);
+    dray_layout *layout;
+    dray_region *region;
+    MUST(dray_layout_fsdp(&config, DRAY_F32, 0, 1, DRAY_REGION_HOST, &layout, error));
+    MUST(dray_regions_for_layout(layout, 1, &region, error));
+    uint64_t token = dray__local_token();
+    MUST(dray__local_add(token, layout, &region, 1, NULL, NULL, error));
+    dray__export *export = NULL;
+    dray__writer said = {0};
+    dray_error why;
+    assert_int_equal(dray__export_give(&export, ucx, token + 1, 5, 1 << 16, &said, &why),
+                     DRAY_EDEAD);
+    assert_int_equal(dray__export_give(&export, ucx, token, 5, 8, &said, &why), DRAY_EUNSUPPORTED);
+    assert_int_equal(said.size, 0);
+    MUST(dray__export_give(&export, ucx, token, 5, 1 << 16, &said, error));
+    dray__reader in = dray__reader_of(said.data, said.size);
+    assert_int_equal(dray__get_u32(&in), 1);
+    assert_true(dray__get_u64(&in) == (uint64_t)(uintptr_t)dray_region_base(region));
+    assert_true(dray__get_u64(&in) == dray_region_bytes(region));
+    dray__local_revoke(token, 5); /* older ones */
+    assert_true(dray__export_enter(export));
+    dray__export_leave();
+    dray__export_done(export);
+    dray__local_revoke(token, 6); /* it was over: kept for the next */
+    assert_true(dray__export_enter(export));
+    dray__export_leave();
+    assert_int_equal(dray__export_give(&export, ucx, token, 5, 1 << 16, &said, &why), DRAY_ESTALE);
+    MUST(dray__export_give(&export, ucx, token, 6, 1 << 16, &said, error));
+    dray__local_revoke(token, 7);
+    assert_false(dray__export_enter(export));
+    MUST(dray__export_give(&export, ucx, token, 7, 1 << 16, &said, error)); /* anew */
+    dray__export_done(export);
+    dray__local_remove(token); /* the memory goes away: nobody keeps it */
+    assert_false(dray__export_enter(export));
+    dray__export_free(export);
+    dray__writer_free(&said);
+    dray_region_free(region);
+    dray_layout_free(layout);
+    dray__ucx_close(ucx);
+    dray__stream_close(stream);
+    close(listener);
+}
+
+int main(void)
+{
+#if defined(__SANITIZE_THREAD__)
+    setenv("UCX_MEM_EVENTS", "n", 1); /* UCX patches malloc and its like, as the sanitizer does */
+#endif
+    dray__ucx_version version;
+    if (dray__ucx_find(&version, NULL))
+        return 77;
+    setenv("DRAY_TRANSPORT", "ucx", 1);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_publisher_that_stops, start_process, stop),
+        cmocka_unit_test(test_exports),
+        cmocka_unit_test_setup_teardown(test_read, start_thread, stop),
+        cmocka_unit_test_setup_teardown(test_new_bytes_are_not_old_ones, start_thread, stop),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
