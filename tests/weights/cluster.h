@@ -4,6 +4,7 @@
 #define DRAY_TESTS_WEIGHTS_CLUSTER_H
 
 #include "control/fixture.h"
+#include "mover/mover.h"
 #include "weights/internal.h"
 
 #include <dray/weights.h>
@@ -34,6 +35,40 @@
             abort();                                                                               \
         }                                                                                          \
     } while (0)
+
+/* ---- the coordinator ------------------------------------------------------------------------- */
+
+static coordinator_fixture f;
+
+/* A process of its own. */
+static inline int cluster_start(void **state)
+{
+    (void)state;
+    fixture_fork(&f, dray__registry_add);
+    return 0;
+}
+
+static inline int cluster_start_thread(void **state)
+{
+    (void)state;
+    fixture_start(&f, dray__registry_add);
+    return 0;
+}
+
+/* And what tests set for a time: hooks, faults, the host's name. */
+static inline int cluster_stop(void **state)
+{
+    (void)state;
+    dray__weights_hook(NULL, NULL);
+    dray__mover_faults(NULL, NULL);
+    fixture_stop(&f);
+    fixture_host = NULL;
+    return 0;
+}
+
+#define CLUSTER_TEST(name) cmocka_unit_test_setup_teardown(name, cluster_start, cluster_stop)
+#define CLUSTER_TEST_IN_PROCESS(name)                                                              \
+    cmocka_unit_test_setup_teardown(name, cluster_start_thread, cluster_stop)
 
 /* ---- values --------------------------------------------------------------------------------- */
 

@@ -23,20 +23,10 @@ enum { ROWS = 10000, COLUMNS = 1024, SMALL = 300 }; /* 41 MB of f32, 20 MB of bf
 #define SLACK ((int64_t)1 << 20)
 #endif
 
-static coordinator_fixture f;
-
 static int start(void **state)
 {
-    (void)state;
     setenv("DRAY_DATA_ADDRESS", "127.0.0.1", 1);
-    fixture_fork(&f, dray__registry_add);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    fixture_stop(&f);
+    cluster_start(state);
     return 0;
 }
 
@@ -228,5 +218,5 @@ int main(void)
         cmocka_unit_test(staged_weights),
         cmocka_unit_test(checkpoints),
     };
-    return cmocka_run_group_tests(tests, start, stop);
+    return cmocka_run_group_tests(tests, start, cluster_stop);
 }

@@ -8,22 +8,6 @@
 
 #include <cmocka.h>
 
-static coordinator_fixture f;
-
-static int start(void **state)
-{
-    (void)state;
-    fixture_fork(&f, dray__registry_add);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    fixture_stop(&f);
-    return 0;
-}
-
 enum { TRAINERS = 3, ENGINES = 2, VERSIONS = 9 };
 
 /* Of 1000 elements, those that change with each version. */
@@ -188,9 +172,7 @@ static void test_apart(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(test_bf16, start, stop),
-                                       cmocka_unit_test_setup_teardown(test_f32, start, stop),
-                                       cmocka_unit_test_setup_teardown(test_converted, start, stop),
-                                       cmocka_unit_test_setup_teardown(test_apart, start, stop)};
+    const struct CMUnitTest tests[] = {CLUSTER_TEST(test_bf16), CLUSTER_TEST(test_f32),
+                                       CLUSTER_TEST(test_converted), CLUSTER_TEST(test_apart)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -18,24 +18,6 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-static coordinator_fixture f;
-
-static int start_process(void **state)
-{
-    (void)state;
-    fixture_fork(&f, dray__registry_add);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    fixture_stop(&f);
-    f = (coordinator_fixture){0};
-    fixture_host = NULL;
-    return 0;
-}
-
 /* ---- any layouts, any hosts ------------------------------------------------------------------ */
 
 typedef struct scene {
@@ -133,13 +115,6 @@ static void test_random_hosts(void **state)
 }
 
 /* ---- one process: a trainer on one host, an engine on another -------------------------------- */
-
-static int start_thread(void **state)
-{
-    (void)state;
-    fixture_start(&f, dray__registry_add);
-    return 0;
-}
 
 typedef struct pair {
     trainer t;
@@ -587,13 +562,13 @@ int main(void)
     if (getenv("DRAY_TEST_LOG"))
         dray_set_log(print_line, NULL, DRAY_LOG_INFO);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_random_hosts, start_process, stop),
-        cmocka_unit_test_setup_teardown(test_bytes_and_ceiling, start_thread, stop),
-        cmocka_unit_test_setup_teardown(test_faults, start_thread, stop),
-        cmocka_unit_test_setup_teardown(test_forged_requests, start_thread, stop),
-        cmocka_unit_test_setup_teardown(test_peers, start_process, stop),
-        cmocka_unit_test_setup_teardown(test_joiners, start_process, stop),
-        cmocka_unit_test_setup_teardown(test_revoked, start_thread, stop),
+        CLUSTER_TEST(test_random_hosts),
+        CLUSTER_TEST_IN_PROCESS(test_bytes_and_ceiling),
+        CLUSTER_TEST_IN_PROCESS(test_faults),
+        CLUSTER_TEST_IN_PROCESS(test_forged_requests),
+        CLUSTER_TEST(test_peers),
+        CLUSTER_TEST(test_joiners),
+        CLUSTER_TEST_IN_PROCESS(test_revoked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,7 +13,6 @@
 #include <poll.h>
 #include <sched.h>
 
-static coordinator_fixture f;
 static char trainers[32], engines[32];
 
 static int run(const char *format, ...)
@@ -150,26 +149,11 @@ static void test_link_that_does_not(void **state)
     test_cut(1000 * DRAY__SECOND, 5 * DRAY__SECOND);
 }
 
-static int start(void **state)
-{
-    (void)state;
-    fixture_fork(&f, dray__registry_add);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    fixture_stop(&f);
-    f = (coordinator_fixture){0};
-    return 0;
-}
-
 static int cut_links(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_link_that_returns, start, stop),
-        cmocka_unit_test_setup_teardown(test_link_that_does_not, start, stop),
+        CLUSTER_TEST(test_link_that_returns),
+        CLUSTER_TEST(test_link_that_does_not),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,8 +14,6 @@
 
 enum { PARENT_SAYS_END, TRAINER_DEAD, RETRY, STOPPED, REPUBLISHED, PUBLISHED, ENGINE_DONE = 8 };
 
-static coordinator_fixture f;
-
 typedef struct scene {
     dray_model_config config;
     board *board;
@@ -30,18 +28,15 @@ static scene s;
 
 static int start(void **state)
 {
-    (void)state;
-    fixture_fork(&f, dray__registry_add);
+    cluster_start(state);
     s = (scene){.config = small_config(false, 3), .board = board_new(), .seed = 5};
     return 0;
 }
 
 static int stop(void **state)
 {
-    (void)state;
     munmap(s.board, sizeof(board));
-    fixture_stop(&f);
-    return 0;
+    return cluster_stop(state);
 }
 
 /* ---- hooks ---------------------------------------------------------------------------------- */

@@ -12,7 +12,6 @@
 
 enum { PUBLISHED, VICTIM_DEAD, END };
 
-static coordinator_fixture f;
 static board *shared;
 
 static dray_model_config wide_config(void)
@@ -131,8 +130,7 @@ static void run_successor(void *user)
 
 static void test_killed_while_quantising(void **state)
 {
-    (void)state;
-    fixture_fork(&f, dray__registry_add);
+    cluster_start(state);
     shared = board_new();
     pid_t trains = spawn(run_trainer, NULL);
     await_flag(shared, PUBLISHED);
@@ -146,7 +144,7 @@ static void test_killed_while_quantising(void **state)
     raise_flag(shared, END);
     must_end_well(trains);
     munmap(shared, sizeof(board));
-    fixture_stop(&f);
+    cluster_stop(state);
 }
 
 int main(void)

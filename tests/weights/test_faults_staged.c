@@ -17,8 +17,6 @@ enum { SECOND_IS_THERE, PARENT_SAYS_END, SURVIVED, FIRST_VERSION };
 static const char *const steps[] = {"begin", "plan",     "import", "writing",  "moving",
                                     "moved", "verified", "voted",  "committed"};
 
-static coordinator_fixture f;
-
 typedef struct scene {
     dray_model_config config;
     board *board;
@@ -30,18 +28,15 @@ static scene s;
 
 static int start(void **state)
 {
-    (void)state;
-    fixture_fork(&f, dray__registry_add);
+    cluster_start(state);
     s = (scene){.config = small_config(false, 3), .board = board_new()};
     return 0;
 }
 
 static int stop(void **state)
 {
-    (void)state;
     munmap(s.board, sizeof(board));
-    fixture_stop(&f);
-    return 0;
+    return cluster_stop(state);
 }
 
 static void kill_self(void *user, const char *step)

@@ -76,13 +76,11 @@ static void one_update(trainer *t, engine *e, uint64_t version)
 
 static void test_updates_leave_nothing_behind(void **state)
 {
-    (void)state;
-    coordinator_fixture f = {0};
     trainer t;
     engine e;
     dray_model_config config = small_config(false, 3);
     uint64_t version = 0, warm = 150, count = 400 * (uint64_t)fixture_scale();
-    fixture_fork(&f, dray__registry_add);
+    cluster_start(state);
     trainer_open(&t, f.unix_address, &config, DRAY_F32, 0, 1, 1, DRAY_REGION_SHARED);
     engine_open(&e, f.unix_address, &config, DRAY_F32, DRAY_BF16, "engine", 0, 1);
     while (version < warm)
@@ -95,7 +93,7 @@ static void test_updates_leave_nothing_behind(void **state)
     check_flat("coordinator", theirs, usage_of(f.process), 2048 + 2 * 8192);
     engine_close(&e);
     trainer_close(&t);
-    fixture_stop(&f);
+    cluster_stop(state);
 }
 
 int main(void)

@@ -10,22 +10,6 @@
 
 #include <cmocka.h>
 
-static coordinator_fixture f;
-
-static int start(void **state)
-{
-    (void)state;
-    fixture_fork(&f, dray__registry_add);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    fixture_stop(&f);
-    return 0;
-}
-
 typedef struct scene {
     dray_model_config config;
     const char *from, *to; /* SPECs */
@@ -202,12 +186,12 @@ static void test_no_draft(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_experts_by_rank, start, stop),
-        cmocka_unit_test_setup_teardown(test_redundant_slots_of_one_rank, start, stop),
-        cmocka_unit_test_setup_teardown(test_redundant_slots_of_many, start, stop),
-        cmocka_unit_test_setup_teardown(test_draft_with_copies, start, stop),
-        cmocka_unit_test_setup_teardown(test_stages, start, stop),
-        cmocka_unit_test_setup_teardown(test_no_draft, start, stop),
+        CLUSTER_TEST(test_experts_by_rank),
+        CLUSTER_TEST(test_redundant_slots_of_one_rank),
+        CLUSTER_TEST(test_redundant_slots_of_many),
+        CLUSTER_TEST(test_draft_with_copies),
+        CLUSTER_TEST(test_stages),
+        CLUSTER_TEST(test_no_draft),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

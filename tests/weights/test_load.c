@@ -10,22 +10,7 @@
 
 #include <cmocka.h>
 
-static coordinator_fixture f;
 static uint64_t seed;
-
-static int start(void **state)
-{
-    (void)state;
-    fixture_fork(&f, dray__registry_add);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    fixture_stop(&f);
-    return 0;
-}
 
 /* ---- a model with everything that matters -----------------------------------------------------
  */
@@ -514,5 +499,5 @@ int main(void)
         cmocka_unit_test(test_ceiling),
         cmocka_unit_test(test_refusals),
     };
-    return cmocka_run_group_tests(tests, start, stop);
+    return cmocka_run_group_tests(tests, cluster_start, cluster_stop);
 }

@@ -14,14 +14,12 @@
 
 enum { TRAINERS = 2, ENGINES = 4 }; /* more ranks than KV heads: replicas */
 
-static coordinator_fixture f;
 static dray_model_config config;
 static char folder[160];
 
 static int start(void **state)
 {
-    (void)state;
-    fixture_start(&f, dray__registry_add);
+    cluster_start_thread(state);
     config = small_config(false, 2);
     snprintf(folder, sizeof folder, "%s/checkpoint", f.folder);
     return 0;
@@ -29,13 +27,10 @@ static int start(void **state)
 
 static int stop(void **state)
 {
-    (void)state;
     char command[256];
-    dray__mover_faults(NULL, NULL);
     snprintf(command, sizeof command, "rm -rf '%s'", folder);
     assert_int_equal(system(command), 0);
-    fixture_stop(&f);
-    return 0;
+    return cluster_stop(state);
 }
 
 /* ---- the fault ------------------------------------------------------------------------------- */

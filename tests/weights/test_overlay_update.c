@@ -8,13 +8,11 @@
 
 #include <cmocka.h>
 
-static coordinator_fixture f;
 static char folder[128];
 
 static int start(void **state)
 {
-    (void)state;
-    fixture_fork(&f, dray__registry_add);
+    cluster_start(state);
     snprintf(folder, sizeof folder, "/tmp/dray-test-XXXXXX");
     assert_non_null(mkdtemp(folder));
     return 0;
@@ -22,9 +20,8 @@ static int start(void **state)
 
 static int stop(void **state)
 {
-    (void)state;
     char command[256];
-    fixture_stop(&f);
+    cluster_stop(state);
     snprintf(command, sizeof command, "rm -rf '%s'", folder);
     return system(command);
 }

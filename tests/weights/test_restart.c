@@ -15,7 +15,7 @@
 
 enum { FIRST, SECOND = 2, TRIED = 4, THIRD = 6, OVER = 8, PREFETCHED = 10 }; /* + rank */
 
-static restartable *f;
+static restartable *restarted;
 static board *b;
 
 typedef struct scene {
@@ -33,7 +33,7 @@ static void kill_coordinator(void *user, const char *step)
     (void)user;
     if (strcmp(step, s.step) == 0) {
         dray__weights_hook(NULL, NULL);
-        restartable_kill(f);
+        restartable_kill(restarted);
     }
 }
 
@@ -172,12 +172,12 @@ static const char *const steps[] = {"begin", "plan",     "import", "writing",  "
 
 static void every_step(bool tcp)
 {
-    f = restartable_start(dray__registry_add, tcp);
+    restarted = restartable_start(dray__registry_add, tcp);
     if (tcp)
-        setenv("DRAY_TOKEN_FILE", f->token, 1);
+        setenv("DRAY_TOKEN_FILE", restarted->token, 1);
     b = board_new();
     s = (scene){.config = small_config(false, 3), .seed = 5};
-    s.address = tcp ? f->tcp_address : f->unix_address;
+    s.address = tcp ? restarted->tcp_address : restarted->unix_address;
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
         killed_at(steps[i], 0);
     for (size_t i = 0; !tcp && i < sizeof steps / sizeof *steps; i++)
@@ -186,7 +186,7 @@ static void every_step(bool tcp)
     for (size_t i = 0; !tcp && i < sizeof commit_steps / sizeof *commit_steps; i++)
         killed_at(commit_steps[i], 2);
     munmap(b, sizeof *b);
-    restartable_stop(f);
+    restartable_stop(restarted);
     unsetenv("DRAY_TOKEN_FILE");
 }
 
@@ -223,21 +223,21 @@ static void test_eight_come_back_at_once(void **state)
     (void)state;
     for (int tcp = 0; tcp < 2; tcp++) {
         pid_t members[8];
-        f = restartable_start(dray__registry_add, tcp);
+        restarted = restartable_start(dray__registry_add, tcp);
         if (tcp)
-            setenv("DRAY_TOKEN_FILE", f->token, 1);
+            setenv("DRAY_TOKEN_FILE", restarted->token, 1);
         b = board_new();
-        s = (scene){.address = tcp ? f->tcp_address : f->unix_address};
+        s = (scene){.address = tcp ? restarted->tcp_address : restarted->unix_address};
         for (s.rank = 0; s.rank < 8; s.rank++)
             members[s.rank] = spawn(one_member, NULL);
         for (int i = 0; i < 8; i++)
             await_flag(b, i);
-        restartable_restart(f);
+        restartable_restart(restarted);
         raise_flag(b, 15);
         for (int i = 0; i < 8; i++)
             must_end_well(members[i]);
         munmap(b, sizeof *b);
-        restartable_stop(f);
+        restartable_stop(restarted);
         unsetenv("DRAY_TOKEN_FILE");
     }
 }

@@ -17,7 +17,6 @@ enum { RANKS = 3 };
 
 static char folder[128];
 static dray_model_config config;
-static coordinator_fixture f;
 static int64_t patience = 60 * DRAY__SECOND; /* with other ranks */
 
 static int start(void **state)

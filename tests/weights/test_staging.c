@@ -15,20 +15,10 @@
 
 enum { ROWS = 12000, COLUMNS = 512, WIDE = 70000, ENGINES = 4 };
 
-static coordinator_fixture f;
-
 static int start(void **state)
 {
-    (void)state;
     setenv("DRAY_DATA_ADDRESS", "127.0.0.1", 1);
-    fixture_fork(&f, dray__registry_add);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    fixture_stop(&f);
+    cluster_start(state);
     return 0;
 }
 
@@ -290,5 +280,5 @@ int main(void)
         cmocka_unit_test(an_engine_that_is_stopped), cmocka_unit_test(a_trainer_that_dies),
         cmocka_unit_test(sizes_are_checked),
     };
-    return cmocka_run_group_tests(tests, start, stop);
+    return cmocka_run_group_tests(tests, start, cluster_stop);
 }

@@ -10,24 +10,6 @@
 #include "mover/ucx.h"
 #include "weights/cluster.h"
 
-static coordinator_fixture f;
-
-static int start(void **state)
-{
-    (void)state;
-    fixture_fork(&f, dray__registry_add);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    fixture_stop(&f);
-    f = (coordinator_fixture){0};
-    fixture_host = NULL;
-    return 0;
-}
-
 static void test_names(void **state)
 {
     (void)state;
@@ -147,9 +129,9 @@ int main(void)
 #endif
     unsetenv("DRAY_TRANSPORT");
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_names, start, stop),
-        cmocka_unit_test_setup_teardown(test_refusals, start, stop),
-        cmocka_unit_test_setup_teardown(test_trainer_without, start, stop),
+        CLUSTER_TEST(test_names),
+        CLUSTER_TEST(test_refusals),
+        CLUSTER_TEST(test_trainer_without),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

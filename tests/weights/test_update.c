@@ -8,22 +8,6 @@
 
 #include <cmocka.h>
 
-static coordinator_fixture f;
-
-static int start(void **state)
-{
-    (void)state;
-    fixture_fork(&f, dray__registry_add);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    fixture_stop(&f);
-    return 0;
-}
-
 /* ---- random clusters ------------------------------------------------------------------------ */
 
 typedef struct scene {
@@ -178,13 +162,6 @@ static void test_random_clusters(void **state)
 }
 
 /* ---- one process: private memory, polled without waiting ------------------------------------ */
-
-static int start_thread(void **state)
-{
-    (void)state;
-    fixture_start(&f, dray__registry_add);
-    return 0;
-}
 
 static void poll_both(engine *e, uint32_t count)
 {
@@ -500,7 +477,7 @@ static void test_tcp_cannot_pass_memory(void **state)
 static int start_tcp(void **state)
 {
     f.tcp = true;
-    return start_thread(state);
+    return cluster_start_thread(state);
 }
 
 static void test_wrong_arguments(void **state)
@@ -544,14 +521,14 @@ static void test_wrong_arguments(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_random_clusters, start, stop),
-        cmocka_unit_test_setup_teardown(test_one_process_with_private_memory, start_thread, stop),
-        cmocka_unit_test_setup_teardown(test_two_groups_on_two_versions, start_thread, stop),
-        cmocka_unit_test_setup_teardown(test_replicated_trainers, start_thread, stop),
-        cmocka_unit_test_setup_teardown(test_private_memory_of_another_process, start, stop),
-        cmocka_unit_test_setup_teardown(test_other_hosts, start_tcp, stop),
-        cmocka_unit_test_setup_teardown(test_tcp_cannot_pass_memory, start_tcp, stop),
-        cmocka_unit_test_setup_teardown(test_wrong_arguments, start_thread, stop),
+        CLUSTER_TEST(test_random_clusters),
+        CLUSTER_TEST_IN_PROCESS(test_one_process_with_private_memory),
+        CLUSTER_TEST_IN_PROCESS(test_two_groups_on_two_versions),
+        CLUSTER_TEST_IN_PROCESS(test_replicated_trainers),
+        CLUSTER_TEST(test_private_memory_of_another_process),
+        cmocka_unit_test_setup_teardown(test_other_hosts, start_tcp, cluster_stop),
+        cmocka_unit_test_setup_teardown(test_tcp_cannot_pass_memory, start_tcp, cluster_stop),
+        CLUSTER_TEST_IN_PROCESS(test_wrong_arguments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,25 +7,21 @@
 
 #include <cmocka.h>
 
-static coordinator_fixture f;
 static dray_model_config config;
 
 static int start(void **state)
 {
-    (void)state;
-    fixture_fork(&f, dray__registry_add);
+    cluster_start(state);
     config = small_config(true, 1);
     return 0;
 }
 
 static int stop(void **state)
 {
-    (void)state;
     char command[256];
     snprintf(command, sizeof command, "rm -rf '%s'/checkpoint-*", f.folder);
     assert_int_equal(system(command), 0);
-    fixture_stop(&f);
-    return 0;
+    return cluster_stop(state);
 }
 
 /* Writes a checkpoint of the seed's values; flip: a byte of this tensor is changed. */

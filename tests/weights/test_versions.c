@@ -11,22 +11,12 @@
 
 #define LONG (30 * DRAY__SECOND)
 
-static coordinator_fixture f;
 static dray_model_config config;
 
 static int start(void **state)
 {
-    (void)state;
-    fixture_fork(&f, dray__registry_add);
+    cluster_start(state);
     config = small_config(false, 3);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    dray__weights_hook(NULL, NULL);
-    fixture_stop(&f);
     return 0;
 }
 
@@ -578,7 +568,7 @@ static void test_freed_regions_are_found(void **state)
 
 int main(void)
 {
-#define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
+#define T(name) cmocka_unit_test_setup_teardown(name, start, cluster_stop)
     const struct CMUnitTest tests[] = {
         T(test_prefetch_waits_beside_what_is_served),
         T(test_prefetch_is_superseded_or_dropped),
