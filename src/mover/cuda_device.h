@@ -82,6 +82,10 @@ INLINE u32 warp_most(u32 value)
 
 #include <string.h>
 
+/* What is set under a condition is used under the same one: seen where loops are unrolled. */
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+
 #define KERNEL void
 #define LAUNCH dray__gpu_launch
 #define INLINE static inline

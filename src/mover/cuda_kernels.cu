@@ -20,9 +20,10 @@ typedef struct spot {
     u64 source, destination, row, row_step, column;
     int64_t source_stride, destination_stride;
     u32 rows, columns;
+    u32 wanted; /* sums */
 } spot;
 
-INLINE spot spot_of(const dray__gpu_piece *p, u32 index)
+INLINE spot spot_of(const dray__gpu_launch *l, const dray__gpu_piece *p, u32 index)
 {
     u32 c = index % p->column_tiles * p->tile_columns;
     index /= p->column_tiles;
@@ -36,6 +37,7 @@ INLINE spot spot_of(const dray__gpu_piece *p, u32 index)
     if (at.destination)
         at.destination += (u64)(j * p->destination_stride[0] + i * p->destination_stride[1] +
                                 r * p->destination_stride[2] + c * p->destination_step);
+    at.wanted = at.destination ? l->wanted : l->wanted & SOURCE;
     at.row = p->row + j * p->row_step[0] + i * p->row_step[1] + r * p->row_step[2];
     at.row_step = p->row_step[2];
     at.column = p->column + c;
@@ -107,8 +109,8 @@ INLINE u64 word_sum(const words *w, const u32 *factors, u32 bytes, u32 unit, u32
 }
 
 /* A tile of one row: its columns are met once each. */
-INLINE void move_line(const dray__gpu_launch *l, const spot *at, const u64 *factors, totals *t,
-                      const u32 bytes, const u32 unit)
+INLINE void move_line(const spot *at, const u64 *factors, totals *t, const u32 bytes,
+                      const u32 unit)
 {
     const u32 per_word = bytes > unit ? bytes / unit : 1;
     u32 columns = at->columns * unit / bytes;
@@ -126,31 +128,31 @@ INLINE void move_line(const dray__gpu_launch *l, const spot *at, const u64 *fact
                 break;
             if (at->destination)
                 store(to, &w[i], bytes);
-            if (!l->wanted)
+            if (!at->wanted)
                 continue;
             UNROLL for (u32 k = 0; k < 16; k++) if (k < per_word) column[k] =
                 column_factor(at->column + (u64)c * bytes / unit + k);
             sum += word_sum(&w[i], column, bytes, unit, shift);
-            if (l->wanted & BACK) {
+            if (at->wanted & BACK) {
                 w[i] = load_back(to, bytes);
                 back += word_sum(&w[i], column, bytes, unit, shift);
             }
         }
     }
-    if (!l->wanted)
+    if (!at->wanted)
         return;
     t->of[0] += factors[0] * sum;
     t->of[2] += factors[0] * back;
 }
 
-INLINE void move_words(const dray__gpu_launch *l, const spot *at, const u64 *factors, totals *t,
-                       const u32 bytes, const u32 unit)
+INLINE void move_words(const spot *at, const u64 *factors, totals *t, const u32 bytes,
+                       const u32 unit)
 {
     const u32 per_word = bytes > unit ? bytes / unit : 1;
-    u32 wanted = l->wanted, columns = at->columns * unit / bytes;
+    u32 wanted = at->wanted, columns = at->columns * unit / bytes;
     stand s = stand_in(columns);
     if (at->rows == 1) {
-        move_line(l, at, factors, t, bytes, unit);
+        move_line(at, factors, t, bytes, unit);
         t->of[1] = t->of[0];
         return;
     }
@@ -196,16 +198,16 @@ KERNEL dray_words(LAUNCH l)
     u32 table = 0;
     for (u32 i = BLOCK; i < l.count; i += BLOCKS, table ^= 1) {
         const dray__gpu_piece *p = &l.pieces[l.tiles[i].piece];
-        spot at = spot_of(p, l.tiles[i].index);
+        spot at = spot_of(&l, p, l.tiles[i].index);
         if (!begin_tile(&l, &at, factors[table]))
             break;
         flush(&l, &t, p->sum);
         if (p->unit == 2)
-            move_words(&l, &at, factors[table], &t, 16, 2);
+            move_words(&at, factors[table], &t, 16, 2);
         else if (p->unit == 4)
-            move_words(&l, &at, factors[table], &t, 16, 4);
+            move_words(&at, factors[table], &t, 16, 4);
         else
-            move_words(&l, &at, factors[table], &t, 16, 1);
+            move_words(&at, factors[table], &t, 16, 1);
     }
     if (l.wanted)
         flush(&l, &t, NOBODY);
@@ -218,18 +220,18 @@ KERNEL dray_narrow(LAUNCH l)
     u32 table = 0;
     for (u32 i = BLOCK; i < l.count; i += BLOCKS, table ^= 1) {
         const dray__gpu_piece *p = &l.pieces[l.tiles[i].piece];
-        spot at = spot_of(p, l.tiles[i].index);
+        spot at = spot_of(&l, p, l.tiles[i].index);
         if (!begin_tile(&l, &at, factors[table]))
             break;
         flush(&l, &t, p->sum);
         if (p->word == 8)
-            move_words(&l, &at, factors[table], &t, 8, p->unit);
+            move_words(&at, factors[table], &t, 8, p->unit);
         else if (p->word == 4)
-            move_words(&l, &at, factors[table], &t, 4, p->unit);
+            move_words(&at, factors[table], &t, 4, p->unit);
         else if (p->word == 2)
-            move_words(&l, &at, factors[table], &t, 2, p->unit);
+            move_words(&at, factors[table], &t, 2, p->unit);
         else
-            move_words(&l, &at, factors[table], &t, 1, p->unit);
+            move_words(&at, factors[table], &t, 1, p->unit);
     }
     if (l.wanted)
         flush(&l, &t, NOBODY);
@@ -246,11 +248,10 @@ INLINE group convert_group(const group *in, u32 from, u32 to, u32 elements)
     return out;
 }
 
-INLINE void cast_rows(const dray__gpu_launch *l, const spot *at, const u64 *factors, totals *t,
-                      const u32 from, const u32 to)
+INLINE void cast_rows(const spot *at, const u64 *factors, totals *t, const u32 from, const u32 to)
 {
     const u32 in = size_of(from), out = size_of(to);
-    u32 wanted = l->wanted, columns = at->columns / 8;
+    u32 wanted = at->wanted, columns = at->columns / 8;
     stand s = stand_in(columns);
     for (u32 c = s.column; c < columns; c += s.across) {
         u32 column[8];
@@ -301,13 +302,13 @@ KERNEL dray_cast(LAUNCH l)
     u32 table = 0;
     for (u32 i = BLOCK; i < l.count; i += BLOCKS, table ^= 1) {
         const dray__gpu_piece *p = &l.pieces[l.tiles[i].piece];
-        spot at = spot_of(p, l.tiles[i].index);
+        spot at = spot_of(&l, p, l.tiles[i].index);
         if (!begin_tile(&l, &at, factors[table]))
             break;
         flush(&l, &t, p->sum);
 #define XX(a, b)                                                                                   \
     if (p->from == (a) && p->to == (b))                                                            \
-        cast_rows(&l, &at, factors[table], &t, a, b);
+        cast_rows(&at, factors[table], &t, a, b);
         GROUP_CASTS(XX)
 #undef XX
     }
@@ -325,7 +326,7 @@ KERNEL dray_any(LAUNCH l)
     u32 table = 0;
     for (u32 i = BLOCK; i < l.count; i += BLOCKS, table ^= 1) {
         const dray__gpu_piece *p = &l.pieces[l.tiles[i].piece];
-        spot at = spot_of(p, l.tiles[i].index);
+        spot at = spot_of(&l, p, l.tiles[i].index);
         if (!begin_tile(&l, &at, factors[table]))
             break;
         flush(&l, &t, p->sum);
@@ -340,11 +341,11 @@ KERNEL dray_any(LAUNCH l)
                 u64 bits = load_element(from, in), made = convert(bits, p->from, p->to);
                 if (at.destination)
                     store_element(to, made, out);
-                if (l.wanted & SOURCE)
+                if (at.wanted & SOURCE)
                     t.of[0] += factors[table][r] * element_sum(bits, in, at.column + c);
-                if (l.wanted & WRITTEN)
+                if (at.wanted & WRITTEN)
                     t.of[1] += factors[table][r] * element_sum(made, out, at.column + c);
-                if (l.wanted & BACK)
+                if (at.wanted & BACK)
                     t.of[2] +=
                         factors[table][r] * element_sum(load_element(to, out), out, at.column + c);
             }
@@ -371,7 +372,7 @@ KERNEL dray_turn(LAUNCH l)
     totals t = {{0, 0, 0, 0}, NOBODY};
     for (u32 i = BLOCK; i < l.count; i += BLOCKS) {
         const dray__gpu_piece *p = &l.pieces[l.tiles[i].piece];
-        spot at = spot_of(p, l.tiles[i].index);
+        spot at = spot_of(&l, p, l.tiles[i].index);
         const u32 in = p->unit, out = p->from == p->to ? p->unit : size_of(p->to);
         u32 by_column = at.source_stride != p->source_step && p->source_step == (int64_t)in;
         SYNC(); /* the tile before is written */
@@ -389,9 +390,9 @@ KERNEL dray_turn(LAUNCH l)
                 (u32)load_element(at.source + (u64)(r * at.source_stride + c * p->source_step), in);
             u32 made = (u32)convert(bits, p->from, p->to);
             tile[r][c] = made;
-            if (l.wanted & SOURCE)
+            if (at.wanted & SOURCE)
                 t.of[0] += factors[r] * columns[c] * bits;
-            if (l.wanted & WRITTEN)
+            if (at.wanted & WRITTEN)
                 t.of[1] += factors[r] * columns[c] * made;
         }
         SYNC();
@@ -400,7 +401,7 @@ KERNEL dray_turn(LAUNCH l)
             u32 r = by_column ? k % fast : k / fast, c = by_column ? k / fast : k % fast;
             u64 to = at.destination + (u64)(r * at.destination_stride + c * p->destination_step);
             store_element(to, tile[r][c], out);
-            if (l.wanted & BACK)
+            if (at.wanted & BACK)
                 t.of[2] += factors[r] * columns[c] * load_element(to, out);
         }
     }
