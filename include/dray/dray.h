@@ -129,7 +129,7 @@ typedef struct dray_options {
     const char *address; /* "unix:/path", "tcp:host:port", "tcp:[v6]:port"; NULL: $DRAY_ADDRESS */
     const char *name;    /* what people see in messages and `dray status`; NULL: program name */
     const char *role;    /* "trainer", "engine", "task", "tool"; NULL: the token's, or "task" */
-    const char *host;    /* NULL: the machine's boot id + hostname */
+    const char *host;    /* NULL: $DRAY_HOST, or the machine's boot id + hostname */
     uint32_t rank;       /* rank within the role's group */
     int64_t timeout_ns;  /* default deadline of every wait; 0: 60 s */
     /* Networks between whose hosts weights may pass unencrypted: "10.1.0.0/16, fd00::/8"; NULL:

@@ -21,6 +21,7 @@
     XX(inspect, "print what a checkpoint holds, and whether it is complete")                       \
     XX(verify, "say whether two checkpoints or sessions hold the same weights")                    \
     XX(serve, "run a coordinator on its own")                                                      \
+    XX(keeper, "keep samples of another host for a coordinator")                                   \
     XX(status, "ask a coordinator what it knows")                                                  \
     XX(token, "make a token, with which a process of another host gets in")                        \
     XX(plan, "say what an update would move, from whom to whom, and how long it takes")            \

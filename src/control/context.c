@@ -205,8 +205,9 @@ int dray_open(const dray_options *given, dray_context **out, dray_error *error)
                                         .transport = transport,
                                         .always = encrypt && strcmp(encrypt, "always") == 0};
     context->timeout_ns = options->timeout_ns ? options->timeout_ns : DEFAULT_TIMEOUT;
-    context->host_named = options->host != NULL;
-    context->host = options->host ? dray__hash(options->host, strlen(options->host)) : this_host();
+    const char *host = options->host ? options->host : getenv("DRAY_HOST");
+    context->host_named = host && host[0];
+    context->host = context->host_named ? dray__hash(host, strlen(host)) : this_host();
     int64_t deadline_ns = dray__deadline(context->timeout_ns);
     context->address = strdup(address);
     context->name = strdup(options->name ? options->name : program_invocation_short_name);

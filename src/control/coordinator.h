@@ -8,6 +8,7 @@
 #ifndef DRAY_CONTROL_COORDINATOR_H
 #define DRAY_CONTROL_COORDINATOR_H
 
+#include "base/tls.h"
 #include "base/wire.h"
 #include "control/protocol.h"
 
@@ -69,6 +70,11 @@ void dray__coordinator_free(dray__coordinator *coordinator);
 /* "tcp:127.0.0.1:41234" with the port that was bound; NULL when there is none. */
 const char *dray__coordinator_tcp(const dray__coordinator *coordinator);
 
+/* A key of the coordinator's own for `use`, made from what members of its session show each other.
+ * The same after a restart that keeps the session. false: out of memory. */
+bool dray__coordinator_key(const dray__coordinator *coordinator, const char *use,
+                           dray__tls_key *out);
+
 /* How many coordinators there were with this state, this one included; 0: it keeps none. */
 uint64_t dray__coordinator_generation(const dray__coordinator *coordinator);
 
@@ -84,6 +90,8 @@ int dray__request_take_fd(dray__request *request, uint32_t index); /* now the se
 /* Asks for `expired` at the deadline. Requests without one are kept until answered. */
 int dray__request_expire_at(dray__request *request, int64_t deadline_ns);
 int64_t dray__request_pid(const dray__request *request); /* SO_PEERCRED; 0 over TCP */
+bool dray__request_local(const dray__request *request);  /* it came over the Unix socket, */
+bool dray__request_master(const dray__request *request); /* or with the master token */
 /* A slot for the service's own bookkeeping of a kept request. */
 void dray__request_set_data(dray__request *request, void *data);
 void *dray__request_data(const dray__request *request);

@@ -78,6 +78,9 @@
     XX(QUEUE_LOST, 0x0318, WORKER)                                                                 \
     XX(QUEUE_NEXT, 0x0316, WORKER)                                                                 \
     XX(QUEUE_CHECKPOINT, 0x0317, WORKER)                                                           \
+    XX(QUEUE_HOME_JOIN, 0x0319, WORKER)                                                            \
+    XX(QUEUE_HOME_WAIT, 0x031A, WORKER)                                                            \
+    XX(QUEUE_HOME_FIND, 0x031B, WORKER)                                                            \
     /* queue/keeper.c (on the keeper's own socket) */                                              \
     XX(KEEPER_PUT, 0x0401, ANY)                                                                    \
     XX(KEEPER_GET, 0x0402, ANY)                                                                    \

@@ -415,3 +415,25 @@ int64_t dray__session_pid(const dray__session *session)
 {
     return session->pid;
 }
+
+bool dray__request_local(const dray__request *request)
+{
+    return request->connection && request->connection->local;
+}
+
+bool dray__request_master(const dray__request *request)
+{
+    return request->connection && request->connection->may == DRAY__MAY_ALL;
+}
+
+bool dray__coordinator_key(const dray__coordinator *coordinator, const char *use,
+                           dray__tls_key *out)
+{
+    const dray__token *data = &coordinator->data;
+    const char *role = dray__token_role_of(data->identity);
+    char text[DRAY__TLS_IDENTITY];
+    snprintf(text, sizeof text, "dray1 use %s", use);
+    snprintf(out->identity, sizeof out->identity, "%.*s%s", (int)(role - data->identity),
+             data->identity, use);
+    return dray__derive_key(data->bytes, text, out->bytes);
+}

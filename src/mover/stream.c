@@ -80,6 +80,12 @@ static bool print_host(const struct sockaddr_storage *socket, char out[DRAY__STR
                      DRAY__STREAM_ADDRESS) != NULL;
 }
 
+bool dray__stream_print(const struct sockaddr_storage *address, char out[DRAY__STREAM_ADDRESS])
+{
+    uint16_t port;
+    return print_host(address, out, &port);
+}
+
 bool dray__stream_own_address(int fd, char out[DRAY__STREAM_ADDRESS])
 {
     struct sockaddr_storage own;

@@ -58,6 +58,9 @@ void dray__stream_close(dray__stream *stream); /* NULL is fine */
 /* The host part of an address of a socket's own side, "10.0.0.1". false: not a network's socket. */
 bool dray__stream_own_address(int fd, char out[DRAY__STREAM_ADDRESS]);
 
+/* The same of any address: "10.0.0.1", "fd00::1". */
+bool dray__stream_print(const struct sockaddr_storage *address, char out[DRAY__STREAM_ADDRESS]);
+
 int dray__stream_fd(const dray__stream *stream);
 /* Its socket, which under UCX shows the end alone, for those who look at UCX by the clock: UCX's
  * descriptors hold further ones, and few may be put into each other. */

@@ -99,6 +99,7 @@ static void put_puts(dray__writer *w, const dray__table *table, const dray__clai
             if (!reads(table, put, claim->task, put->columns[c].column))
                 continue;
             dray__put_u32(w, put->columns[c].column);
+            dray__put_u32(w, put->columns[c].chunk ? put->columns[c].chunk->home : 0);
             dray__put_extent(w, &put->columns[c].extent);
         }
     }

@@ -23,8 +23,9 @@ typedef struct dray__object {
 
 typedef struct dray__range {
     uint64_t object, offset, bytes;
-    void *at;  /* where they go */
-    bool lost; /* set by get: the store does not have them (any more) */
+    void *at;      /* where they go */
+    bool lost;     /* set by get: the store does not have them (any more) */
+    uint32_t home; /* builtin: the keeper that has them (homes.h) */
 } dray__range;
 
 /* Every function but open waits for the store until the deadline, connecting again as often as it

@@ -204,7 +204,7 @@ static int read_column(dray_batch *batch, dray__batch_column *column, dray_error
     uint64_t *lengths = dray__arena_get(&batch->arena, batch->row_count * sizeof *lengths);
     if (!cells || !lengths)
         return dray__nomem(error);
-    int got = batch->queue->store ? dray__objects_read(batch, column, error) : DRAY_OK;
+    int got = dray__objects_read(batch, column, error);
     if (got)
         return got;
     uint64_t unit = dray__spec_bytes(&column->spec), elements = dray__spec_elements(&column->spec);

@@ -125,10 +125,11 @@ static void read_puts(dray_batch *batch, dray__reader *r)
     for (uint32_t i = 0; i < batch->put_count && !r->failed; i++) {
         dray__batch_put *put = &batch->puts[i];
         put->items = dray__get_u32(r);
-        put->count = dray__get_count(r, 4 + DRAY__EXTENT_WIRE);
+        put->count = dray__get_count(r, 8 + DRAY__EXTENT_WIRE);
         put->extents = array(batch, r, put->count, sizeof *put->extents);
         for (uint32_t e = 0; e < put->count && !r->failed; e++) {
             put->extents[e].column = dray__get_u32(r);
+            put->extents[e].home = dray__get_u32(r);
             put->extents[e].extent = dray__get_extent(r);
         }
     }

@@ -162,8 +162,9 @@ void dray__cleaner_free(dray__cleaner *self)
     free(self);
 }
 
-void dray__cleaner_drop(void *cleaner, uint64_t object, uint64_t size)
+void dray__cleaner_drop(void *cleaner, uint32_t home, uint64_t object, uint64_t size)
 {
+    (void)home;
     dray__cleaner *self = cleaner;
     pthread_mutex_lock(&self->lock);
     if (self->count == self->capacity) {

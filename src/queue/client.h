@@ -1,4 +1,5 @@
-/* What the client's files share: queue.c (opening), insert.c, commands.c, claim.c (claiming,
+/* What the client's files share: queue.c (opening), home.c (which host), insert.c, commands.c,
+ * claim.c (claiming,
  * reading replies), batch.c (reading and writing a batch's columns, committing). */
 #ifndef DRAY_QUEUE_CLIENT_H
 #define DRAY_QUEUE_CLIENT_H
@@ -6,6 +7,7 @@
 #include "base/arena.h"
 #include "control/channel.h"
 #include "queue/backend.h"
+#include "queue/distant.h"
 #include "queue/messages.h"
 #include "queue/segment.h"
 #include "queue/storage.h"
@@ -37,8 +39,13 @@ struct dray_queue {
     dray__channel *channel;
     dray__keeper_link keeper;
     dray__storage storage;
-    dray__backend *store; /* NULL: the bytes lie in chunks */
-    uint32_t objects;     /* written so far */
+    dray__backend *store;   /* NULL: the bytes lie in chunks */
+    uint32_t home;          /* the keeper that our chunks go to; DRAY__NONE: there is none here */
+    bool at_home;           /* home is known */
+    dray__distant *distant; /* what reads from other hosts; NULL: nothing was read yet */
+    dray__tls_key samples;  /* shown to their data servers */
+    dray__stream_keys keys; /* with it */
+    uint32_t objects;       /* written so far */
     dray__object *given_up;
     uint32_t given_up_count, given_up_capacity;
     char *name;
@@ -66,8 +73,9 @@ typedef struct dray__buffer dray__buffer;
 typedef struct dray__batch_put {
     uint32_t items, count;
     struct dray__batch_extent {
-        uint32_t column;
+        uint32_t column, home;
         dray__extent extent;
+        uint64_t shift;         /* taken off the extent: what was got begins there */
         dray__mapping *mapping; /* once it was read */
     } * extents;
 } dray__batch_put;
@@ -162,6 +170,16 @@ void dray__queue_read_dropped(dray_queue *queue, dray__reader *r);
 void dray__queue_read_storage(dray_queue *queue, dray__reader *r);
 int dray__queue_check_fork(const dray_queue *queue, dray_error *error); /* DRAY_ECLOSED */
 int dray__queue_task(const dray_queue *queue, const char *name, uint32_t *task, dray_error *error);
+/* Learns where our chunks go, and the key of other hosts' data servers; known: unless it is known
+ * already. */
+int dray__queue_find_home(dray_queue *queue, bool known, dray_error *error);
+/* Our keeper is gone, and another one may be there: chunks of the past are not used again. */
+int dray__queue_move(dray_queue *queue, dray_error *error);
+/* Not in a chunk that can be mapped here? */
+bool dray__queue_is_elsewhere(const dray_queue *queue, uint32_t home);
+/* As a backend's get, of chunks of other hosts. */
+int dray__queue_get_remote(dray_queue *queue, dray__range *ranges, uint32_t count,
+                           int64_t deadline_ns, dray_error *error);
 /* Copies a column's values for `items` items into a chunk. The span is then the caller's. */
 int dray__queue_write(dray_queue *queue, const dray_column_data *column,
                       const dray__column_spec *spec, uint64_t items, dray__extent *extent,

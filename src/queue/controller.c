@@ -100,10 +100,14 @@ static dray__served *find_queue(const dray__controller *self, const char *name)
 }
 
 /* The controller forgets the chunk, and so does this process, which read it for the journal. */
-static void drop_chunk(void *user, uint64_t chunk, uint64_t key)
+static void drop_chunk(void *user, uint32_t home, uint64_t chunk, uint64_t key)
 {
+    dray__controller *self = user;
     dray__mapping_drop(chunk);
-    dray__drops_add(user, chunk, key);
+    if (home)
+        dray__homes_drop(&self->homes, home, chunk, key);
+    else
+        dray__drops_add(&self->drops, home, chunk, key);
 }
 
 /* The table is then the queue's, also when this fails. */
@@ -131,7 +135,7 @@ static int serve(dray__controller *self, dray__table *table, dray_error *error)
     q->held.last = &q->held.first;
     q->hold_due = INT64_MAX;
     table->drop = drop_chunk;
-    table->user = &self->drops;
+    table->user = self;
     if (dray__store_use(q, error)) {
         if (q->safe)
             event_free(q->safe);
@@ -391,9 +395,13 @@ static void handle(void *user, dray__request *request)
         [DRAY__MSG_QUEUE_REFILL - 0x0300] = on_refill,
         [DRAY__MSG_QUEUE_NEXT - 0x0300] = on_next,
     };
-    uint16_t number = (uint16_t)(dray__request_type(request) - 0x0300);
+    uint16_t type = dray__request_type(request), number = (uint16_t)(type - 0x0300);
     bool may_wait = number < sizeof kept / sizeof *kept && kept[number];
-    int rc = may_wait ? kept[number](self, request, &error) : dray__step(self, request, &error);
+    int rc;
+    if (type >= DRAY__MSG_QUEUE_HOME_JOIN && type <= DRAY__MSG_QUEUE_HOME_FIND)
+        rc = dray__homes_request(&self->homes, request, &error);
+    else
+        rc = may_wait ? kept[number](self, request, &error) : dray__step(self, request, &error);
     if (rc)
         dray__request_fail(request, &error);
     dray__pump_all(self);
@@ -401,9 +409,13 @@ static void handle(void *user, dray__request *request)
 
 static void expired(void *user, dray__request *request, int channel_gone)
 {
-    const dray__controller *self = user;
+    dray__controller *self = user;
     dray_error error;
     dray__waiter *w = dray__request_data(request);
+    if (dray__request_type(request) == DRAY__MSG_QUEUE_HOME_WAIT) {
+        dray__homes_expired(&self->homes, request);
+        return;
+    }
     if (channel_gone)
         dray__fail(&error, DRAY_ECLOSED, "the client is gone");
     else
@@ -428,6 +440,15 @@ static void channel_ended(void *user, uint64_t channel)
     }
 }
 
+static void home_lost(void *user, uint32_t home)
+{
+    dray__controller *self = user;
+    for (dray__served *q = self->queues; q; q = q->next) {
+        dray__chunks_lose(q->table, home);
+        dray__table_lose_bytes(q->table);
+    }
+}
+
 static void session_ended(void *user, dray__session *session)
 {
     dray__controller *self = user;
@@ -443,6 +464,7 @@ static void session_ended(void *user, dray__session *session)
                 dray__end_client(self, client, true, reason);
         }
     }
+    dray__homes_ended(&self->homes, member, home_lost, self);
     dray__pump_all(self);
 }
 
@@ -480,6 +502,7 @@ static void controller_free(void *user)
         event_free(self->timer);
     dray__idmap_free(&self->clients);
     dray__drops_free(&self->drops);
+    dray__homes_free(&self->homes);
     dray__writer_free(&self->out);
     free(self->folder);
     free(self->keeper_path);
@@ -510,7 +533,8 @@ int dray__queue_add_durable(dray__coordinator *coordinator, struct event_base *b
     self->base = self->drops.base = base;
     self->opens.last = &self->opens.first;
     self->timer = evtimer_new(base, on_timer, self);
-    int rc = self->timer ? DRAY_OK : dray__nomem(error);
+    bool keyed = dray__homes_init(&self->homes, coordinator);
+    int rc = self->timer && keyed ? DRAY_OK : dray__nomem(error);
     if (!rc && keeper_path && asprintf(&self->drops.address, "unix:%s", keeper_path) < 0) {
         self->drops.address = NULL;
         rc = dray__nomem(error);

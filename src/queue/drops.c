@@ -6,10 +6,10 @@
 #include <event2/event.h>
 #include <stdlib.h>
 
-void dray__drops_add(void *user, uint64_t chunk, uint64_t key)
+void dray__drops_add(void *user, uint32_t home, uint64_t chunk, uint64_t key)
 {
     dray__drops *drops = user;
-    if (!drops->address)
+    if (home || !drops->address)
         return;
     dray__put_u64(&drops->pairs, chunk);
     dray__put_u64(&drops->pairs, key);

@@ -19,6 +19,7 @@ static int tell_storage(dray_queue *queue, const dray__written *add, const dray_
                         dray_error *error)
 {
     dray__writer *w = dray__queue_begin(queue);
+    dray__put_u32(w, queue->home);
     dray__put_u32(w, add ? 1 : 0);
     if (add) {
         dray__put_u64(w, add->id);
@@ -44,7 +45,14 @@ static int tell_storage(dray_queue *queue, const dray__written *add, const dray_
 static int add_chunk(dray_queue *queue, uint64_t bytes, dray_error *error)
 {
     dray__written *chunk = NULL;
-    int fd = -1, rc = dray__storage_make(&queue->storage, bytes, &chunk, &fd, error);
+    int fd = -1, rc = dray__queue_find_home(queue, true, error);
+    if (!rc && queue->home == DRAY__NONE)
+        rc = dray__fail(error, DRAY_EUNSUPPORTED,
+                        "queue %s: there is no keeper on this host to hold samples: start one, "
+                        "dray keeper",
+                        queue->name);
+    if (!rc)
+        rc = dray__storage_make(&queue->storage, bytes, &chunk, &fd, error);
     if (rc)
         return rc;
     rc = tell_storage(queue, chunk, NULL, error);
@@ -259,6 +267,8 @@ int dray_insert(dray_queue *queue, const dray_insert_options *options, uint32_t 
     int64_t deadline = dray__context_deadline(queue->context, o.timeout_ns);
     uint32_t ticket = dray__queue_ticket(queue);
     rc = insert_once(queue, &o, columns, ticket, deadline, first_slot, error);
+    if (rc == DRAY_EGONE && !queue->store && dray__queue_move(queue, NULL) == DRAY_OK)
+        rc = insert_once(queue, &o, columns, ticket, deadline, first_slot, error);
     while (rc == DRAY_ECLOSED && dray__queue_come_back(queue) == DRAY_OK)
         rc = insert_once(queue, &o, columns, ticket, deadline, first_slot, error);
     free(columns);

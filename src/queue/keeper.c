@@ -1,5 +1,6 @@
 /* The keeper's service: descriptors by chunk id, nothing else. It speaks the coordinator's frames,
- * on a socket of its own, without sessions: who put a chunk may be long dead. */
+ * on a socket of its own, without sessions: who put a chunk may be long dead. What other hosts read
+ * of a chunk is copied from a mapping of it, made when the first of them asks (join.c). */
 #include "queue/keeper.h"
 
 #include "base/error.h"
@@ -9,13 +10,19 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 typedef struct kept {
     uint64_t key, bytes;
     int fd;
+    uint8_t *base;  /* NULL: no other host has read it */
+    uint32_t users; /* copying from it */
+    bool gone;      /* its last user frees it */
 } kept;
 
 /* Chunks that were dropped before they came: the controller and a producer that dies, or gives up,
@@ -28,6 +35,7 @@ enum { TOMBS = 1024 };
 
 struct dray__keeper {
     dray__coordinator *server;
+    pthread_mutex_t lock; /* of what follows */
     dray__idmap chunks;
     uint64_t bytes, max_bytes;
     tomb tombs[TOMBS]; /* a ring */
@@ -99,11 +107,42 @@ static int get(dray__keeper *self, dray__request *request, dray_error *error)
     return DRAY_OK;
 }
 
+static void release(kept *chunk)
+{
+    if (chunk->users)
+        return;
+    if (chunk->base)
+        munmap(chunk->base, chunk->bytes);
+    close(chunk->fd);
+    free(chunk);
+}
+
 static void forget(dray__keeper *self, kept *chunk)
 {
     self->bytes -= chunk->bytes;
-    close(chunk->fd);
-    free(chunk);
+    chunk->gone = true;
+    release(chunk);
+}
+
+static bool drop_one(dray__keeper *self, uint64_t id, uint64_t key)
+{
+    const kept *chunk = dray__idmap_get(&self->chunks, id);
+    if (!chunk)
+        self->tombs[self->tomb_count++ % TOMBS] = (tomb){id, key};
+    else if (chunk->key != key)
+        return false;
+    else
+        forget(self, dray__idmap_remove(&self->chunks, id));
+    return true;
+}
+
+static void forget_all(dray__keeper *self)
+{
+    for (size_t i = 0; i < self->chunks.capacity; i++)
+        if (self->chunks.entries[i].key)
+            forget(self, self->chunks.entries[i].value);
+    dray__idmap_free(&self->chunks);
+    self->chunks = (dray__idmap){0};
 }
 
 static int drop(dray__keeper *self, dray__request *request, dray_error *error)
@@ -112,13 +151,7 @@ static int drop(dray__keeper *self, dray__request *request, dray_error *error)
     uint32_t count = dray__get_count(r, 16), refused = 0;
     for (uint32_t i = 0; i < count; i++) {
         uint64_t id = dray__get_u64(r), key = dray__get_u64(r);
-        kept *chunk = dray__idmap_get(&self->chunks, id);
-        if (!chunk)
-            self->tombs[self->tomb_count++ % TOMBS] = (tomb){id, key};
-        else if (chunk->key == key)
-            forget(self, dray__idmap_remove(&self->chunks, id));
-        else
-            refused++;
+        refused += !drop_one(self, id, key);
     }
     int rc = dray__reader_finish(r, "KEEPER_DROP", error);
     if (!rc && refused)
@@ -134,11 +167,7 @@ static int reset(dray__keeper *self, dray__request *request, dray_error *error)
     int rc = dray__reader_finish(dray__request_payload(request), "KEEPER_RESET", error);
     if (rc)
         return rc;
-    for (size_t i = 0; i < self->chunks.capacity; i++)
-        if (self->chunks.entries[i].key)
-            forget(self, self->chunks.entries[i].value);
-    dray__idmap_free(&self->chunks);
-    self->chunks = (dray__idmap){0};
+    forget_all(self);
     dray__request_reply(request, NULL, NULL, 0);
     return DRAY_OK;
 }
@@ -148,6 +177,7 @@ static void handle(void *user, dray__request *request)
     dray__keeper *self = user;
     dray_error error;
     int rc;
+    pthread_mutex_lock(&self->lock);
     switch (dray__request_type(request)) {
     case DRAY__MSG_KEEPER_PUT:
         rc = put(self, request, &error);
@@ -165,6 +195,7 @@ static void handle(void *user, dray__request *request)
         rc = dray__fail(&error, DRAY_EUNSUPPORTED, "message %04x is none of the keeper's",
                         dray__request_type(request));
     }
+    pthread_mutex_unlock(&self->lock);
     if (rc)
         dray__request_fail(request, &error);
 }
@@ -187,6 +218,7 @@ int dray__keeper_new(struct event_base *base, const char *path, uint64_t max_byt
     if (!keeper)
         return dray__nomem(error);
     keeper->max_bytes = max_bytes;
+    pthread_mutex_init(&keeper->lock, NULL);
     raise_descriptor_limit();
     dray__coordinator_options options = {.unix_path = path, .sessionless = 1};
     int rc = dray__coordinator_new(base, &options, &keeper->server, error);
@@ -205,12 +237,60 @@ void dray__keeper_free(dray__keeper *keeper)
     if (!keeper)
         return;
     dray__coordinator_free(keeper->server);
-    for (size_t i = 0; i < keeper->chunks.capacity; i++)
-        if (keeper->chunks.entries[i].key)
-            forget(keeper, keeper->chunks.entries[i].value);
-    dray__idmap_free(&keeper->chunks);
+    forget_all(keeper);
+    pthread_mutex_destroy(&keeper->lock);
     dray__writer_free(&keeper->out);
     free(keeper);
+}
+
+/* ---- for other hosts ------------------------------------------------------------------------- */
+
+/* Under the lock. NULL: the range is not here. */
+static kept *mapped(dray__keeper *self, uint64_t id, uint64_t offset, uint64_t bytes)
+{
+    kept *chunk = dray__idmap_get(&self->chunks, id);
+    if (!chunk || offset > chunk->bytes || bytes > chunk->bytes - offset)
+        return NULL;
+    if (!chunk->base) {
+        void *base = mmap(NULL, chunk->bytes, PROT_READ, MAP_SHARED, chunk->fd, 0);
+        if (base == MAP_FAILED)
+            return NULL;
+        chunk->base = base;
+    }
+    return chunk;
+}
+
+int dray__keeper_read(dray__keeper *self, uint64_t id, uint64_t offset, uint64_t bytes, void *out)
+{
+    pthread_mutex_lock(&self->lock);
+    kept *chunk = mapped(self, id, offset, bytes);
+    if (chunk)
+        chunk->users++;
+    pthread_mutex_unlock(&self->lock);
+    if (!chunk)
+        return DRAY_EGONE;
+    memcpy(out, chunk->base + offset, bytes);
+    pthread_mutex_lock(&self->lock);
+    chunk->users--;
+    if (chunk->gone)
+        release(chunk);
+    pthread_mutex_unlock(&self->lock);
+    return DRAY_OK;
+}
+
+bool dray__keeper_drop(dray__keeper *self, uint64_t id, uint64_t key)
+{
+    pthread_mutex_lock(&self->lock);
+    bool known = drop_one(self, id, key);
+    pthread_mutex_unlock(&self->lock);
+    return known;
+}
+
+void dray__keeper_reset_all(dray__keeper *self)
+{
+    pthread_mutex_lock(&self->lock);
+    forget_all(self);
+    pthread_mutex_unlock(&self->lock);
 }
 
 uint64_t dray__keeper_chunks(const dray__keeper *keeper)

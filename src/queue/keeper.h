@@ -12,6 +12,7 @@
 #define DRAY_QUEUE_KEEPER_H
 
 #include <dray/dray.h>
+#include <stdbool.h>
 
 struct event_base;
 typedef struct dray__keeper dray__keeper;
@@ -22,6 +23,15 @@ typedef struct dray__keeper dray__keeper;
 int dray__keeper_new(struct event_base *base, const char *path, uint64_t max_bytes,
                      dray__keeper **out, dray_error *error);
 void dray__keeper_free(dray__keeper *keeper); /* NULL is fine; removes the socket file */
+/* ---- for its host's join.h, from any thread ---- */
+
+/* Copies a range of a chunk to `out`. DRAY_EGONE: it is not kept here, or ends before. */
+int dray__keeper_read(dray__keeper *keeper, uint64_t id, uint64_t offset, uint64_t bytes,
+                      void *out);
+/* As KEEPER_DROP and KEEPER_RESET. false: the key is not the chunk's. */
+bool dray__keeper_drop(dray__keeper *keeper, uint64_t id, uint64_t key);
+void dray__keeper_reset_all(dray__keeper *keeper);
+
 uint64_t dray__keeper_chunks(const dray__keeper *keeper);
 uint64_t dray__keeper_bytes(const dray__keeper *keeper);
 

@@ -343,3 +343,51 @@ int dray__table_refill(dray__table *table, dray__client *client, const dray__new
     demand_free(table, at);
     return DRAY_OK;
 }
+
+/* ---- a keeper that is gone ------------------------------------------------------------------- */
+
+/* Does a task still need bytes of the row that are lost? */
+static bool needs_lost(const dray__table *table, const dray__partition *p, uint32_t slot,
+                       uint32_t *task)
+{
+    for (uint32_t w = 0; w <= table->task_count; w++) {
+        uint32_t at = DRAY__NONE;
+        const dray__place *place = NULL;
+        while (dray__next_place(p, (int)w - 1, slot, &at, &place)) {
+            const dray__put *put = p->puts[place->put];
+            uint64_t tasks = 0;
+            for (uint32_t c = 0; c < put->column_count; c++)
+                if (put->columns[c].chunk && put->columns[c].chunk->lost)
+                    tasks |= table->columns[put->columns[c].column].readers | put->goes_on;
+            for (; tasks; tasks &= tasks - 1) {
+                *task = (uint32_t)__builtin_ctzll(tasks);
+                if (!dray__bit_get(p->tracks[*task].done, slot))
+                    return true;
+            }
+        }
+    }
+    return false;
+}
+
+static bool has_lost_put(const dray__partition *p)
+{
+    for (uint32_t i = 0; i < p->put_count; i++)
+        for (uint32_t c = 0; p->puts[i] && c < p->puts[i]->column_count; c++)
+            if (p->puts[i]->columns[c].chunk && p->puts[i]->columns[c].chunk->lost)
+                return true;
+    return false;
+}
+
+void dray__table_lose_bytes(dray__table *table)
+{
+    for (uint32_t i = 0; i < table->partition_count; i++) {
+        dray__partition *p = table->partitions[i];
+        uint32_t rows = has_lost_put(p) ? p->rows : 0, task;
+        for (uint32_t slot = 0; slot < rows; slot++) {
+            if (!dray__bit_get(p->dead, slot) && !dray__bit_get(p->vacant, slot) &&
+                needs_lost(table, p, slot, &task))
+                dray__lose(table, p, task, slot, DRAY_LOSS_BYTES,
+                           "the keeper of its host ended, and its bytes with it");
+        }
+    }
+}

@@ -58,8 +58,9 @@
  *
  * HOLD     u32 ticket, i64 ns (0: as long as the session)
  *
- * CHUNK    u32 n, n * {u64 id, u64 key, u64 size} new, u32 n, n * u64 given up; where a store holds
- *          the bytes: n objects that were not committed, or maybe were, u32 0
+ * CHUNK    u32 home (homes.h) of the new ones, u32 n, n * {u64 id, u64 key, u64 size} new, u32 n,
+ *          n * u64 given up; where a store holds the bytes: u32 0, n objects that were not
+ *          committed, or maybe were, u32 0
  *
  * CHECKPOINT  str path
  *
@@ -70,7 +71,7 @@
  * outputs: columns, tags, u32 n, n * u32 items that stay open
  * body:    str partition, u32 generation, u32 task,
  *          u32 n rows, n * {u32 slot, u32 attempt, u32 group, u32 generation},
- *          u32 n puts, n * {u32 items, u32 m, m * {u32 column, extent}},
+ *          u32 n puts, n * {u32 items, u32 m, m * {u32 column, u32 home, extent}},
  *          u32 n needed columns, n * {u32 column, u32 place},
  * u32 n places, n * (rows * {u32 put (NONE: nothing yet), u32 item}),
  *          u32 n rows of pieces, n * {u32 place, u32 row, u32 m, m * {u32 put, u32 item,

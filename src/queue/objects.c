@@ -41,6 +41,7 @@ static void tell_given_up(dray_queue *queue)
     if (!queue->given_up_count)
         return;
     dray__writer *w = dray__queue_begin(queue);
+    dray__put_u32(w, 0);
     dray__put_u32(w, queue->given_up_count);
     for (uint32_t i = 0; i < queue->given_up_count; i++) {
         dray__put_u64(w, queue->given_up[i].id);
@@ -189,7 +190,7 @@ void dray__buffers_free(dray__buffer *buffers)
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-typedef struct cell { /* an item that some row of the batch has */
+typedef struct cell { /* an item that some row of the batch has, and that cannot be mapped */
     uint32_t put, item;
 } cell;
 
@@ -212,6 +213,23 @@ static int by_place(const void *a, const void *b)
     return (x->item > y->item) - (x->item < y->item);
 }
 
+static struct dray__batch_extent *extent_of(const reading *r, uint32_t put)
+{
+    const dray__batch_put *p = &r->batch->puts[put];
+    for (uint32_t e = 0; e < p->count; e++)
+        if (p->extents[e].column == r->column->column)
+            return &p->extents[e];
+    return NULL;
+}
+
+/* A store has it, or another host; what was got already is got again, with its row. */
+static bool is_elsewhere(const reading *r, uint32_t put)
+{
+    const struct dray__batch_extent *extent = extent_of(r, put);
+    return r->batch->queue->store ||
+           (extent && dray__queue_is_elsewhere(r->batch->queue, extent->home));
+}
+
 static int list_cells(reading *r, dray_error *error)
 {
     const dray_batch *batch = r->batch;
@@ -228,13 +246,14 @@ static int list_cells(reading *r, dray_error *error)
         return dray__nomem(error);
     uint32_t count = 0;
     for (uint32_t row = 0; row < batch->row_count; row++)
-        if (places[row].put != UINT32_MAX)
+        if (places[row].put != UINT32_MAX && is_elsewhere(r, places[row].put))
             r->cells[count++] = (cell){places[row].put, places[row].item};
     for (uint32_t i = 0; i < batch->pieces_count; i++)
         for (uint32_t k = 0;
              batch->pieces[i].place == r->column->place && k < batch->pieces[i].count; k++) {
             dray__batch_place at = batch->pieces[i].items[k].at;
-            r->cells[count++] = (cell){at.put, at.item};
+            if (is_elsewhere(r, at.put))
+                r->cells[count++] = (cell){at.put, at.item};
         }
     if (count)
         qsort(r->cells, count, sizeof *r->cells, by_place);
@@ -242,15 +261,6 @@ static int list_cells(reading *r, dray_error *error)
         if (!i || by_place(&r->cells[i], &r->cells[i - 1]) != 0)
             r->cells[r->count++] = r->cells[i];
     return DRAY_OK;
-}
-
-static struct dray__batch_extent *extent_of(const reading *r, uint32_t put)
-{
-    const dray__batch_put *p = &r->batch->puts[put];
-    for (uint32_t e = 0; e < p->count; e++)
-        if (p->extents[e].column == r->column->column)
-            return &p->extents[e];
-    return NULL;
 }
 
 static bool first_of_put(const reading *r, uint32_t i)
@@ -263,7 +273,26 @@ static uint64_t padded(uint64_t bytes)
     return (bytes + DRAY__ALIGN - 1) / DRAY__ALIGN * DRAY__ALIGN;
 }
 
-/* Room for the extents, each as large as its object: what nobody asks for is never touched. */
+/* What is got of an extent begins with its offsets, or values: an object does, too. false: its
+ * sizes are impossible. */
+static bool extent_size(struct dray__batch_extent *found, const dray__column_spec *spec,
+                        uint32_t items, uint64_t *size)
+{
+    dray__extent *e = &found->extent;
+    uint64_t head = 0;
+    e->values += found->shift; /* it was looked for before */
+    e->offsets += spec->ragged ? found->shift : 0;
+    if (__builtin_add_overflow(e->values, e->bytes, size) ||
+        __builtin_add_overflow(e->offsets, ((uint64_t)items + 1) * 8, &head))
+        return false;
+    found->shift = spec->ragged && e->offsets < e->values ? e->offsets : e->values;
+    e->values -= found->shift;
+    e->offsets -= spec->ragged ? found->shift : 0;
+    *size = (spec->ragged && head > *size ? head : *size) - found->shift;
+    return *size <= INT64_MAX / 2;
+}
+
+/* Room for the extents, each as large as it is: what nobody asks for is never touched. */
 static int map_extents(reading *r, dray_error *error)
 {
     uint64_t total = 0;
@@ -271,15 +300,15 @@ static int map_extents(reading *r, dray_error *error)
         if (!first_of_put(r, i))
             continue;
         const dray__batch_put *put = &r->batch->puts[r->cells[i].put];
-        const struct dray__batch_extent *found = extent_of(r, r->cells[i].put);
+        struct dray__batch_extent *found = extent_of(r, r->cells[i].put);
         uint64_t size = 0;
         if (!found)
             return dray__fail(error, DRAY_EFORMAT, "column %s: a row's values are missing",
                               r->column->name);
-        const dray__extent *e = &found->extent;
-        if (__builtin_add_overflow(e->values, e->bytes, &size) || size > INT64_MAX / 2)
+        if (!extent_size(found, &r->column->spec, put->items, &size))
             return dray__fail(error, DRAY_EFORMAT, "column %s: impossible sizes", r->column->name);
-        int rc = dray__extent_check(e, &r->column->spec, put->items, size, r->column->name, error);
+        int rc = dray__extent_check(&found->extent, &r->column->spec, put->items, size,
+                                    r->column->name, error);
         if (!rc && __builtin_add_overflow(total, padded(size), &total))
             rc = dray__fail(error, DRAY_EFULL, "column %s: more bytes than can be addressed",
                             r->column->name);
@@ -298,6 +327,9 @@ static int map_extents(reading *r, dray_error *error)
         if (!mapping)
             return dray__nomem(error);
         uint64_t size = found->extent.values + found->extent.bytes;
+        uint64_t head =
+            found->extent.offsets + ((uint64_t)r->batch->puts[r->cells[i].put].items + 1) * 8;
+        size = r->column->spec.ragged && head > size ? head : size;
         *mapping = (dray__mapping){.id = found->extent.chunk, .base = base, .size = size};
         found->mapping = mapping;
         base += padded(size);
@@ -310,6 +342,8 @@ static void want(reading *r, uint32_t put, uint64_t offset, uint64_t bytes)
 {
     const struct dray__batch_extent *extent = extent_of(r, put);
     dray__range *last = r->range_count ? &r->ranges[r->range_count - 1] : NULL;
+    uint8_t *at = extent->mapping->base + offset;
+    offset += extent->shift;
     if (!bytes)
         return;
     if (last && r->puts[r->range_count - 1] == put && offset >= last->offset) {
@@ -323,15 +357,18 @@ static void want(reading *r, uint32_t put, uint64_t offset, uint64_t bytes)
     r->ranges[r->range_count++] = (dray__range){.object = extent->extent.chunk,
                                                 .offset = offset,
                                                 .bytes = bytes,
-                                                .at = extent->mapping->base + offset};
+                                                .at = at,
+                                                .home = extent->home};
 }
 
 static int get_ranges(reading *r, int64_t deadline, dray_error *error)
 {
     dray__backend *store = r->batch->queue->store;
     int rc = DRAY_OK;
-    if (r->range_count)
+    if (r->range_count && store)
         rc = store->kind->get(store, r->ranges, r->range_count, deadline, error);
+    else if (r->range_count)
+        rc = dray__queue_get_remote(r->batch->queue, r->ranges, r->range_count, deadline, error);
     for (uint32_t i = 0; !rc && i < r->range_count; i++)
         r->lost[r->puts[i]] |= r->ranges[i].lost;
     r->range_count = 0;
@@ -388,7 +425,8 @@ static int report_lost(reading *r, dray_error *error)
         return DRAY_OK;
     for (uint32_t i = 0; i < r->count; i++) /* read again, they are looked for again */
         extent_of(r, r->cells[i].put)->mapping = NULL;
-    snprintf(reason, sizeof reason, "%s lost the bytes of column %.100s", queue->store->kind->name,
+    snprintf(reason, sizeof reason, "%s lost the bytes of column %.100s",
+             queue->store ? queue->store->kind->name : "the keeper of another host",
              r->column->name);
     if (batch->ticket) {
         dray__writer *w = dray__queue_begin(queue);
@@ -400,10 +438,10 @@ static int report_lost(reading *r, dray_error *error)
         dray__put_string(w, reason);
         dray__queue_command(queue, DRAY__MSG_QUEUE_LOST, NULL, NULL);
     }
-    return dray__fail(error, DRAY_EGONE,
-                      "partition %s: %u of %u rows (the first: %u) are lost: %s; it was restarted "
-                      "without its data, or evicts keys",
-                      batch->partition, count, batch->row_count, batch->rows[first].slot, reason);
+    return dray__fail(
+        error, DRAY_EGONE, "partition %s: %u of %u rows (the first: %u) are lost: %s%s",
+        batch->partition, count, batch->row_count, batch->rows[first].slot, reason,
+        queue->store ? "; it was restarted without its data, or evicts keys" : ", which ended");
 }
 
 static int read_cells(reading *r, dray_error *error)
@@ -425,6 +463,8 @@ int dray__objects_read(dray_batch *batch, dray__batch_column *column, dray_error
 {
     reading r = {.batch = batch, .column = column};
     int rc = dray__queue_check_fork(batch->queue, error);
+    if (!rc && !batch->queue->store)
+        rc = dray__queue_find_home(batch->queue, true, error);
     if (!rc)
         rc = list_cells(&r, error);
     if (!rc && r.count)

@@ -1,5 +1,6 @@
-/* A client's ends of a backend that is a store (backend.h): outputs written into it, columns read
- * from it into buffers that are kept and used again. */
+/* A client's ends of a backend that is a store (backend.h), and of other hosts' chunks: outputs
+ * written into a store, columns read from it, or from another host, into buffers that are kept and
+ * used again. */
 #ifndef DRAY_QUEUE_OBJECTS_H
 #define DRAY_QUEUE_OBJECTS_H
 
@@ -14,9 +15,9 @@ int dray__objects_write(dray_queue *queue, const dray_column_data *column, uint6
                         uint64_t items, uint64_t head, uint64_t bytes, dray__extent *extent,
                         dray__span *span, dray_error *error);
 void dray__objects_done(dray_queue *queue, const dray__span *span, bool done);
-/* Gets what the batch's rows have of the column: afterwards every extent that they are in has its
- * mapping, in which that much is filled in. DRAY_EGONE: the store has lost it; the controller was
- * told which rows. */
+/* Gets what the batch's rows have of the column where it cannot be mapped: afterwards every extent
+ * that they are in has its mapping, in which that much is filled in. DRAY_EGONE: the store has lost
+ * it; the controller was told which rows. */
 int dray__objects_read(dray_batch *batch, dray__batch_column *column, dray_error *error);
 void dray__buffers_free(dray__buffer *buffers);
 

@@ -15,8 +15,8 @@
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
 
-int dray__chunk_add(dray__table *table, dray__client *client, uint64_t id, uint64_t key,
-                    uint64_t size, dray_error *error)
+int dray__chunk_add(dray__table *table, dray__client *client, uint32_t home, uint64_t id,
+                    uint64_t key, uint64_t size, dray_error *error)
 {
     if (!id || !size || size > CHUNK_BYTES_MAX)
         return dray__fail(error, DRAY_EINVALID, "chunk %016llx of %llu bytes: impossible",
@@ -32,7 +32,7 @@ int dray__chunk_add(dray__table *table, dray__client *client, uint64_t id, uint6
         free(chunk);
         return dray__nomem(error);
     }
-    *chunk = (dray__chunk){.id = id, .key = key, .size = size, .owner = client};
+    *chunk = (dray__chunk){.id = id, .key = key, .size = size, .home = home, .owner = client};
     table->chunk_bytes += size;
     return DRAY_OK;
 }
@@ -44,7 +44,7 @@ static void drop(dray__table *table, dray__chunk *chunk)
     if (!table->objects)
         table->drops[table->drop_count++ % DRAY__DROPS] = chunk->id;
     if (table->drop)
-        table->drop(table->user, chunk->id, chunk->key);
+        table->drop(table->user, chunk->home, chunk->id, chunk->key);
     free(chunk);
 }
 
@@ -52,7 +52,7 @@ void dray__chunk_check_free(dray__table *table, dray__chunk *chunk)
 {
     if (chunk->live || chunk->parked || (chunk->owner && !chunk->closed))
         return;
-    if (!chunk->owner || chunk->retired) {
+    if (!chunk->owner || chunk->retired || chunk->lost) {
         drop(table, chunk);
         return;
     }
@@ -133,6 +133,31 @@ void dray__chunks_orphan(dray__table *table, dray__client *client)
     }
 }
 
+void dray__chunks_lose(dray__table *table, uint32_t home)
+{
+    for (dray__client *client = table->clients; client; client = client->next) {
+        dray__chunk *next = client->recycled;
+        client->recycled = NULL;
+        client->recycled_tail = &client->recycled;
+        for (dray__chunk *chunk = next; chunk; chunk = next) {
+            next = chunk->next;
+            chunk->parked = false;
+            chunk->lost |= chunk->home == home;
+            dray__chunk_check_free(table, chunk); /* dropped, or parked again */
+        }
+    }
+    for (size_t i = 0; i < table->chunks.capacity; i++) {
+        dray__chunk *chunk = table->chunks.entries[i].key ? table->chunks.entries[i].value : NULL;
+        if (!chunk || chunk->home != home || chunk->lost)
+            continue;
+        chunk->lost = true;
+        if (chunk->live || !chunk->closed)
+            continue;
+        drop(table, chunk);
+        i--; /* what probed past the entry has moved, and may lie here now */
+    }
+}
+
 /* ---- puts ------------------------------------------------------------------------------------ */
 
 /* Of a table of objects: one that is not there yet, of this client, holding the column alone. */
@@ -161,6 +186,10 @@ static int check_place(const dray__table *table, const dray__client *client,
     int rc = own_chunk(table, client, column->extent.chunk, &chunk, error);
     if (rc)
         return dray__fail_prefix(error, rc, "column %s: ", column->name);
+    if (chunk->lost)
+        return dray__fail(error, DRAY_EGONE,
+                          "column %s: the keeper of this host ended, and its values with it",
+                          column->name);
     if (chunk->closed)
         return dray__fail(error, DRAY_EINVALID, "column %s: chunk %016llx is closed", column->name,
                           (unsigned long long)chunk->id);

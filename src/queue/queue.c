@@ -247,6 +247,7 @@ static int enter_again(dray_queue *queue, int64_t deadline_ns, dray_error *error
     dray__names_retire(&queue->names);
     queue->drops_seen = 0;
     queue->released_count = queue->started = 0;
+    queue->at_home = false;
     static const dray__settings any;
     dray__reply reply;
     dray__writer w = {0};
@@ -314,6 +315,7 @@ static int open_queue(dray_queue *queue, const char *name, const dray_queue_opti
 static void queue_free(dray_queue *queue)
 {
     dray__objects_close(queue);
+    dray__distant_free(queue->distant);
     dray__channel_close(queue->channel);
     dray__keeper_link_free(&queue->keeper);
     if (queue->storage.pid == getpid())

@@ -53,7 +53,7 @@ static int new_chunk(dray__ledger *ledger, uint64_t bytes, dray_error *error)
     rc = dray__keeper_put(&ledger->link, c->id, random[1], c->size, fd, error);
     close(fd);
     if (!rc)
-        rc = dray__chunk_add(ledger->table, ledger->reader, c->id, random[1], c->size, error);
+        rc = dray__chunk_add(ledger->table, ledger->reader, 0, c->id, random[1], c->size, error);
     if (rc) {
         munmap(c->base, c->size);
         *c = (struct dray__refill_chunk){0};

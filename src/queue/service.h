@@ -5,6 +5,7 @@
 
 #include "control/coordinator.h"
 #include "queue/cleaner.h"
+#include "queue/homes.h"
 #include "queue/internal.h"
 #include "queue/ledger.h"
 
@@ -35,6 +36,7 @@ struct dray__controller {
     uint32_t client_ids;
     dray__line opens; /* attaching to queues that are not there yet */
     dray__drops drops;
+    dray__homes homes;
     dray__writer out;
     char *folder;      /* of journals; NULL: none */
     char *keeper_path; /* NULL: none */

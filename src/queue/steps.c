@@ -160,13 +160,15 @@ static int do_hold(step *s, dray_error *error)
 static int do_chunk(step *s, dray_error *error)
 {
     int rc = DRAY_OK;
-    uint32_t count = dray__get_count(s->r, 24);
+    uint32_t home = dray__get_u32(s->r), count = dray__get_count(s->r, 24);
+    if (count && !dray__homes_alive(&s->queue->controller->homes, home))
+        rc = dray__fail(error, DRAY_EGONE, "the keeper of samples number %u is gone", home);
     for (uint32_t i = 0; i < count; i++) {
         uint64_t id = dray__get_u64(s->r), key = dray__get_u64(s->r), size = dray__get_u64(s->r);
         if (!rc && s->queue->cleaner)
             dray__object_abandoned(s->queue, s->client, id, size);
         else if (!rc)
-            rc = dray__chunk_add(s->table, s->client, id, key, size, error);
+            rc = dray__chunk_add(s->table, s->client, home, id, key, size, error);
     }
     /* What the client gives up it has given up, also when there is no place for a new one. */
     count = dray__get_count(s->r, 8);

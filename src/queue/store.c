@@ -33,7 +33,7 @@ void dray__object_abandoned(dray__served *q, const dray__client *client, uint64_
 {
     if (id >> 32 == client->id && size <= DRAY__OBJECT_MAX &&
         !dray__idmap_get(&q->table->chunks, id))
-        dray__cleaner_drop(q->cleaner, id, size);
+        dray__cleaner_drop(q->cleaner, 0, id, size);
 }
 
 /* What a client wrote and never committed. */

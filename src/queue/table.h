@@ -167,12 +167,14 @@ struct dray__partition {
 
 typedef struct dray__chunk {
     uint64_t id, key, size;
+    uint32_t home;       /* the keeper that holds it (homes.h) */
     dray__client *owner; /* NULL: gone, nobody writes it again */
     uint32_t live;       /* extents that are not freed, */
     uint64_t live_bytes; /* and their bytes: at most size */
     bool closed;         /* its owner will put nothing more in before it got it back */
     bool parked;         /* in the owner's list of chunks to hand back */
     bool retired;        /* must never be rewritten */
+    bool lost;           /* its keeper is gone, and its bytes */
     struct dray__chunk *next;
 } dray__chunk;
 
@@ -323,7 +325,7 @@ struct dray__table {
 
     uint64_t drops[DRAY__DROPS]; /* ids of chunks that are gone, a ring */
     uint64_t drop_count;
-    void (*drop)(void *user, uint64_t chunk, uint64_t key); /* may be NULL */
+    void (*drop)(void *user, uint32_t home, uint64_t chunk, uint64_t key); /* may be NULL */
     void *user;
 
     /* What changed since these were last cleared, for the controller's waiters. */
@@ -357,11 +359,14 @@ void dray__client_end(dray__table *table, dray__client *client, bool died, const
 
 /* ---- storage ---- */
 
-int dray__chunk_add(dray__table *table, dray__client *client, uint64_t id, uint64_t key,
-                    uint64_t size, dray_error *error);
+int dray__chunk_add(dray__table *table, dray__client *client, uint32_t home, uint64_t id,
+                    uint64_t key, uint64_t size, dray_error *error);
 /* The owner will put nothing more in. Saying so again gives the chunk back again, should the first
  * answer have been lost. Ids of chunks that are gone are ignored, others': DRAY_EINVALID. */
 int dray__chunk_close(dray__table *table, dray__client *client, uint64_t id, dray_error *error);
+/* The keeper is gone with all that it held: nothing can be put into its chunks any more
+ * (DRAY_EGONE), and what is in them is lost (dray__table_lose_bytes). */
+void dray__chunks_lose(dray__table *table, uint32_t home);
 /* The owner does not want it back (it must be free). */
 int dray__chunk_discard(dray__table *table, dray__client *client, uint64_t id, dray_error *error);
 /* Takes one chunk that is free for its owner to write again; false: none. */
@@ -419,6 +424,9 @@ int dray__table_demand(dray__table *table, dray__client *client, dray__demand **
 int dray__table_decline(dray__table *table, uint64_t id, dray_error *error);
 int dray__table_refill(dray__table *table, dray__client *client, const dray__new_rows *rows,
                        uint32_t *first_slot, uint32_t *generation, dray_error *error);
+/* Rows of which some task still needs bytes in chunks that are lost are lost, too
+ * (DRAY_LOSS_BYTES). */
+void dray__table_lose_bytes(dray__table *table);
 /* Demands of the partition (NULL: all) are forgotten. */
 void dray__demands_clear(dray__table *table, const dray__partition *p);
 void dray__demands_let_go(dray__table *table, const dray__client *client);

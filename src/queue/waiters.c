@@ -293,6 +293,7 @@ void dray__pump_all(dray__controller *self)
     for (dray__served *q = self->queues; q; q = q->next)
         pump(q);
     dray__drops_flush(&self->drops);
+    dray__homes_flush(&self->homes);
 }
 
 void dray__release_held(dray__served *q)

@@ -5,7 +5,7 @@
 #include "control/coordinator.h"
 #include "control/token.h"
 #include "queue/controller.h"
-#include "queue/keeper.h"
+#include "queue/join.h"
 
 #include <errno.h>
 #include <event2/event.h>
@@ -66,6 +66,7 @@ typedef struct keeper_thread {
     struct event_base *base;
     struct event *stop;
     dray__keeper *keeper;
+    dray__join *join; /* for other hosts; NULL: there are none */
     int wake;
     bool running;
     pthread_t thread;
@@ -74,6 +75,12 @@ typedef struct keeper_thread {
 static void on_stop(evutil_socket_t fd, short what, void *base)
 {
     (void)fd, (void)what;
+    event_base_loopbreak(base);
+}
+
+static void on_stop_signal(evutil_socket_t number, short what, void *base)
+{
+    (void)number, (void)what;
     event_base_loopbreak(base);
 }
 
@@ -99,6 +106,7 @@ static int create_thread(keeper_thread *k)
 static void stop_keeper(keeper_thread *k)
 {
     uint64_t one = 1;
+    dray__join_free(k->join);
     if (k->running && write(k->wake, &one, sizeof one) == (ssize_t)sizeof one)
         pthread_join(k->thread, NULL);
     dray__keeper_free(k->keeper);
@@ -123,6 +131,71 @@ static int start_keeper(keeper_thread *k, const char *path, dray_error *error)
     return code ? dray__fail_errno(error, code, "keeper: no thread") : status;
 }
 
+/* Where this process itself finds the coordinator, and where its keeper listens for other hosts: at
+ * the coordinator's addresses, with a port of its own. */
+static void own_addresses(const dray__serve_options *options, const char *tcp, char *address,
+                          char *listen, size_t size)
+{
+    const char *at = tcp + 4, *port = strrchr(tcp, ':');
+    bool any = strncmp(at, "0.0.0.0:", 8) == 0 || strncmp(at, "[::]:", 5) == 0;
+    snprintf(listen, size, *at == '[' ? "%.*s:0" : "%.*s", (int)(port - at), at);
+    if (options->unix_path)
+        snprintf(address, size, "unix:%s", options->unix_path);
+    else if (any)
+        snprintf(address, size, *at == '[' ? "tcp:[::1]%s" : "tcp:127.0.0.1%s", port);
+    else
+        snprintf(address, size, "%s", tcp);
+}
+
+/* What its keeper holds can be read from other hosts. */
+static int join_keeper(keeper_thread *k, const dray__serve_options *options, const char *tcp,
+                       dray_error *error)
+{
+    char address[300], listen[300];
+    own_addresses(options, tcp, address, listen, sizeof address);
+    if (!options->unix_path && options->token_path)
+        setenv("DRAY_TOKEN_FILE", options->token_path, 0);
+    const char *data = getenv("DRAY_DATA_ADDRESS");
+    dray__join_options o = {.address = address,
+                            .path = options->keeper_path,
+                            .listen = data && data[0] ? data : listen,
+                            .own = true,
+                            .later = true};
+    return dray__join_start(k->keeper, &o, &k->join, error);
+}
+
+int dray__keep(const dray__keep_options *options, dray_error *error)
+{
+    struct event_base *base = event_base_new();
+    struct event *events[2] = {0};
+    dray__keeper *keeper = NULL;
+    dray__join *join = NULL;
+    dray__join_options o = {.path = options->path, .listen = options->listen};
+    int status = base ? DRAY_OK : dray__fail(error, DRAY_ESYS, "keeper: no event loop");
+    if (!status)
+        status = dray__keeper_new(base, options->path, options->max_bytes, &keeper, error);
+    if (!status)
+        status = dray__join_start(keeper, &o, &join, error);
+    for (int i = 0; i < 2 && !status; i++) {
+        events[i] = evsignal_new(base, i ? SIGTERM : SIGINT, on_stop_signal, base);
+        if (!events[i] || event_add(events[i], NULL) < 0)
+            status = dray__fail(error, DRAY_ESYS, "keeper: cannot watch signals");
+    }
+    if (!status) {
+        options->ready(options->user, dray__join_endpoint(join));
+        if (event_base_dispatch(base) < 0)
+            status = dray__fail(error, DRAY_ESYS, "keeper: the event loop failed");
+    }
+    for (int i = 0; i < 2; i++)
+        if (events[i])
+            event_free(events[i]);
+    dray__join_free(join);
+    dray__keeper_free(keeper);
+    if (base)
+        event_base_free(base);
+    return status;
+}
+
 /* ---- the coordinator ------------------------------------------------------------------------- */
 
 static int add_services(dray__coordinator *coordinator, struct event_base *base,
@@ -137,17 +210,11 @@ static int add_services(dray__coordinator *coordinator, struct event_base *base,
     return status;
 }
 
-static void on_signal(evutil_socket_t number, short what, void *base)
-{
-    (void)number, (void)what;
-    event_base_loopbreak(base);
-}
-
 static int loop(struct event_base *base, const dray__serve_options *options,
                 dray__coordinator *coordinator, dray_error *error)
 {
-    struct event *events[] = {evsignal_new(base, SIGINT, on_signal, base),
-                              evsignal_new(base, SIGTERM, on_signal, base)};
+    struct event *events[] = {evsignal_new(base, SIGINT, on_stop_signal, base),
+                              evsignal_new(base, SIGTERM, on_stop_signal, base)};
     int status = DRAY_OK;
     for (int i = 0; i < 2; i++)
         if (!events[i] || event_add(events[i], NULL) < 0)
@@ -192,8 +259,13 @@ int dray__serve(const dray__serve_options *options, dray_error *error)
         status = start_keeper(&keeper, options->keeper_path, error);
     if (!status) /* what a journal holds goes to the keeper */
         status = add_services(coordinator, base, options, error);
+    const char *tcp = status ? NULL : dray__coordinator_tcp(coordinator);
+    if (tcp && keeper.keeper)
+        status = join_keeper(&keeper, options, tcp, error);
     if (!status)
         status = loop(base, options, coordinator, error);
+    if (keeper.join)
+        dray__join_leave(keeper.join);
     dray__coordinator_free(coordinator);
     event_base_free(base);
     stop_keeper(&keeper);

@@ -23,6 +23,18 @@ typedef struct dray__serve_options {
  * signals over while it runs. */
 int dray__serve(const dray__serve_options *options, dray_error *error);
 
+typedef struct dray__keep_options {
+    const char *path;   /* of its socket, absolute */
+    const char *listen; /* of its data server; NULL: $DRAY_DATA_ADDRESS, or where it reaches the
+                           coordinator from */
+    uint64_t max_bytes; /* 0: no limit but memory */
+    void (*ready)(void *user, const char *endpoint);
+    void *user;
+} dray__keep_options;
+
+/* Keeps samples of this host for the coordinator at $DRAY_ADDRESS, until SIGINT or SIGTERM. */
+int dray__keep(const dray__keep_options *options, dray_error *error);
+
 /* The token of a role, made from the master token at `master` (NULL: $DRAY_TOKEN_FILE), which role
  * "master" draws anew instead. Written to `path` (mode 0600; it must not exist), or as text, to be
  * freed. DRAY_ENOENT: no master; DRAY_EINVALID: not a role, or the file is no master's; what

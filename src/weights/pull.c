@@ -109,7 +109,8 @@ int dray__pull_get_request(const uint8_t header[DRAY__PULL_REQUEST_HEADER], dray
     if (magic != DRAY__PULL_MAGIC || out->body_bytes > DRAY__PULL_BODY_MAX)
         return dray__fail(error, DRAY_EPROTO, "what came is no request for weights");
     bool alone = out->flags == DRAY__PULL_TAKEN || out->flags == DRAY__PULL_UCX ||
-                 out->flags == DRAY__PULL_KEYS || out->flags == DRAY__PULL_DONE;
+                 out->flags == DRAY__PULL_KEYS || out->flags == DRAY__PULL_DONE ||
+                 out->flags == DRAY__PULL_CELLS;
     if (version != DRAY__PULL_VERSION || (out->flags >= DRAY__PULL_TAKEN && !alone))
         return dray__fail(error, DRAY_EVERSION,
                           "data protocol %u with flags %x; version %d is spoken here", version,

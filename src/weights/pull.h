@@ -26,6 +26,8 @@
  *           to read the member's regions one-sidedly (exports.h). Over UCX only.
  *  done     a request's header with the flag 128 alone, no body: those keys are not used any more.
  *           Has no answer.
+ *  cells    a request's header with the flag 256 alone, and a body: ranges of bytes, not of weights
+ *           (cells.h).
  *
  * Answers come in the order of the requests. Of those into the arena (arena.h) a reader has one
  * unanswered, and one besides that it has not taken yet; the server reads on behind a request that
@@ -54,6 +56,7 @@ enum {
     DRAY__PULL_UCX = 32,
     DRAY__PULL_KEYS = 64,
     DRAY__PULL_DONE = 128,
+    DRAY__PULL_CELLS = 256,
     DRAY__PULL_TWICE = 1, /* a rectangle's flags */
     DRAY__PULL_QUANTISED = 2
 };

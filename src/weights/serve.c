@@ -13,6 +13,7 @@
 #include "control/context.h"
 #include "mover/stream.h"
 #include "weights/arena.h"
+#include "weights/cells.h"
 #include "weights/exports.h"
 #include "weights/offer.h"
 #include "weights/pull.h"
@@ -68,6 +69,7 @@ struct server {
     uint32_t free_buffers, made_buffers;
     dray__packer *packer;
     const dray__stream_keys *keys;
+    dray__cells cells; /* read NULL: it has none */
     uint64_t last_place;
 };
 
@@ -285,8 +287,13 @@ static int answer_request(struct server *s, struct connection *c, const dray__pu
         c->data = take_buffer(s);
     if (!held && !c->data)
         return -EAGAIN; /* until another connection gives one back */
-    if (!dray__pull_answer(s->packer, header, c->in + DRAY__PULL_REQUEST_HEADER,
-                           held ? held->slot : c->data, at, &c->head, &c->data_bytes))
+    const uint8_t *body = c->in + DRAY__PULL_REQUEST_HEADER;
+    bool done = header->flags == DRAY__PULL_CELLS
+                    ? dray__cells_answer(s->cells.read ? &s->cells : NULL, header, body, c->data,
+                                         &c->head, &c->data_bytes)
+                    : dray__pull_answer(s->packer, header, body, held ? held->slot : c->data, at,
+                                        &c->head, &c->data_bytes);
+    if (!done)
         return -ENOMEM;
     if (held && !c->data_bytes) /* it could not be read */
         give_slot(held);
@@ -549,14 +556,16 @@ static int start(struct server *s, const char *address, dray_error *error)
     return DRAY_OK;
 }
 
-static int server_new(const char *address, const dray__stream_keys *keys, struct server **out,
-                      dray_error *error)
+static int server_new(const char *address, const dray__stream_keys *keys, const dray__cells *cells,
+                      struct server **out, dray_error *error)
 {
     struct server *s = calloc(1, sizeof *s);
     if (!s)
         return dray__nomem(error);
     s->pid = getpid();
     s->keys = keys;
+    if (cells)
+        s->cells = *cells;
     s->listener = s->poll = s->stop = -1;
     int rc = start(s, address, error);
     if (rc) {
@@ -567,8 +576,7 @@ static int server_new(const char *address, const dray__stream_keys *keys, struct
     return DRAY_OK;
 }
 
-/* Where to listen; false: nowhere, but, if it must, on this host alone. */
-static bool own_address(const dray_context *context, char out[DRAY__STREAM_ADDRESS])
+bool dray__data_address(const dray_context *context, char out[DRAY__STREAM_ADDRESS])
 {
     const char *given = getenv("DRAY_DATA_ADDRESS");
     if (given && given[0] && strlen(given) < DRAY__STREAM_ADDRESS) {
@@ -587,8 +595,8 @@ int dray__serve_start(dray_context *context, bool needed, const char **endpoint,
     int rc = DRAY_OK;
     struct server *s = NULL;
     pthread_mutex_lock(&context->lock);
-    if (!context->server && (own_address(context, address) || needed)) {
-        rc = server_new(address, &context->keys, &s, error);
+    if (!context->server && (dray__data_address(context, address) || needed)) {
+        rc = server_new(address, &context->keys, NULL, &s, error);
         if (rc == DRAY_OK) {
             context->server = s;
             context->server_free = server_free;
@@ -600,4 +608,19 @@ int dray__serve_start(dray_context *context, bool needed, const char **endpoint,
         return rc;
     *endpoint = s ? s->endpoint : NULL;
     return DRAY_OK;
+}
+
+int dray__cells_serve(const char *address, const dray__stream_keys *keys, const dray__cells *cells,
+                      dray__server **out, const char **endpoint, dray_error *error)
+{
+    int rc = server_new(address, keys, cells, out, error);
+    if (!rc)
+        *endpoint = (*out)->endpoint;
+    return rc;
+}
+
+void dray__server_end(dray__server *server)
+{
+    if (server)
+        server_free(server);
 }

@@ -109,7 +109,7 @@ static void make_client(world *w, int c)
     w->clients[c] = dray__client_new(w->table, 100 + (uint64_t)c, name, NULL);
     w->chunks[c] = w->step * CLIENTS + (uint64_t)c + 1;
     CHECK(w->clients[c]);
-    CHECK(dray__chunk_add(w->table, w->clients[c], w->chunks[c], 7, 1 << 20, NULL) == DRAY_OK);
+    CHECK(dray__chunk_add(w->table, w->clients[c], 0, w->chunks[c], 7, 1 << 20, NULL) == DRAY_OK);
 }
 
 /* Sometimes the client's chunk is full and it takes another. */
@@ -119,7 +119,7 @@ static void change_chunk(world *w, int c)
     uint64_t id;
     if (!dray__chunk_recycled(w->clients[c], &id)) {
         id = (w->step * CLIENTS + (uint64_t)c) << 20;
-        CHECK(dray__chunk_add(w->table, w->clients[c], id, 7, 1 << 20, NULL) == DRAY_OK);
+        CHECK(dray__chunk_add(w->table, w->clients[c], 0, id, 7, 1 << 20, NULL) == DRAY_OK);
     }
     w->chunks[c] = id;
 }

@@ -1,0 +1,316 @@
+/* Samples on several hosts: hosts are names here (dray_options.host), whose keepers can be reached
+ * through their data servers alone, as over a network. Two network namespaces: test_two_hosts.py.
+ */
+#include "queue/join.h"
+#include "queue/three_tasks.h"
+
+typedef struct keeper_of {
+    const char *host; /* NULL: the coordinator's own */
+    char path[112];
+    pid_t pid;
+} keeper_of;
+
+static keeper_of kept[2] = {{.host = "b"}, {.host = "c"}};
+
+static void serve_keeper(const keeper_of *k, int ready)
+{
+    dray_error error;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    struct event_base *base = event_base_new();
+    struct event *term = evsignal_new(base, SIGTERM, fixture_term, base);
+    event_add(term, NULL);
+    dray__keeper *keeper;
+    dray__join *join;
+    dray__join_options o = {
+        .address = f.address, .path = k->path, .host = k->host, .listen = "127.0.0.1"};
+    if (dray__keeper_new(base, k->path, 0, &keeper, &error) ||
+        dray__join_start(keeper, &o, &join, &error))
+        die("keeper", &error);
+    if (write(ready, "x", 1) != 1)
+        _exit(1);
+    event_base_dispatch(base);
+    event_free(term);
+    dray__join_free(join);
+    dray__keeper_free(keeper);
+    event_base_free(base);
+    exit(0);
+}
+
+static void keeper_up(keeper_of *k)
+{
+    int ready[2];
+    char byte;
+    snprintf(k->path, sizeof k->path, "%s/keeper-%s", f.folder, k->host);
+    if (pipe(ready) < 0)
+        die("pipe", NULL);
+    fflush(NULL);
+    k->pid = fork();
+    if (k->pid == 0) {
+        close(ready[0]);
+        serve_keeper(k, ready[1]);
+    }
+    close(ready[1]);
+    if (read(ready[0], &byte, 1) != 1)
+        die("a keeper did not start", NULL);
+    close(ready[0]);
+}
+
+static void keeper_down(keeper_of *k, int signal)
+{
+    int status = fixture_end(k->pid, signal);
+    if (signal != SIGKILL && status)
+        die("a keeper ended badly", NULL);
+    unlink(k->path);
+    k->pid = 0;
+}
+
+static dray_context *context_of(const char *host, const char *name)
+{
+    dray_error error;
+    dray_context *context;
+    dray_options options = DRAY_OPTIONS_INIT;
+    options.address = f.address;
+    options.name = name;
+    options.host = host;
+    options.timeout_ns = 20 * DRAY__SECOND;
+    OK(dray_open(&options, &context, &error));
+    return context;
+}
+
+static int chunks_of(const keeper_of *k)
+{
+    return count_fds(k->pid, "/memfd:dray-samples");
+}
+
+/* Rows made on b, answered on c, scored on the coordinator's host, which keeps nothing. */
+static void test_rows_cross_hosts(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *at_b = context_of("b", "producer"), *at_c = context_of("c", "answers");
+    dray_queue *b = open_queue(at_b, "hosts", 0, 0), *c = open_queue(at_c, "hosts", 0, 0);
+    insert_ints(b, "0", 60, 1);
+    OK(dray_seal(b, "0", 60, &error));
+    assert_int_equal(kept_chunks(&f), 0);
+    assert_true(chunks_of(&kept[0]) == 1);
+    for (int i = 0; i < 6; i++) {
+        dray_claim_options o = want("rollout", 10);
+        dray_batch *batch;
+        dray_column column;
+        OK(dray_claim(c, &o, &batch, &error));
+        OK(dray_batch_column(batch, "prompts", &column, &error));
+        for (int r = 0; r < 10; r++)
+            assert_int_equal(*(const int32_t *)column.cells[r],
+                             (int)dray_batch_row(batch, (uint32_t)r)->slot * 10);
+        set_ints(batch, "responses", 500);
+        OK(dray_batch_commit(batch, &error));
+        dray_batch_free(batch);
+    }
+    assert_true(chunks_of(&kept[1]) == 1);
+    dray_claim_options o = want("reward", 60);
+    dray_batch *batch;
+    dray_column column;
+    OK(dray_claim(b, &o, &batch, &error));
+    OK(dray_batch_column(batch, "responses", &column, &error));
+    for (int r = 0; r < 60; r++)
+        assert_int_equal(*(const int32_t *)column.cells[r], 500 + r);
+    set_ints(batch, "rewards", 1000);
+    OK(dray_batch_commit(batch, &error));
+    dray_batch_free(batch);
+    all_rows(c, "actor", NULL, 0, 60);
+    OK(dray_clear(b, "0", &error));
+    dray_queue_close(b);
+    dray_queue_close(c);
+    dray_close(at_b);
+    dray_close(at_c);
+    for (int i = 0; i < 2000 && chunks_of(&kept[0]) + chunks_of(&kept[1]); i++)
+        usleep(5000);
+    assert_int_equal(chunks_of(&kept[0]) + chunks_of(&kept[1]), 0);
+}
+
+/* Bytes of row r: r * 977 % 3000 + 1 of them, beginning with r. */
+static size_t ragged_size(uint32_t r)
+{
+    return r * 977 % 3000 + 1;
+}
+
+static uint8_t ragged_byte(uint32_t r, size_t at)
+{
+    return (uint8_t)(r * 31 + at * 7);
+}
+
+static void insert_ragged(dray_queue *queue, const char *partition, uint32_t rows)
+{
+    dray_error error;
+    uint64_t *offsets = calloc(rows + 1, sizeof *offsets);
+    for (uint32_t r = 0; r < rows; r++)
+        offsets[r + 1] = offsets[r] + ragged_size(r);
+    uint8_t *values = malloc(offsets[rows]);
+    for (uint32_t r = 0; r < rows; r++)
+        for (size_t i = 0; i < ragged_size(r); i++)
+            values[offsets[r] + i] = ragged_byte(r, i);
+    dray_column_data column = {.name = "prompts",
+                               .dtype = DRAY_U8,
+                               .ndim = 1,
+                               .content = DRAY_CONTENT_BYTES,
+                               .offsets = offsets,
+                               .values = values};
+    dray_insert_options in = DRAY_INSERT_OPTIONS_INIT;
+    in.partition = partition;
+    in.rows = rows;
+    in.columns = &column;
+    in.column_count = 1;
+    OK(dray_insert(queue, &in, NULL, &error));
+    OK(dray_seal(queue, partition, rows, &error));
+    free(offsets);
+    free(values);
+}
+
+static void check_ragged(dray_batch *batch)
+{
+    dray_error error;
+    dray_column column;
+    OK(dray_batch_column(batch, "prompts", &column, &error));
+    for (uint32_t r = 0; r < dray_batch_rows(batch); r++) {
+        uint32_t slot = dray_batch_row(batch, r)->slot;
+        assert_int_equal(column.lengths[r], ragged_size(slot));
+        for (size_t i = 0; i < column.lengths[r]; i++)
+            if (((const uint8_t *)column.cells[r])[i] != ragged_byte(slot, i))
+                fail_msg("row %u, byte %zu", slot, i);
+    }
+}
+
+/* Many requests of many pieces each; rows of every size; what was read is the reader's although the
+ * chunk is freed and written again. */
+static void test_ragged_cells(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *at_b = context_of("b", "producer"), *here = fixture_context(&f, "reader");
+    dray_queue *b = open_queue(at_b, "ragged", 0, 0), *a = open_queue(here, "ragged", 0, 0);
+    insert_ragged(b, "0", 4000); /* 6 MB */
+    dray_batch *batches[4];
+    for (int i = 0; i < 4; i++) {
+        dray_claim_options o = want("rollout", 1000);
+        OK(dray_claim(a, &o, &batches[i], &error));
+        check_ragged(batches[i]);
+    }
+    OK(dray_clear(b, "0", &error));
+    for (int i = 0; i < 4; i++) {
+        check_ragged(batches[i]);
+        dray_batch_free(batches[i]);
+    }
+    for (int round = 1; round < 6; round++) { /* its chunk is written again */
+        char name[16];
+        snprintf(name, sizeof name, "%d", round);
+        insert_ragged(b, name, 1000);
+        dray_claim_options o = want("rollout", 1000);
+        dray_batch *batch;
+        OK(dray_claim(a, &o, &batch, &error));
+        check_ragged(batch);
+        OK(dray_clear(b, name, &error));
+        dray_batch_free(batch);
+    }
+    assert_true(chunks_of(&kept[0]) <= 3);
+    dray_queue_close(b);
+    dray_queue_close(a);
+    dray_close(at_b);
+    dray_close(here);
+}
+
+/* A keeper is killed: its rows are lost and refilled, those of others stay, and its producer goes
+ * on with the next one. */
+static void test_host_dies(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *at_b = context_of("b", "producer b"), *at_c = context_of("c", "producer c");
+    dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
+    options.tasks = three_tasks;
+    options.task_count = 3;
+    dray_queue *b, *c;
+    OK(dray_queue_open(at_b, "death", &options, &b, &error));
+    OK(dray_queue_open(at_c, "death", &options, &c, &error));
+    insert_ints(b, "0", 6, 1);
+    insert_ints(c, "0", 4, 1);
+    OK(dray_seal(c, "0", 10, &error));
+    dray_claim_options o = want("rollout", 3);
+    dray_batch *batch, *rest;
+    dray_column column;
+    OK(dray_claim(c, &o, &batch, &error)); /* of b, not looked at yet */
+    keeper_down(&kept[0], SIGKILL);
+    FAILS(DRAY_EGONE, dray_batch_column(batch, "prompts", &column, &error));
+    dray_batch_free(batch);
+    keeper_up(&kept[0]);
+    uint32_t rows = 0;
+    while (rows < 6) {
+        dray_refill refill = DRAY_REFILL_INIT;
+        OK(dray_refill_wait(b, 10 * DRAY__SECOND, &refill, &error));
+        assert_int_equal(refill.cause, DRAY_LOSS_BYTES);
+        refill_ints(b, &refill, 7);
+        rows += refill.rows;
+    }
+    assert_int_equal(rows, 6);
+    o = want("rollout", 10);
+    OK(dray_claim(c, &o, &rest, &error));
+    assert_int_equal(dray_batch_rows(rest), 10);
+    OK(dray_batch_column(rest, "prompts", &column, &error));
+    set_ints(rest, "responses", 0);
+    OK(dray_batch_commit(rest, &error));
+    dray_batch_free(rest);
+    dray_queue_close(b);
+    dray_queue_close(c);
+    dray_close(at_b);
+    dray_close(at_c);
+}
+
+/* The second keeper of a host is refused, and a host without one can read, but not put. */
+static void test_refused(void **state)
+{
+    (void)state;
+    dray_error error;
+    struct event_base *base = event_base_new();
+    dray__keeper *keeper;
+    dray__join *join = NULL;
+    char path[112];
+    snprintf(path, sizeof path, "%s/second", f.folder);
+    OK(dray__keeper_new(base, path, 0, &keeper, &error));
+    dray__join_options o = {.address = f.address, .path = path, .host = "b", .listen = "127.0.0.1"};
+    FAILS(DRAY_EEXIST, dray__join_start(keeper, &o, &join, &error));
+    o.host = "d";
+    o.path = "not/absolute";
+    FAILS(DRAY_EINVALID, dray__join_start(keeper, &o, &join, &error));
+    dray__keeper_free(keeper);
+    event_base_free(base);
+}
+
+static int all_up(void **state)
+{
+    (void)state;
+    fixture_up(&f);
+    for (int i = 0; i < 2; i++)
+        keeper_up(&kept[i]);
+    return 0;
+}
+
+static int all_down(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++)
+        keeper_down(&kept[i], SIGTERM);
+    fixture_down(&f);
+    return 0;
+}
+
+int main(void)
+{
+    if (elsewhere()) /* this is of chunks */
+        return 77;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows_cross_hosts),
+        cmocka_unit_test(test_ragged_cells),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_host_dies),
+    };
+    return cmocka_run_group_tests(tests, all_up, all_down);
+}
