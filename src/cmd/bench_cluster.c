@@ -21,9 +21,25 @@
 
 #define MODEL "bench"
 
-enum { POISON = 0xA5, WAIT_MS = 100, ROUND_SECONDS = 900, READ_BYTES = 16 << 20 };
+enum {
+    POISON = 0xA5,
+    WAIT_MS = 100,
+    ROUND_SECONDS = 900,
+    READ_BYTES = 16 << 20,
+    PIECE = 256 << 10 /* of an update */
+};
 
-enum work { WORK_PUBLISH, WORK_POISON, WORK_UPDATE, WORK_COPY, WORK_READ, WORK_CHECK, WORK_END };
+enum work {
+    WORK_PUBLISH,
+    WORK_POISON,
+    WORK_UPDATE,
+    WORK_COPY,
+    WORK_COPY_PIECES,
+    WORK_COPY_AND_READ_BACK,
+    WORK_READ,
+    WORK_CHECK,
+    WORK_END
+};
 
 /* One side's ranks: the parent sets the work and counts `round` up; each rank does it and counts
  * `done` up. */
@@ -322,11 +338,22 @@ static uint64_t wanted_bytes(const bench_cluster *c, uint32_t number, uint64_t w
     return c->options->load ? dray_layout_bytes(side->layouts[number % side->count]) : written;
 }
 
+/* The cheapest look at what is there: each word once. */
+static void read_back(const uint8_t *data, uint64_t bytes)
+{
+    uint64_t seen = 0, word;
+    for (uint64_t i = 0; i + sizeof word <= bytes; i += sizeof word) {
+        memcpy(&word, data + i, sizeof word);
+        seen ^= word;
+    }
+    __asm__ volatile("" : : "r"(seen)); /* it is wanted */
+}
+
 /* A memcpy with the traffic of the update, from the trainers' memory into the engine's: as many
  * bytes read and written together. (A conversion from f32 to bf16 reads two bytes for each that it
- * writes: the traffic of a copy of one and a half times what is written.) */
+ * writes: the traffic of a copy of one and a half times what is written.) piece: bytes at once. */
 static void copy_bytes(const bench_cluster *c, dray_region *to, uint32_t rank,
-                       const dray_update_report *report)
+                       const dray_update_report *report, uint64_t piece, bool back)
 {
     uint64_t size = dray_region_bytes(to), at = 0;
     uint64_t left = wanted_bytes(c, rank, (report->bytes + report->source_bytes) / 2);
@@ -335,7 +362,14 @@ static void copy_bytes(const bench_cluster *c, dray_region *to, uint32_t rank,
         uint64_t part = dray_region_bytes(c->regions[i]);
         part = part < left ? part : left;
         part = part < size - at ? part : size - at;
-        memcpy((uint8_t *)dray_region_base(to) + at, dray_region_base(c->regions[i]), part);
+        for (uint64_t done = 0, n; done < part; done += n) {
+            const uint8_t *from = dray_region_base(c->regions[i]);
+            uint8_t *into = (uint8_t *)dray_region_base(to) + at + done;
+            n = part - done < piece ? part - done : piece;
+            memcpy(into, from + done, n);
+            if (back)
+                read_back(into, n);
+        }
         at = (at + part) % size;
         left -= part;
     }
@@ -474,7 +508,11 @@ static void work_engine(bench_cluster *c, const engine *e, enum work work, seat 
         update(c, e, &s->report);
         break;
     case WORK_COPY:
-        copy_bytes(c, e->regions[0], e->seat, &s->report);
+        copy_bytes(c, e->regions[0], e->seat, &s->report, UINT64_MAX, false);
+        break;
+    case WORK_COPY_PIECES:
+    case WORK_COPY_AND_READ_BACK:
+        copy_bytes(c, e->regions[0], e->seat, &s->report, PIECE, work == WORK_COPY_AND_READ_BACK);
         break;
     case WORK_READ:
         read_bytes(c, e->seat, wanted_bytes(c, e->seat, s->report.source_bytes));
@@ -599,6 +637,11 @@ double bench_cluster_repeat(bench_cluster *c, const dray_update_options *options
 double bench_cluster_copy(bench_cluster *c)
 {
     return round_of(c, &c->board->engines, WORK_COPY);
+}
+
+double bench_cluster_copy_pieces(bench_cluster *c, bool back)
+{
+    return round_of(c, &c->board->engines, back ? WORK_COPY_AND_READ_BACK : WORK_COPY_PIECES);
 }
 
 double bench_cluster_read(bench_cluster *c)

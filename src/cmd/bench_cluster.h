@@ -45,6 +45,9 @@ double bench_cluster_repeat(bench_cluster *c, const dray_update_options *options
 /* Seconds that the engine ranks take for the memcpy of as many bytes as their last update read and
  * wrote: from the trainers' memory into the same destinations. */
 double bench_cluster_copy(bench_cluster *c);
+/* The same in the pieces of an update; back: each is read once more while the cache has it, which
+ * is the least that looking at what was written takes. */
+double bench_cluster_copy_pieces(bench_cluster *c, bool back);
 /* Seconds that the engine ranks take to read as many bytes of the checkpoint as their last update
  * did, around the page cache. */
 double bench_cluster_read(bench_cluster *c);

@@ -21,7 +21,6 @@ typedef struct bench_job {
     bool load;  /* engines take full tensors through load_weights and cut them themselves */
     bool quiet; /* no row: the caller makes one of *found */
     double target;
-    double reference;   /* seconds to compare with instead of the limit; 0: the limit */
     bench_found *found; /* may be NULL */
     /* set by bench_run */
     dray_model_config config;

@@ -218,8 +218,8 @@ static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, 
         return;
     snprintf(name, sizeof name, "%s%s, %s -> %s, %s, %s%s", job->model, job->cut, job->from,
              job->to, modes[mode], strategies[strategy], job->verify < 0 ? ", not verified" : "");
-    bench_row(b, job->name ? job->name : name, job->found->seconds, "s",
-              job->reference > 0 ? job->reference : job->found->limit, job->target);
+    bench_row(b, job->name ? job->name : name, job->found->seconds, "s", job->found->limit,
+              job->target);
 }
 
 static void measure_mode(bench *b, const bench_job *job, bench_cluster_options *o, int mode)

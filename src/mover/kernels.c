@@ -10,7 +10,7 @@
 #include <cpuid.h>
 #endif
 
-static const dray__kernels *usable[4]; /* the best last, then NULL */
+static const dray__kernels *usable[5]; /* the best last, then NULL */
 static const dray__kernels *chosen;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -34,6 +34,8 @@ static void choose(void)
     if (count == 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
         usable[count++] = &dray__kernels_avx512;
+    if (count == 3 && __builtin_cpu_supports("avx512ifma"))
+        usable[count++] = &dray__kernels_avx512ifma;
 #endif
     chosen = usable[count - 1];
     const char *wish = getenv("DRAY_KERNELS");

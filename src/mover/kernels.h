@@ -9,9 +9,10 @@
 typedef void (*dray__cast_fn)(const void *source, void *destination, size_t count);
 
 /* The same, adding Σ columns[i] · bits of element i: to sums[0] before, to sums[1] after the
- * conversion. For elements of at most 4 bytes on both sides. */
+ * conversion. For elements of at most 4 bytes on both sides. What lies `ahead` bytes behind the
+ * source is read soon: a hint. */
 typedef void (*dray__cast_summed_fn)(const uint32_t *columns, const void *source, void *destination,
-                                     size_t count, uint64_t sums[2]);
+                                     size_t count, int64_t ahead, uint64_t sums[2]);
 
 typedef struct dray__cast {
     int32_t from, to; /* dray_dtype */
@@ -45,7 +46,7 @@ typedef void (*dray__turn_fn)(const uint8_t *source, int64_t source_stride, uint
                               int64_t destination_stride, size_t rows, size_t columns);
 
 typedef struct dray__kernels {
-    const char *name; /* "portable", "avx2", "avx512" */
+    const char *name; /* "portable", "avx2", "avx512", "avx512ifma" */
     /* out[i] = B(first + i), see checksum.h. */
     void (*columns)(uint64_t first, size_t count, uint32_t *out);
     /* Σ columns[i] · element i mod 2^64, for dense elements of 1, 2 and 4 bytes. */
@@ -69,13 +70,14 @@ typedef struct dray__kernels {
     dray__turn_fn turn[9]; /* by the bytes of an element: 1, 2, 4, 8 */
 } dray__kernels;
 
-/* The best for this machine. $DRAY_KERNELS ("portable", "avx2", "avx512") asks for a lesser one;
- * one that the machine lacks is not given. Thread-safe. */
+/* The best for this machine. $DRAY_KERNELS (a table's name) asks for a lesser one; one that the
+ * machine lacks is not given. Thread-safe. */
 const dray__kernels *dray__kernels_get(void);
 /* All that this machine can run, the best last, ended by NULL: tests compare them. */
 const dray__kernels *const *dray__kernels_all(void);
 
-extern const dray__kernels dray__kernels_portable, dray__kernels_avx2, dray__kernels_avx512;
+extern const dray__kernels dray__kernels_portable, dray__kernels_avx2, dray__kernels_avx512,
+    dray__kernels_avx512ifma;
 
 /* NULL: no such conversion. Rounding is to nearest even. NaN: to bf16 it becomes 0x7FC0 (what
  * PyTorch's scalar code gives; its vector code gives 0xFFFF, its GPU code 0x7FFF); to f16, f32 and

@@ -124,12 +124,28 @@ static inline uint64_t total(vec a, vec b)
         even = VEC_ADD(even, VEC_MUL(b, v));                                                       \
         odd = VEC_ADD(odd, VEC_MUL(VEC_ODD(b), VEC_ODD(v)));                                       \
     } while (0)
+/* The same where v's words have at most 20 bits: a product then fits the 52 that IFMA adds. */
+#if defined(__AVX512IFMA__)
+#define VEC_EVEN(a) _mm512_and_si512(a, _mm512_set1_epi64(UINT32_MAX))
+#define VEC_ADD_PRODUCT(sum, b, v) _mm512_madd52lo_epu64(sum, b, v)
+#else
+#define VEC_EVEN(a) (a) /* what is multiplied are the even words only */
+#define VEC_ADD_PRODUCT(sum, b, v) VEC_ADD(sum, VEC_MUL(b, v))
+#endif
+#define VEC_DOT_NARROW(even, odd, b, v)                                                            \
+    do {                                                                                           \
+        even = VEC_ADD_PRODUCT(even, VEC_EVEN(b), VEC_EVEN(v));                                    \
+        odd = VEC_ADD_PRODUCT(odd, VEC_ODD(b), VEC_ODD(v));                                        \
+    } while (0)
+#define VEC_DOT1 VEC_DOT_NARROW
+#define VEC_DOT2 VEC_DOT_NARROW
+#define VEC_DOT4 VEC_DOT
 #define ONE_VEC(size, STORE, at)                                                                   \
     do {                                                                                           \
         raw##size r = RAW##size##_LOAD(x + (at));                                                  \
         vec b = VEC_LOAD(columns + (at)), v = RAW##size##_WIDEN(r);                                \
         STORE(size, at);                                                                           \
-        VEC_DOT(even, odd, b, v);                                                                  \
+        VEC_DOT##size(even, odd, b, v);                                                            \
     } while (0)
 #define EACH_VEC(size, STORE)                                                                      \
     vec even = VEC_ZERO(), odd = VEC_ZERO();                                                       \
@@ -189,11 +205,11 @@ static void dot2_rows(const uint32_t *columns, const void *data, int64_t stride,
     EACH_ROW(XX)
 #undef XX
     for (; i + WORDS <= count; i += WORDS) {
-        vec b = VEC_LOAD(columns + i), b_odd = VEC_ODD(b), v;
+        vec b = VEC_LOAD(columns + i), b_even = VEC_EVEN(b), b_odd = VEC_ODD(b), v;
 #define XX(k)                                                                                      \
     v = RAW2_WIDEN(RAW2_LOAD(row[k] + i));                                                         \
-    even##k = VEC_ADD(even##k, VEC_MUL(b, v));                                                     \
-    odd##k = VEC_ADD(odd##k, VEC_MUL(b_odd, VEC_ODD(v)));
+    even##k = VEC_ADD_PRODUCT(even##k, b_even, VEC_EVEN(v));                                       \
+    odd##k = VEC_ADD_PRODUCT(odd##k, b_odd, VEC_ODD(v));
         EACH_ROW(XX)
 #undef XX
     }
@@ -287,7 +303,7 @@ CASTS(XX)
 /* The conversion that most updates make, with the sums of both sides, in one pass: a rounded
  * element is a word already, before it is narrowed. */
 static void f32_bf16_summed(const uint32_t *columns, const void *source, void *destination,
-                            size_t count, uint64_t sums[2])
+                            size_t count, int64_t ahead, uint64_t sums[2])
 {
     const u32_any *in = source;
     u16_any *out = destination;
@@ -295,18 +311,19 @@ static void f32_bf16_summed(const uint32_t *columns, const void *source, void *d
     size_t i = 0;
 #if defined(__AVX512F__)
     vec even = VEC_ZERO(), odd = VEC_ZERO(), even_after = VEC_ZERO(), odd_after = VEC_ZERO();
+    enum { QUIET = 0x01, SIGNALLING = 0x80 }; /* what fpclass calls a NaN */
     const vec one = _mm512_set1_epi32(1), half = _mm512_set1_epi32(0x7FFF);
-    const vec size = _mm512_set1_epi32(0x7FFFFFFF), inf = _mm512_set1_epi32(0x7F800000);
     const vec nan = _mm512_set1_epi32(0x7FC0);
     for (; i + WORDS <= count; i += WORDS) {
         vec b = VEC_LOAD(columns + i), v = VEC_LOAD(in + i);
+        _mm_prefetch((const char *)(in + i) + ahead, _MM_HINT_T0);
         vec up = _mm512_add_epi32(_mm512_and_si512(_mm512_srli_epi32(v, 16), one), half);
         vec r = _mm512_srli_epi32(_mm512_add_epi32(v, up), 16);
-        __mmask16 is_nan = _mm512_cmpgt_epi32_mask(_mm512_and_si512(v, size), inf);
+        __mmask16 is_nan = _mm512_fpclass_ps_mask(_mm512_castsi512_ps(v), QUIET | SIGNALLING);
         r = _mm512_mask_mov_epi32(r, is_nan, nan);
         _mm256_storeu_si256((__m256i_u *)(out + i), _mm512_cvtepi32_epi16(r));
         VEC_DOT(even, odd, b, v);
-        VEC_DOT(even_after, odd_after, b, r);
+        VEC_DOT_NARROW(even_after, odd_after, b, r);
     }
     before = total(even, odd);
     after = total(even_after, odd_after);
@@ -317,6 +334,8 @@ static void f32_bf16_summed(const uint32_t *columns, const void *source, void *d
     const vec nan = _mm256_set1_epi32(0x7FC0);
     for (; i + WORDS <= count; i += WORDS) {
         vec b = VEC_LOAD(columns + i), v = VEC_LOAD(in + i);
+        if (i % (2 * WORDS) == 0) /* once a line */
+            _mm_prefetch((const char *)(in + i) + ahead, _MM_HINT_T0);
         vec up = _mm256_add_epi32(_mm256_and_si256(_mm256_srli_epi32(v, 16), one), half);
         vec r = _mm256_srli_epi32(_mm256_add_epi32(v, up), 16);
         r = _mm256_blendv_epi8(r, nan, _mm256_cmpgt_epi32(_mm256_and_si256(v, size), inf));
@@ -327,6 +346,8 @@ static void f32_bf16_summed(const uint32_t *columns, const void *source, void *d
     }
     before = total(even, odd);
     after = total(even_after, odd_after);
+#else
+    (void)ahead;
 #endif
     for (; i < count; i++) {
         uint32_t bits = in[i];

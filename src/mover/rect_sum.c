@@ -19,6 +19,7 @@ typedef struct way {
     dray__cast_summed_fn cast_summed;
     dot_fn from_dot, to_dot;
     copy_fn copy;
+    int64_t ahead; /* from what is read now to what is read soon, in bytes */
 } way;
 
 /* Of one strip of columns; the same twice where elements count alike on both sides. */
@@ -86,7 +87,7 @@ static void piece(const way *w, factors f, const uint8_t *source, uint8_t *desti
         return;
     }
     if (dense && w->cast_summed) {
-        w->cast_summed(f.from, source, destination, n, sums);
+        w->cast_summed(f.from, source, destination, n, w->ahead, sums);
         return;
     }
     for (size_t i = 0; i < n; i += CHUNK) {
@@ -117,6 +118,16 @@ static rows rows_of(const dray__rect *rect, const dray__place *place)
         step *= (uint64_t)place->shape[d];
     }
     return out;
+}
+
+/* As far ahead as memory takes to answer, along the way that the rows of a strip go: the hardware's
+ * own guesses end at a page, and a row. */
+static int64_t ahead_of(const rows *r, size_t row_bytes)
+{
+    enum { AHEAD = 8 << 10 };
+    if (r->count[2] == 1 || r->from[2] == (int64_t)row_bytes)
+        return AHEAD;
+    return r->from[2] * (int64_t)(row_bytes < AHEAD ? AHEAD / row_bytes : 1);
 }
 
 static void strip(const way *w, factors f, const rows *r, const uint8_t *source,
@@ -234,6 +245,7 @@ static void move_summed(const dray__rect *rect, const dray__place *place, uint64
         kernels->columns((first + c) * w.from_words, n * w.from_words, from);
         if (!alike)
             kernels->columns((first + c) * w.to_words, n * w.to_words, other);
+        w.ahead = ahead_of(&r, n * w.from_size);
         strip(&w, f, &r, rect->source + (int64_t)c * w.source_stride,
               rect->destination + (int64_t)c * w.destination_stride, n, sums);
     }

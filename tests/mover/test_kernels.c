@@ -146,7 +146,7 @@ static void summed_conversions_agree(void **state)
                     in[1 + i * from + from - 1] |= 0x7F, in[1 + i * from + from - 2] |= 0x80;
                 memset(got, 0xEE, sizeof got);
                 cast->run(in + 1, want, n);
-                cast->run_summed(columns, in + 1, got + 1, n, sums);
+                cast->run_summed(columns, in + 1, got + 1, n, 4096, sums);
                 assert_memory_equal(got + 1, want, n * to);
                 assert_int_equal(got[0], 0xEE);
                 assert_int_equal(got[n * to + 1], 0xEE);
