@@ -87,8 +87,11 @@ static uint64_t *order_by_tensor(const struct memory_lane *m, uint32_t tensors)
 
 static int open_bucket(struct memory_lane *m, uint64_t ceiling, dray_error *error)
 {
-    /* Here one core fills the bucket and empties it: one that stays in its cache is the fastest,
-     * whatever more is allowed. */
+    /* One core fills the bucket and empties it again: one that stays in its cache is the fastest,
+     * whatever more is allowed. A second one for a thread beside it would only pass bytes from
+     * cache to cache (bench/bench_bucket.c: two cores that take turns at two buckets move less than
+     * one alone); a core that is free is another rank's. Where something else brings the bytes, a
+     * disk or a network, the lanes of files and hosts read ahead. */
     uint64_t best = m->haul->sources->files ? BUCKET_OF_FILE : BUCKET_OF_MEMORY;
     ceiling -= m->scratch_bytes;
     m->bucket_size = (ceiling < best ? ceiling : best) & ~(uint64_t)4095;
