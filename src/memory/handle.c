@@ -1,9 +1,10 @@
-/* Handles: the packed form by which another process reaches a region. Version 1, little-endian, all
+/* Handles: the packed form by which another process reaches a region. Version 2, little-endian, all
  * fields always there:
  *
- *   magic u32, version u32, kind i32, dtype i32, ndim u32, zero u32, shape i64[4], stride i64[4],
- *   offset u64, storage_bytes u64, device u8[16], owner_member u64, owner_epoch u64, key u8[64],
- *   event u8[64], path u8[256], checksum u64 (XXH3 of all bytes before it)
+ *   magic u32, version u32, kind i32, dtype i32, ndim u32, form i32, shape i64[4], stride i64[4],
+ *   offset u64, storage_bytes u64, base_offset u64, base_bytes u64, allocation u64, device u8[16],
+ *   owner_member u64, owner_epoch u64, key u8[64], event u8[64], path u8[256], checksum u64 (XXH3
+ * of all bytes before it)
  *
  * What it replaces: the arguments of PyTorch's rebuild_cuda_tensor (torch/multiprocessing/
  * reductions.py), which travel pickled. */
@@ -16,7 +17,7 @@
 #include <string.h>
 
 #define MAGIC 0x48595244u /* "DRYH" */
-#define VERSION 1u
+#define VERSION 2u
 #define FIRST dray__end_of(dray_handle, path)
 
 /* For messages about truncation: where each field ends. */
@@ -24,10 +25,10 @@ static const struct {
     const char *name;
     size_t size;
 } fields[] = {
-    {"magic", 4},    {"version", 4},      {"kind", 4},        {"dtype", 4},  {"ndim", 4},
-    {"reserved", 4}, {"shape", 32},       {"stride", 32},     {"offset", 8}, {"storage_bytes", 8},
-    {"device", 16},  {"owner_member", 8}, {"owner_epoch", 8}, {"key", 64},   {"event", 64},
-    {"path", 256},   {"checksum", 8},
+    {"magic", 4},       {"version", 4},    {"kind", 4},       {"dtype", 4},   {"ndim", 4},
+    {"form", 4},        {"shape", 32},     {"stride", 32},    {"offset", 8},  {"storage_bytes", 8},
+    {"base_offset", 8}, {"base_bytes", 8}, {"allocation", 8}, {"device", 16}, {"owner_member", 8},
+    {"owner_epoch", 8}, {"key", 64},       {"event", 64},     {"path", 256},  {"checksum", 8},
 };
 
 size_t dray_handle_packed_size(void)
@@ -67,6 +68,8 @@ int dray_handle_describe(const dray_region *region, dray_handle *handle, dray_er
     memset(filled.key, 0, sizeof filled.key);
     memset(filled.device, 0, sizeof filled.device);
     memset(filled.path, 0, sizeof filled.path);
+    filled.base_offset = filled.base_bytes = filled.allocation = 0;
+    filled.form = DRAY_CUDA_FORM_NONE;
     rc = region->ops->describe(region, &filled, error);
     if (!rc)
         dray__options_fill(handle, &filled, sizeof filled);
@@ -158,9 +161,35 @@ static int check_rectangle(const dray_handle *h, dray_error *error)
     return DRAY_OK;
 }
 
+/* Where the storage lies in the allocation that a CUDA handle exports. */
+static int check_base(const dray_handle *h, dray_error *error)
+{
+    bool cuda = h->kind == DRAY_REGION_CUDA;
+    if (cuda ? h->form != DRAY_CUDA_FORM_VMM && h->form != DRAY_CUDA_FORM_IPC
+             : h->form != DRAY_CUDA_FORM_NONE)
+        return dray__fail(error, DRAY_EFORMAT, "handle: field form is %d, which %s memory has not",
+                          (int)h->form, dray_region_kind_name((dray_region_kind)h->kind));
+    if (!cuda && (h->base_bytes || h->base_offset || h->allocation))
+        return bad(error,
+                   h->base_bytes    ? "base_bytes"
+                   : h->base_offset ? "base_offset"
+                                    : "allocation",
+                   "is set for memory that is exported alone");
+    if (cuda &&
+        (h->base_offset > h->base_bytes || h->storage_bytes > h->base_bytes - h->base_offset))
+        return dray__fail(error, DRAY_EFORMAT,
+                          "handle: field base_offset is %llu: with the storage's %llu bytes it "
+                          "ends beyond the allocation's %llu",
+                          (unsigned long long)h->base_offset, (unsigned long long)h->storage_bytes,
+                          (unsigned long long)h->base_bytes);
+    return DRAY_OK;
+}
+
 int dray__handle_check(const dray_handle *handle, dray_error *error)
 {
     int rc = check_kind(handle, error);
+    if (!rc)
+        rc = check_base(handle, error);
     return rc ? rc : check_rectangle(handle, error);
 }
 
@@ -182,13 +211,16 @@ int dray_handle_pack(const dray_handle *given, void *out, size_t capacity, dray_
     dray__put_u32(&w, (uint32_t)handle->kind);
     dray__put_u32(&w, (uint32_t)handle->dtype);
     dray__put_u32(&w, handle->ndim);
-    dray__put_u32(&w, 0);
+    dray__put_u32(&w, (uint32_t)handle->form);
     for (int d = 0; d < DRAY_MAX_DIMS; d++)
         dray__put_i64(&w, handle->shape[d]);
     for (int d = 0; d < DRAY_MAX_DIMS; d++)
         dray__put_i64(&w, handle->stride[d]);
     dray__put_u64(&w, handle->offset);
     dray__put_u64(&w, handle->storage_bytes);
+    dray__put_u64(&w, handle->base_offset);
+    dray__put_u64(&w, handle->base_bytes);
+    dray__put_u64(&w, handle->allocation);
     dray__put_bytes(&w, handle->device, sizeof handle->device);
     dray__put_u64(&w, handle->owner_member);
     dray__put_u64(&w, handle->owner_epoch);
@@ -248,13 +280,16 @@ int dray_handle_unpack(const void *data, size_t size, dray_handle *out, dray_err
     h.kind = (int32_t)dray__get_u32(&r);
     h.dtype = (int32_t)dray__get_u32(&r);
     h.ndim = dray__get_u32(&r);
-    uint32_t reserved = dray__get_u32(&r);
+    h.form = (int32_t)dray__get_u32(&r);
     for (int d = 0; d < DRAY_MAX_DIMS; d++)
         h.shape[d] = dray__get_i64(&r);
     for (int d = 0; d < DRAY_MAX_DIMS; d++)
         h.stride[d] = dray__get_i64(&r);
     h.offset = dray__get_u64(&r);
     h.storage_bytes = dray__get_u64(&r);
+    h.base_offset = dray__get_u64(&r);
+    h.base_bytes = dray__get_u64(&r);
+    h.allocation = dray__get_u64(&r);
     get_fixed(&r, h.device, sizeof h.device);
     h.owner_member = dray__get_u64(&r);
     h.owner_epoch = dray__get_u64(&r);
@@ -265,8 +300,6 @@ int dray_handle_unpack(const void *data, size_t size, dray_handle *out, dray_err
     uint64_t checksum = dray__get_u64(&r);
     rc = dray__reader_finish(&r, "handle", error);
     /* The fields first: a message that names one says more than that the sum differs. */
-    if (!rc && reserved)
-        rc = bad(error, "reserved", "is not zero");
     if (!rc)
         rc = dray__handle_check(&h, error);
     if (!rc && checksum != dray__hash(data, covered))

@@ -14,6 +14,7 @@
 #define HUGE_PAGE ((uint64_t)2 << 20)
 
 static const dray__region_ops *const kinds[] = {&dray__region_host, &dray__region_shared,
+                                                &dray__region_pinned, &dray__region_cuda,
                                                 &dray__region_file};
 
 const dray__region_ops *dray__region_ops_of(int32_t kind)
@@ -103,9 +104,8 @@ void dray__region_unmap(dray_region *region)
         munmap(region->base, region->mapped_bytes);
 }
 
-/* NULL: out of memory, and said so. */
-static dray_region *new_region(const dray__region_ops *ops, const char *name, uint64_t bytes,
-                               bool writable, dray_error *error)
+dray_region *dray__region_new(const dray__region_ops *ops, const char *name, uint64_t bytes,
+                              bool writable, dray_error *error)
 {
     dray_region *region = calloc(1, sizeof *region);
     char *copy = strdup(name ? name : "");
@@ -137,10 +137,10 @@ int dray_region_alloc(dray_region_kind kind, uint64_t bytes, const char *name, d
     const dray__region_ops *ops = dray__region_ops_of((int32_t)kind);
     if (!ops || !ops->alloc)
         return dray__fail(error, DRAY_EUNSUPPORTED,
-                          "region %s: kind %d cannot be allocated in this build (host and shared "
-                          "can)",
+                          "region %s: kind %d cannot be allocated in this build (host, shared, "
+                          "pinned and cuda can)",
                           name ? name : "", (int)kind);
-    dray_region *region = new_region(ops, name, bytes, true, error);
+    dray_region *region = dray__region_new(ops, name, bytes, true, error);
     if (!region)
         return DRAY_ENOMEM;
     return finish(ops->alloc(region, error), region, out);
@@ -155,7 +155,7 @@ int dray_region_wrap(void *base, uint64_t bytes, const char *name, dray_region *
     if (bytes > UINTPTR_MAX - (uintptr_t)base)
         return dray__fail(error, DRAY_EINVALID, "region %s: %llu bytes go past all addresses",
                           name ? name : "", (unsigned long long)bytes);
-    dray_region *region = new_region(&dray__region_host, name, bytes, true, error);
+    dray_region *region = dray__region_new(&dray__region_host, name, bytes, true, error);
     if (!region)
         return DRAY_ENOMEM;
     region->base = base;
@@ -167,7 +167,7 @@ int dray_region_open(const char *path, int writable, dray_region **out, dray_err
 {
     if (!path || !*path)
         return dray__fail(error, DRAY_EINVALID, "file region: path is empty");
-    dray_region *region = new_region(&dray__region_file, path, 0, writable != 0, error);
+    dray_region *region = dray__region_new(&dray__region_file, path, 0, writable != 0, error);
     if (!region)
         return DRAY_ENOMEM;
     return finish(region->ops->open(region, error), region, out);
@@ -188,7 +188,7 @@ int dray_region_import(const dray_handle *given, int fd, int writable, dray_regi
                           "handle of member %llu: kind %d cannot be imported in this build",
                           (unsigned long long)handle->owner_member, (int)handle->kind);
     dray_region *region =
-        new_region(ops, handle->path, handle->storage_bytes, writable != 0, error);
+        dray__region_new(ops, handle->path, handle->storage_bytes, writable != 0, error);
     if (!region)
         return DRAY_ENOMEM;
     return finish(ops->import(region, handle, fd, error), region, out);
@@ -226,5 +226,30 @@ const char *dray_region_name(const dray_region *region)
 
 int dray_region_fd(const dray_region *region)
 {
-    return region->fd;
+    return region->ops->descriptor ? region->ops->descriptor(region) : region->fd;
+}
+
+uint64_t dray_region_device_address(const dray_region *region)
+{
+    return region->device_address;
+}
+
+int dray_region_device(const dray_region *region, uint8_t uuid[16], dray_error *error)
+{
+    if (region->ops->kind != DRAY_REGION_CUDA)
+        return dray__fail(error, DRAY_EINVALID, "region %s: %s memory is of no GPU", region->name,
+                          dray_region_kind_name(region->ops->kind));
+    memcpy(uuid, region->device_uuid, sizeof region->device_uuid);
+    return DRAY_OK;
+}
+
+int dray_region_check(const dray_region *region, dray_error *error)
+{
+    return region->ops->check ? region->ops->check(region, error) : DRAY_OK;
+}
+
+void dray_region_withdrawn(dray_region *region)
+{
+    if (region->ops->withdrawn)
+        region->ops->withdrawn(region);
 }

@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int alloc(dray_region *region, dray_error *error)
+int dray__shared_alloc(dray_region *region, dray_error *error)
 {
     if (region->bytes > INT64_MAX)
         return dray__fail(error, DRAY_ENOMEM, "region %s: %llu bytes is more than a file can hold",
@@ -33,7 +33,7 @@ static int alloc(dray_region *region, dray_error *error)
     return dray__region_map(region, region->fd, error);
 }
 
-static int describe(const dray_region *region, dray_handle *handle, dray_error *error)
+int dray__shared_describe(const dray_region *region, dray_handle *handle, dray_error *error)
 {
     struct stat st;
     if (fstat(region->fd, &st))
@@ -72,7 +72,7 @@ static int check_descriptor(const dray_handle *handle, int fd, dray_error *error
     return DRAY_OK;
 }
 
-static int import(dray_region *region, const dray_handle *handle, int fd, dray_error *error)
+int dray__shared_import(dray_region *region, const dray_handle *handle, int fd, dray_error *error)
 {
     int rc = check_descriptor(handle, fd, error);
     if (rc)
@@ -84,7 +84,7 @@ static int import(dray_region *region, const dray_handle *handle, int fd, dray_e
     return dray__region_map(region, region->fd, error);
 }
 
-static void release(dray_region *region)
+void dray__shared_release(dray_region *region)
 {
     dray__region_unmap(region);
     if (region->fd >= 0)
@@ -92,7 +92,7 @@ static void release(dray_region *region)
 }
 
 const dray__region_ops dray__region_shared = {.kind = DRAY_REGION_SHARED,
-                                              .alloc = alloc,
-                                              .describe = describe,
-                                              .import = import,
-                                              .release = release};
+                                              .alloc = dray__shared_alloc,
+                                              .describe = dray__shared_describe,
+                                              .import = dray__shared_import,
+                                              .release = dray__shared_release};

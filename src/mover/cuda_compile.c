@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/io.h"
+#include "memory/gpu_library.h"
 #include "mover/cuda_embedded.h"
 #include "mover/cuda_internal.h"
 
@@ -11,7 +12,6 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <link.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,51 +43,9 @@ typedef struct nvrtc {
 #undef XX
 } nvrtc;
 
-/* Where Python's packages keep it, beside a library of theirs that this process has loaded: below
- * .../site-packages/nvidia, or torch beside that. */
-static int look_beside(struct dl_phdr_info *info, size_t size, void *user)
-{
-    static const char *const places[] = {"nvidia/cu13/lib/libnvrtc.so.13",
-                                         "nvidia/cuda_nvrtc/lib/libnvrtc.so.13",
-                                         "nvidia/cuda_nvrtc/lib/libnvrtc.so.12"};
-    static const char *const parts[] = {"/nvidia/", "/torch/"};
-    void **library = user;
-    (void)size;
-    for (size_t i = 0; i < 2 && info->dlpi_name; i++) {
-        const char *part = strstr(info->dlpi_name, parts[i]);
-        for (size_t k = 0; part && k < sizeof places / sizeof *places; k++) {
-            char path[PATH_MAX];
-            int n = snprintf(path, sizeof path, "%.*s/%s", (int)(part - info->dlpi_name),
-                             info->dlpi_name, places[k]);
-            if (n > 0 && (size_t)n < sizeof path && access(path, R_OK) == 0 &&
-                (*library = dlopen(path, RTLD_NOW | RTLD_LOCAL)))
-                return 1;
-        }
-    }
-    return 0;
-}
-
-static void *nvrtc_library(void)
-{
-    static const char *const names[] = {"libnvrtc.so.13", "libnvrtc.so.12",
-                                        "/usr/local/cuda/lib64/libnvrtc.so.13",
-                                        "/usr/local/cuda/lib64/libnvrtc.so.12"};
-    const char *wish = getenv("DRAY_NVRTC_LIBRARY");
-    if (wish)
-        return *wish ? dlopen(wish, RTLD_NOW | RTLD_LOCAL) : NULL;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        void *library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
-        if (library)
-            return library;
-    }
-    void *library = NULL;
-    dl_iterate_phdr(look_beside, &library);
-    return library;
-}
-
 static int nvrtc_open(nvrtc *out, dray_error *error)
 {
-    void *library = nvrtc_library();
+    void *library = dray__gpu_library_open(DRAY__GPU_NVRTC);
     if (!library)
         return dray__fail(error, DRAY_EUNSUPPORTED,
                           "the GPU's kernels are not compiled, and NVRTC, which would do it, was "

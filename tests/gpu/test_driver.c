@@ -2,30 +2,16 @@
  * DRAY_TEST_CUDA=real, with the real one: where they differ, the fake is wrong. Every test is a
  * process, or two: a process that called the driver must not fork. */
 #include "gpu/gpu.h"
+#include "gpu/pair.h"
 
 #include "memory/cuda_library.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-
-#include <cmocka.h>
 
 enum { MIB = 1 << 20, BYTES = 3 * MIB + 4 };
 
 static const dray__cuda *cu;
 static dray__cuda_device *gpu;
-
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                        \
-            _exit(1);                                                                              \
-        }                                                                                          \
-    } while (0)
 
 #define GIVES(code, call)                                                                          \
     do {                                                                                           \
@@ -36,81 +22,6 @@ static dray__cuda_device *gpu;
         }                                                                                          \
     } while (0)
 #define OK(call) GIVES(CUDA_SUCCESS, call)
-
-/* ---- processes ------------------------------------------------------------------------------- */
-
-static int link_fd; /* a child's end of the line to the other one */
-
-static pid_t begin(void (*body)(void), int fd)
-{
-    fflush(NULL);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        alarm(60);
-        link_fd = fd;
-        body();
-        fflush(NULL);
-        exit(0);
-    }
-    return child;
-}
-
-static void end(pid_t child)
-{
-    int status;
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_int_equal(status, 0);
-}
-
-static void alone(void (*body)(void))
-{
-    end(begin(body, -1));
-}
-
-static void together(void (*first)(void), void (*second)(void))
-{
-    int line[2];
-    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, line), 0);
-    pid_t a = begin(first, line[0]), b = begin(second, line[1]);
-    close(line[0]);
-    close(line[1]);
-    end(b);
-    kill(a, SIGKILL); /* those that wait for that */
-    waitpid(a, NULL, 0);
-}
-
-static void tell(const void *data, size_t size, int fd)
-{
-    char room[CMSG_SPACE(sizeof fd)] = {0};
-    struct iovec part = {(void *)(uintptr_t)data, size};
-    struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1};
-    if (fd >= 0) {
-        m.msg_control = room;
-        m.msg_controllen = sizeof room;
-        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-        c->cmsg_level = SOL_SOCKET;
-        c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof fd);
-        memcpy(CMSG_DATA(c), &fd, sizeof fd);
-    }
-    CHECK(sendmsg(link_fd, &m, 0) == (ssize_t)size);
-}
-
-static int hear(void *data, size_t size)
-{
-    char room[CMSG_SPACE(sizeof(int))];
-    struct iovec part = {data, size};
-    struct msghdr m = {
-        .msg_iov = &part, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
-    CHECK(recvmsg(link_fd, &m, 0) == (ssize_t)size);
-    struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-    int fd = -1;
-    if (c)
-        memcpy(&fd, CMSG_DATA(c), sizeof fd);
-    return fd;
-}
 
 static void enter(int index)
 {

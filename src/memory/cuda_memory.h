@@ -1,0 +1,101 @@
+/* GPU memory inside the library: pieces of this process's own (chunks), pieces of others that are
+ * open here (openings), and what the driver says of an address (storage). */
+#ifndef DRAY_MEMORY_CUDA_MEMORY_H
+#define DRAY_MEMORY_CUDA_MEMORY_H
+
+#include "memory/cuda_library.h"
+#include "memory/region.h"
+
+#include <dray/gpu.h>
+#include <stdatomic.h>
+
+/* ---- chunks: physical memory of one GPU under addresses that outlive it
+ * -------------------------- A chunk's owner has the lock that its functions need. */
+typedef struct dray__cuda_chunk {
+    dray__cuda_device *device;
+    CUdeviceptr address;
+    uint64_t bytes; /* of the granularity */
+    CUmemGenericAllocationHandle handle;
+    bool resident;
+    uint64_t reach;      /* bit i: GPU i of this process can touch it */
+    uint64_t allocation; /* number of its physical memory, never given twice in a process */
+    uint8_t name[64];    /* the same for other processes: random */
+    int fd;              /* exported: -1: not yet */
+    uint32_t exports;    /* regions over it that other processes may have mapped */
+} dray__cuda_chunk;
+
+/* What physical memory comes in multiples of. 0: said why. */
+uint64_t dray__chunk_granularity(dray__cuda_device *device, dray_error *error);
+/* Physical memory under chunk->address (reserved by the caller), of device and bytes. */
+int dray__chunk_back(dray__cuda_chunk *chunk, dray_error *error);
+/* Gives the physical memory back; the addresses stay. What others have mapped stays with them. */
+void dray__chunk_drop(dray__cuda_chunk *chunk);
+/* Exports it once: chunk->fd. */
+int dray__chunk_export(dray__cuda_chunk *chunk, dray_error *error);
+void dray__chunk_unexport(dray__cuda_chunk *chunk);
+int dray__chunk_reach(dray__cuda_chunk *chunk, dray__cuda_device *device, dray_error *error);
+
+/* ---- openings: what others exported, mapped here
+ * ------------------------------------------------- The same allocation of the same owner is opened
+ * once in each context, however many regions use it. */
+typedef struct dray__opening dray__opening;
+
+struct dray__opening {
+    dray__opening *next;
+    uint32_t users;
+    int32_t form;
+    bool writable;
+    uint8_t key[64];
+    uint64_t allocation, member, epoch;
+    dray__cuda_device *device; /* mapped into its context */
+    CUdeviceptr address;
+    uint64_t bytes;
+    CUmemGenericAllocationHandle handle;
+    uint64_t reach;
+};
+
+int dray__opening_get(const dray_handle *handle, int fd, bool writable, dray__cuda_device *device,
+                      dray__opening **out, dray_error *error);
+void dray__opening_put(dray__opening *opening);
+int dray__opening_reach(dray__opening *opening, dray__cuda_device *device, dray_error *error);
+
+/* ---- what lies at an address -------------------------------------------------------------------
+ */
+typedef struct dray__cuda_storage {
+    dray__cuda_device *device;
+    CUdeviceptr base;
+    uint64_t bytes, allocation;
+    int form; /* how it can be exported; NONE: its driver does not */
+} dray__cuda_storage;
+
+/* Memory that is no arena's. DRAY_EINVALID: not of a GPU. */
+int dray__cuda_storage_of(CUdeviceptr address, dray__cuda_storage *out, dray_error *error);
+
+/* The GPU that the caller works with: of the thread's context, else of the UUID (may be NULL) where
+ * it is seen, else the first. */
+int dray__cuda_device_here(const uint8_t *uuid, dray__cuda_device **out, dray_error *error);
+
+/* ---- arenas (cuda_arena.c)
+ * -----------------------------------------------------------------------
+ */
+/* The open arena that has the address, held: dray__gpu_arena_put gives it back. NULL: none has. */
+dray_arena *dray__gpu_arena_of(CUdeviceptr address);
+void dray__gpu_arena_put(dray_arena *arena);
+/* What lies there now; form NONE and allocation 0: nothing is resident. */
+int dray__gpu_arena_storage(dray_arena *arena, CUdeviceptr address, dray__cuda_storage *out,
+                            dray_error *error);
+/* Exports the chunk that has the address, and counts it until dray__gpu_arena_unexport. key: gets
+ * its name; *allocation: its number, by which the other two know it (another chunk may lie there by
+ * then). */
+int dray__gpu_arena_export(dray_arena *arena, CUdeviceptr address, uint8_t key[64],
+                           uint64_t *allocation, dray_error *error);
+void dray__gpu_arena_unexport(dray_arena *arena, CUdeviceptr address, uint64_t allocation);
+int dray__gpu_arena_fd(dray_arena *arena, CUdeviceptr address, uint64_t allocation); /* -1: gone */
+int dray__gpu_arena_reach(dray_arena *arena, CUdeviceptr address, dray__cuda_device *device,
+                          dray_error *error);
+
+/* Lets another GPU of this process touch a region's memory (kernels and copies that run there).
+ * DRAY_EUNSUPPORTED: there is no way between the two. */
+int dray__region_reach(const dray_region *region, dray__cuda_device *device, dray_error *error);
+
+#endif

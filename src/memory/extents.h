@@ -1,0 +1,27 @@
+/* What is taken of a range: extents by offset, none of which touch the same byte. For a few
+ * thousand of them. */
+#ifndef DRAY_MEMORY_EXTENTS_H
+#define DRAY_MEMORY_EXTENTS_H
+
+#include <dray/dray.h>
+#include <stdbool.h>
+
+typedef struct dray__extents {
+    struct dray__extent {
+        uint64_t offset, bytes;
+    } * list;
+    uint32_t count, capacity;
+} dray__extents;
+
+/* Takes `bytes` (a multiple of the alignment that offsets shall have) where the smallest gap is
+ * that has room in a range of `total`. false: no room. *offset UINT64_MAX: no memory for the list.
+ */
+bool dray__extents_take(dray__extents *e, uint64_t total, uint64_t bytes, uint64_t *offset);
+/* Gives back the one that begins there: its bytes; 0: none does. */
+uint64_t dray__extents_give(dray__extents *e, uint64_t offset);
+uint64_t dray__extents_bytes(const dray__extents *e);
+/* false: out of memory. */
+bool dray__extents_copy(dray__extents *to, const dray__extents *from);
+void dray__extents_free(dray__extents *e);
+
+#endif

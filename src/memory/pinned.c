@@ -1,0 +1,65 @@
+/* Pinned memory: shared memory that every process that maps it registers with its GPUs, so that
+ * their copy engines and kernels reach it. A process without a driver may import it, too: to it, it
+ * is shared memory. */
+#include "base/error.h"
+#include "memory/cuda_memory.h"
+
+/* Zero bytes cannot be registered, and nobody asks for their address. */
+static int enlist(dray_region *region, dray__cuda_device *device, dray_error *error)
+{
+    int rc = region->bytes ? dray__cuda_enter(device, error) : DRAY_EAGAIN;
+    if (rc)
+        return rc == DRAY_EAGAIN ? DRAY_OK : rc;
+    const dray__cuda *cuda = dray__cuda_get(NULL);
+    CUresult result =
+        cuda->cuMemHostRegister(region->base, region->mapped_bytes,
+                                CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
+                                    (region->writable ? 0 : CU_MEMHOSTREGISTER_READ_ONLY));
+    CUdeviceptr address = 0;
+    if (result == CUDA_SUCCESS) {
+        result = cuda->cuMemHostGetDevicePointer(&address, region->base, 0);
+        if (result)
+            cuda->cuMemHostUnregister(region->base);
+    }
+    dray__cuda_leave();
+    if (result)
+        return dray__fail_cuda(error, result, "region %s: registering %llu bytes of host memory",
+                               region->name, (unsigned long long)region->mapped_bytes);
+    region->device_address = address;
+    region->device = device;
+    return DRAY_OK;
+}
+
+static int alloc(dray_region *region, dray_error *error)
+{
+    dray__cuda_device *device;
+    int rc = dray__cuda_device_here(NULL, &device, error);
+    if (rc == DRAY_OK)
+        rc = dray__shared_alloc(region, error);
+    return rc ? rc : enlist(region, device, error);
+}
+
+static int import(dray_region *region, const dray_handle *handle, int fd, dray_error *error)
+{
+    dray__cuda_device *device;
+    int rc = dray__shared_import(region, handle, fd, error);
+    if (rc || dray__cuda_device_here(NULL, &device, NULL))
+        return rc;
+    return enlist(region, device, error);
+}
+
+static void release(dray_region *region)
+{
+    const dray__cuda *cuda = dray__cuda_get(NULL);
+    if (cuda && region->device_address && dray__cuda_enter(region->device, NULL) == DRAY_OK) {
+        cuda->cuMemHostUnregister(region->base);
+        dray__cuda_leave();
+    }
+    dray__shared_release(region);
+}
+
+const dray__region_ops dray__region_pinned = {.kind = DRAY_REGION_PINNED,
+                                              .alloc = alloc,
+                                              .describe = dray__shared_describe,
+                                              .import = import,
+                                              .release = release};
