@@ -457,6 +457,7 @@ static void file_handles_find_their_file(void **state)
 
 int main(void)
 {
+    setenv("DRAY_CUDA_LIBRARY", "", 1); /* GPU memory: test_cuda.c */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(allocated_memory_is_zeroed_and_writable),
         cmocka_unit_test(kinds_that_are_missing_are_refused),
