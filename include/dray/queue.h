@@ -62,8 +62,9 @@ typedef enum dray_durability {
      * coordinator that is started anew on the same folder (dray serve --journal) goes on with it.
      * Calls wait for that coordinator up to their timeouts and then go on, as if nothing had
      * happened; but claims from before are void: their commits get DRAY_ESTALE, unless they had
-     * counted. While the disk is full or fails, calls that change the queue get DRAY_EFULL or
-     * DRAY_ESYS with the file's name; what such a call would have done may be done later. */
+     * counted, and what was not read of them yet may be DRAY_EGONE. While the disk is full or
+     * fails, calls that change the queue get DRAY_EFULL or DRAY_ESYS with the file's name; what
+     * such a call would have done may be done later. */
     DRAY_DURABILITY_JOURNAL
 } dray_durability;
 
@@ -415,8 +416,9 @@ typedef struct dray_column {
 /* The column must be one that the task needs (DRAY_ENOENT), or one that it writes, where it left
  * rows open before. A value that was committed in pieces is read as one. cells and lengths are the
  * batch's. DRAY_EFORMAT: the producer's offsets lead outside its values; DRAY_ECLOSED,
- * DRAY_EUNSUPPORTED: the keeper is not there, or there is none. Waits for the keeper at the first
- * read of a chunk. */
+ * DRAY_EUNSUPPORTED: the keeper is not there, or there is none; DRAY_EGONE: it lost the bytes, or
+ * the claim is void since a coordinator was started anew. Waits for the keeper at the first read of
+ * a chunk. */
 int dray_batch_column(dray_batch *batch, const char *name, dray_column *out, dray_error *error);
 /* The same, copied back to back into `out` (capacity bytes; DRAY_EFULL names the size needed). */
 int dray_batch_gather(dray_batch *batch, const char *name, void *out, size_t capacity,

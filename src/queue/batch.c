@@ -372,9 +372,12 @@ int dray_batch_set(dray_batch *batch, const dray_column_data *column, dray_error
         rc = dray__spec_of(column, &spec, error);
     if (!rc)
         rc = find_output(batch, column->name, &output, error);
-    if (!rc)
+    if (rc)
+        return rc;
+    do
         rc = dray__queue_write(batch->queue, column, &spec, batch->row_count, &fresh.extent,
                                &fresh.span, error);
+    while (rc == DRAY_ECLOSED && dray__queue_come_back(batch->queue) == DRAY_OK);
     if (rc)
         return rc;
     if (output->name)

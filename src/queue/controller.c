@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "queue/hook.h"
 #include "queue/waiters.h"
 
 #include <event2/event.h>
@@ -396,6 +397,7 @@ static void handle(void *user, dray__request *request)
         [DRAY__MSG_QUEUE_NEXT - 0x0300] = on_next,
     };
     uint16_t type = dray__request_type(request), number = (uint16_t)(type - 0x0300);
+    dray__queue_step("handling");
     bool may_wait = number < sizeof kept / sizeof *kept && kept[number];
     int rc;
     if (type >= DRAY__MSG_QUEUE_HOME_JOIN && type <= DRAY__MSG_QUEUE_HOME_FIND)
@@ -404,6 +406,7 @@ static void handle(void *user, dray__request *request)
         rc = may_wait ? kept[number](self, request, &error) : dray__step(self, request, &error);
     if (rc)
         dray__request_fail(request, &error);
+    dray__queue_step("handled");
     dray__pump_all(self);
 }
 

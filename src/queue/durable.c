@@ -165,7 +165,14 @@ static int recover_file(dray__controller *self, const char *path,
         .path = path, .keeper_path = self->keeper_path, .sync = true, .kept = true};
     dray__table *table = NULL;
     int rc = dray__ledger_recover(&options, make_table, self, &table, error);
-    return rc || !table ? rc : serve(self, table, error);
+    if (rc)
+        return rc;
+    if (table)
+        return serve(self, table, error);
+    /* Not even the queue's opening got into it, so nobody was told that there is such a queue. */
+    dray__log(DRAY_LOG_INFO, "queue: journal %s holds nothing: removed", path);
+    unlink(path);
+    return DRAY_OK;
 }
 
 int dray__durable_recover(dray__controller *self,

@@ -5,6 +5,7 @@
 #include "base/words.h"
 #include "control/context.h"
 #include "queue/client.h"
+#include "queue/hook.h"
 #include "queue/objects.h"
 
 #include <stdlib.h>
@@ -56,11 +57,13 @@ static int add_chunk(dray_queue *queue, uint64_t bytes, dray_error *error)
     if (rc)
         return rc;
     rc = tell_storage(queue, chunk, NULL, error);
+    dray__queue_step("told");
     if (!rc) {
         rc = dray__keeper_put(&queue->keeper, chunk->id, chunk->key, chunk->size, fd, error);
         if (rc)
             tell_storage(queue, NULL, chunk, NULL);
     }
+    dray__queue_step("kept");
     close(fd);
     if (rc)
         dray__storage_unmake(chunk);
@@ -144,6 +147,7 @@ int dray__queue_write(dray_queue *queue, const dray_column_data *column,
     }
     if (bytes)
         memcpy(span->at + head, values, bytes);
+    dray__queue_step("wrote");
     return DRAY_OK;
 }
 

@@ -4,6 +4,7 @@
 #include "base/hash.h"
 #include "base/io.h"
 #include "base/log.h"
+#include "queue/hook.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -324,8 +325,10 @@ static int write_anew(dray__journal *j, const dray__entry *entry, const char *pa
     dray__writer_reset(&j->buffer);
     if (!rc && (j->options.files->sync(fd) < 0 || fsync(fd) < 0))
         rc = fail_file(fresh, errno, "sync", error);
+    dray__queue_step("renaming");
     if (!rc && (rename(fresh, path) < 0 || sync_folder(path) < 0))
         rc = dray__fail_errno(error, errno, "journal %s: rename", path);
+    dray__queue_step("renamed");
     if (rc && fd >= 0) {
         close(fd);
         unlink(fresh);
@@ -374,8 +377,10 @@ static int write_some(dray__journal *j, dray__entry *group, dray__entry **rest, 
         if (!rc && j->buffer.size >= WRITE_BYTES)
             rc = flush_buffer(j, j->fd, j->path, &at, error);
     }
+    dray__queue_step("writing");
     if (!rc)
         rc = flush_buffer(j, j->fd, j->path, &at, error);
+    dray__queue_step("written");
     if (!rc && j->options.sync && j->options.files->sync(j->fd) < 0)
         rc = fail_file(j->path, errno, "fdatasync", error);
     if (j->buffer.capacity > 8 * (size_t)WRITE_BYTES)
@@ -385,6 +390,7 @@ static int write_some(dray__journal *j, dray__entry *group, dray__entry **rest, 
             dray__log(DRAY_LOG_WARN, "queue: journal %s: ftruncate: %s", j->path, strerror(errno));
         return rc;
     }
+    dray__queue_step("synced");
     j->end = at;
     j->safe = last;
     *rest = entry;

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/idmap.h"
 #include "control/coordinator.h"
+#include "queue/hook.h"
 #include "queue/segment.h"
 
 #include <errno.h>
@@ -53,6 +54,7 @@ static bool dropped_before(const dray__keeper *self, uint64_t id, uint64_t key)
 
 static int put(dray__keeper *self, dray__request *request, dray_error *error)
 {
+    dray__queue_step("keeping");
     dray__reader *r = dray__request_payload(request);
     uint64_t id = dray__get_u64(r), key = dray__get_u64(r), bytes = dray__get_u64(r);
     int rc = dray__reader_finish(r, "KEEPER_PUT", error);
@@ -86,6 +88,7 @@ static int put(dray__keeper *self, dray__request *request, dray_error *error)
         return rc;
     }
     self->bytes += bytes;
+    dray__queue_step("holding");
     dray__request_reply(request, NULL, NULL, 0);
     return DRAY_OK;
 }
@@ -101,6 +104,7 @@ static int get(dray__keeper *self, dray__request *request, dray_error *error)
     if (!chunk)
         return dray__fail(error, DRAY_EGONE, "KEEPER_GET: chunk %016llx is not kept here",
                           (unsigned long long)id);
+    dray__queue_step("giving");
     dray__writer_reset(&self->out);
     dray__put_u64(&self->out, chunk->bytes);
     dray__request_reply(request, &self->out, &chunk->fd, 1);
@@ -147,6 +151,7 @@ static void forget_all(dray__keeper *self)
 
 static int drop(dray__keeper *self, dray__request *request, dray_error *error)
 {
+    dray__queue_step("dropping");
     dray__reader *r = dray__request_payload(request);
     uint32_t count = dray__get_count(r, 16), refused = 0;
     for (uint32_t i = 0; i < count; i++) {

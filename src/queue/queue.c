@@ -7,6 +7,7 @@
 #include "base/options.h"
 #include "base/words.h"
 #include "control/context.h"
+#include "queue/hook.h"
 #include "queue/objects.h"
 
 #include <stdio.h>
@@ -61,8 +62,10 @@ static int keep_sent(dray_queue *queue, dray_error *error)
 static int call_once(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray__reply *reply,
                      dray_error *error)
 {
+    dray__queue_step("asking");
     int rc = dray__call(queue->channel, type, &queue->out, NULL, 0,
                         dray__answer_deadline(deadline_ns), reply, error);
+    dray__queue_step("answered");
     for (uint32_t i = 0; !rc && i < reply->fd_count; i++)
         close(reply->fds[i]); /* none is ever expected */
     if (!rc)                  /* else they are told again, which does no harm */
@@ -231,6 +234,21 @@ static int read_table(dray_queue *queue, dray__reader *r, dray_error *error)
     return dray__reader_finish(r, "QUEUE_OPEN", error);
 }
 
+/* The new controller has reset the keeper, but not what came there afterwards and had been told to
+ * the old one. */
+static void forget_chunks(dray_queue *queue)
+{
+    dray__writer pairs = {0};
+    uint32_t count = 0;
+    for (const dray__written *chunk = queue->storage.chunks; chunk; chunk = chunk->next, count++) {
+        dray__put_u64(&pairs, chunk->id);
+        dray__put_u64(&pairs, chunk->key);
+    }
+    if (count)
+        dray__keeper_forget(&queue->keeper, count, &pairs, NULL);
+    dray__writer_free(&pairs);
+}
+
 /* The queue is there again under its name, and this is another client of it: chunks, claims and
  * columns' numbers are those of the past. */
 static int enter_again(dray_queue *queue, int64_t deadline_ns, dray_error *error)
@@ -242,6 +260,7 @@ static int enter_again(dray_queue *queue, int64_t deadline_ns, dray_error *error
     dray__channel_close(queue->channel);
     queue->channel = channel;
     dray__keeper_link_break(&queue->keeper);
+    forget_chunks(queue);
     dray__storage_lose(&queue->storage);
     dray__mapping_drop_unused();
     dray__names_retire(&queue->names);

@@ -122,6 +122,18 @@ int dray__keeper_put(dray__keeper_link *link, uint64_t id, uint64_t key, uint64_
     return rc;
 }
 
+int dray__keeper_forget(dray__keeper_link *link, uint32_t count, const dray__writer *pairs,
+                        dray_error *error)
+{
+    dray__writer message = {0};
+    dray__reply reply;
+    dray__put_u32(&message, count);
+    dray__put_bytes(&message, pairs->data, pairs->size);
+    int rc = call(link, DRAY__MSG_KEEPER_DROP, &message, NULL, &reply, error);
+    dray__writer_free(&message);
+    return rc;
+}
+
 int dray__keeper_reset(dray__keeper_link *link, dray_error *error)
 {
     dray__writer message = {0};

@@ -28,6 +28,9 @@ void dray__keeper_link_free(dray__keeper_link *link);
 void dray__keeper_link_break(dray__keeper_link *link);
 int dray__keeper_put(dray__keeper_link *link, uint64_t id, uint64_t key, uint64_t bytes, int fd,
                      dray_error *error);
+/* Tells it to forget `count` chunks; pairs: the id and the key of each. */
+int dray__keeper_forget(dray__keeper_link *link, uint32_t count, const dray__writer *pairs,
+                        dray_error *error);
 /* Tells the keeper to forget all chunks. */
 int dray__keeper_reset(dray__keeper_link *link, dray_error *error);
 

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "queue/hook.h"
 
 #include <stdlib.h>
 
@@ -321,6 +322,7 @@ void dray__release_held(dray__served *q)
         dray__writer answer = w->answer;
         w->answer = (dray__writer){0};
         dray__waiter_free(w);
+        dray__queue_step("answering");
         dray__request_reply(request, &answer, NULL, 0);
         dray__writer_free(&answer);
     }

@@ -29,6 +29,7 @@ typedef struct queue_fixture {
     pid_t coordinator_pid, keeper_pid;
     bool without_keeper;
     char journals[96]; /* folder of durable queues; "": none. The test's to empty */
+    void (*prepare)(bool keeper); /* called first in each server; NULL: nothing */
 } queue_fixture;
 
 static inline void die(const char *what, const dray_error *error)
@@ -47,6 +48,8 @@ static inline void fixture_serve(const queue_fixture *f, bool keeper, int ready)
 {
     dray_error error;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (f->prepare)
+        f->prepare(keeper);
     struct event_base *base = event_base_new();
     struct event *term = evsignal_new(base, SIGTERM, fixture_term, base);
     event_add(term, NULL);
@@ -114,8 +117,11 @@ static inline void fixture_down(queue_fixture *f)
     int coordinator = fixture_end(f->coordinator_pid, SIGTERM);
     int keeper = f->keeper_pid ? fixture_end(f->keeper_pid, SIGTERM) : 0;
     unlink(f->keeper); /* a killed keeper leaves it */
-    if (coordinator || keeper || rmdir(f->folder) < 0)
+    if (coordinator || keeper || rmdir(f->folder) < 0) {
+        fprintf(stderr, "%s: coordinator's status %x, keeper's %x\n", f->folder,
+                (unsigned)coordinator, (unsigned)keeper);
         die("the servers ended badly", NULL);
+    }
 }
 
 static inline dray_context *fixture_context(const queue_fixture *f, const char *name)

@@ -1,0 +1,15 @@
+/* A callback at each step of the queue's work, for fault tests. The steps:
+ *
+ *   client      told (the controller knows of a chunk), kept (so does the keeper), wrote (values
+ * are in a chunk), asking (a request is about to be sent), answered controller  handling, handled
+ * (a request changed the table; no answer yet), answering (a group's answers are about to be sent)
+ *   journal     writing, written (not synced), synced, renaming, renamed (compaction)
+ *   keeper      keeping, holding (a chunk is kept; no answer yet), giving, dropping */
+#ifndef DRAY_QUEUE_HOOK_H
+#define DRAY_QUEUE_HOOK_H
+
+typedef void (*dray__queue_hook_fn)(void *user, const char *step);
+void dray__queue_hook(dray__queue_hook_fn fn, void *user); /* before threads start */
+void dray__queue_step(const char *step);
+
+#endif

@@ -1,0 +1,74 @@
+/* Every step of every process once, and a few random moments (kills.h); the rest is soak_kills. */
+#include "queue/kills.h"
+
+static const char *const steps[ROLES][8] = {
+    [PRODUCER] = {"told", "kept", "wrote", "asking", "answered"},
+    [CONSUMER] = {"asking", "answered"},
+    [KEEPER] = {"keeping", "holding", "giving", "dropping"},
+    [CONTROLLER] = {"handling", "handled"},
+};
+static const char *const journal_steps[] = {"writing", "written", "synced", "answering"};
+
+static void kill_at_every_step(int32_t durability)
+{
+    for (int victim = 0; victim < ROLES; victim++) {
+        for (int i = 0; i < 8 && steps[victim][i]; i++)
+            kill_case(
+                &(killing){.durability = durability, .victim = victim, .step = steps[victim][i]},
+                test_scale());
+        for (int i = 0; i < test_scale(); i++)
+            kill_case(&(killing){.durability = durability, .victim = victim}, 1);
+    }
+}
+
+static void test_without_durability(void **state)
+{
+    (void)state;
+    kill_at_every_step(DRAY_DURABILITY_NONE);
+}
+
+static void test_with_checkpoints(void **state)
+{
+    (void)state;
+    kill_at_every_step(DRAY_DURABILITY_CHECKPOINT);
+}
+
+static void test_with_a_journal(void **state)
+{
+    (void)state;
+    kill_at_every_step(DRAY_DURABILITY_JOURNAL);
+    for (size_t i = 0; i < sizeof journal_steps / sizeof *journal_steps; i++)
+        for (int power = 0; power < 2; power++)
+            kill_case(&(killing){.durability = DRAY_DURABILITY_JOURNAL,
+                                 .victim = CONTROLLER,
+                                 .step = journal_steps[i],
+                                 .power = power},
+                      1);
+}
+
+static void test_while_a_journal_is_compacted(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"renaming", "renamed"};
+    for (int i = 0; i < 2; i++)
+        kill_case(&(killing){.durability = DRAY_DURABILITY_JOURNAL,
+                             .victim = CONTROLLER,
+                             .step = names[i],
+                             .power = true,
+                             .large = true},
+                  1);
+}
+
+int main(void)
+{
+    kills_begin();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_without_durability),
+        cmocka_unit_test(test_with_checkpoints),
+        cmocka_unit_test(test_with_a_journal),
+        cmocka_unit_test(test_while_a_journal_is_compacted),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    fprintf(stderr, "%d processes killed\n", kills);
+    return failed || kills < 30;
+}
