@@ -11,13 +11,18 @@
 #define STRIPE_MIN ((uint64_t)64 << 10)
 #define STRIPE_MAX ((uint64_t)4 << 20)
 
+/* Of a block, so many cells at most: else it is fetched by each of its holders. */
+enum { CELLS_MAX = 4096, CUTS_MAX = 256 };
+
 struct holder {
     uint32_t member, block;
 };
 
-struct shared {            /* a block of this rank */
+/* A part of a block of this rank that has the same holders everywhere. */
+struct cell {
+    dray__rect rect;
     uint32_t first, count; /* of the holders, in the cohort's order, this rank among them */
-    uint32_t stripes;
+    uint32_t first_stripe, stripes; /* of the block's */
     uint64_t seed;
 };
 
@@ -25,9 +30,19 @@ struct dray__cohort {
     const dray__sources *sources;
     const dray__destination *destination;
     uint32_t self;
-    struct shared *blocks;
+    uint32_t *block_cells; /* where those of each block begin, and the end */
+    bool *shared;          /* by block */
+    struct cell *cells;
     struct holder *holders;
-    uint32_t count, capacity;
+    uint32_t cell_count, cell_capacity, count, capacity;
+};
+
+/* While it is made. */
+struct making {
+    dray__cohort *c;
+    uint32_t *tensors; /* of each member: the one that is looked at; UINT32_MAX: not its */
+    int64_t cuts[DRAY_MAX_DIMS][CUTS_MAX];
+    uint32_t cut_count[DRAY_MAX_DIMS];
 };
 
 static bool push(dray__cohort *c, uint32_t member, uint32_t block)
@@ -44,27 +59,96 @@ static bool push(dray__cohort *c, uint32_t member, uint32_t block)
     return true;
 }
 
-/* The member's block that is this rectangle of this tensor; false: it has none. */
-static bool find_block(const dray_layout *layout, const dray_tensor_info *wanted,
-                       const dray__rect *rect, uint32_t *out)
+static struct cell *push_cell(dray__cohort *c)
 {
-    uint32_t tensor;
-    if (dray_layout_find(layout, wanted->name, &tensor, NULL) ||
-        dray_layout_tensor(layout, tensor)->dtype != wanted->dtype)
-        return false;
-    const dray_block *block = dray__layout_first_block(layout, tensor);
-    for (; block; block = dray__layout_next_block(layout, block)) {
-        uint32_t index = dray__layout_block_index(layout, block);
-        dray__rect other = dray__rect_of(layout, index);
-        if (memcmp(&other, rect, sizeof other) == 0) {
-            *out = index;
-            return true;
+    if (c->cell_count == c->cell_capacity) {
+        uint32_t capacity = c->cell_capacity ? c->cell_capacity * 2 : 256;
+        struct cell *cells = realloc(c->cells, capacity * sizeof *cells);
+        if (!cells)
+            return NULL;
+        c->cells = cells;
+        c->cell_capacity = capacity;
+    }
+    return &c->cells[c->cell_count++];
+}
+
+/* Each member's tensor of this name, dtype and shape, where it can be asked for it. */
+static void find_tensors(struct making *m, const dray_tensor_info *wanted)
+{
+    const dray__cohort *c = m->c;
+    for (uint32_t k = 0; k < c->sources->cohort_count; k++) {
+        const dray__source *member = &c->sources->cohort[k];
+        uint32_t *tensor = &m->tensors[k];
+        if (!member->endpoint[0] || dray_layout_find(member->layout, wanted->name, tensor, NULL)) {
+            *tensor = UINT32_MAX;
+            continue;
         }
+        const dray_tensor_info *info = dray_layout_tensor(member->layout, *tensor);
+        if (info->dtype != wanted->dtype || info->ndim != wanted->ndim ||
+            memcmp(info->shape, wanted->shape, wanted->ndim * sizeof *info->shape) != 0)
+            *tensor = UINT32_MAX;
+    }
+}
+
+static const dray_block *first_block(const struct making *m, uint32_t member)
+{
+    uint32_t tensor = m->tensors[member];
+    return tensor == UINT32_MAX
+               ? NULL
+               : dray__layout_first_block(m->c->sources->cohort[member].layout, tensor);
+}
+
+/* false: too many. */
+static bool add_cut(struct making *m, uint32_t d, int64_t at)
+{
+    uint32_t count = m->cut_count[d], i = 0;
+    while (i < count && m->cuts[d][i] < at)
+        i++;
+    if (i < count && m->cuts[d][i] == at)
+        return true;
+    if (count == CUTS_MAX)
+        return false;
+    memmove(&m->cuts[d][i + 1], &m->cuts[d][i], (count - i) * sizeof m->cuts[d][0]);
+    m->cuts[d][i] = at;
+    m->cut_count[d]++;
+    return true;
+}
+
+/* Where the members' blocks begin and end: the same for all who hold any of the tensor. */
+static bool find_cuts(struct making *m, uint32_t ndim)
+{
+    const dray__cohort *c = m->c;
+    memset(m->cut_count, 0, sizeof m->cut_count);
+    for (uint32_t k = 0; k < c->sources->cohort_count; k++) {
+        const dray_layout *layout = c->sources->cohort[k].layout;
+        for (const dray_block *block = first_block(m, k); block;
+             block = dray__layout_next_block(layout, block)) {
+            dray__rect rect = dray__rect_of(layout, dray__layout_block_index(layout, block));
+            for (uint32_t d = 0; d < ndim; d++)
+                if (!add_cut(m, d, rect.start[d]) || !add_cut(m, d, rect.start[d] + rect.extent[d]))
+                    return false;
+        }
+    }
+    return true;
+}
+
+/* The member's block that has all of the cell; cells lie in a block or beside it. */
+static bool find_block(const struct making *m, uint32_t member, const dray__rect *cell,
+                       uint32_t *out)
+{
+    const dray_layout *layout = m->c->sources->cohort[member].layout;
+    dray__rect cross;
+    for (const dray_block *block = first_block(m, member); block;
+         block = dray__layout_next_block(layout, block)) {
+        *out = dray__layout_block_index(layout, block);
+        dray__rect rect = dray__rect_of(layout, *out);
+        if (dray__rect_cross(&rect, cell, &cross))
+            return true;
     }
     return false;
 }
 
-/* Big blocks are cut into equal stripes, as many for each holder; small ones go as a whole. */
+/* Big cells are cut into equal stripes, as many for each holder; small ones go as a whole. */
 static uint32_t stripes_of(const dray__rect *rect, size_t element, uint32_t holders)
 {
     uint64_t bytes = dray__rect_elements(rect) * element;
@@ -75,32 +159,105 @@ static uint32_t stripes_of(const dray__rect *rect, size_t element, uint32_t hold
     return holders * (uint32_t)(rounds < most ? rounds : most);
 }
 
-/* Which blocks of all members are the same, by block: members in the cohort's order. */
-static int find_holders(dray__cohort *c, dray_error *error)
+/* alone: nobody else's. */
+static bool add_cell(const struct making *m, uint32_t block, const dray__rect *rect, bool alone,
+                     uint32_t *stripes)
 {
+    dray__cohort *c = m->c;
     const dray_layout *own = c->destination->layout;
-    uint32_t members = c->sources->cohort_count, blocks = dray_layout_block_count(own);
-    for (uint32_t b = 0; b < blocks; b++) {
-        const dray_tensor_info *tensor = dray_layout_tensor(own, dray_layout_block(own, b)->tensor);
-        dray__rect rect = dray__rect_of(own, b);
-        struct shared *shared = &c->blocks[b];
-        shared->first = c->count;
-        for (uint32_t m = 0; m < members; m++) {
-            const dray__source *member = &c->sources->cohort[m];
-            uint32_t found = b;
-            if (m != c->self &&
-                (!member->endpoint[0] || !find_block(member->layout, tensor, &rect, &found)))
-                continue;
-            if (!push(c, m, found))
-                return dray__nomem(error);
-        }
-        shared->count = c->count - shared->first;
-        shared->stripes =
-            stripes_of(&rect, dray_dtype_size((dray_dtype)tensor->dtype), shared->count);
-        shared->seed =
-            dray__hash(tensor->name, strlen(tensor->name)) ^ dray__hash(&rect, sizeof rect);
+    const dray_tensor_info *tensor = dray_layout_tensor(own, dray_layout_block(own, block)->tensor);
+    struct cell *cell = push_cell(c);
+    if (!cell)
+        return false;
+    *cell = (struct cell){.rect = *rect, .first = c->count, .first_stripe = *stripes};
+    for (uint32_t k = 0; k < c->sources->cohort_count; k++) {
+        uint32_t found = block;
+        if (k != c->self && (alone || !find_block(m, k, rect, &found)))
+            continue;
+        if (!push(c, k, found))
+            return false;
     }
-    return DRAY_OK;
+    cell->count = c->count - cell->first;
+    cell->stripes = stripes_of(rect, dray_dtype_size((dray_dtype)tensor->dtype), cell->count);
+    cell->seed = dray__hash(tensor->name, strlen(tensor->name)) ^ dray__hash(rect, sizeof *rect);
+    c->shared[block] |= cell->count > 1;
+    *stripes += cell->stripes;
+    return true;
+}
+
+/* From one cut to the next, in each dimension: those of the block. */
+static bool cut_block(struct making *m, uint32_t block, uint32_t ndim)
+{
+    dray__rect whole = dray__rect_of(m->c->destination->layout, block), cell = whole;
+    uint32_t at[DRAY_MAX_DIMS] = {0}, low[DRAY_MAX_DIMS] = {0}, stripes = 0;
+    uint64_t cells = 1;
+    for (uint32_t d = 0; d < ndim; d++) {
+        uint32_t high;
+        while (m->cuts[d][low[d]] < whole.start[d])
+            low[d]++;
+        for (high = low[d]; m->cuts[d][high] < whole.start[d] + whole.extent[d]; high++)
+            ;
+        cells *= high - low[d];
+        at[d] = low[d];
+    }
+    if (cells > CELLS_MAX)
+        return add_cell(m, block, &whole, true, &stripes);
+    for (bool more = true; more;) {
+        for (uint32_t d = 0; d < ndim; d++) {
+            cell.start[d] = m->cuts[d][at[d]];
+            cell.extent[d] = m->cuts[d][at[d] + 1] - cell.start[d];
+        }
+        if (!add_cell(m, block, &cell, false, &stripes))
+            return false;
+        more = false;
+        for (uint32_t d = ndim; d-- > 0 && !more;) {
+            more = m->cuts[d][++at[d]] < whole.start[d] + whole.extent[d];
+            if (!more)
+                at[d] = low[d];
+        }
+    }
+    return true;
+}
+
+/* Which parts of the blocks are held by whom. */
+static bool cut_all(struct making *m)
+{
+    dray__cohort *c = m->c;
+    const dray_layout *own = c->destination->layout;
+    uint32_t looked_at = UINT32_MAX;
+    bool few = true;
+    for (uint32_t b = 0; b < dray_layout_block_count(own); b++) {
+        uint32_t t = dray_layout_block(own, b)->tensor, stripes = 0;
+        const dray_tensor_info *tensor = dray_layout_tensor(own, t);
+        if (t != looked_at) {
+            find_tensors(m, tensor);
+            few = find_cuts(m, tensor->ndim);
+        }
+        looked_at = t;
+        dray__rect whole = dray__rect_of(own, b);
+        c->block_cells[b] = c->cell_count;
+        if (!(few ? cut_block(m, b, tensor->ndim) : add_cell(m, b, &whole, true, &stripes)))
+            return false;
+    }
+    c->block_cells[dray_layout_block_count(own)] = c->cell_count;
+    return true;
+}
+
+static int make(dray__cohort *c, dray_error *error)
+{
+    uint32_t members = c->sources->cohort_count;
+    uint32_t blocks = dray_layout_block_count(c->destination->layout);
+    struct making *m = calloc(1, sizeof *m);
+    if (!m)
+        return dray__nomem(error);
+    m->c = c;
+    m->tensors = calloc((size_t)members + 1, sizeof *m->tensors);
+    c->block_cells = calloc((size_t)blocks + 1, sizeof *c->block_cells);
+    c->shared = calloc((size_t)blocks + 1, sizeof *c->shared);
+    bool made = m->tensors && c->block_cells && c->shared && cut_all(m);
+    free(m->tensors);
+    free(m);
+    return made ? DRAY_OK : dray__nomem(error);
 }
 
 int dray__cohort_new(const dray__sources *sources, const dray__destination *destination,
@@ -115,11 +272,9 @@ int dray__cohort_new(const dray__sources *sources, const dray__destination *dest
     for (uint32_t m = 0; m < sources->cohort_count; m++)
         if (sources->cohort[m].token == destination->token)
             c->self = m;
-    c->blocks = calloc((size_t)dray_layout_block_count(destination->layout) + 1, sizeof *c->blocks);
-    int rc = !c->blocks ? dray__nomem(error)
-             : c->self == UINT32_MAX || !sources->cohort[c->self].endpoint[0]
+    int rc = c->self == UINT32_MAX || !sources->cohort[c->self].endpoint[0]
                  ? dray__fail(error, DRAY_ENOENT, "this rank is not of its cohort")
-                 : find_holders(c, error);
+                 : make(c, error);
     if (rc) {
         dray__cohort_free(c);
         return rc;
@@ -132,39 +287,56 @@ void dray__cohort_free(dray__cohort *c)
 {
     if (!c)
         return;
-    free(c->blocks);
+    free(c->block_cells);
+    free(c->shared);
+    free(c->cells);
     free(c->holders);
     free(c);
 }
 
 bool dray__cohort_shared(const dray__cohort *c, uint32_t block)
 {
-    return c->blocks[block].count > 1;
+    return c->shared[block];
 }
 
 uint32_t dray__cohort_stripes(const dray__cohort *c, uint32_t block)
 {
-    return c->blocks[block].stripes;
+    const struct cell *last = &c->cells[c->block_cells[block + 1] - 1];
+    return last->first_stripe + last->stripes;
+}
+
+static const struct cell *cell_of(const dray__cohort *c, uint32_t block, uint32_t stripe)
+{
+    uint32_t low = c->block_cells[block], high = c->block_cells[block + 1] - 1;
+    while (low < high) { /* the last that begins at the stripe, or before it */
+        uint32_t middle = (low + high + 1) / 2;
+        bool before = c->cells[middle].first_stripe <= stripe;
+        low = before ? middle : low;
+        high = before ? high : middle - 1;
+    }
+    return &c->cells[low];
 }
 
 dray__rect dray__cohort_stripe(const dray__cohort *c, uint32_t block, uint32_t stripe)
 {
-    dray__rect rect = dray__rect_of(c->destination->layout, block);
-    int64_t rows = rect.extent[0], count = (int64_t)c->blocks[block].stripes;
-    int64_t begin = rows * (int64_t)stripe / count, end = rows * ((int64_t)stripe + 1) / count;
+    const struct cell *cell = cell_of(c, block, stripe);
+    dray__rect rect = cell->rect;
+    int64_t rows = rect.extent[0], count = (int64_t)cell->stripes;
+    int64_t number = (int64_t)(stripe - cell->first_stripe);
+    int64_t begin = rows * number / count, end = rows * (number + 1) / count;
     rect.start[0] += begin;
     rect.extent[0] = end - begin;
     return rect;
 }
 
 /* The `number`th holder on a host (or on any but the publisher's, where host is NULL); wraps. */
-static const struct holder *nth(const dray__cohort *c, const struct shared *shared,
+static const struct holder *nth(const dray__cohort *c, const struct cell *cell,
                                 const uint64_t *host, uint64_t publisher_host, uint64_t number)
 {
     uint32_t fit = 0;
     for (int pass = 0; pass < 2; pass++) {
         uint64_t at = 0;
-        for (uint32_t i = shared->first; i < shared->first + shared->count; i++) {
+        for (uint32_t i = cell->first; i < cell->first + cell->count; i++) {
             uint64_t on = c->sources->cohort[c->holders[i].member].host;
             if (on == publisher_host || (host && on != *host))
                 continue;
@@ -182,14 +354,14 @@ static const struct holder *nth(const dray__cohort *c, const struct shared *shar
 uint32_t dray__cohort_from(const dray__cohort *c, uint32_t block, uint32_t stripe,
                            uint64_t publisher_host, uint32_t *from_block)
 {
-    const struct shared *shared = &c->blocks[block];
-    uint64_t number = shared->seed + stripe, here = c->destination->host;
-    const struct holder *fetcher = nth(c, shared, NULL, publisher_host, number);
+    const struct cell *cell = cell_of(c, block, stripe);
+    uint64_t number = cell->seed + stripe - cell->first_stripe, here = c->destination->host;
+    const struct holder *fetcher = nth(c, cell, NULL, publisher_host, number);
     if (!fetcher || fetcher->member == c->self)
         return DRAY__FROM_PUBLISHER;
     const struct holder *near = fetcher;
     if (c->sources->cohort[fetcher->member].host != here)
-        near = nth(c, shared, &here, publisher_host, number);
+        near = nth(c, cell, &here, publisher_host, number);
     if (!near || near->member == c->self)
         near = fetcher;
     *from_block = near->block;

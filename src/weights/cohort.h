@@ -1,8 +1,9 @@
 /* Who fetches what, in a cohort: ranks, of one engine or of several, that update to the same
- * version at the same time. A block that several of them hold is cut into stripes, dealt evenly:
- * each stripe crosses the publisher's link once, to the rank that fetches it; the other hosts take
- * it from that rank, once each; and the other ranks of a host from the one that did. Every rank
- * derives the same from the layouts alone. */
+ * version at the same time. The blocks of all, whatever their shapes, cut each other into cells
+ * that have the same holders everywhere; a cell that several hold is cut into stripes, dealt
+ * evenly: each stripe crosses the publisher's link once, to the rank that fetches it; the other
+ * hosts take it from that rank, once each; and the other ranks of a host from the one that did.
+ * Every rank derives the same from the layouts alone. */
 #ifndef DRAY_WEIGHTS_COHORT_H
 #define DRAY_WEIGHTS_COHORT_H
 

@@ -140,6 +140,10 @@ void dray__values_free(char **values, const dray_layout *layout);
 int dray__region_put(dray__channel *channel, const dray_context *context, uint64_t key,
                      uint32_t index, const dray_region *region, int64_t deadline_ns,
                      dray_error *error);
+/* How another process names it, packed. DRAY_EUNSUPPORTED: not a SHARED one. */
+enum { DRAY__HANDLE_PACKED = 1024 };
+int dray__region_handle(const dray_region *region, uint64_t member, uint64_t epoch,
+                        uint8_t out[DRAY__HANDLE_PACKED], dray_error *error);
 /* Block `index` of a layout, from one memory of it to another. */
 dray_copy dray__block_copy(const dray_layout *layout, uint32_t index);
 /* The same layout, in shared regions. */

@@ -94,7 +94,7 @@ static int take(struct remote_lane *l, struct source *s, const uint8_t *head, dr
     dray__remote_end(l, dray__remote_landed(l, s));
     if (s->staged)
         hand_back(s, id);
-    else
+    else if (s->slot)
         l->slots[l->free_slots++] = s->slot;
     s->slot = NULL;
     return DRAY_OK;
@@ -183,7 +183,8 @@ static int never(struct remote_lane *l, struct source *s, dray_error *error)
 
 static bool needs_slot(const struct source *s)
 {
-    return !s->staged && !s->slot;
+    bool direct = s->flying.first && s->flying.first->direct; /* it has its own, or needs none */
+    return !s->staged && !s->slot && !direct;
 }
 
 /* So that the server fills one slot while the other is copied out. */
@@ -203,7 +204,7 @@ static int receive(struct remote_lane *l, struct source *s, bool *fatal, dray_er
     dray__arrival arrival;
     if (s->keys == KEYS_ASKED)
         return dray__remote_take_keys(l, s, error);
-    if (s->flying.first && s->flying.first->direct)
+    if (s->flying.first && s->flying.first->direct && !s->peer)
         return take_read(l, s, fatal, error);
     int rc = dray__peer_recv_head(s->of->peer, &arrival, error);
     if (rc)
@@ -311,8 +312,7 @@ static int watch(struct remote_lane *l, struct source *s, dray_error *error)
     if (!dray__peer_is_open(s->of->peer))
         return DRAY_OK; /* the tick wakes us when it is time to try again */
     short events = dray__peer_events(s->of->peer);
-    bool reads = s->flying.first && s->flying.first->direct;
-    if (needs_slot(s) && !reads && !l->free_slots)
+    if (needs_slot(s) && !l->free_slots)
         events = (short)(events & ~POLLIN); /* another source's answer wakes us */
     if (s->watched && events == s->events)
         return DRAY_OK;

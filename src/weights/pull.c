@@ -11,6 +11,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---- the reader's side ----------------------------------------------------------------------- */
 
@@ -90,6 +91,12 @@ void dray__pull_put_keys_done(dray__writer *w)
     put_header(w, DRAY__PULL_DONE, 0, 0);
 }
 
+void dray__pull_put_regions(dray__writer *w, uint32_t id, uint64_t token)
+{
+    put_header(w, DRAY__PULL_REGIONS, id, 8);
+    dray__put_u64(w, token);
+}
+
 uint32_t dray__pull_head_bytes(bool sums, bool base)
 {
     return (sums ? 16u : 0u) + (base ? 4u : 0u);
@@ -108,10 +115,12 @@ int dray__pull_get_request(const uint8_t header[DRAY__PULL_REQUEST_HEADER], dray
     out->body_bytes = dray__get_u32(&r);
     if (magic != DRAY__PULL_MAGIC || out->body_bytes > DRAY__PULL_BODY_MAX)
         return dray__fail(error, DRAY_EPROTO, "what came is no request for weights");
-    bool alone = out->flags == DRAY__PULL_TAKEN || out->flags == DRAY__PULL_UCX ||
-                 out->flags == DRAY__PULL_KEYS || out->flags == DRAY__PULL_DONE ||
-                 out->flags == DRAY__PULL_CELLS;
-    if (version != DRAY__PULL_VERSION || (out->flags >= DRAY__PULL_TAKEN && !alone))
+    const uint16_t mapped = DRAY__PULL_SUMS | DRAY__PULL_COHORT | DRAY__PULL_MAPPED;
+    bool known = out->flags < DRAY__PULL_TAKEN || out->flags == DRAY__PULL_TAKEN ||
+                 out->flags == DRAY__PULL_UCX || out->flags == DRAY__PULL_KEYS ||
+                 out->flags == DRAY__PULL_DONE || out->flags == DRAY__PULL_CELLS ||
+                 out->flags == DRAY__PULL_REGIONS || out->flags == mapped;
+    if (version != DRAY__PULL_VERSION || !known)
         return dray__fail(error, DRAY_EVERSION,
                           "data protocol %u with flags %x; version %d is spoken here", version,
                           out->flags, DRAY__PULL_VERSION);
@@ -297,24 +306,49 @@ static void get_base(dray__reader *in, dray__pull_base *out)
     out->version = dray__get_u64(in);
 }
 
+/* Sums of a rectangle that came in other pieces: of what lies here, which is as it came. */
+static int sum_cut(dray__packer *p, dray__shares *shares, const dray_layout *layout, uint32_t i,
+                   dray_error *error)
+{
+    dray_region *scratch = NULL;
+    dray__rect rect = dray__copy_rect(&p->copies[i]);
+    p->source_sums[i] = 0;
+    int rc = dray__sum_rect(layout, dray__shares_regions(shares), p->blocks[i], &rect, &scratch,
+                            &p->source_sums[i], error);
+    dray_region_free(scratch);
+    p->sums[i] = p->source_sums[i];
+    return rc ? rc : dray__shares_intact(shares, layout, p->blocks[i], &rect, error);
+}
+
 /* What an update brought is sent with the publisher's own sums, once all of it is here and as it
- * was when it came. */
+ * was when it came. after: it was read; mapped: the reader does that himself. */
 static int find_shares(dray__packer *p, dray__shares *shares, const dray_layout *layout, bool after,
-                       bool sums, dray_error *error)
+                       bool mapped, bool sums, dray_error *error)
 {
     for (uint32_t i = 0; i < p->count && shares; i++) {
         dray__rect rect = dray__copy_rect(&p->copies[i]);
         const char *name = dray_layout_tensor(layout, p->copies[i].tensor)->name;
         uint64_t source_sum, sum;
-        int rc = dray__shares_find(shares, p->blocks[i], &rect, &source_sum, &sum);
+        bool cut;
+        int rc = dray__shares_find(shares, p->blocks[i], &rect, &cut, &source_sum, &sum);
         if (rc == DRAY_EAGAIN)
             return dray__fail(error, rc, "tensor %s is not here yet", name);
         if (rc)
             return dray__fail(error, rc, "tensor %s came here in other pieces", name);
+        if (cut && mapped)
+            rc = sum_cut(p, shares, layout, i, error);
+        else if (cut && after && sums)
+            rc = dray__shares_intact(shares, layout, p->blocks[i], &rect, error);
+        if (rc)
+            return dray__fail_prefix(error, rc, "tensor %s: ", name);
+        if (cut)
+            continue;
         if (after && sums && sum != p->source_sums[i])
             return dray__fail(error, DRAY_ESTALE, "tensor %s was changed after it came here", name);
-        if (after)
+        if (after || mapped)
             p->source_sums[i] = source_sum;
+        if (mapped)
+            p->sums[i] = sum;
     }
     return DRAY_OK;
 }
@@ -367,12 +401,15 @@ static int read_request(dray__packer *p, const dray__pull_header *header, const 
             rc = dray__fail(error, DRAY_EUNSUPPORTED,
                             "what is quantised comes from a publisher's memory alone");
     bool sums = header->flags & DRAY__PULL_SUMS;
+    bool mapped = header->flags & DRAY__PULL_MAPPED;
     if (rc == DRAY_OK)
-        rc = find_shares(p, shares, dray__local_layout(local), false, sums, error);
-    if (rc == DRAY_OK)
+        rc = find_shares(p, shares, dray__local_layout(local), false, mapped, sums, error);
+    if (rc == DRAY_OK && !mapped)
         rc = pack(p, local, shares, dray__local_layout(local), sums, staging, error);
-    if (rc == DRAY_OK)
-        rc = find_shares(p, shares, dray__local_layout(local), true, sums, error);
+    if (rc == DRAY_OK && !mapped)
+        rc = find_shares(p, shares, dray__local_layout(local), true, false, sums, error);
+    if (mapped)
+        p->data_bytes = 0;
     if (rc == DRAY_OK && has_base && !shares)
         shorten(p, dray__local_delta(local), &base, staging);
     dray__local_release(local);
@@ -386,6 +423,35 @@ void dray__pull_put_answer(dray__writer *w, int status, uint32_t id, uint32_t he
     dray__put_u32(w, id);
     dray__put_u32(w, head);
     dray__put_u64(w, data);
+}
+
+int dray__pull_regions(const uint8_t *body, uint32_t body_bytes, size_t room, dray__writer *out,
+                       dray_error *error)
+{
+    dray__reader in = dray__reader_of(body, body_bytes);
+    uint64_t token = dray__get_u64(&in);
+    int rc = dray__reader_finish(&in, "a request for regions", error);
+    if (rc)
+        return rc;
+    dray__local *local = dray__local_hold(token);
+    if (!local)
+        return dray__fail(error, DRAY_EDEAD, "it closed, or this ticket never was one");
+    uint32_t count = dray_layout_region_count(dray__local_layout(local));
+    dray__put_u64(out, (uint64_t)getpid());
+    dray__put_u32(out, count);
+    for (uint32_t i = 0; i < count && rc == DRAY_OK; i++) {
+        const dray_region *region = dray__local_region(local, i);
+        uint8_t packed[DRAY__HANDLE_PACKED];
+        bool shared = dray_region_get_kind(region) == DRAY_REGION_SHARED;
+        if (shared)
+            rc = dray__region_handle(region, 0, 0, packed, error);
+        dray__put_u32(out, shared ? (uint32_t)dray_region_fd(region) : UINT32_MAX);
+        dray__put_blob(out, packed, shared ? dray_handle_packed_size() : 0);
+    }
+    dray__local_release(local);
+    if (rc == DRAY_OK && out->size > room)
+        rc = dray__fail(error, DRAY_EUNSUPPORTED, "its %u regions are too many to name", count);
+    return rc ? rc : dray__writer_check(out, error);
 }
 
 struct dray__arena *dray__pull_arena(const uint8_t *body, uint32_t body_bytes, dray__local **local)

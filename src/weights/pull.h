@@ -5,7 +5,8 @@
  * can be asked for.
  *
  *  request  u32 magic, u16 version, u16 flags (1: with sums, 2: with a base, 4: of what an
- *           update in progress has brought; attempt: its run; 8: into the staging arena), u32 id,
+ *           update in progress has brought; attempt: its run; 8: into the staging arena; 1024: with
+ *           4: the sums alone, the reader has the regions mapped), u32 id,
  *           u32 body bytes; body: u64 token, u64 attempt, with a base u64 incarnation, u64 base,
  *           u64 version, u32 count, of each rectangle: u32 block, u8 dtype, u8 flags (1: read the
  *           source again and compare; 2: quantise it), for each dimension of its tensor i64
@@ -28,6 +29,10 @@
  *           Has no answer.
  *  cells    a request's header with the flag 256 alone, and a body: ranges of bytes, not of weights
  *           (cells.h).
+ *  regions  a request's header with the flag 512 alone, body: u64 token: how to reach a member's
+ *           shared regions from another process of this host. Answer, as data: u64 process, u32
+ *           count, of each region of its layout u32 descriptor, in that process (all ones: it is
+ *           not shared), blob handle. Who may not look into that process cannot open them.
  *
  * Answers come in the order of the requests. Of those into the arena (arena.h) a reader has one
  * unanswered, and one besides that it has not taken yet; the server reads on behind a request that
@@ -57,6 +62,8 @@ enum {
     DRAY__PULL_KEYS = 64,
     DRAY__PULL_DONE = 128,
     DRAY__PULL_CELLS = 256,
+    DRAY__PULL_REGIONS = 512,
+    DRAY__PULL_MAPPED = 1024,
     DRAY__PULL_TWICE = 1, /* a rectangle's flags */
     DRAY__PULL_QUANTISED = 2
 };
@@ -93,6 +100,7 @@ void dray__pull_put_request(dray__writer *w, uint32_t id, uint16_t flags, uint64
 void dray__pull_put_taken(dray__writer *w, uint32_t id);
 void dray__pull_put_keys(dray__writer *w, uint32_t id, uint64_t token, uint64_t attempt);
 void dray__pull_put_keys_done(dray__writer *w);
+void dray__pull_put_regions(dray__writer *w, uint32_t id, uint64_t token);
 /* What the head of an answer holds of each rectangle. */
 uint32_t dray__pull_head_bytes(bool sums, bool base);
 
@@ -120,6 +128,10 @@ void dray__packer_free(dray__packer *packer);
 bool dray__pull_answer(dray__packer *packer, const dray__pull_header *header, const uint8_t *body,
                        dray_region *staging, uint64_t arena_at, dray__writer *out,
                        uint64_t *data_bytes);
+/* The data of an answer to a request for regions; at most `room` bytes. DRAY_EDEAD,
+ * DRAY_EUNSUPPORTED. */
+int dray__pull_regions(const uint8_t *body, uint32_t body_bytes, size_t room, dray__writer *out,
+                       dray_error *error);
 /* The arena that a request's data go into, while *local is held; NULL: there is none any more. */
 struct dray__arena *dray__pull_arena(const uint8_t *body, uint32_t body_bytes, dray__local **local);
 

@@ -67,21 +67,27 @@ static int open_for_readers(const dray_region *region)
     return fd < 0 && errno == ENOENT ? fcntl(dray_region_fd(region), F_DUPFD_CLOEXEC, 0) : fd;
 }
 
-int dray__region_put(dray__channel *channel, const dray_context *context, uint64_t key,
-                     uint32_t index, const dray_region *region, int64_t deadline_ns,
-                     dray_error *error)
+int dray__region_handle(const dray_region *region, uint64_t member, uint64_t epoch,
+                        uint8_t out[DRAY__HANDLE_PACKED], dray_error *error)
 {
     dray_handle handle = DRAY_HANDLE_INIT;
     handle.dtype = DRAY_U8;
     handle.ndim = 1;
     handle.shape[0] = (int64_t)dray_region_bytes(region);
     handle.stride[0] = 1;
-    handle.owner_member = dray_context_member(context);
-    handle.owner_epoch = dray_context_epoch(context);
+    handle.owner_member = member;
+    handle.owner_epoch = epoch;
     int rc = dray_handle_describe(region, &handle, error);
-    uint8_t packed[1024];
-    if (rc == DRAY_OK)
-        rc = dray_handle_pack(&handle, packed, sizeof packed, error);
+    return rc ? rc : dray_handle_pack(&handle, out, DRAY__HANDLE_PACKED, error);
+}
+
+int dray__region_put(dray__channel *channel, const dray_context *context, uint64_t key,
+                     uint32_t index, const dray_region *region, int64_t deadline_ns,
+                     dray_error *error)
+{
+    uint8_t packed[DRAY__HANDLE_PACKED];
+    int rc = dray__region_handle(region, dray_context_member(context), dray_context_epoch(context),
+                                 packed, error);
     if (rc)
         return rc;
     dray__writer w = {0};

@@ -1,6 +1,7 @@
 /* What the files of the lane of sources behind data servers share: lane_remote.c, which steps it,
- * remote_open.c, which deals what is to be read to those it is read from, remote_ask.c and
- * remote_read.c, which ask for it, and remote_take.c, which puts it in its place. */
+ * remote_open.c, which deals what is to be read to those it is read from, remote_ask.c,
+ * remote_read.c and remote_map.c, which ask for it, and remote_take.c, which puts it in its place.
+ */
 #ifndef DRAY_WEIGHTS_REMOTE_H
 #define DRAY_WEIGHTS_REMOTE_H
 
@@ -48,7 +49,7 @@ struct request {
     uint64_t bytes;
     int64_t asked_ns;
     bool plain;  /* deltas are not wanted */
-    bool direct; /* is, or was, read one-sidedly: into a slot of its own */
+    bool direct; /* is, or was, read one-sidedly, into a slot of its own, or out of a map */
     dray_region *slot;
     dray__ucx_reads reads;
     struct slice slices[];
@@ -79,8 +80,10 @@ struct source {
     uint8_t *key_data;
     struct remote_key *key_of;            /* its regions */
     dray__ucx_memory *slot_memory[SLOTS]; /* the lane's, registered for its connection */
-    bool peer;                            /* a member of the cohort, not a publisher */
-    bool probing;                         /* its answers said "not yet": ask for little */
+    dray_region **maps; /* of a member of the cohort: KEYS_HERE says that its regions are mapped */
+    uint32_t map_count;
+    bool peer;    /* a member of the cohort, not a publisher */
+    bool probing; /* its answers said "not yet": ask for little */
     int64_t brought_ns, asleep_ns;
     bool watched;
     short events;
@@ -137,7 +140,8 @@ struct request *dray__remote_landed(struct remote_lane *l, struct source *s);
 void dray__remote_end(struct remote_lane *l, struct request *request);
 
 /* ---- remote_read.c: one-sided reads */
-/* Asks for keys, where they are of use. false: that is not settled yet, ask for nothing else. */
+/* Asks for keys, or of a member of the cohort for its regions, where they are of use. false: that
+ * is not settled yet, ask for nothing else. */
 bool dray__remote_keys_settled(struct remote_lane *l, struct source *s);
 /* The answer to that. */
 int dray__remote_take_keys(struct remote_lane *l, struct source *s, dray_error *error);
@@ -150,6 +154,14 @@ bool dray__remote_reads(const struct remote_lane *l, const struct source *s,
 void dray__remote_read(struct remote_lane *l, struct source *s, struct request *request);
 /* DRAY_OK: all of it is there. DRAY_EAGAIN; else the connection broke. */
 int dray__remote_read_done(struct source *s, struct request *request, dray_error *error);
+
+/* ---- remote_map.c: members of the cohort on this host */
+bool dray__remote_may_map(const struct remote_lane *l, const struct source *s);
+int dray__remote_take_maps(struct source *s, const uint8_t *data, uint64_t size, dray_error *error);
+void dray__remote_unmap(struct source *s);
+/* From a mapped region to the op's place. */
+dray_copy dray__remote_out_of_map(const struct source *s, const struct part *part,
+                                  const dray_copy *op, const dray__rect *rect);
 
 /* ---- remote_take.c: `head` is that of an answer, behind its header */
 size_t dray__remote_head_start(const struct source *s); /* before what it says of rectangles */

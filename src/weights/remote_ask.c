@@ -193,7 +193,7 @@ static void put_request(const struct remote_lane *l, struct source *s,
     dray__pull_base base = {o->incarnation, o->base, o->version};
     uint16_t flags =
         (uint16_t)((o->verify ? DRAY__PULL_SUMS : 0) | (s->peer ? DRAY__PULL_COHORT : 0) |
-                   (s->staged ? DRAY__PULL_ARENA : 0));
+                   (s->staged ? DRAY__PULL_ARENA : 0) | (request->direct ? DRAY__PULL_MAPPED : 0));
     dray__pull_put_request(dray__peer_out(s->of->peer), request->id, flags, s->of->token,
                            s->peer ? o->run : o->attempt, s->peer || request->plain ? NULL : &base,
                            rects, request->count);
@@ -203,7 +203,7 @@ static void put(struct remote_lane *l, struct source *s, struct request *request
 {
     request->id = ++l->last_id;
     request->asked_ns = dray__now();
-    if (request->direct) {
+    if (request->direct && !s->peer) {
         request->slot = l->slots[--l->free_slots];
         dray__remote_read(l, s, request);
     } else {
@@ -231,7 +231,7 @@ static bool may_put(const struct remote_lane *l, const struct source *s,
                     const struct request *request)
 {
     return (!s->flying.first || s->flying.first->direct == request->direct) &&
-           (!request->direct || l->free_slots);
+           (!request->direct || s->peer || l->free_slots);
 }
 
 int dray__remote_ask(struct remote_lane *l, struct source *s, dray_error *error)

@@ -10,6 +10,7 @@
 #include "weights/remote.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,19 +26,21 @@ struct remote_key {
 
 bool dray__remote_keys_settled(struct remote_lane *l, struct source *s)
 {
-    if (s->peer || s->staged || !l->haul->options.verify || s->keys == KEYS_HERE ||
-        s->keys == KEYS_NONE)
+    if (s->staged || !l->haul->options.verify || s->keys == KEYS_HERE || s->keys == KEYS_NONE)
         return true;
     if (s->keys == KEYS_ASKED || !dray__peer_settled(s->of->peer))
         return false;
-    if (!dray__peer_reads(s->of->peer)) {
+    if (s->peer ? !dray__remote_may_map(l, s) : !dray__peer_reads(s->of->peer)) {
         s->keys = KEYS_NONE;
         return true;
     }
-    dray__pull_put_keys(dray__peer_out(s->of->peer), ++l->last_id, s->of->token,
-                        l->haul->options.attempt);
+    dray__writer *out = dray__peer_out(s->of->peer);
+    s->keys_id = ++l->last_id;
+    if (s->peer)
+        dray__pull_put_regions(out, s->keys_id, s->of->token);
+    else
+        dray__pull_put_keys(out, s->keys_id, s->of->token, l->haul->options.attempt);
     dray__peer_touch(s->of->peer);
-    s->keys_id = l->last_id;
     s->keys = KEYS_ASKED;
     return false;
 }
@@ -90,20 +93,23 @@ int dray__remote_take_keys(struct remote_lane *l, struct source *s, dray_error *
         return dray__fail(error, DRAY_EPROTO, "publisher %s at %s: not the answer that was due",
                           s->of->name, s->of->endpoint);
     int status = arrival.header.status;
+    dray_error why = {.code = status};
+    snprintf(why.message, sizeof why.message, "%s", dray_error_name(status));
     if (!s->key_data && !(s->key_data = malloc(DRAY__PULL_DATA_MAX)))
         return dray__nomem(error);
     rc = dray__peer_recv_data(s->of->peer, s->key_data, error);
     if (rc)
         return rc;
-    dray_error why;
     if (status == DRAY_OK)
-        status = get_keys(s, s->key_data, arrival.header.data_bytes, &why);
-    if (status == DRAY_OK)
+        status = s->peer ? dray__remote_take_maps(s, s->key_data, arrival.header.data_bytes, &why)
+                         : get_keys(s, s->key_data, arrival.header.data_bytes, &why);
+    if (status == DRAY_OK && !s->peer)
         status = map_slots(l, s, &why);
     s->keys = status ? KEYS_NONE : KEYS_HERE;
     if (status)
-        dray__log(DRAY_LOG_INFO, "no one-sided reads from %s: %s", s->of->name,
-                  dray_error_name(status));
+        dray__log(DRAY_LOG_INFO, "%s cannot be read directly: %s", s->of->name, why.message);
+    else
+        dray__log(DRAY_LOG_DEBUG, "%s is read directly", s->of->name);
     free(s->key_data);
     s->key_data = NULL;
     return DRAY_OK;
@@ -111,7 +117,7 @@ int dray__remote_take_keys(struct remote_lane *l, struct source *s, dray_error *
 
 void dray__remote_forget_keys(struct source *s, bool dropped)
 {
-    if (s->keys == KEYS_HERE && !dropped) {
+    if (s->keys == KEYS_HERE && !s->peer && !dropped) {
         dray__ucx_forget_keys(dray__peer_reads(s->of->peer));
         dray__pull_put_keys_done(dray__peer_out(s->of->peer));
         dray__peer_send(s->of->peer, NULL);
@@ -119,6 +125,7 @@ void dray__remote_forget_keys(struct source *s, bool dropped)
     for (uint32_t i = 0; i < SLOTS; i++)
         dray__ucx_unmap(s->slot_memory[i]);
     memset(s->slot_memory, 0, sizeof s->slot_memory);
+    dray__remote_unmap(s);
     free(s->key_of);
     free(s->key_data);
     s->key_of = NULL;
@@ -148,6 +155,8 @@ bool dray__remote_reads(const struct remote_lane *l, const struct source *s,
     const bool *compared = l->haul->options.compared;
     const dray_block *block = dray_layout_block(s->of->layout, part->block);
     const dray_tensor_info *tensor = dray_layout_tensor(s->of->layout, block->tensor);
+    if (s->keys == KEYS_HERE && s->peer)
+        return !op->wired && s->maps[block->region] != NULL;
     if (s->keys != KEYS_HERE || op->wired || !op->owned || !compared || !compared[copy->tensor] ||
         dray__remote_dtype(s, copy) != tensor->dtype || !s->key_of[block->region].key)
         return false;

@@ -37,8 +37,12 @@ static uint64_t place_of(const struct source *s, const uint8_t *head)
     return s->staged ? dray__get_u64(&in) : 0;
 }
 
-static const dray_region *landing(const struct source *s)
+/* Where a slice is copied from: an arena, a slot, or what another one mapped holds. */
+static const dray_region *landing(const struct source *s, const struct request *request,
+                                  const dray_copy *copy)
 {
+    if (s->peer && request->direct)
+        return s->maps[copy->source_region];
     return s->staged ? s->of->arena : s->slot;
 }
 
@@ -46,7 +50,8 @@ static struct told told_of(const struct remote_lane *l, const struct source *s,
                            const struct request *request, const uint8_t *head, uint32_t i)
 {
     bool verify = l->haul->options.verify;
-    if (request->direct) { /* nobody said anything: the source's bits are those that landed */
+    if (request->direct &&
+        !s->peer) { /* nobody said anything: the source's bits are those that landed */
         const struct slice *slice = &request->slices[i];
         return (struct told){l->slot_sums[i], l->slot_sums[i],
                              dray__remote_bytes(l, s, dray__remote_op(l, s, slice), &slice->rect)};
@@ -74,7 +79,10 @@ static void look(struct remote_lane *l, const struct source *s, const struct req
         const struct slice *slice = &request->slices[i];
         const dray__op *op = dray__remote_op(l, s, slice);
         uint64_t bytes = told_of(l, s, request, head, i).bytes;
-        l->copies[i] = out_of_slot(s, &op->copy, &slice->rect, offset);
+        l->copies[i] =
+            s->peer && request->direct
+                ? dray__remote_out_of_map(s, &s->parts[slice->part], &op->copy, &slice->rect)
+                : out_of_slot(s, &op->copy, &slice->rect, offset);
         l->sparse[i] = bytes < dray__remote_bytes(l, s, op, &slice->rect);
         l->wired[i] = op->wired;
         l->at[i] = offset;
@@ -83,12 +91,12 @@ static void look(struct remote_lane *l, const struct source *s, const struct req
     }
 }
 
-static int place_delta(struct remote_lane *l, const struct source *s, uint32_t i, uint64_t bytes,
-                       dray_error *error)
+static int place_delta(struct remote_lane *l, const struct source *s, const struct request *request,
+                       uint32_t i, uint64_t bytes, dray_error *error)
 {
     const dray_copy *copy = &l->copies[i];
     dray_region *to = l->haul->destination->regions[copy->destination_region];
-    const uint8_t *data = dray_region_base(landing(s));
+    const uint8_t *data = dray_region_base(landing(s, request, &l->copies[i]));
     int rc =
         dray__delta_decode(data + copy->source_offset, bytes, copy, dray_region_base(to), error);
     if (rc == DRAY_OK && l->haul->options.verify)
@@ -108,7 +116,7 @@ int dray__remote_place(struct remote_lane *l, struct source *s, const struct req
         uint32_t region = l->copies[i].destination_region;
         end = i + 1;
         if (l->wired[i]) { /* placed when all of the answer is known to be right */
-            const uint8_t *data = dray_region_base(landing(s));
+            const uint8_t *data = dray_region_base(landing(s, request, &l->copies[i]));
             const struct slice *slice = &request->slices[i];
             if (verify)
                 l->slot_sums[i] = dray__wired_sum(l->haul, dray__remote_op(l, s, slice),
@@ -116,19 +124,20 @@ int dray__remote_place(struct remote_lane *l, struct source *s, const struct req
             continue;
         }
         if (l->sparse[i]) {
-            int rc = place_delta(l, s, i, told_of(l, s, request, head, i).bytes, error);
+            int rc = place_delta(l, s, request, i, told_of(l, s, request, head, i).bytes, error);
             if (rc)
                 return rc;
             continue;
         }
         while (end < request->count && !l->sparse[end] && !l->wired[end] &&
-               l->copies[end].destination_region == region)
+               l->copies[end].destination_region == region &&
+               l->copies[end].source_region == l->copies[i].source_region)
             end++;
         dray__move_options options = {.layout = to->layout,
                                       .sums = verify ? l->sums + i : NULL,
                                       .source_sums = verify ? l->slot_sums + i : NULL};
-        int rc = dray__move_all(landing(s), to->regions[region], l->copies + i, end - i, &options,
-                                error);
+        int rc = dray__move_all(landing(s, request, &l->copies[i]), to->regions[region],
+                                l->copies + i, end - i, &options, error);
         if (rc)
             return rc;
     }
@@ -142,7 +151,8 @@ int dray__remote_place_wired(struct remote_lane *l, struct source *s, const stru
     for (uint32_t i = 0; i < request->count && rc == DRAY_OK; i++)
         if (l->wired[i])
             rc = dray__wired_place(l->haul, dray__remote_op(l, s, &request->slices[i]),
-                                   &request->slices[i].rect, landing(s), l->at[i], error);
+                                   &request->slices[i].rect, landing(s, request, &l->copies[i]),
+                                   l->at[i], error);
     return rc;
 }
 
@@ -203,6 +213,8 @@ bool dray__remote_fits(const struct remote_lane *l, const struct source *s,
             return false;
         bytes += part;
     }
+    if (s->peer && request->direct)
+        return arrival->header.data_bytes == 0;
     if (!s->staged)
         return bytes == arrival->header.data_bytes;
     uint64_t at = place_of(s, arrival->head), size = dray_region_bytes(s->of->arena);

@@ -314,28 +314,35 @@ static int answer_offer(const struct server *s, struct connection *c,
                : -ENOMEM;
 }
 
-static int answer_keys(struct server *s, struct connection *c, const dray__pull_header *header)
+/* What is answered with data of its own: keys for one-sided reads, or how to reach regions. */
+static int answer_access(struct server *s, struct connection *c, const dray__pull_header *header)
 {
     dray_error error;
-    dray__writer keys = {0};
+    dray__writer data = {0};
+    const uint8_t *body = c->in + DRAY__PULL_REQUEST_HEADER;
+    dray__reader in = dray__reader_of(body, header->body_bytes);
     dray__ucx *ucx = dray__stream_ucx(c->stream);
-    dray__reader in = dray__reader_of(c->in + DRAY__PULL_REQUEST_HEADER, header->body_bytes);
-    uint64_t token = dray__get_u64(&in), attempt = dray__get_u64(&in);
-    if (!ucx || !c->offer.reads || in.failed)
+    bool keys = header->flags == DRAY__PULL_KEYS;
+    uint64_t token = dray__get_u64(&in), attempt = keys ? dray__get_u64(&in) : 0;
+    if (in.failed || (keys && (!ucx || !c->offer.reads)))
         return -EPROTO;
     c->data = take_buffer(s);
     if (!c->data)
         return -EAGAIN;
     dray__writer_reset(&c->head);
     c->data_bytes = 0;
-    if (dray__export_give(&c->export, ucx, token, attempt, DRAY__PULL_DATA_MAX, &keys, &error)) {
+    int rc =
+        keys
+            ? dray__export_give(&c->export, ucx, token, attempt, DRAY__PULL_DATA_MAX, &data, &error)
+            : dray__pull_regions(body, header->body_bytes, DRAY__PULL_DATA_MAX, &data, &error);
+    if (rc) {
         dray__pull_put_refusal(&c->head, header->id, &error);
     } else {
-        memcpy(dray_region_base(c->data), keys.data, keys.size);
-        c->data_bytes = keys.size;
-        dray__pull_put_answer(&c->head, 0, header->id, 0, keys.size);
+        memcpy(dray_region_base(c->data), data.data, data.size);
+        c->data_bytes = data.size;
+        dray__pull_put_answer(&c->head, 0, header->id, 0, data.size);
     }
-    dray__writer_free(&keys);
+    dray__writer_free(&data);
     return c->head.failed ? -ENOMEM : 0;
 }
 
@@ -343,9 +350,10 @@ static int answer(struct server *s, struct connection *c)
 {
     dray__pull_header header;
     dray__pull_get_request(c->in, &header, NULL);
-    int rc = header.flags == DRAY__PULL_UCX    ? answer_offer(s, c, &header)
-             : header.flags == DRAY__PULL_KEYS ? answer_keys(s, c, &header)
-                                               : answer_request(s, c, &header);
+    bool access = header.flags == DRAY__PULL_KEYS || header.flags == DRAY__PULL_REGIONS;
+    int rc = header.flags == DRAY__PULL_UCX ? answer_offer(s, c, &header)
+             : access                       ? answer_access(s, c, &header)
+                                            : answer_request(s, c, &header);
     if (rc)
         return rc;
     c->full = false;

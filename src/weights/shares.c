@@ -114,12 +114,17 @@ dray_region *dray__shares_region(const dray__shares *shares, uint32_t index)
     return shares->regions[index];
 }
 
-int dray__shares_find(dray__shares *s, uint32_t index, const dray__rect *rect, uint64_t *source_sum,
-                      uint64_t *sum)
+dray_region *const *dray__shares_regions(const dray__shares *shares)
+{
+    return shares->regions;
+}
+
+int dray__shares_find(dray__shares *s, uint32_t index, const dray__rect *rect, bool *is_cut,
+                      uint64_t *source_sum, uint64_t *sum)
 {
     const struct block *block = &s->blocks[index];
     uint64_t wanted = dray__rect_elements(rect), there = 0;
-    bool cut = false;
+    bool cut = false, same = true; /* same: bits here as at the publisher */
     *source_sum = *sum = 0;
     pthread_mutex_lock(&s->lock);
     for (uint32_t i = 0; i < block->count && there < wanted; i++) {
@@ -129,6 +134,7 @@ int dray__shares_find(dray__shares *s, uint32_t index, const dray__rect *rect, u
             continue;
         uint64_t common = dray__rect_elements(&cross);
         cut |= common != dray__rect_elements(&item->rect);
+        same &= item->source_sum == item->sum;
         there += common;
         *source_sum += item->source_sum;
         *sum += item->sum;
@@ -136,5 +142,33 @@ int dray__shares_find(dray__shares *s, uint32_t index, const dray__rect *rect, u
     pthread_mutex_unlock(&s->lock);
     if (there < wanted)
         return is_expected(block, rect) ? DRAY_EAGAIN : DRAY_EUNSUPPORTED;
-    return cut ? DRAY_EUNSUPPORTED : DRAY_OK;
+    *is_cut = cut;
+    return cut && !same ? DRAY_EUNSUPPORTED : DRAY_OK;
+}
+
+int dray__shares_intact(dray__shares *s, const dray_layout *layout, uint32_t index,
+                        const dray__rect *rect, dray_error *error)
+{
+    const struct block *block = &s->blocks[index];
+    dray_region *scratch = NULL;
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; rc == DRAY_OK; i++) {
+        struct landed item;
+        dray__rect cross;
+        uint64_t sum = 0;
+        pthread_mutex_lock(&s->lock); /* items move when more come */
+        bool more = i < block->count;
+        if (more)
+            item = block->items[i];
+        pthread_mutex_unlock(&s->lock);
+        if (!more)
+            break;
+        if (!dray__rect_cross(&item.rect, rect, &cross))
+            continue;
+        rc = dray__sum_rect(layout, s->regions, index, &item.rect, &scratch, &sum, error);
+        if (rc == DRAY_OK && sum != item.sum)
+            rc = dray__fail(error, DRAY_ESTALE, "it was changed after it came here");
+    }
+    dray_region_free(scratch);
+    return rc;
 }

@@ -21,9 +21,16 @@ bool dray__shares_enter(dray__shares *shares, uint32_t block, const dray__rect *
 
 uint64_t dray__shares_run(const dray__shares *shares);
 dray_region *dray__shares_region(const dray__shares *shares, uint32_t index);
-/* The sums of a rectangle that lies in the block. DRAY_EAGAIN: not all of it is here yet;
- * DRAY_EUNSUPPORTED: it will not come, or came in rectangles that do not add up to this one. */
-int dray__shares_find(dray__shares *shares, uint32_t block, const dray__rect *rect,
+dray_region *const *dray__shares_regions(const dray__shares *shares);
+/* The sums of a rectangle that lies in the block. *cut: it came in rectangles that do not add up to
+ * this one; its sums are those of what lies here, if dray__shares_intact says so afterwards.
+ * DRAY_EAGAIN: not all of it is here yet; DRAY_EUNSUPPORTED: it will not come, or it is cut and the
+ * publisher's bits were others. */
+int dray__shares_find(dray__shares *shares, uint32_t block, const dray__rect *rect, bool *cut,
                       uint64_t *source_sum, uint64_t *sum);
+/* Is all that came of the rectangle, and in one piece with a part of it, as it came? DRAY_ESTALE.
+ */
+int dray__shares_intact(dray__shares *shares, const dray_layout *layout, uint32_t block,
+                        const dray__rect *rect, dray_error *error);
 
 #endif

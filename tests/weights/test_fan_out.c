@@ -1,0 +1,193 @@
+/* A host that holds several members of one engine, or of several, fetches each byte once, and fans
+ * it out in shared memory: engines of different tensor parallelism side by side, measured. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "control/registry.h"
+#include "mover/mover.h"
+#include "weights/cluster.h"
+
+static coordinator_fixture f;
+
+static int start(void **state)
+{
+    (void)state;
+    fixture_fork(&f, dray__registry_add);
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    fixture_stop(&f);
+    f = (coordinator_fixture){0};
+    fixture_host = NULL;
+    return 0;
+}
+
+enum { MEMBERS = 6, CEILING = 1 << 20 };
+
+/* Ranks of engines: TP2 beside TP4, or four of TP1, on so many hosts. */
+typedef struct scene {
+    const char *title;
+    uint32_t tps[MEMBERS], hosts;
+    dray_dtype from, to;
+    uint64_t ceilings[2]; /* of the first engine, and of the others; 0: CEILING */
+    bool verify_off;
+    dray_model_config config;
+    board *board;
+    uint32_t engine, rank, index;
+} scene;
+
+static dray_model_config wide_config(void)
+{
+    dray_model_config c = small_config(false, 3);
+    c.hidden_size = 256;
+    c.head_dim = 64;
+    c.intermediate_size = 512;
+    c.vocab_size = 4096;
+    return c;
+}
+
+static void run_trainer(void *user)
+{
+    const scene *s = user;
+    trainer t;
+    fixture_host = "trainers";
+    trainer_open(&t, f.unix_address, &s->config, s->from, 0, 1, 7, DRAY_REGION_SHARED);
+    MUST(dray_publish(t.publisher, 1, NULL, error));
+    raise_flag(s->board, 0);
+    await_flag(s->board, 1);
+    trainer_close(&t);
+}
+
+static uint32_t member_count(const scene *s)
+{
+    uint32_t members = 0;
+    for (uint32_t i = 0; i < MEMBERS && s->tps[i]; i++)
+        members += s->tps[i];
+    return members;
+}
+
+static void run_member(void *user)
+{
+    const scene *s = user;
+    engine e;
+    char group[16], host[16];
+    snprintf(group, sizeof group, "engine%u", s->engine);
+    snprintf(host, sizeof host, "host-%u", s->index % s->hosts);
+    fixture_host = host;
+    engine_open(&e, f.unix_address, &s->config, s->from, s->to, group, s->rank, s->tps[s->engine]);
+    MUST(dray_barrier(e.context, "joining", member_count(s), DRAY_WAIT_DEFAULT, error));
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+    options.strategy = DRAY_STRATEGY_BUCKET;
+    options.bucket_bytes = s->ceilings[s->engine > 0];
+    if (!options.bucket_bytes)
+        options.bucket_bytes = CEILING;
+    options.verify = s->verify_off ? -1 : 0;
+    MUST(dray_update_weights(e.subscriber, &options, &report, error));
+    CHECK(engine_wrong(&e, 7) == 0);
+    CHECK(report.peak_extra_bytes <= options.bucket_bytes);
+    CHECK(s->verify_off || report.verified_tensors > 0);
+    s->board->number[s->index] = (int64_t)report.wire_bytes;
+    __atomic_add_fetch(&s->board->number[15], (int64_t)report.link_bytes[DRAY_LINK_HOST],
+                       __ATOMIC_SEQ_CST);
+    __atomic_add_fetch(&s->board->number[14], (int64_t)report.bytes, __ATOMIC_SEQ_CST);
+    MUST(dray_barrier(e.context, "updated", member_count(s), DRAY_WAIT_DEFAULT, error));
+    engine_close(&e);
+}
+
+static int64_t whole_bytes(const scene *s)
+{
+    dray_layout *layout;
+    int64_t bytes = 0;
+    MUST(dray_layout_fsdp(&s->config, s->to, 0, 1, DRAY_REGION_HOST, &layout, error));
+    bytes = (int64_t)dray_layout_region(layout, 0)->bytes;
+    dray_layout_free(layout);
+    return bytes;
+}
+
+static board *log_board;
+
+/* Counts the neighbours whose memory was mapped. */
+static void see_line(void *user, dray_log_level level, const char *line)
+{
+    (void)user;
+    if (log_board && strstr(line, "is read directly"))
+        __atomic_add_fetch(&log_board->number[13], 1, __ATOMIC_SEQ_CST);
+    if (getenv("DRAY_TEST_LOG") && level <= DRAY_LOG_INFO)
+        fprintf(stderr, "%s\n", line);
+}
+
+static void run_scene(const scene *given)
+{
+    scene s = *given;
+    pid_t pids[16];
+    uint32_t count = 0;
+    s.config = wide_config();
+    s.board = log_board = board_new();
+    pid_t trainer_pid = spawn(run_trainer, &s);
+    await_flag(s.board, 0);
+    for (s.engine = 0; s.engine < MEMBERS && s.tps[s.engine]; s.engine++)
+        for (s.rank = 0; s.rank < s.tps[s.engine]; s.rank++) {
+            s.index = count;
+            pids[count++] = spawn(run_member, &s);
+        }
+    int64_t wire = 0, whole = whole_bytes(&s);
+    for (uint32_t i = 0; i < count; i++) {
+        must_end_well(pids[i]);
+        wire += s.board->number[i];
+    }
+    double times = (double)wire / (double)whole;
+    double held = (double)s.board->number[14] / (double)whole;
+    double fanned = (double)s.board->number[15] / (double)whole;
+    fprintf(stderr, "%s: %.3f times the weights over the network, %.3f fanned out of %.3f\n",
+            s.title, times, fanned, held);
+    assert_true(times > 0.98 && times < 1.04 * s.hosts);
+    assert_true(fanned > (held - s.hosts) * 0.98); /* the rest came from a neighbour */
+    if (s.verify_off) /* nothing would show that mapped memory changed: it is sent */
+        assert_int_equal(s.board->number[13], 0);
+    else
+        assert_true(s.board->number[13] >= (int64_t)(count - s.hosts));
+    log_board = NULL;
+    raise_flag(s.board, 1);
+    must_end_well(trainer_pid);
+    munmap(s.board, sizeof(board));
+}
+
+static void test_once(void **state)
+{
+    (void)state;
+    const scene scenes[] = {
+        {.title = "TP2 beside TP4", .tps = {2, 4}, .hosts = 1, .from = DRAY_BF16, .to = DRAY_BF16},
+        {.title = "other ceilings",
+         .tps = {2, 4},
+         .hosts = 1,
+         .from = DRAY_F32,
+         .to = DRAY_F32,
+         .ceilings = {0, CEILING / 4}},
+        {.title = "a cast", .tps = {1, 2, 4}, .hosts = 1, .from = DRAY_F32, .to = DRAY_BF16},
+        {.title = "on two hosts", .tps = {4, 4}, .hosts = 2, .from = DRAY_BF16, .to = DRAY_BF16},
+        {.title = "not verified",
+         .tps = {2, 4},
+         .hosts = 1,
+         .from = DRAY_BF16,
+         .to = DRAY_BF16,
+         .verify_off = true},
+    };
+    for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++)
+        run_scene(&scenes[i]);
+}
+
+int main(void)
+{
+    dray_set_log(see_line, NULL, DRAY_LOG_DEBUG);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_once, start, stop),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
