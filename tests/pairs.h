@@ -14,4 +14,21 @@
     XX(FILE, SHARED)                                                                               \
     XX(FILE, FILE)
 
+/* Of GPUs' memory, and of host memory that they reach. */
+#define GPU_PAIRS(XX)                                                                              \
+    XX(CUDA, CUDA)                                                                                 \
+    XX(CUDA, HOST)                                                                                 \
+    XX(CUDA, SHARED)                                                                               \
+    XX(CUDA, PINNED)                                                                               \
+    XX(CUDA, FILE)                                                                                 \
+    XX(HOST, CUDA)                                                                                 \
+    XX(SHARED, CUDA)                                                                               \
+    XX(PINNED, CUDA)                                                                               \
+    XX(FILE, CUDA)                                                                                 \
+    XX(PINNED, PINNED)                                                                             \
+    XX(PINNED, HOST)                                                                               \
+    XX(HOST, PINNED)                                                                               \
+    XX(PINNED, FILE)                                                                               \
+    XX(FILE, PINNED)
+
 #endif

@@ -15,7 +15,7 @@ enum { SOURCE = 1, WRITTEN = 2, BACK = 4, SCALES = 8 }; /* of dray__gpu_launch.w
 
 #if defined(__CUDACC__)
 
-#define KERNEL extern "C" __global__ void __launch_bounds__(DRAY__GPU_THREADS, 3)
+#define KERNEL extern "C" __global__ void __launch_bounds__(DRAY__GPU_THREADS, 2)
 #define LAUNCH const __grid_constant__ dray__gpu_launch
 #define INLINE static __device__ __forceinline__
 #define SHARED __shared__

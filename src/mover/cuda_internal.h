@@ -44,7 +44,7 @@ typedef struct dray__gpu {
     /* For one thing at once, under bounce_lock. */
     pthread_mutex_t bounce_lock;
     CUstream bounce_stream;
-    dray__gpu_memory *bounce;
+    dray__gpu_memory *bounce, *bounce_memory; /* the host's, the GPU's */
 } dray__gpu;
 
 /* Ready for jobs. The first call on a GPU may take seconds. The context is current. */

@@ -205,9 +205,13 @@ static int check_quant(const dray__cuda_quant *q, const dray_tensor_info *tensor
     return DRAY_OK;
 }
 
-/* Whether eight elements beside each other may be moved at once. */
+/* Whether eight elements beside each other may be moved at once: what the kernels know, where it is
+ * aligned. */
 static bool eight(const dray__gpu_quant *g, uint64_t in, uint64_t out)
 {
+    uint16_t floats = in == 1 ? g->to : g->from, bits = in == 1 ? g->from : g->to;
+    if (bits != DRAY_F8E4M3 || (floats != DRAY_BF16 && floats != DRAY_F32))
+        return false;
     uint64_t in_align = in == 1 ? 8 : 16, out_align = out == 1 ? 8 : 16;
     for (int d = 0; d < 3; d++)
         if (g->extent[d] > 1 && ((uint64_t)g->source_stride[d] % in_align != 0 ||

@@ -50,6 +50,8 @@ static int flip(dray__move *move, dray__tile *tile, dray_error *error)
         return rc;
     if (memory)
         *at ^= 4;
+    else if (move->destination->ops->kind == DRAY_REGION_CUDA)
+        return dray__cuda_flip(move->destination, offset, error);
     else if (pread(move->destination->fd, &byte, 1, (off_t)offset) != 1 ||
              (byte ^= 4, pwrite(move->destination->fd, &byte, 1, (off_t)offset) != 1))
         return dray__fail(error, DRAY_ESYS, "flipping a bit of %s", move->destination->name);

@@ -149,9 +149,8 @@ bool dray__file_fits(const dray__move *move, const dray__tile *tile)
            p.span <= move->options.staging_bytes / move->mover->parts;
 }
 
-/* Brings the tile's elements into `staging` and points the rectangle's source there. */
-static int fetch(dray__move *move, dray__tile *tile, uint8_t *staging, size_t room,
-                 dray_error *error)
+int dray__file_fetch(dray__move *move, dray__tile *tile, uint8_t *staging, size_t room,
+                     dray_error *error)
 {
     dray__rect *rect = &tile->rect;
     packed p = pack(rect, rect->source_stride, dray_dtype_size((dray_dtype)rect->from));
@@ -162,8 +161,7 @@ static int fetch(dray__move *move, dray__tile *tile, uint8_t *staging, size_t ro
     return each_run(move->source, &p, tile->source_offset, staging, false, error);
 }
 
-/* Writes the tile from memory, through `staging` where it must be packed or converted. */
-static int store(dray__move *move, dray__tile *tile, uint8_t *staging, dray_error *error)
+int dray__file_store(dray__move *move, dray__tile *tile, uint8_t *staging, dray_error *error)
 {
     dray__rect *rect = &tile->rect;
     uint64_t bytes;
@@ -190,7 +188,7 @@ int dray__tile_from_file(dray__move *move, dray__tile *tile, dray_error *error)
             dray__tile_sum(tile, rect->destination, rect->destination_stride);
         return rc;
     }
-    rc = fetch(move, tile, move->options.staging, move->options.staging_bytes, error);
+    rc = dray__file_fetch(move, tile, move->options.staging, move->options.staging_bytes, error);
     if (!rc)
         dray__tile_move(tile);
     return rc;
@@ -198,13 +196,13 @@ int dray__tile_from_file(dray__move *move, dray__tile *tile, dray_error *error)
 
 int dray__tile_to_file(dray__move *move, dray__tile *tile, dray_error *error)
 {
-    return store(move, tile, move->options.staging, error);
+    return dray__file_store(move, tile, move->options.staging, error);
 }
 
 int dray__tile_between_files(dray__move *move, dray__tile *tile, dray_error *error)
 {
     size_t half = move->options.staging_bytes / 2;
     uint8_t *staging = move->options.staging;
-    int rc = fetch(move, tile, staging, half, error);
-    return rc ? rc : store(move, tile, staging + half, error);
+    int rc = dray__file_fetch(move, tile, staging, half, error);
+    return rc ? rc : dray__file_store(move, tile, staging + half, error);
 }

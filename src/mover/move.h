@@ -15,8 +15,11 @@ typedef struct dray__tile {
     uint64_t sums[2]; /* of the source's bits, of what is written: see dray__rect_move_summed */
 } dray__tile;
 
+/* Kinds of regions that a mover is for: bit sets of dray__kind_bit. */
+#define dray__kind_bit(kind) (1u << (kind))
+
 typedef struct dray__mover {
-    dray_region_kind source, destination;
+    uint32_t sources, destinations;
     const char *name;
     size_t tile_bytes; /* of the larger side */
     size_t parts;      /* of the staging buffer, each with room for a tile; 0: needs none */
@@ -48,6 +51,20 @@ int dray__tile_memory(dray__move *move, dray__tile *tile, dray_error *error);
 int dray__tile_from_file(dray__move *move, dray__tile *tile, dray_error *error);
 int dray__tile_to_file(dray__move *move, dray__tile *tile, dray_error *error);
 int dray__tile_between_files(dray__move *move, dray__tile *tile, dray_error *error);
+
+int dray__tile_from_cuda(dray__move *move, dray__tile *tile, dray_error *error);
+int dray__tile_to_cuda(dray__move *move, dray__tile *tile, dray_error *error);
+int dray__tile_between_cuda(dray__move *move, dray__tile *tile, dray_error *error);
+int dray__tile_cuda_to_file(dray__move *move, dray__tile *tile, dray_error *error);
+int dray__tile_file_to_cuda(dray__move *move, dray__tile *tile, dray_error *error);
+
+/* Brings the tile's elements of a file into `staging` and points the rectangle's source there. */
+int dray__file_fetch(dray__move *move, dray__tile *tile, uint8_t *staging, size_t room,
+                     dray_error *error);
+/* Writes the tile from memory, through `staging` where it must be packed or converted. */
+int dray__file_store(dray__move *move, dray__tile *tile, uint8_t *staging, dray_error *error);
+/* Changes a bit of what lies at `offset` of device memory. */
+int dray__cuda_flip(dray_region *region, uint64_t offset, dray_error *error);
 
 /* False for rows so short that they should be read with the gaps between them, but too many of them
  * for the staging buffer. */

@@ -11,25 +11,30 @@
 
 enum { MEMORY_TILE = 256 << 10, FILE_TILE = DRAY__MOVE_STAGING };
 
+/* The first that takes a pair is its mover. */
+#define HOST dray__kind_bit(DRAY_REGION_HOST)
+#define MEMORY (HOST | dray__kind_bit(DRAY_REGION_SHARED) | dray__kind_bit(DRAY_REGION_PINNED))
+#define CUDA dray__kind_bit(DRAY_REGION_CUDA)
+#define A_FILE dray__kind_bit(DRAY_REGION_FILE)
+
 static const dray__mover movers[] = {
-    {DRAY_REGION_HOST, DRAY_REGION_HOST, "local", MEMORY_TILE, 0, dray__tile_memory, NULL},
-    {DRAY_REGION_HOST, DRAY_REGION_SHARED, "shared", MEMORY_TILE, 0, dray__tile_memory, NULL},
-    {DRAY_REGION_SHARED, DRAY_REGION_HOST, "shared", MEMORY_TILE, 0, dray__tile_memory, NULL},
-    {DRAY_REGION_SHARED, DRAY_REGION_SHARED, "shared", MEMORY_TILE, 0, dray__tile_memory, NULL},
-    {DRAY_REGION_FILE, DRAY_REGION_HOST, "file", FILE_TILE, 1, dray__tile_from_file,
-     dray__file_fits},
-    {DRAY_REGION_FILE, DRAY_REGION_SHARED, "file", FILE_TILE, 1, dray__tile_from_file,
-     dray__file_fits},
-    {DRAY_REGION_HOST, DRAY_REGION_FILE, "file", FILE_TILE, 1, dray__tile_to_file, NULL},
-    {DRAY_REGION_SHARED, DRAY_REGION_FILE, "file", FILE_TILE, 1, dray__tile_to_file, NULL},
-    {DRAY_REGION_FILE, DRAY_REGION_FILE, "file", FILE_TILE, 2, dray__tile_between_files,
-     dray__file_fits},
+    {HOST, HOST, "local", MEMORY_TILE, 0, dray__tile_memory, NULL},
+    {MEMORY, MEMORY, "shared", MEMORY_TILE, 0, dray__tile_memory, NULL},
+    {A_FILE, MEMORY, "file", FILE_TILE, 1, dray__tile_from_file, dray__file_fits},
+    {MEMORY, A_FILE, "file", FILE_TILE, 1, dray__tile_to_file, NULL},
+    {A_FILE, A_FILE, "file", FILE_TILE, 2, dray__tile_between_files, dray__file_fits},
+    {CUDA, MEMORY, "cuda", FILE_TILE, 1, dray__tile_from_cuda, NULL},
+    {MEMORY, CUDA, "cuda", FILE_TILE, 1, dray__tile_to_cuda, NULL},
+    {CUDA, CUDA, "cuda", FILE_TILE, 2, dray__tile_between_cuda, NULL},
+    {CUDA, A_FILE, "cuda", FILE_TILE, 2, dray__tile_cuda_to_file, NULL},
+    {A_FILE, CUDA, "cuda", FILE_TILE, 2, dray__tile_file_to_cuda, dray__file_fits},
 };
 
 static const dray__mover *mover_of(dray_region_kind source, dray_region_kind destination)
 {
     for (size_t i = 0; i < sizeof movers / sizeof *movers; i++)
-        if (movers[i].source == source && movers[i].destination == destination)
+        if ((movers[i].sources & dray__kind_bit(source)) &&
+            (movers[i].destinations & dray__kind_bit(destination)))
             return &movers[i];
     return NULL;
 }

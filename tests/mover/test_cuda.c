@@ -10,6 +10,7 @@
 #include "mover/quant.h"
 #include "mover/rect.h"
 
+#include <dray/gpu.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -335,6 +336,36 @@ static void test_random_rectangles(void **state)
         one_round((uint32_t)draw(8));
 }
 
+/* Sums of a region, at once, without a job. */
+static void test_sums_of_regions(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 20 * scale(); i++) {
+        dray_layout *layout;
+        dray_error e = {0};
+        dray_region *region;
+        test_item t;
+        assert_int_equal(dray_layout_new(&layout, &e), DRAY_OK);
+        random_item(&t, layout, 0);
+        assert_int_equal(
+            dray_region_wrap_cuda(t.source.device, t.source.bytes, "test", &region, &e), DRAY_OK);
+        dray__sum_of of = {.dtype = t.copy.source_dtype,
+                           .ndim = t.copy.ndim,
+                           .shape = dray_layout_tensor(layout, 0)->shape,
+                           .start = t.copy.start,
+                           .extent = t.copy.extent,
+                           .stride = t.copy.source_stride};
+        uint64_t sum = 0;
+        done(NULL, &e, dray__sum_region(region, t.copy.source_offset, &of, &sum, &e));
+        if (sum != sum_of(&t, layout, false))
+            fail_msg("%s: another sum", describe(&t));
+        dray_region_free(region);
+        both_free(&t.source);
+        both_free(&t.destination);
+        dray_layout_free(layout);
+    }
+}
+
 /* ---- phases, events, errors -------------------------------------------------------------------
  */
 
@@ -581,7 +612,8 @@ int main(void)
 {
     gpu_begin(1);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_rectangles),   cmocka_unit_test(test_phases_follow_each_other),
+        cmocka_unit_test(test_random_rectangles), cmocka_unit_test(test_sums_of_regions),
+          cmocka_unit_test(test_phases_follow_each_other),
         cmocka_unit_test(test_stopped_jobs_say_so), cmocka_unit_test(test_wrong_items_are_refused),
         cmocka_unit_test(test_quantisation),
     };

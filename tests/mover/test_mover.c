@@ -8,6 +8,16 @@
 #include "mover/kernels.h"
 #include "pairs.h"
 
+#ifdef ON_GPU /* test_cuda_movers.c: this suite, for the pairs with GPUs' memory */
+#include "gpu/gpu.h"
+#include "memory/cuda_library.h"
+#include "memory/region.h"
+
+#include <dray/gpu.h>
+#undef PAIRS
+#define PAIRS GPU_PAIRS
+#endif
+
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
@@ -63,6 +73,17 @@ static dray_region *region_with(dray_region_kind kind, const void *content, size
 {
     dray_region *r = NULL;
     dray_error e = {0};
+#ifdef ON_GPU
+    if (kind == DRAY_REGION_CUDA) {
+        dray_gpu gpu = DRAY_GPU_INIT;
+        assert_int_equal(dray_gpu_get(0, &gpu, &e), DRAY_OK);
+        assert_int_equal(dray_region_alloc_cuda(gpu.uuid, bytes, "test", &r, &e), DRAY_OK);
+        assert_int_equal(dray__cuda_enter(r->device, &e), DRAY_OK);
+        assert_int_equal(dray__cuda_get(&e)->cuMemcpyHtoD(r->device_address, content, bytes), 0);
+        dray__cuda_leave();
+        return r;
+    }
+#endif
     if (kind != DRAY_REGION_FILE) {
         assert_int_equal(dray_region_alloc(kind, bytes, "test", &r, &e), DRAY_OK);
         memcpy(dray_region_base(r), content, bytes);
@@ -81,6 +102,14 @@ static dray_region *region_with(dray_region_kind kind, const void *content, size
 
 static void read_back(const dray_region *r, void *out, size_t bytes)
 {
+#ifdef ON_GPU
+    if (dray_region_get_kind(r) == DRAY_REGION_CUDA) {
+        assert_int_equal(dray__cuda_enter(r->device, NULL), DRAY_OK);
+        assert_int_equal(dray__cuda_get(NULL)->cuMemcpyDtoH(out, r->device_address, bytes), 0);
+        dray__cuda_leave();
+        return;
+    }
+#endif
     if (dray_region_base(r))
         memcpy(out, dray_region_base(r), bytes);
     else
@@ -480,6 +509,9 @@ static void threads_share_a_source(void **state)
 
 int main(void)
 {
+#ifdef ON_GPU
+    gpu_begin(1);
+#endif
     const struct CMUnitTest tests[] = {
 #define XX(from, to) cmocka_unit_test(from##_to_##to),
         PAIRS(XX)

@@ -1,0 +1,376 @@
+/* What the GPU mover reaches: on one GPU, from one GPU to another, half of all GPUs from the
+ * others, each from all others; by kernel and by copy engines, in rows of several widths,
+ * converted, quantised, with checksums. The limits are single large copies by a copy engine in the
+ * same run: on one GPU, and between two. */
+#include "bench.h"
+
+#include "mover/cuda.h"
+
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_GPUS = 8, MOST_ITEMS = 64 << 10 };
+
+typedef struct one {
+    dray__cuda_device *device;
+    CUdeviceptr from, to;
+} one;
+
+static struct {
+    bench *b;
+    const dray__cuda *cuda;
+    one gpus[MOST_GPUS];
+    int count;
+    uint64_t bytes; /* that a case reads on each GPU */
+    dray_layout *layout;
+    dray__cuda_item *items;
+    uint32_t blocks;
+} at;
+
+static void fine(int rc, const dray_error *e)
+{
+    if (rc)
+        bench_die(at.b, "%s", e->message);
+}
+
+static void cuda(CUresult result)
+{
+    if (result)
+        bench_die(at.b, "the CUDA driver says %d", result);
+}
+
+/* ---- GPUs -------------------------------------------------------------------------------------
+ */
+
+static void fill(CUdeviceptr to, uint64_t bytes, uint64_t seed)
+{
+    enum { PART = 32 << 20 };
+    uint64_t *random = malloc(PART), x = seed * 0x9E3779B97F4A7C15u + 1;
+    if (!random)
+        bench_die(at.b, "out of memory");
+    for (size_t i = 0; i < PART / sizeof *random; i++) { /* xorshift64 */
+        x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+        random[i] = x & 0xBFFFBFFFBFFFBFFFu; /* no infinity in any form */
+    }
+    for (uint64_t i = 0; i < bytes; i += PART)
+        cuda(at.cuda->cuMemcpyHtoD(to + i, random, bytes - i < PART ? bytes - i : PART));
+    free(random);
+}
+
+static void open_gpus(void)
+{
+    dray_error e;
+    at.cuda = dray__cuda_get(&e);
+    if (!at.cuda)
+        bench_die(at.b, "%s", e.message);
+    at.count = dray__cuda_device_count() < MOST_GPUS ? dray__cuda_device_count() : MOST_GPUS;
+    for (int i = 0; i < at.count; i++) {
+        one *g = &at.gpus[i];
+        fine(dray__cuda_device_at(i, &g->device, &e), &e);
+        fine(dray__cuda_enter(g->device, &e), &e);
+        cuda(at.cuda->cuMemAlloc(&g->from, 2 * at.bytes + MOST_GPUS * 4096));
+        cuda(at.cuda->cuMemAlloc(&g->to, 2 * at.bytes + MOST_GPUS * 4096));
+        fill(g->from, 2 * at.bytes + MOST_GPUS * 4096, (uint64_t)i + 1);
+        fill(g->to, 2 * at.bytes, (uint64_t)i + 100);
+        dray__cuda_leave();
+    }
+    for (int i = 0; i < at.count; i++)
+        for (int k = 0; k < at.count; k++) {
+            if (i == k)
+                continue;
+            fine(dray__cuda_enter(at.gpus[i].device, &e), &e);
+            cuda(at.cuda->cuCtxEnablePeerAccess(at.gpus[k].device->context, 0));
+            dray__cuda_leave();
+        }
+}
+
+/* ---- jobs -------------------------------------------------------------------------------------
+ */
+
+/* A case: what each of the GPUs that work at once does. */
+typedef struct work {
+    dray__cuda_job *jobs[MOST_GPUS];
+    int count;
+    uint64_t bytes; /* of one GPU */
+} work;
+
+static void make(work *w, int gpu, uint64_t items, const dray__cuda_job_options *given)
+{
+    dray__cuda_job_options options = *given;
+    dray_error e;
+    options.ctas = at.blocks;
+    fine(dray__cuda_job_new(at.gpus[gpu].device, at.layout, at.items, items, &options,
+                            &w->jobs[w->count], &e),
+         &e);
+    w->count++;
+}
+
+static void run(void *state)
+{
+    const work *w = state;
+    dray_error e;
+    for (int i = 0; i < w->count; i++)
+        fine(dray__cuda_job_start(w->jobs[i], NULL, 0, &e), &e);
+    for (int i = 0; i < w->count; i++) {
+        int rc;
+        while ((rc = dray__cuda_job_poll(w->jobs[i], &e)) == DRAY_EAGAIN) {
+            struct pollfd p = {.fd = dray__cuda_job_fd(w->jobs[i]), .events = POLLIN};
+            poll(&p, 1, 1000);
+        }
+        fine(rc, &e);
+    }
+}
+
+/* Bytes a second of one GPU, with and without what starting costs. */
+static double rate(work *w)
+{
+    double seconds = bench_median(at.b, run, w);
+    dray__cuda_job_times times;
+    dray__cuda_job_times_of(w->jobs[0], &times);
+    if (w->count == 1)
+        seconds = (double)times.device_ns * 1e-9;
+    for (int i = 0; i < w->count; i++)
+        dray__cuda_job_close(w->jobs[i]);
+    w->count = 0;
+    return (double)w->bytes / seconds;
+}
+
+/* ---- shapes -----------------------------------------------------------------------------------
+ */
+
+/* Rows of `row` bytes, every second one of the source, or all of it (dense), as many as fill
+ * `bytes`. */
+static dray__cuda_item rows(CUdeviceptr from, CUdeviceptr to, uint64_t bytes, int64_t row,
+                            bool dense)
+{
+    return (dray__cuda_item){.copy = {.ndim = 2,
+                                      .source_dtype = DRAY_BF16,
+                                      .destination_dtype = DRAY_BF16,
+                                      .extent = {(int64_t)bytes / row, row / 2},
+                                      .source_stride = {dense ? row : 2 * row, 2},
+                                      .destination_stride = {row, 2}},
+                             .source_base = from,
+                             .destination_base = to};
+}
+
+static double one_rate(int gpu, const dray__cuda_item *item, const dray__cuda_job_options *options)
+{
+    work w = {.bytes = 1};
+    for (uint32_t d = 0; d < item->copy.ndim; d++)
+        w.bytes *= (uint64_t)item->copy.extent[d];
+    w.bytes *= dray_dtype_size((dray_dtype)item->copy.source_dtype);
+    at.items[0] = *item;
+    make(&w, gpu, 1, options);
+    return rate(&w);
+}
+
+static const dray__cuda_job_options by_kernel = {.engine_bytes = UINT64_MAX};
+static const dray__cuda_job_options by_engine = {.engine_bytes = 1};
+
+static double limit_of(int gpu, CUdeviceptr from, CUdeviceptr to)
+{
+    dray__cuda_item item = rows(from, to, at.bytes, 16384, true);
+    return one_rate(gpu, &item, &by_engine);
+}
+
+static void row(const char *what, const char *how, double value, double limit, double target)
+{
+    char name[128];
+    snprintf(name, sizeof name, "%s%s%s", what, *how ? ", " : "", how);
+    bench_row(at.b, name, value, "B/s", limit, target);
+}
+
+/* Rows of all widths, from one place to another, by one GPU's kernel. */
+static void widths(int gpu, CUdeviceptr from, CUdeviceptr to, const char *what, double limit)
+{
+    static const int64_t sizes[] = {192, 384, 768, 2560, 4096, 13824, 16384};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        char how[64];
+        dray__cuda_item item = rows(from, to, at.bytes, sizes[i], false);
+        snprintf(how, sizeof how, "rows of %lld B", (long long)sizes[i]);
+        row(what, how, one_rate(gpu, &item, &by_kernel), limit, 0.85);
+    }
+}
+
+static void summed(int gpu, CUdeviceptr from, CUdeviceptr to, const char *what, double limit)
+{
+    static const struct {
+        const char *name;
+        uint32_t sums;
+    } kinds[] = {{"sums read back", DRAY__CUDA_SUM_BACK},
+                 {"sums written", DRAY__CUDA_SUM_WRITTEN},
+                 {"all sums", 7}};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        dray__cuda_item item = rows(from, to, at.bytes, 2560, false);
+        dray__cuda_job_options options = {.engine_bytes = UINT64_MAX, .sums = kinds[i].sums};
+        row(what, kinds[i].name, one_rate(gpu, &item, &options), limit, 0.85);
+    }
+}
+
+/* Converted on the way: bytes read a second, of what `limit` moves. */
+static void converted(int gpu, CUdeviceptr from, CUdeviceptr to, const char *what, double limit)
+{
+    dray__cuda_item item = rows(from, to, at.bytes, 8192, true);
+    item.copy.source_dtype = DRAY_F32;
+    item.copy.extent[1] /= 2;
+    item.copy.source_stride[1] = 4;
+    item.copy.destination_stride[0] /= 2;
+    row(what, "f32 -> bf16", one_rate(gpu, &item, &by_kernel), limit, 0.85);
+    dray__cuda_job_options all = {.engine_bytes = UINT64_MAX, .sums = 7};
+    row(what, "f32 -> bf16, all sums", one_rate(gpu, &item, &all), limit, 0.85);
+    item.copy.destination_dtype = DRAY_F16;
+    row(what, "f32 -> f16", one_rate(gpu, &item, &by_kernel), limit, 0.85);
+    item = rows(from, to, at.bytes, 8192, true);
+    item.copy.destination_stride[1] = 2 * item.copy.extent[0];
+    item.copy.destination_stride[0] = 2;
+    row(what, "turned over", one_rate(gpu, &item, &by_kernel), limit, 0.5);
+    item = rows(from + 2, to, at.bytes / 2, 8192, true);
+    row(what, "rows that begin 2 B beside words", one_rate(gpu, &item, &by_kernel), limit, 0.25);
+}
+
+static void quantised(int gpu, CUdeviceptr from, CUdeviceptr to, const char *what, double limit)
+{
+    int64_t columns = 8192, lines = (int64_t)at.bytes / 2 / columns;
+    dray__cuda_quant q = {.kind = DRAY_TRANSFORM_QUANTISE,
+                          .dtype = DRAY_BF16,
+                          .quant_dtype = DRAY_F8E4M3,
+                          .ndim = 2,
+                          .extent = {lines, columns},
+                          .cell = {128, 128},
+                          .source = from,
+                          .destination = to,
+                          .source_stride = {2 * columns, 2},
+                          .destination_stride = {columns, 1},
+                          .scales = to + at.bytes,
+                          .scale_stride = {columns / 128 * 4, 4}};
+    dray__cuda_job_options options = {.quants = &q, .quant_count = 1};
+    work w = {.bytes = at.bytes};
+    make(&w, gpu, 0, &options);
+    row(what, "bf16 -> FP8 in blocks", rate(&w), limit, 0.85);
+    options.sums = 15;
+    make(&w, gpu, 0, &options);
+    row(what, "bf16 -> FP8 in blocks, all sums", rate(&w), limit, 0.85);
+    q.kind = DRAY_TRANSFORM_DEQUANTISE;
+    q.source = to, q.destination = from;
+    q.source_stride[0] = columns, q.source_stride[1] = 1;
+    q.destination_stride[0] = 2 * columns, q.destination_stride[1] = 2;
+    options.sums = 0;
+    make(&w, gpu, 0, &options);
+    row(what, "FP8 in blocks -> bf16, bytes written", rate(&w), limit, 0.85);
+}
+
+static void sums_alone(void)
+{
+    dray__cuda_job_options options = {.sums = DRAY__CUDA_SUM_SOURCE};
+    static const int64_t sizes[] = {384, 2560, 10240, 55296};
+    double limit = 4.8e12;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        char how[64];
+        dray__cuda_item item = rows(at.gpus[0].from, 0, 2 * at.bytes, sizes[i], true);
+        snprintf(how, sizeof how, "bf16 rows of %lld B", (long long)sizes[i]);
+        row("checksum alone (of the datasheet's 4.8 TB/s)", how, one_rate(0, &item, &options),
+            limit, 0.73);
+    }
+    dray__cuda_item item = rows(at.gpus[0].from, 0, 2 * at.bytes, 10240, true);
+    item.copy.source_dtype = item.copy.destination_dtype = DRAY_F32;
+    item.copy.extent[1] /= 2;
+    item.copy.source_stride[1] = 4;
+    row("checksum alone (of the datasheet's 4.8 TB/s)", "f32 rows of 10240 B",
+        one_rate(0, &item, &options), limit, 0.73);
+}
+
+/* Many runs of one size, by engines, a single lane. */
+static void batches(int gpu, CUdeviceptr from, CUdeviceptr to, double limit)
+{
+    static const uint64_t sizes[] = {4 << 20, 1 << 20, 256 << 10, 64 << 10};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        char how[64];
+        uint64_t count = at.bytes / sizes[i];
+        work w = {.bytes = count * sizes[i]};
+        for (uint64_t k = 0; k < count; k++)
+            at.items[k] = rows(from + k * sizes[i], to + (count - 1 - k) * sizes[i], sizes[i],
+                               (int64_t)sizes[i] / 64, true);
+        snprintf(how, sizeof how, "runs of %llu KiB", (unsigned long long)sizes[i] >> 10);
+        make(&w, gpu, count, &by_engine);
+        row("copy engines, one pair", how, rate(&w), limit, 0.85);
+    }
+}
+
+/* GPUs [0, takers) each take from all of [first, at.count) but themselves: equal shares, in runs of
+ * `row` bytes, by kernel or engines. */
+static void many(int takers, int first, int64_t size, const dray__cuda_job_options *options,
+                 const char *what, double limit)
+{
+    char how[64];
+    work w = {0};
+    for (int g = 0; g < takers; g++) {
+        int sources = 0, lane = 0;
+        uint64_t items = 0;
+        for (int s = first; s < at.count; s++)
+            sources += s != g;
+        uint64_t share = at.bytes / (uint64_t)sources / (uint64_t)size * (uint64_t)size;
+        for (int s = first; s < at.count; s++) {
+            if (s == g)
+                continue;
+            at.items[items] =
+                rows(at.gpus[s].from + (uint64_t)g * 4096, at.gpus[g].to + (uint64_t)lane * share,
+                     share, size, options == &by_engine);
+            at.items[items++].lane = (uint32_t)lane++;
+        }
+        w.bytes = share * (uint64_t)sources;
+        make(&w, g, items, options);
+    }
+    snprintf(how, sizeof how, "rows of %lld B%s", (long long)size,
+             options->sums ? ", all sums" : "");
+    row(what, how, rate(&w), limit, 0.85);
+}
+
+int main(int argc, char **argv)
+{
+    at.b = bench_open(argc, argv, "cuda");
+    at.bytes = bench_quick(at.b) ? (uint64_t)4 << 20 : (uint64_t)1 << 30;
+    at.items = calloc(MOST_ITEMS, sizeof *at.items);
+    const char *blocks = getenv("DRAY_BENCH_BLOCKS");
+    const int64_t most[2] = {INT32_MAX, 1 << 20};
+    dray_error e;
+    at.blocks = blocks ? (uint32_t)atoi(blocks) : 0;
+    if (!at.items || dray_layout_new(&at.layout, &e) ||
+        dray_layout_add_tensor(at.layout, "w", DRAY_BF16, 2, most, NULL, &e))
+        bench_die(at.b, "out of memory");
+    open_gpus();
+    const one *a = &at.gpus[0], *b = &at.gpus[at.count > 1];
+    double local = limit_of(0, a->from, a->to);
+    row("copy engine", "on one GPU", local, 0, 0);
+    widths(0, a->from, a->to, "on one GPU", local);
+    summed(0, a->from, a->to, "on one GPU", local);
+    converted(0, a->from, a->to, "on one GPU", local);
+    quantised(0, a->from, a->to, "on one GPU", local);
+    sums_alone();
+    if (at.count > 1) {
+        double link = limit_of(0, b->from, a->to);
+        row("copy engine", "from another GPU", link, 0, 0);
+        row("copy engine", "to another GPU", limit_of(0, a->from, b->to), 0, 0);
+        widths(0, b->from, a->to, "pulled", link);
+        widths(0, a->from, b->to, "pushed", link);
+        summed(0, b->from, a->to, "pulled", link);
+        summed(0, a->from, b->to, "pushed", link);
+        converted(0, b->from, a->to, "pulled", link);
+        converted(0, a->from, b->to, "pushed", link);
+        quantised(0, a->from, b->to, "pushed", link);
+        batches(0, b->from, a->to, link);
+        dray__cuda_job_options all = {.engine_bytes = UINT64_MAX, .sums = 7};
+        int half = at.count / 2;
+        many(half, half, 384, &by_kernel, "half from half", link);
+        many(half, half, 16384, &by_kernel, "half from half", link);
+        many(half, half, 16384, &all, "half from half", link);
+        many(half, half, 16384, &by_engine, "half from half, engines", link);
+        many(at.count, 0, 384, &by_kernel, "all from all", link);
+        many(at.count, 0, 16384, &by_kernel, "all from all", link);
+        many(at.count, 0, 16384, &all, "all from all", link);
+        many(at.count, 0, 16384, &by_engine, "all from all, engines", link);
+    }
+    free(at.items);
+    dray_layout_free(at.layout);
+    return bench_close(at.b);
+}
