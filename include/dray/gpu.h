@@ -62,6 +62,8 @@ int dray_gpu_get_link(int32_t from, int32_t to, int32_t *link, dray_error *error
  * -1 is pinned host memory. Allocates 256 MiB on each side for the call, fills them with noise, and
  * takes a tenth of a second. DRAY_EUNSUPPORTED: no link. */
 int dray_gpu_measure(int32_t from, int32_t to, double *rate, dray_error *error);
+/* Of its memory, what nobody uses now, and all. Outputs may be NULL. Makes a context on it. */
+int dray_gpu_memory(int32_t index, uint64_t *unused, uint64_t *total, dray_error *error);
 /* Is a library of the GPU world there ("cuda", "nvrtc", "nccl")? detail: gets at most `size` bytes,
  * its version and where it was found. DRAY_EUNSUPPORTED: no, and why; DRAY_EINVALID. */
 int dray_gpu_library(const char *which, char *detail, size_t size, dray_error *error);

@@ -54,6 +54,15 @@ int dray_region_device(const dray_region *region, uint8_t uuid[16], dray_error *
  * is released): export and plan it anew. Other kinds: DRAY_OK. Does not block. */
 int dray_region_check(const dray_region *region, dray_error *error);
 
+/* Copies bytes out of a region of any kind, or into it, through the CPU, and waits until that is
+ * complete: for looks, tests and small things; movers are many times as fast. GPU memory: work that
+ * is under way in non-blocking streams is not waited for. DRAY_EINVALID: outside the region, or it
+ * was opened for reading; DRAY_ESYS. Threads: any. Blocks. */
+int dray_region_read(const dray_region *region, uint64_t offset, void *data, uint64_t bytes,
+                     dray_error *error);
+int dray_region_write(dray_region *region, uint64_t offset, const void *data, uint64_t bytes,
+                      dray_error *error);
+
 /* ---- handles ------------------------------------------------------------------------------------
  * dray's form of PyTorch's rebuild_cuda_tensor arguments, without pickle: says how to reach one
  * tensor's storage from another process. Pointer-free, versioned, checksummed, little-endian.

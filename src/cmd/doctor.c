@@ -1,10 +1,11 @@
 /* dray doctor: looks for everything that dray can use on this machine and says what is off without
  * it. Only what dray cannot run without makes it fail. */
+#include "cmd/doctor.h"
 #include "cmd/cmd.h"
 
 #include <cblas.h>
 #include <cyaml/cyaml.h>
-#include <dlfcn.h>
+#include <dray/gpu.h>
 #include <dray/queue.h>
 #include <errno.h>
 #include <event2/event.h>
@@ -218,69 +219,36 @@ static void look_openblas(finding *f)
     found(f, "%s", openblas_get_config());
 }
 
-/* Opens the first of the names (NULL-terminated); NULL with the reason in the finding. */
-static void *open_library(finding *f, const char *const *names)
+static void look_gpu_library(finding *f, const char *which)
 {
-    for (size_t i = 0; names[i]; i++) {
-        void *library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
-        if (library)
-            return library;
-    }
-    missing(f, "not found (%s)", names[0]);
-    return NULL;
-}
-
-/* dlsym gives an object pointer; POSIX promises that it holds a function's. */
-static bool symbol(void *library, const char *name, void *function)
-{
-    void *at = dlsym(library, name);
-    memcpy(function, &at, sizeof(at));
-    return at != NULL;
+    char detail[sizeof f->detail];
+    dray_error error;
+    if (dray_gpu_library(which, detail, sizeof detail, &error))
+        missing(f, "%s", error.message);
+    else
+        found(f, "%s", detail);
 }
 
 static void look_cuda(finding *f)
 {
-    int (*init)(unsigned) = NULL, (*version)(int *) = NULL, (*devices)(int *) = NULL;
-    void *library = open_library(f, (const char *const[]){"libcuda.so.1", NULL});
-    if (!library)
-        return;
-    int number = 0, count = 0, status = -1;
-    if (symbol(library, "cuInit", &init) && symbol(library, "cuDriverGetVersion", &version) &&
-        symbol(library, "cuDeviceGetCount", &devices))
-        status = init(0);
-    if (status == 0 && version(&number) == 0 && devices(&count) == 0)
-        found(f, "driver for CUDA %d.%d, %d device%s", number / 1000, number % 1000 / 10, count,
-              count == 1 ? "" : "s");
-    else
-        missing(f, "libcuda.so.1 is there, but cuInit says %d", status);
+    int32_t count = 0;
+    look_gpu_library(f, "cuda");
+    if (f->found && dray_gpu_count(&count, NULL, NULL) == DRAY_OK) {
+        size_t used = strlen(f->detail);
+        snprintf(f->detail + used, sizeof(f->detail) - used, ", %d GPU%s", (int)count,
+                 count == 1 ? "" : "s");
+    }
     f->value = count;
 }
 
 static void look_nvrtc(finding *f)
 {
-    int (*version)(int *, int *) = NULL, major = 0, minor = 0;
-    void *library =
-        open_library(f, (const char *const[]){"libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12",
-                                              "libnvrtc.so.11.2", NULL});
-    if (!library)
-        return;
-    if (symbol(library, "nvrtcVersion", &version) && version(&major, &minor) == 0)
-        found(f, "%d.%d", major, minor);
-    else
-        missing(f, "libnvrtc is there, but does not say its version");
-    dlclose(library);
+    look_gpu_library(f, "nvrtc");
 }
 
 static void look_nccl(finding *f)
 {
-    int (*version)(int *) = NULL, v = 0;
-    void *library = open_library(f, (const char *const[]){"libnccl.so.2", NULL});
-    if (!library)
-        return;
-    if (symbol(library, "ncclGetVersion", &version) && version(&v) == 0)
-        found(f, "%d.%d.%d", v / 10000, v / 100 % 100, v % 100);
-    else
-        missing(f, "libnccl.so.2 is there, but does not say its version");
+    look_gpu_library(f, "nccl");
 }
 
 /* As updates between hosts would use it. */
@@ -296,17 +264,17 @@ static void look_ucx(finding *f)
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
-typedef enum need { FACT, REQUIRED, OPTIONAL, LATER } need;
+typedef enum need { FACT, REQUIRED, OPTIONAL } need;
 
 typedef struct check {
     const char *name;
     void (*look)(finding *f);
-    need need;        /* LATER: looked for, not used by this version */
+    need need;
     const char *unit; /* of the finding's value; NULL: none */
     const char *without;
 } check;
 
-static const char *const need_names[] = {"fact", "required", "optional", "later"};
+static const char *const need_names[] = {"fact", "required", "optional"};
 
 static const check checks[] = {
     {"kernel", look_kernel, FACT, NULL, ""},
@@ -324,9 +292,11 @@ static const check checks[] = {
     {"hiredis", look_redis, OPTIONAL, NULL, "no queues whose bytes Redis holds"},
     {"libcyaml", look_cyaml, REQUIRED, NULL, ""},
     {"OpenBLAS", look_openblas, REQUIRED, NULL, ""},
-    {"CUDA driver", look_cuda, LATER, "devices", "GPU memory disabled"},
-    {"NVRTC", look_nvrtc, LATER, NULL, "GPU kernels cannot be compiled on first use"},
-    {"NCCL", look_nccl, LATER, NULL, "no collective transfers between GPUs"},
+    {"CUDA driver", look_cuda, OPTIONAL, "devices",
+     "no weights in GPU memory: host memory and files alone"},
+    {"NVRTC", look_nvrtc, OPTIONAL, NULL,
+     "no GPU kernels where the library was built without nvcc"},
+    {"NCCL", look_nccl, OPTIONAL, NULL, "no transfers between GPUs of different hosts by NCCL"},
     {"UCX", look_ucx, OPTIONAL, NULL,
      "no RDMA between hosts: TCP streams; DRAY_TRANSPORT=ucx fails"},
 };
@@ -338,7 +308,7 @@ static bool good(const check *c, const finding *f)
     return f->found || c->need != REQUIRED;
 }
 
-static void print_json(const finding *findings, size_t bad)
+static void print_json(const finding *findings, size_t bad, bool measure)
 {
     for (size_t i = 0; i < CHECKS; i++) {
         const check *c = &checks[i];
@@ -351,11 +321,12 @@ static void print_json(const finding *findings, size_t bad)
                                    json_pack("{s:f, s:s}", "value", f->value, "unit", c->unit));
         cmd_json_line(line);
     }
+    doctor_gpus_json(measure);
     cmd_json_line(
         json_pack("{s:s, s:b, s:s}", "name", "summary", "ok", bad == 0, "version", dray_version()));
 }
 
-static void print_table(const finding *findings, size_t bad)
+static void print_table(const finding *findings, size_t bad, bool measure)
 {
     static const char *const headings[] = {"what", "here", "found", "without it", NULL};
     cmd_table *table = cmd_table_new(headings);
@@ -370,6 +341,7 @@ static void print_table(const finding *findings, size_t bad)
         off += !f->found;
     }
     cmd_table_print(table, stdout);
+    doctor_gpus_table(measure);
     printf("\ndray %s: ", dray_version());
     if (bad)
         printf("%zu thing%s that dray needs %s missing.\n", bad, bad == 1 ? "" : "s",
@@ -377,17 +349,20 @@ static void print_table(const finding *findings, size_t bad)
     else
         printf("everything that dray needs is here; %zu optional thing%s not.\n", off,
                off == 1 ? " is" : "s are");
-    puts("This version keeps weights in host memory and files; CUDA, NVRTC and NCCL are only "
-         "looked\n"
-         "for.");
 }
+
+typedef struct settings {
+    bool json, measure;
+} settings;
 
 static error_t parse(int key, char *text, struct argp_state *state)
 {
-    bool *json = state->input;
+    settings *s = state->input;
     (void)text;
     if (key == 'j')
-        *json = true;
+        s->json = true;
+    else if (key == 'm')
+        s->measure = true;
     else if (key == ARGP_KEY_ARG)
         argp_error(state, "expected no arguments");
     else
@@ -398,20 +373,22 @@ static error_t parse(int key, char *text, struct argp_state *state)
 int cmd_doctor(int argc, char **argv)
 {
     static const struct argp_option options[] = {
-        {"json", 'j', NULL, 0, "Print one object a line", 0}, {0}};
+        {"json", 'j', NULL, 0, "Print one object a line", 0},
+        {"measure", 'm', NULL, 0, "Measure the links of GPUs, too: a few seconds, 256 MiB each", 0},
+        {0}};
     static const struct argp argp = {
         .options = options,
         .parser = parse,
         .doc = "Says what this machine has that dray can use, and what is off without the rest."
                "\vFails only when something is missing that dray cannot run without."};
-    bool json = false;
-    cmd_parse(&argp, argc, argv, &json);
+    settings s = {false, false};
+    cmd_parse(&argp, argc, argv, &s);
     finding findings[CHECKS] = {0};
     size_t bad = 0;
     for (size_t i = 0; i < CHECKS; i++) {
         checks[i].look(&findings[i]);
         bad += !good(&checks[i], &findings[i]);
     }
-    (json ? print_json : print_table)(findings, bad);
+    (s.json ? print_json : print_table)(findings, bad, s.measure);
     return bad ? CMD_FAILED : CMD_OK;
 }

@@ -495,6 +495,24 @@ static void release(dray_region *region)
     free(memory);
 }
 
+static int transfer(const dray_region *region, uint64_t offset, void *data, uint64_t bytes,
+                    bool write, dray_error *error)
+{
+    CUdeviceptr at = region->device_address + offset;
+    int rc = check(region, error);
+    if (rc == DRAY_OK)
+        rc = dray__cuda_enter(region->device, error);
+    if (rc)
+        return rc;
+    const dray__cuda *cuda = dray__cuda_get(NULL);
+    CUresult result =
+        write ? cuda->cuMemcpyHtoD(at, data, bytes) : cuda->cuMemcpyDtoH(data, at, bytes);
+    dray__cuda_leave();
+    return result ? dray__fail_cuda(error, result, "region %s: %s %llu bytes", region->name,
+                                    write ? "writing" : "reading", (unsigned long long)bytes)
+                  : DRAY_OK;
+}
+
 /* ---- from other GPUs --------------------------------------------------------------------------
  */
 
@@ -537,4 +555,5 @@ const dray__region_ops dray__region_cuda = {.kind = DRAY_REGION_CUDA,
                                             .release = release,
                                             .check = check,
                                             .withdrawn = withdrawn,
-                                            .descriptor = descriptor};
+                                            .descriptor = descriptor,
+                                            .transfer = transfer};

@@ -86,6 +86,28 @@ static int import(dray_region *region, const dray_handle *handle, int fd, dray_e
     return DRAY_OK;
 }
 
+static int transfer(const dray_region *region, uint64_t offset, void *data, uint64_t bytes,
+                    bool write, dray_error *error)
+{
+    uint8_t *at = data;
+    while (bytes) {
+        ssize_t n = write ? pwrite(region->fd, at, bytes, (off_t)offset)
+                          : pread(region->fd, at, bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return dray__fail_errno(error, errno, "%s %s", write ? "writing" : "reading",
+                                    region->name);
+        if (n == 0)
+            return dray__fail(error, DRAY_EFORMAT, "%s ends at byte %llu", region->name,
+                              (unsigned long long)offset);
+        at += n;
+        offset += (uint64_t)n;
+        bytes -= (uint64_t)n;
+    }
+    return DRAY_OK;
+}
+
 static void release(dray_region *region)
 {
     if (region->fd >= 0)
@@ -96,4 +118,5 @@ const dray__region_ops dray__region_file = {.kind = DRAY_REGION_FILE,
                                             .open = open_file,
                                             .describe = describe,
                                             .import = import,
-                                            .release = release};
+                                            .release = release,
+                                            .transfer = transfer};

@@ -50,6 +50,26 @@ int dray_gpu_find(const uint8_t uuid[16], int32_t *index, dray_error *error)
     return rc;
 }
 
+int dray_gpu_memory(int32_t index, uint64_t *unused, uint64_t *total, dray_error *error)
+{
+    dray__cuda_device *device;
+    size_t left = 0, all = 0;
+    int rc = dray__cuda_device_at(index, &device, error);
+    if (rc == DRAY_OK)
+        rc = dray__cuda_enter(device, error);
+    if (rc)
+        return rc;
+    CUresult result = dray__cuda_get(NULL)->cuMemGetInfo(&left, &all);
+    dray__cuda_leave();
+    if (result)
+        return dray__fail_cuda(error, result, "memory of %s", device->name);
+    if (unused)
+        *unused = left;
+    if (total)
+        *total = all;
+    return DRAY_OK;
+}
+
 /* ---- links ------------------------------------------------------------------------------------
  */
 

@@ -243,6 +243,37 @@ int dray_region_device(const dray_region *region, uint8_t uuid[16], dray_error *
     return DRAY_OK;
 }
 
+static int transfer(const dray_region *region, uint64_t offset, void *data, uint64_t bytes,
+                    bool write, dray_error *error)
+{
+    if (offset > region->bytes || bytes > region->bytes - offset)
+        return dray__fail(error, DRAY_EINVALID,
+                          "region %s: %llu bytes from %llu on are not in its %llu", region->name,
+                          (unsigned long long)bytes, (unsigned long long)offset,
+                          (unsigned long long)region->bytes);
+    if (write && !region->writable)
+        return dray__fail(error, DRAY_EINVALID, "region %s was opened for reading", region->name);
+    if (region->ops->transfer)
+        return bytes ? region->ops->transfer(region, offset, data, bytes, write, error) : DRAY_OK;
+    if (write)
+        memcpy(region->base + offset, data, bytes);
+    else
+        memcpy(data, region->base + offset, bytes);
+    return DRAY_OK;
+}
+
+int dray_region_read(const dray_region *region, uint64_t offset, void *data, uint64_t bytes,
+                     dray_error *error)
+{
+    return transfer(region, offset, data, bytes, false, error);
+}
+
+int dray_region_write(dray_region *region, uint64_t offset, const void *data, uint64_t bytes,
+                      dray_error *error)
+{
+    return transfer(region, offset, (void *)(uintptr_t)data, bytes, true, error);
+}
+
 int dray_region_check(const dray_region *region, dray_error *error)
 {
     return region->ops->check ? region->ops->check(region, error) : DRAY_OK;

@@ -49,6 +49,9 @@ struct dray__region_ops {
     void (*withdrawn)(dray_region *region);
     /* dray_region_fd. NULL: region->fd. */
     int (*descriptor)(const dray_region *region);
+    /* dray_region_read and _write, of bytes that are inside. NULL: it is addressable. */
+    int (*transfer)(const dray_region *region, uint64_t offset, void *data, uint64_t bytes,
+                    bool write, dray_error *error);
 };
 
 extern const dray__region_ops dray__region_host, dray__region_shared, dray__region_pinned,
