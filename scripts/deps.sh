@@ -16,6 +16,7 @@ libjansson-dev pc:jansson            JSON: checkpoint headers, metrics, --json
 libxxhash-dev  pc:libxxhash          checksums of messages
 libssl-dev     pc:openssl            TLS of connections between hosts
 liburing-dev   pc:liburing           files, read and written many ranges at once
+libzstd-dev    pc:libzstd            what changed between two versions, compressed on the wire
 libhiredis-dev pc:hiredis            queues whose bytes Redis holds
 libopenblas-dev pc:openblas          matrix products of the reference engine
 libcyaml-dev   pc:libcyaml           job files

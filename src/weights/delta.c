@@ -536,11 +536,8 @@ int dray__delta_apply(const dray__delta_part *part, const dray_copy *copy, void 
     }
 }
 
-/* ---- over a network -------------------------------------------------------------------------- */
-
-/* The slice that the whole rectangle lies in; false: it lies in several. */
-static bool slice_of(const dray__delta_view *view, uint32_t block, const dray__rect *rect,
-                     dray__delta_part *out)
+bool dray__delta_slice(const dray__delta_view *view, uint32_t block, const dray__rect *rect,
+                       dray__delta_part *out)
 {
     dray__slicer slicer;
     uint64_t index = 0;
@@ -560,69 +557,7 @@ static bool slice_of(const dray__delta_view *view, uint32_t block, const dray__r
     return part_at(view, block, view->first[block] + index, out, NULL) == DRAY_OK;
 }
 
-/* Of a position within the slice, that within part->cross; UINT32_MAX: it lies outside. */
-static uint32_t within(const dray__delta_part *part, uint32_t position)
+bool dray__delta_sends(const dray__delta_view *view, uint32_t block, int32_t dtype)
 {
-    uint32_t at = 0, scale = 1;
-    for (uint32_t d = DRAY_MAX_DIMS; d-- > 0;) {
-        uint32_t extent = (uint32_t)part->slice.extent[d];
-        int64_t here = part->slice.start[d] + position % extent - part->cross.start[d];
-        position /= extent;
-        if (here < 0 || here >= part->cross.extent[d])
-            return UINT32_MAX;
-        at += (uint32_t)here * scale;
-        scale *= (uint32_t)part->cross.extent[d];
-    }
-    return at;
-}
-
-static size_t values_at(uint64_t count)
-{
-    return 4 + (size_t)((count * 2 + 3) & ~(uint64_t)3);
-}
-
-size_t dray__delta_encode(const dray__delta_view *view, uint32_t block, const dray__rect *rect,
-                          int32_t dtype, uint8_t *out, size_t limit)
-{
-    dray__delta_part part;
-    size_t size = dray_dtype_size((dray_dtype)dtype);
-    if (dtype_of(view->layout, block, view->dtype) != dtype ||
-        !slice_of(view, block, rect, &part) || part.full)
-        return 0;
-    uint32_t count = part.count;
-    bool whole = memcmp(&part.slice, &part.cross, sizeof part.slice) == 0;
-    for (uint32_t i = 0; i < part.count && !whole; i++)
-        count -= within(&part, part.positions[i]) == UINT32_MAX;
-    size_t values = values_at(count), bytes = values + count * size;
-    if (bytes >= limit)
-        return 0;
-    memset(out, 0, values);
-    memcpy(out, &count, sizeof count);
-    for (uint32_t i = 0, k = 0; i < part.count; i++) {
-        uint32_t at = whole ? part.positions[i] : within(&part, part.positions[i]);
-        if (at == UINT32_MAX)
-            continue;
-        uint16_t position = (uint16_t)at;
-        memcpy(out + 4 + (size_t)k * 2, &position, sizeof position);
-        memcpy(out + values + (size_t)k * size, part.values + (size_t)i * size, size);
-        k++;
-    }
-    return bytes;
-}
-
-int dray__delta_decode(const uint8_t *data, size_t size, const dray_copy *copy, void *base,
-                       dray_error *error)
-{
-    dray__delta_part part = {.slice = dray__copy_rect(copy), .cross = dray__copy_rect(copy)};
-    uint64_t bytes = 0;
-    size_t element = dray_dtype_size((dray_dtype)copy->destination_dtype);
-    if (size >= 4)
-        memcpy(&part.count, data, 4);
-    if (size < 4 || (uintptr_t)data % 2 || part.count > DRAY__DELTA_SLICE ||
-        size != values_at(part.count) + part.count * element)
-        return dray__fail(error, DRAY_EFORMAT, "%zu bytes that are no delta of %" PRIu32 " entries",
-                          size, part.count);
-    part.positions = (const uint16_t *)(const void *)(data + 4);
-    part.values = data + values_at(part.count);
-    return dray__delta_apply(&part, copy, base, &bytes, error);
+    return dtype_of(view->layout, block, view->dtype) == dtype;
 }

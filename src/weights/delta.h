@@ -84,15 +84,34 @@ int dray__delta_next(dray__delta_walk *walk, dray__delta_part *out, dray_error *
 int dray__delta_apply(const dray__delta_part *part, const dray_copy *copy, void *base,
                       uint64_t *bytes, dray_error *error);
 
-/* ---- over a network: the entries that lie in a rectangle of one slice, with positions within the
- * rectangle. u32 count, u16 positions (little-endian, padded to a multiple of 4), values. */
+/* The slice that the whole rectangle lies in; false: it lies in several. */
+bool dray__delta_slice(const dray__delta_view *view, uint32_t block, const dray__rect *rect,
+                       dray__delta_part *out);
+/* Is a block sent as this dtype? */
+bool dray__delta_sends(const dray__delta_view *view, uint32_t block, int32_t dtype);
+
+/* ---- over a network (delta_wire.c): the entries that lie in a rectangle of one slice, with
+ * positions within the rectangle, u32 each:
+ *
+ *     count     of entries; its highest bit: what follows `gaps` is a zstd frame
+ *     gaps      bytes of the gaps
+ *     gaps      of each entry the elements between it and the one before it (or the beginning): as
+ *               many bytes 255 as it has 255s, and a byte for the rest
+ *     values    in planes: first the first byte of each, then the second of each, ...
+ *
+ * A coder keeps what compression needs, and gives it a rest where it does not pay. */
+typedef struct dray__delta_coder dray__delta_coder;
+dray__delta_coder *dray__delta_coder_new(void); /* NULL: out of memory */
+void dray__delta_coder_free(dray__delta_coder *coder);
+/* What one that decodes holds, at most, where pieces take so many bytes dense. */
+size_t dray__delta_coder_bytes(size_t piece);
 
 /* Returns the bytes put at `out`; 0: it would be `limit` bytes or more, the rectangle crosses
  * several slices, or what is sent is not of this dtype. */
-size_t dray__delta_encode(const dray__delta_view *view, uint32_t block, const dray__rect *rect,
-                          int32_t dtype, uint8_t *out, size_t limit);
+size_t dray__delta_encode(dray__delta_coder *coder, const dray__delta_view *view, uint32_t block,
+                          const dray__rect *rect, int32_t dtype, uint8_t *out, size_t limit);
 /* copy: the rectangle's way to its place, as for dray__delta_apply. DRAY_EFORMAT. */
-int dray__delta_decode(const uint8_t *data, size_t size, const dray_copy *copy, void *base,
-                       dray_error *error);
+int dray__delta_decode(dray__delta_coder *coder, const uint8_t *data, size_t size,
+                       const dray_copy *copy, void *base, dray_error *error);
 
 #endif

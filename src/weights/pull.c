@@ -136,17 +136,20 @@ struct dray__packer {
     uint32_t count;
     uint64_t data_bytes, room; /* room: of the staging */
     uint8_t *scratch;
+    dray__delta_coder *coder;
     dray_region *floats; /* to be quantised; NULL: none were yet */
 };
 
 dray__packer *dray__packer_new(void)
 {
     dray__packer *packer = calloc(1, sizeof *packer);
-    if (packer)
+    if (packer) {
         packer->scratch = aligned_alloc(4096, DRAY__MOVE_STAGING);
-    if (packer && packer->scratch)
+        packer->coder = dray__delta_coder_new();
+    }
+    if (packer && packer->scratch && packer->coder)
         return packer;
-    free(packer);
+    dray__packer_free(packer);
     return NULL;
 }
 
@@ -155,6 +158,7 @@ void dray__packer_free(dray__packer *packer)
     if (!packer)
         return;
     dray_region_free(packer->floats);
+    dray__delta_coder_free(packer->coder);
     free(packer->scratch);
     free(packer);
 }
@@ -286,8 +290,8 @@ static void shorten(dray__packer *p, const dray__delta_view *view, const dray__p
         const dray_copy *copy = &p->copies[i];
         uint32_t dense = p->sizes[i];
         dray__rect rect = dray__copy_rect(copy);
-        size_t bytes = dray__delta_encode(view, p->blocks[i], &rect, copy->destination_dtype,
-                                          p->scratch, dense);
+        size_t bytes = dray__delta_encode(p->coder, view, p->blocks[i], &rect,
+                                          copy->destination_dtype, p->scratch, dense);
         if (bytes)
             memcpy(data + to, p->scratch, bytes);
         else

@@ -111,6 +111,8 @@ struct remote_lane {
     uint64_t at[RECTS];               /* where its data landed */
     bool sparse[RECTS], wired[RECTS]; /* it was entries of a delta; quantised */
     uint64_t delta_bytes, delta_covered_bytes;
+    dray__delta_coder *coder; /* NULL: no deltas can come */
+    uint64_t coder_bytes;
     struct request *spare;
 };
 

@@ -33,7 +33,7 @@ uint64_t dray__remote_bytes(const struct remote_lane *l, const struct source *s,
 static bool takes_deltas(const struct remote_lane *l, const struct source *s, const dray__op *op)
 {
     const dray_copy *copy = &op->copy;
-    return !op->wired && !s->peer && s->of->has_delta && l->haul->options.has_base &&
+    return !op->wired && !s->peer && s->of->has_delta && l->coder_bytes &&
            dray__remote_dtype(s, copy) == copy->destination_dtype &&
            DRAY__DELTA_SLICE * dray_dtype_size((dray_dtype)dray__remote_dtype(s, copy)) <=
                s->segment;
@@ -215,7 +215,7 @@ static void put(struct remote_lane *l, struct source *s, struct request *request
     s->flying.last = &request->next;
     s->flying_bytes += request->bytes;
     l->in_flight += request->bytes;
-    uint64_t held = l->in_flight + l->slot_count * l->segment;
+    uint64_t held = l->in_flight + l->slot_count * l->segment + l->coder_bytes;
     if (held > l->peak)
         l->peak = held;
 }

@@ -202,7 +202,15 @@ static int open_slots(struct remote_lane *l, uint64_t ceiling, dray_error *error
     if (l->cohort || dray__ucx_wants_reads())
         l->slot_count =
             SLOTS; /* a part may go back to a publisher that had none; reads have one each */
+    l->coder = expects_deltas(l->haul) ? dray__delta_coder_new() : NULL;
+    if (expects_deltas(l->haul) && !l->coder)
+        return dray__nomem(error);
+    l->coder_bytes = l->coder ? dray__delta_coder_bytes(l->segment) : 0;
     l->window = ceiling - l->slot_count * l->segment;
+    if (l->coder_bytes <= l->window / 2)
+        l->window -= l->coder_bytes;
+    else
+        l->coder_bytes = 0; /* nor will there be deltas */
     if (l->window > WINDOW_MAX)
         l->window = WINDOW_MAX;
     open_segments(l);
@@ -266,6 +274,7 @@ void dray__remote_close(void *lane)
     if (l->timer_fd >= 0)
         close(l->timer_fd);
     dray__cohort_free(l->cohort);
+    dray__delta_coder_free(l->coder);
     free(l->sources);
     free(l->spare);
     free(l);

@@ -97,8 +97,8 @@ static int place_delta(struct remote_lane *l, const struct source *s, const stru
     const dray_copy *copy = &l->copies[i];
     dray_region *to = l->haul->destination->regions[copy->destination_region];
     const uint8_t *data = dray_region_base(landing(s, request, &l->copies[i]));
-    int rc =
-        dray__delta_decode(data + copy->source_offset, bytes, copy, dray_region_base(to), error);
+    int rc = dray__delta_decode(l->coder, data + copy->source_offset, bytes, copy,
+                                dray_region_base(to), error);
     if (rc == DRAY_OK && l->haul->options.verify)
         l->sums[i] = l->slot_sums[i] = dray__haul_read_back(l->haul, to, copy);
     l->delta_bytes += bytes;

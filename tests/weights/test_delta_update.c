@@ -72,7 +72,7 @@ static void check_report(const scene *s, const dray_update_report *report, uint6
         delta = false;
     CHECK((report->delta_covered_bytes > 0) == delta);
     if (delta && shares[version] <= 10)
-        CHECK(report->delta_bytes * 100 <= report->delta_covered_bytes * 3);
+        CHECK(report->delta_bytes * 100 <= report->delta_covered_bytes * (s->apart ? 2 : 3));
     if (delta && version != 8 && s->from == DRAY_BF16)
         CHECK(report->delta_covered_bytes * 10 >= report->bytes * 9); /* but for replicas */
     if (!s->apart)
