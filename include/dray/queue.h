@@ -476,7 +476,11 @@ int dray_batch_import(dray_queue *queue, const void *data, size_t size, dray_bat
 /* State as JSON: {"name", "ended", "rows", "capacity_rows", "bytes", "hidden_bytes",
  * "capacity_bytes", "chunks", "chunk_bytes", "claims", "clients", "epoch", "admission": {"task",
  * "version", "batch_rows", "staleness", "concurrency", "running", "accepted", "room"}, "waiters":
- * {"claims": {task: n}, "inserts", "waits", "refills"}, "partitions": [{"name", "generation",
+ * {"claims": {task: n}, "inserts", "waits", "refills"}, "totals": {"inserted", "refilled", "lost":
+ * {cause: rows}}, "columns_in": {column: {"rows", "bytes"}}, "tasks_out": {task: {"claims", "rows",
+ * "bytes", "committed", "failed", "given_back"}}, "waited": [{"request", "task", "count",
+ * "seconds", "buckets": up to 10 us, 100 us, 1 ms, 10 ms, 100 ms, 500 ms, 1 s, 5 s, 10 s, 1 min,
+ * 10 min, longer}], all since the coordinator began; "partitions": [{"name", "generation",
  * "rows", "groups", "sealed", "dead", "vacant", "refilled", "bytes", "reserved_bytes", "lost":
  * {"failed", "stale", "rolled_back"}, "uncovered", "clearing", "columns": {column: rows committed},
  * "tasks": {task:

@@ -204,9 +204,10 @@ static void spawn(bench_cluster *c, void (*body)(bench_cluster *c, uint32_t rank
     c->pids[c->pid_count++] = pid;
 }
 
-static void on_ready(void *user, const char *unix_address, const char *tcp_address)
+static void on_ready(void *user, const char *unix_address, const char *tcp_address,
+                     const char *metrics_url)
 {
-    (void)unix_address, (void)tcp_address;
+    (void)unix_address, (void)tcp_address, (void)metrics_url;
     add(&((board *)user)->ready);
 }
 

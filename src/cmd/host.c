@@ -12,7 +12,7 @@
 
 typedef struct arguments {
     dray__host_options host;
-    const char *keeper, *journal, *command;
+    const char *keeper, *journal, *metrics, *command;
     pid_t parent;
     bool coordinator;
 } arguments;
@@ -31,6 +31,7 @@ enum {
     COORDINATOR,
     KEEPER,
     JOURNAL,
+    METRICS,
     EXEC
 };
 
@@ -52,6 +53,9 @@ static error_t parse(int key, char *text, struct argp_state *state)
         return 0;
     case JOURNAL:
         a->journal = text;
+        return 0;
+    case METRICS:
+        a->metrics = text;
         return 0;
     case EXEC:
         a->command = text;
@@ -127,6 +131,7 @@ int cmd_host(int argc, char **argv)
         {"coordinator", COORDINATOR, NULL, 0, "Be the coordinator, listening at --address", 0},
         {"keeper", KEEPER, "PATH", 0, "The queue's keeper", 0},
         {"journal", JOURNAL, "FOLDER", 0, "Folder of durable queues (with --coordinator)", 0},
+        {"metrics", METRICS, "ADDRESS", 0, "Where to answer GET /metrics (with --coordinator)", 0},
         {"exec", EXEC, "COMMAND", 0, "Become this shell command", 0},
         {0}};
     static const struct argp argp = {
@@ -139,8 +144,10 @@ int cmd_host(int argc, char **argv)
     if (a.command)
         return become(a.command);
     dray_set_log(log_line, NULL, DRAY_LOG_INFO);
-    dray__serve_options serve = {
-        .unix_path = a.host.address, .keeper_path = a.keeper, .journal = a.journal};
+    dray__serve_options serve = {.unix_path = a.host.address,
+                                 .keeper_path = a.keeper,
+                                 .journal = a.journal,
+                                 .metrics = a.metrics};
     int rc = a.coordinator ? dray__serve(&serve, &error) : dray__host_main(&a.host, &error);
     return rc ? failed(&error) : CMD_OK;
 }

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 typedef struct arguments {
-    const char *unix_path, *tcp_address, *token_path, *journal;
+    const char *unix_path, *tcp_address, *token_path, *journal, *metrics;
     bool json;
 } arguments;
 
@@ -35,6 +35,8 @@ static error_t parse(int key, char *text, struct argp_state *state)
         a->token_path = text;
     else if (key == 'J')
         a->journal = text;
+    else if (key == 'M')
+        a->metrics = text;
     else if (key == 'j')
         a->json = true;
     else if (key == ARGP_KEY_ARG)
@@ -44,18 +46,22 @@ static error_t parse(int key, char *text, struct argp_state *state)
     return 0;
 }
 
-static void ready(void *user, const char *unix_address, const char *tcp_address)
+static void ready(void *user, const char *unix_address, const char *tcp_address,
+                  const char *metrics_url)
 {
     const arguments *a = user;
     if (a->json) {
-        cmd_json_line(json_pack("{s:s, s:s?, s:s?, s:I}", "event", "listening", "unix",
-                                unix_address, "tcp", tcp_address, "pid", (json_int_t)getpid()));
+        cmd_json_line(json_pack("{s:s, s:s?, s:s?, s:s?, s:I}", "event", "listening", "unix",
+                                unix_address, "tcp", tcp_address, "metrics", metrics_url, "pid",
+                                (json_int_t)getpid()));
         return;
     }
     const char *addresses[] = {unix_address, tcp_address};
     for (int i = 0; i < 2; i++)
         if (addresses[i])
             printf("listening at %s\n", addresses[i]);
+    if (metrics_url)
+        printf("metrics at %s\n", metrics_url);
     printf("clients: export DRAY_ADDRESS=%s\n",
            unix_address ? unix_address : (tcp_address ? tcp_address : ""));
     fflush(stdout);
@@ -82,6 +88,10 @@ int cmd_serve(int argc, char **argv)
         {"journal", 'J', "FOLDER", 0,
          "Folder of the journals of durable queues, made when it is not there: started anew with "
          "it, a coordinator goes on with the queues that it holds",
+         0},
+        {"metrics", 'M', "ADDRESS", 0,
+         "Answer GET /metrics over HTTP, in the text format of Prometheus, at PORT of this host "
+         "(0: any free one), or at HOST:PORT, for networks in $DRAY_TRUSTED_NETWORKS",
          0},
         {"json", 'j', NULL, 0, "Print one object a line", 0},
         {0}};
@@ -114,6 +124,7 @@ int cmd_serve(int argc, char **argv)
                                  .tcp_address = a.tcp_address,
                                  .keeper_path = keeper,
                                  .journal = a.journal,
+                                 .metrics = a.metrics,
                                  .start_keeper = true,
                                  .ready = ready,
                                  .user = &a};

@@ -2,8 +2,8 @@
  * every list becomes a table, and every list within one a table below it, so that a new service
  * needs nothing here. */
 #include "cmd/cmd.h"
-#include "cmd/prometheus.h"
 #include "run/coordinator.h"
+#include "run/prometheus.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -234,7 +234,7 @@ int cmd_status(int argc, char **argv)
     if (a.json) {
         cmd_json_line(object);
     } else if (a.prometheus) {
-        cmd_prometheus(object, stdout);
+        dray__prometheus(object, stdout);
         json_decref(object);
     } else {
         print_text(a.address, object);

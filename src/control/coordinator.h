@@ -75,6 +75,9 @@ const char *dray__coordinator_tcp(const dray__coordinator *coordinator);
 bool dray__coordinator_key(const dray__coordinator *coordinator, const char *use,
                            dray__tls_key *out);
 
+/* What all services know, as STATUS answers it; the caller's. NULL: out of memory. */
+json_t *dray__coordinator_status(const dray__coordinator *coordinator);
+
 /* How many coordinators there were with this state, this one included; 0: it keeps none. */
 uint64_t dray__coordinator_generation(const dray__coordinator *coordinator);
 

@@ -286,15 +286,20 @@ static void add_sessions(void *user, json_t *object)
     dray__barriers_status(self->barriers, object);
 }
 
-static void status_request(sessions *self, dray__request *request)
+json_t *dray__coordinator_status(const dray__coordinator *coordinator)
 {
-    const dray__coordinator *coordinator = self->coordinator;
     json_t *object = json_object();
     for (uint32_t i = 0; i < coordinator->service_count; i++) {
         const dray__registered *r = &coordinator->services[i];
         if (r->service.status)
             r->service.status(r->self, object);
     }
+    return object;
+}
+
+static void status_request(sessions *self, dray__request *request)
+{
+    json_t *object = dray__coordinator_status(self->coordinator);
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
     json_decref(object);
     dray__writer w = {0};

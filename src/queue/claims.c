@@ -59,6 +59,10 @@ static void give_back(dray__table *table, dray__claim *claim, uint32_t item, boo
     claim->active--;
     bool dead = dray__bit_get(p->dead, slot);
     untake(table, p, claim->task, slot);
+    if (failed)
+        table->tasks[claim->task].counts.failed++;
+    else
+        table->tasks[claim->task].counts.given_back++;
     if (failed && ++track->rows[slot].failures >= table->settings.max_attempts && !dead)
         dray__lose(table, p, claim->task, slot, DRAY_LOSS_FAILED, reason);
     else
@@ -233,14 +237,21 @@ static int choose(dray__table *table, const dray__want *want, dray__pick *pick,
     return DRAY_EAGAIN;
 }
 
-static bool reads_any(const dray__table *table, const dray__put *put, uint32_t task)
+/* What the task reads of an item of the put. false: nothing. */
+static bool reads_any(const dray__table *table, const dray__put *put, uint32_t task,
+                      uint64_t *bytes)
 {
-    if (put->goes_on >> task & 1)
-        return true;
-    for (uint32_t i = 0; i < put->column_count; i++)
-        if (table->columns[put->columns[i].column].readers >> task & 1)
-            return true;
-    return false;
+    uint32_t columns = 0;
+    *bytes = 0;
+    for (uint32_t i = 0; i < put->column_count; i++) {
+        const dray__put_column *column = &put->columns[i];
+        if (!((table->columns[column->column].readers | put->goes_on) >> task & 1))
+            continue;
+        columns++;
+        *bytes += column->extent.bytes;
+    }
+    *bytes /= put->items;
+    return columns || put->goes_on >> task & 1;
 }
 
 /* Pins every put that holds a needed column of a row of the claim, once each. */
@@ -248,7 +259,7 @@ static int pin_puts(dray__table *table, dray__claim *claim, dray_error *error)
 {
     dray__partition *p = claim->partition;
     uint32_t capacity = 0;
-    uint64_t mark = ++table->marks;
+    uint64_t mark = ++table->marks, bytes = 0;
     for (uint32_t w = 0; w <= table->task_count; w++) {
         for (uint32_t i = 0; p->places[w] && i < claim->count; i++) {
             uint32_t at = DRAY__NONE;
@@ -256,8 +267,13 @@ static int pin_puts(dray__table *table, dray__claim *claim, dray_error *error)
             uint32_t slot = claim->reads ? claim->reads[i] : claim->slots[i];
             while (dray__next_place(p, (int)w - 1, slot, &at, &place)) {
                 dray__put *put = p->puts[place->put];
-                if (put->mark == mark || !reads_any(table, put, claim->task))
+                if (put->mark == mark) {
+                    bytes += put->mark_bytes;
                     continue;
+                }
+                if (!reads_any(table, put, claim->task, &put->mark_bytes))
+                    continue;
+                bytes += put->mark_bytes;
                 int rc = dray__grow_full(&claim->pins, claim->pin_count, &capacity,
                                          sizeof(dray__put *), error);
                 if (rc)
@@ -270,6 +286,9 @@ static int pin_puts(dray__table *table, dray__claim *claim, dray_error *error)
     }
     for (uint32_t i = 0; i < claim->pin_count; i++)
         claim->pins[i]->pins++;
+    table->tasks[claim->task].counts.claims++;
+    table->tasks[claim->task].counts.rows += claim->count;
+    table->tasks[claim->task].counts.bytes += bytes;
     return DRAY_OK;
 }
 
@@ -562,6 +581,7 @@ static void acknowledge(dray__table *table, dray__claim *claim, const bool *stay
         }
         dray__bit_set(track->done, slot);
         track->done_count++;
+        table->tasks[claim->task].counts.committed++;
         dray__admission_note(table, claim->task, 1);
         if (dead) {
             track->taken_dead--;

@@ -129,6 +129,7 @@ static int serve(dray__controller *self, dray__table *table, dray_error *error)
     }
     q->table = table;
     q->controller = self;
+    dray__table_count_anew(table);
     q->claims.last = &q->claims.first;
     q->inserts.last = &q->inserts.first;
     q->waits.last = &q->waits.first;
@@ -404,8 +405,10 @@ static void handle(void *user, dray__request *request)
         rc = dray__homes_request(&self->homes, request, &error);
     else
         rc = may_wait ? kept[number](self, request, &error) : dray__step(self, request, &error);
-    if (rc)
+    if (rc) {
+        dray__refusals_add(&self->refusals, type, rc);
         dray__request_fail(request, &error);
+    }
     dray__queue_step("handled");
     dray__pump_all(self);
 }
@@ -480,6 +483,7 @@ static void status(void *user, json_t *object)
         json_array_append_new(queues, dray__table_json(q->table, &waiting));
     }
     json_object_set_new(object, "queues", queues);
+    json_object_set_new(object, "queue_refusals", dray__refusals_json(&self->refusals));
 }
 
 static void controller_free(void *user)

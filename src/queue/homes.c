@@ -135,7 +135,7 @@ static int join(dray__homes *homes, dray__request *request, dray_error *error)
 static void forget_told(dray__home *home, uint64_t seen)
 {
     uint64_t told = seen - home->told;
-    if (seen < home->told || told > home->pair_count)
+    if (seen <= home->told || told > home->pair_count)
         return;
     home->told = seen;
     home->pair_count -= (uint32_t)told;

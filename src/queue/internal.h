@@ -5,6 +5,7 @@
 
 #include "base/arena.h"
 #include "control/channel.h"
+#include "queue/counts.h"
 #include "queue/messages.h"
 #include "queue/table.h"
 
@@ -65,6 +66,7 @@ void dray__answer_demand(dray__writer *w, const dray__demand *demand);
 typedef struct dray__waiting {
     uint32_t claims[DRAY__TASKS_MAX];
     uint32_t inserts, waits, refills;
+    const dray__waits *waited; /* so far */
 } dray__waiting;
 
 json_t *dray__table_json(const dray__table *table, const dray__waiting *waiting);

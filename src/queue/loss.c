@@ -188,6 +188,7 @@ void dray__lose(dray__table *table, dray__partition *p, uint32_t task, uint32_t 
         if (!shares_fate(p, task, s) || (s != slot && trained(table, p, s)))
             continue;
         p->lost[cause]++;
+        table->lost[cause]++;
         note_drop(table, p, s);
         if (demand)
             demand->slots[demand->count++] = s;
@@ -332,6 +333,7 @@ int dray__table_refill(dray__table *table, dray__client *client, const dray__new
     dray__admission_note(table, DRAY__NONE, demand->count);
     p->vacant_count -= demand->count;
     p->refilled += demand->count;
+    table->refilled += demand->count;
     if (put)
         dray__put_apply(table, p, -1, put, demand->slots, 0, demand->count,
                         rows->per_group ? demand->count : 1, NULL);

@@ -293,6 +293,7 @@ static void add_rows(dray__table *table, dray__partition *p, const dray__new_row
     uint32_t first = p->rows;
     p->rows += rows->rows;
     table->rows += rows->rows;
+    table->inserted += rows->rows;
     set_groups(p, first, rows->rows);
     if (put)
         dray__put_apply(table, p, -1, put, NULL, first, rows->rows, rows->per_group ? group : 1,

@@ -559,6 +559,8 @@ void dray__put_apply(dray__table *table, dray__partition *p, int writer, dray__p
         uint64_t size = column_bytes(table, put, &put->columns[c]);
         put->columns[c].chunk->live++;
         put->columns[c].chunk->live_bytes += size;
+        table->columns[put->columns[c].column].rows_in += rows;
+        table->columns[put->columns[c].column].bytes_in += size;
         bytes += size;
     }
     for (uint32_t t = 0; t < table->task_count; t++)

@@ -5,6 +5,7 @@
 
 #include "control/coordinator.h"
 #include "queue/cleaner.h"
+#include "queue/counts.h"
 #include "queue/homes.h"
 #include "queue/internal.h"
 #include "queue/ledger.h"
@@ -26,6 +27,7 @@ typedef struct dray__served { /* a queue */
     dray__line held;    /* answers to what is not safe in the journal yet */
     struct event *safe; /* the journal has gone on */
     int64_t hold_due;   /* when the next claim is held too long */
+    dray__waits waited; /* for answers so far */
 } dray__served;
 
 struct dray__controller {
@@ -37,6 +39,7 @@ struct dray__controller {
     dray__line opens; /* attaching to queues that are not there yet */
     dray__drops drops;
     dray__homes homes;
+    dray__refusals refusals;
     dray__writer out;
     char *folder;      /* of journals; NULL: none */
     char *keeper_path; /* NULL: none */

@@ -81,6 +81,51 @@ static json_t *waiter_counts(const dray__table *table, const dray__waiting *wait
                      (json_int_t)waiting->refills);
 }
 
+/* What was done so far; it only grows. */
+static json_t *columns_in(const dray__table *table)
+{
+    json_t *object = json_object();
+    for (uint32_t i = 0; i < table->defined_count; i++) {
+        const dray__col *column = &table->columns[table->defined[i]];
+        json_object_set_new(object, column->name,
+                            json_pack("{s:I, s:I}", "rows", (json_int_t)column->rows_in, "bytes",
+                                      (json_int_t)column->bytes_in));
+    }
+    return object;
+}
+
+static json_t *tasks_out(const dray__table *table)
+{
+    json_t *object = json_object();
+    for (uint32_t t = 0; t < table->task_count; t++) {
+        const struct dray__task_counts *c = &table->tasks[t].counts;
+        json_object_set_new(object, table->tasks[t].name,
+                            json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "claims",
+                                      (json_int_t)c->claims, "rows", (json_int_t)c->rows, "bytes",
+                                      (json_int_t)c->bytes, "committed", (json_int_t)c->committed,
+                                      "failed", (json_int_t)c->failed, "given_back",
+                                      (json_int_t)c->given_back));
+    }
+    return object;
+}
+
+static json_t *totals(const dray__table *table)
+{
+    json_t *lost = json_object();
+    for (uint32_t i = 0; i < DRAY__CAUSES; i++)
+        json_object_set_new(lost, causes[i], json_integer((json_int_t)table->lost[i]));
+    return json_pack("{s:I, s:I, s:o}", "inserted", (json_int_t)table->inserted, "refilled",
+                     (json_int_t)table->refilled, "lost", lost);
+}
+
+static json_t *waits(const dray__table *table, const dray__waits *waited)
+{
+    const char *tasks[DRAY__TASKS_MAX];
+    for (uint32_t t = 0; t < table->task_count; t++)
+        tasks[t] = table->tasks[t].name;
+    return dray__waits_json(waited, tasks, table->task_count);
+}
+
 static json_t *admission(const dray__table *table)
 {
     const dray__admission *a = &table->admission;
@@ -103,14 +148,18 @@ json_t *dray__table_json(const dray__table *table, const dray__waiting *waiting)
         json_array_append_new(partitions, partition_json(table, table->partitions[i]));
     for (const dray__client *client = table->clients; client; client = client->next)
         clients++;
-    return json_pack(
-        "{s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o}", "name",
-        table->name, "backend", dray__backend_name(table->settings.backend), "ended",
-        table->ended ? 1 : 0, "rows", (json_int_t)table->rows, "capacity_rows",
-        (json_int_t)table->settings.capacity_rows, "bytes", (json_int_t)bytes, "hidden_bytes",
-        (json_int_t)table->hidden, "capacity_bytes", (json_int_t)table->settings.capacity_bytes,
-        "chunks", (json_int_t)table->chunks.count, "chunk_bytes", (json_int_t)table->chunk_bytes,
-        "claims", (json_int_t)table->claim_count, "clients", (json_int_t)clients, "epoch",
-        (json_int_t)table->epoch, "admission", admission(table), "waiters",
-        waiter_counts(table, waiting), "partitions", partitions);
+    return json_pack("{s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, "
+                     "s:o, s:o, s:o, "
+                     "s:o, s:o}",
+                     "name", table->name, "backend", dray__backend_name(table->settings.backend),
+                     "ended", table->ended ? 1 : 0, "rows", (json_int_t)table->rows,
+                     "capacity_rows", (json_int_t)table->settings.capacity_rows, "bytes",
+                     (json_int_t)bytes, "hidden_bytes", (json_int_t)table->hidden, "capacity_bytes",
+                     (json_int_t)table->settings.capacity_bytes, "chunks",
+                     (json_int_t)table->chunks.count, "chunk_bytes", (json_int_t)table->chunk_bytes,
+                     "claims", (json_int_t)table->claim_count, "clients", (json_int_t)clients,
+                     "epoch", (json_int_t)table->epoch, "admission", admission(table), "waiters",
+                     waiter_counts(table, waiting), "partitions", partitions, "totals",
+                     totals(table), "columns_in", columns_in(table), "tasks_out", tasks_out(table),
+                     "waited", waits(table, waiting->waited));
 }

@@ -348,3 +348,13 @@ void dray__table_free(dray__table *table)
     free(table->name);
     free(table);
 }
+
+void dray__table_count_anew(dray__table *table)
+{
+    table->inserted = table->refilled = 0;
+    memset(table->lost, 0, sizeof table->lost);
+    for (uint32_t t = 0; t < table->task_count; t++)
+        memset(&table->tasks[t].counts, 0, sizeof table->tasks[t].counts);
+    for (uint32_t c = 0; c < table->column_count; c++)
+        table->columns[c].rows_in = table->columns[c].bytes_in = 0;
+}

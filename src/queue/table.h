@@ -58,14 +58,19 @@ typedef struct dray__col {
     char *name;
     bool defined; /* a first put fixed its spec */
     dray__column_spec spec;
-    uint64_t readers; /* tasks that need it */
-    int writer;       /* the task that writes it; -1: only inserts may */
+    uint64_t readers;           /* tasks that need it */
+    uint64_t rows_in, bytes_in; /* committed so far */
+    int writer;                 /* the task that writes it; -1: only inserts may */
 } dray__col;
 
 typedef struct dray__qtask {
     char *name;
     uint32_t *needs, *writes; /* column indices */
     uint32_t needs_count, writes_count;
+    struct dray__task_counts { /* so far: claims; rows of them, and bytes (of ragged columns their
+                                  put's average); what became of the rows */
+        uint64_t claims, rows, bytes, committed, failed, given_back;
+    } counts;
 } dray__qtask;
 
 /* ---- partitions ------------------------------------------------------------------------------ */
@@ -203,7 +208,8 @@ struct dray__put {
     dray__put_tag *tags; /* by item; those of every item last */
     uint32_t *tag_start; /* [items + 1]; NULL: all tags are of every item */
     uint32_t tag_count;
-    uint64_t mark; /* the claim that met it last, and its place among that claim's pins */
+    uint64_t mark;       /* the claim that met it last, and its place among that claim's pins */
+    uint64_t mark_bytes; /* that it reads of an item */
     uint32_t mark_index;
 };
 
@@ -322,6 +328,7 @@ struct dray__table {
     uint32_t version_key;           /* of the tag that says which weights made a row */
     uint64_t rows, charged, hidden; /* hidden: cleared but pinned */
     uint64_t chunk_bytes;
+    uint64_t inserted, refilled, lost[DRAY__CAUSES]; /* rows so far */
 
     uint64_t drops[DRAY__DROPS]; /* ids of chunks that are gone, a ring */
     uint64_t drop_count;
@@ -345,6 +352,7 @@ typedef struct dray__task_names {
 int dray__table_new(const char *name, const dray__task_names *tasks, uint32_t task_count,
                     const dray__settings *settings, dray__table **out, dray_error *error);
 void dray__table_free(dray__table *table);
+void dray__table_count_anew(dray__table *table); /* nothing was done so far */
 /* DRAY_EEXIST says what differs. Zero limits are not compared. */
 int dray__table_same(const dray__table *table, const dray__task_names *tasks, uint32_t task_count,
                      const dray__settings *settings, dray_error *error);

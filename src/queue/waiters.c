@@ -82,10 +82,27 @@ void dray__answer(dray__served *q, dray__request *request, dray__writer *out)
     line_add(&q->held, w);
 }
 
+/* How long the request waited, whatever the answer. */
+static void count_wait(const dray__waiter *w)
+{
+    uint32_t kind = DRAY__WAIT_INSERT;
+    if (!w->queue || w->number)
+        return;
+    if (w->wants)
+        kind = DRAY__WAIT_CLAIM + w->wants[0].want.task;
+    else if (dray__request_type(w->request) == DRAY__MSG_QUEUE_WAIT)
+        kind = DRAY__WAIT_PARTITION;
+    else if (dray__request_type(w->request) == DRAY__MSG_QUEUE_REFILL)
+        kind = DRAY__WAIT_REFILL;
+    if (kind < DRAY__WAIT_CLAIM + w->queue->table->task_count)
+        dray__histogram_add(&w->queue->waited.kinds[kind], dray__now() - w->since_ns);
+}
+
 static void waiter_answer(dray__waiter *w, dray__writer *out)
 {
     dray__request *request = w->request;
     dray__served *q = w->queue;
+    count_wait(w);
     dray__waiter_free(w);
     dray__answer(q, request, out);
 }
@@ -93,6 +110,11 @@ static void waiter_answer(dray__waiter *w, dray__writer *out)
 void dray__waiter_fail(dray__waiter *w, const dray_error *error)
 {
     dray__request *request = w->request;
+    if (w->queue)
+        dray__refusals_add(&w->queue->controller->refusals, dray__request_type(request),
+                           error->code);
+    if (!w->committed)
+        count_wait(w);
     if (w->committed) { /* that much has happened */
         dray__writer *out = &w->queue->controller->out;
         dray__writer_reset(out);
@@ -135,6 +157,7 @@ int dray__waiter_new(dray__controller *self, dray__request *request, dray__waite
         return rc;
     }
     w->queue = w->client->owner;
+    w->since_ns = dray__now();
     *out = w;
     return DRAY_OK;
 }
@@ -345,7 +368,7 @@ void dray__cancel_waiting(dray__served *q, const dray__client *client, uint32_t 
 
 dray__waiting dray__count_waiting(const dray__served *q)
 {
-    dray__waiting waiting = {0};
+    dray__waiting waiting = {.waited = &q->waited};
     for (const dray__waiter *w = q->claims.first; w; w = w->next)
         if (w->wants[0].want.task < DRAY__TASKS_MAX)
             waiting.claims[w->wants[0].want.task]++;

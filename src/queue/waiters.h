@@ -18,7 +18,7 @@ struct dray__waiter {
     dray__served *queue;
     dray__client *client;
     uint64_t drops_seen;
-    int64_t timeout_ns;
+    int64_t timeout_ns, since_ns;
     dray__new_rows rows; /* INSERT */
     const char *name;    /* OPEN: the queue; WAIT: the partition */
     uint64_t identity;   /* OPEN */

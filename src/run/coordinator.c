@@ -6,6 +6,7 @@
 #include "control/token.h"
 #include "queue/controller.h"
 #include "queue/join.h"
+#include "run/metrics.h"
 
 #include <errno.h>
 #include <event2/event.h>
@@ -211,7 +212,7 @@ static int add_services(dray__coordinator *coordinator, struct event_base *base,
 }
 
 static int loop(struct event_base *base, const dray__serve_options *options,
-                dray__coordinator *coordinator, dray_error *error)
+                dray__coordinator *coordinator, const char *metrics, dray_error *error)
 {
     struct event *events[] = {evsignal_new(base, SIGINT, on_stop_signal, base),
                               evsignal_new(base, SIGTERM, on_stop_signal, base)};
@@ -225,7 +226,7 @@ static int loop(struct event_base *base, const dray__serve_options *options,
                  options->unix_path ? options->unix_path : "");
         if (options->ready)
             options->ready(options->user, options->unix_path ? unix_address : NULL,
-                           dray__coordinator_tcp(coordinator));
+                           dray__coordinator_tcp(coordinator), metrics);
         if (event_base_dispatch(base) < 0)
             status = dray__fail(error, DRAY_ESYS, "coordinator: the event loop failed");
     }
@@ -262,8 +263,13 @@ int dray__serve(const dray__serve_options *options, dray_error *error)
     const char *tcp = status ? NULL : dray__coordinator_tcp(coordinator);
     if (tcp && keeper.keeper)
         status = join_keeper(&keeper, options, tcp, error);
+    dray__metrics *metrics = NULL;
+    const char *url = NULL;
+    if (!status && options->metrics)
+        status = dray__metrics_new(base, coordinator, options->metrics, &metrics, &url, error);
     if (!status)
-        status = loop(base, options, coordinator, error);
+        status = loop(base, options, coordinator, url, error);
+    dray__metrics_free(metrics);
     if (keeper.join)
         dray__join_leave(keeper.join);
     dray__coordinator_free(coordinator);

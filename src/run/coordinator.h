@@ -13,9 +13,11 @@ typedef struct dray__serve_options {
                               * this time only, where clients of this host look for it */
     const char *keeper_path; /* the queue's keeper, told to clients; NULL: there is none */
     const char *journal;     /* folder of durable queues, made when it is not there; NULL: none */
+    const char *metrics;     /* where to answer GET /metrics (run/metrics.h); NULL: nowhere */
     bool start_keeper;       /* run it here, in a thread; else somebody else does */
     /* Called once when everything listens. An address is NULL where there is none. */
-    void (*ready)(void *user, const char *unix_address, const char *tcp_address);
+    void (*ready)(void *user, const char *unix_address, const char *tcp_address,
+                  const char *metrics_url);
     void *user;
 } dray__serve_options;
 

@@ -87,6 +87,7 @@ typedef struct dray__job_queue {
     int64_t capacity_rows, capacity_bytes, max_attempts;
     int32_t backend; /* dray_queue_backend */
     char *backend_address;
+    char *metrics; /* where the coordinator answers GET /metrics; "": nowhere */
     int durability; /* dray_durability */
 } dray__job_queue;
 

@@ -156,6 +156,7 @@ static const cyaml_schema_field_t queue_fields[] = {
     INT("max_attempts", dray__job_queue, max_attempts),
     WORD("backend", dray__job_queue, backend, backends),
     TEXT("backend_address", dray__job_queue, backend_address),
+    TEXT("metrics", dray__job_queue, metrics),
     WORD("durability", dray__job_queue, durability, durabilities),
     CYAML_FIELD_END,
 };

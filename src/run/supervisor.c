@@ -129,14 +129,20 @@ static int start_coordinator(supervisor *s, dray_error *error)
     int rc = dray__keeper_new(s->base, s->keeper_path, 0, &s->keeper, error);
     if (rc)
         return rc;
-    const char *arguments[] = {"host", parent,     "--coordinator", "--address",
-                               path,   "--keeper", s->keeper_path,  NULL,
-                               NULL,   NULL};
+    const char *arguments[] = {"host",         parent, "--coordinator",
+                               "--address",    path,   "--keeper",
+                               s->keeper_path, NULL,   NULL,
+                               NULL,           NULL,   NULL};
+    int count = 7;
     char journal[PATH_MAX];
     dray__folder_path(&s->folder, "queue", journal);
     if (s->job->queue.durability == DRAY_DURABILITY_JOURNAL) {
-        arguments[7] = "--journal";
-        arguments[8] = journal;
+        arguments[count++] = "--journal";
+        arguments[count++] = journal;
+    }
+    if (s->job->queue.metrics[0]) {
+        arguments[count++] = "--metrics";
+        arguments[count++] = s->job->queue.metrics;
     }
     process *p = &s->coordinator;
     p->owner = s;

@@ -254,7 +254,9 @@ typedef struct moment {
 
 static char *state_of(dray_queue *queue)
 {
-    static const char *const passing[] = {"chunks", "chunk_bytes", "claims", "clients", "waiters"};
+    static const char *const passing[] = {"chunks",     "chunk_bytes", "claims",
+                                          "clients",    "waiters",     "totals",
+                                          "columns_in", "tasks_out",   "waited"};
     dray_error error;
     char *text;
     OK(dray_queue_status(queue, &text, &error));
