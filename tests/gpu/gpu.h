@@ -104,12 +104,12 @@ static inline void gpu_begin(int devices)
  * NULL: no more. Under the fake alone; false: this is a real one. */
 static inline bool gpu_fail(const char *spec)
 {
-    void (*fail)(const char *) = NULL;
+    void (*set)(const char *) = NULL;
     void *fake = gpu_is_real() ? NULL : dlopen(getenv("DRAY_FAKE_CUDA"), RTLD_NOW | RTLD_LOCAL);
     if (!fake)
         return false;
-    *(void **)&fail = dlsym(fake, "fake_cuda_fail");
-    fail(spec);
+    *(void **)&set = dlsym(fake, "fake_cuda_fail");
+    set(spec);
     dlclose(fake);
     return true;
 }

@@ -4,13 +4,19 @@
 #define DRAY_TESTS_WEIGHTS_CLUSTER_H
 
 #include "control/fixture.h"
+#include "gpu/memory.h"
 #include "mover/mover.h"
 #include "weights/internal.h"
 
 #include <dray/weights.h>
 #include <inttypes.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+
+#include <cmocka.h>
 
 #define MODEL "test-model"
 
@@ -70,6 +76,56 @@ static inline int cluster_stop(void **state)
 #define CLUSTER_TEST_IN_PROCESS(name)                                                              \
     cmocka_unit_test_setup_teardown(name, cluster_start_thread, cluster_stop)
 
+/* ---- kinds of memory ------------------------------------------------------------------------- */
+
+/* What trainers' and engines' regions are, in suites that run for several kinds: the name of one is
+ * their program's argument. */
+static dray_region_kind cluster_kind = DRAY_REGION_SHARED;
+
+/* Ranks that are processes see one GPU each, in turns: the same one has another number in each. */
+static inline void cluster_choose_gpu(uint32_t rank)
+{
+    static int count;
+    char text[16];
+    if (cluster_kind != DRAY_REGION_CUDA && cluster_kind != DRAY_REGION_PINNED)
+        return;
+    if (!count)
+        count = gpu_is_real() ? gpu_real_count() : atoi(getenv("FAKE_CUDA_DEVICES"));
+    snprintf(text, sizeof text, "%u", rank % (uint32_t)count);
+    setenv("CUDA_VISIBLE_DEVICES", text, 0); /* the first rank of a process chooses */
+}
+
+/* Of GPU memory, each test is a process: one that called the driver cannot fork ranks that do. */
+static inline int cluster_run_apart(const struct CMUnitTest *test)
+{
+    int status = 0;
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        const struct CMUnitTest tests[] = {*test};
+        exit(cmocka_run_group_tests(tests, NULL, NULL));
+    }
+    if (child < 0 || waitpid(child, &status, 0) != child || status)
+        fprintf(stderr, "%s failed: 0x%x\n", test->name, (unsigned)status);
+    return child < 0 || status;
+}
+
+static inline int cluster_main(int argc, char **argv, const struct CMUnitTest *tests, size_t count)
+{
+    int failed = 0;
+    for (int kind = DRAY_REGION_HOST; argc > 1 && kind <= DRAY_REGION_FILE; kind++)
+        if (strcmp(dray_region_kind_name((dray_region_kind)kind), argv[1]) == 0)
+            cluster_kind = (dray_region_kind)kind;
+    if (cluster_kind == DRAY_REGION_CUDA || cluster_kind == DRAY_REGION_PINNED)
+        gpu_begin(gpu_is_real() ? 1 : 2);
+    for (size_t i = 0; i < count; i++)
+        failed += cluster_run_apart(&tests[i]);
+    return failed;
+}
+
+#define CLUSTER_MAIN(tests) cluster_main(argc, argv, tests, sizeof(tests) / sizeof *(tests))
+
 /* ---- values --------------------------------------------------------------------------------- */
 
 static inline uint64_t mix(uint64_t x)
@@ -118,7 +174,8 @@ static uint64_t (*element_seed)(uint64_t hash, uint64_t index, uint64_t seed);
 
 typedef void (*element_fn)(void *user, const char *tensor, void *at, size_t size, uint32_t bits);
 
-static inline void each_element(const dray_layout *layout, dray_region *const *regions, bool tied,
+/* bases: for each region its bytes, where the host can see them. */
+static inline void each_element(const dray_layout *layout, uint8_t *const *bases, bool tied,
                                 uint64_t seed, int from, element_fn fn, void *user)
 {
     for (uint32_t b = 0; b < dray_layout_block_count(layout); b++) {
@@ -134,8 +191,7 @@ static inline void each_element(const dray_layout *layout, dray_region *const *r
                 index = index * (uint64_t)t->shape[d] + (uint64_t)(block->start[d] + at[d]);
                 offset += (uint64_t)at[d] * (uint64_t)block->stride[d];
             }
-            uint8_t *base = dray_region_base(regions[block->region]);
-            fn(user, t->name, base + offset, dray_dtype_size((dray_dtype)t->dtype),
+            fn(user, t->name, bases[block->region] + offset, dray_dtype_size((dray_dtype)t->dtype),
                value_bits(hash, index, element_seed ? element_seed(hash, index, seed) : seed,
                           from ? from : t->dtype, t->dtype));
             more = false;
@@ -155,16 +211,35 @@ static inline void put_element(void *user, const char *tensor, void *at, size_t 
     memcpy(at, &bits, size);
 }
 
+enum { CLUSTER_REGIONS = 16 };
+
+/* from: what the values were before they became the layout's; 0: just that. */
+static inline void fill_from(const dray_layout *layout, dray_region *const *regions, bool tied,
+                             uint64_t seed, int from)
+{
+    uint8_t *bases[CLUSTER_REGIONS];
+    uint32_t count = dray_layout_region_count(layout);
+    CHECK(count <= CLUSTER_REGIONS);
+    for (uint32_t i = 0; i < count; i++)
+        bases[i] = memory_open(regions[i]);
+    each_element(layout, bases, tied, seed, from, put_element, NULL);
+    for (uint32_t i = 0; i < count; i++)
+        memory_close(regions[i], bases[i], true);
+}
+
 static inline void fill(const dray_layout *layout, dray_region *const *regions, bool tied,
                         uint64_t seed)
 {
-    each_element(layout, regions, tied, seed, 0, put_element, NULL);
+    fill_from(layout, regions, tied, seed, 0);
 }
 
 static inline void poison(const dray_layout *layout, dray_region *const *regions)
 {
-    for (uint32_t i = 0; i < dray_layout_region_count(layout); i++)
-        memset(dray_region_base(regions[i]), 0xA5, dray_region_bytes(regions[i]));
+    for (uint32_t i = 0; i < dray_layout_region_count(layout); i++) {
+        uint8_t *bytes = memory_open(regions[i]);
+        memset(bytes, 0xA5, dray_region_bytes(regions[i]));
+        memory_close(regions[i], bytes, true);
+    }
 }
 
 typedef struct compare {
@@ -189,15 +264,16 @@ static inline uint64_t wrong_elements(const dray_layout *layout, dray_region *co
                                       bool tied, uint64_t seed, int from)
 {
     size_t size = dray_region_bytes(regions[0]);
-    compare c = {.base = dray_region_base(regions[0]), .expected = malloc(size)};
+    compare c = {.base = memory_open(regions[0]), .expected = malloc(size)};
     memset(c.expected, 0xA5, size);
-    each_element(layout, regions, tied, seed, from, check_element, &c);
+    each_element(layout, &c.base, tied, seed, from, check_element, &c);
     if (c.wrong)
         fprintf(stderr, "%" PRIu64 " elements are wrong, first in %s\n", c.wrong, c.first);
     if (!c.wrong && memcmp(c.expected, c.base, size) != 0) {
         fprintf(stderr, "bytes outside all blocks were written\n");
         c.wrong = 1;
     }
+    memory_close(regions[0], c.base, false);
     free(c.expected);
     return c.wrong;
 }
@@ -308,6 +384,7 @@ static inline void trainer_open(trainer *t, const char *address, const dray_mode
     snprintf(name, sizeof name, "trainer-%u", rank);
     memset(t, 0, sizeof *t);
     t->tied = config->tied;
+    cluster_choose_gpu(rank);
     t->context = fixture_open_at(address, name, "trainer", rank);
     MUST(dray_layout_fsdp(config, dtype, rank, world, kind, &t->layout, error));
     MUST(dray_regions_for_layout(t->layout, 1, t->region, error));
@@ -336,11 +413,13 @@ static inline void engine_open(engine *e, const char *address, const dray_model_
     memset(e, 0, sizeof *e);
     e->tied = config->tied;
     e->from = (int)from;
+    cluster_choose_gpu(rank + 1);
     e->context = fixture_open_at(address, name, "engine", rank);
     dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
     spec.tp = tp;
     spec.tp_rank = rank;
     spec.dtype = (int32_t)dtype;
+    spec.kind = cluster_kind;
     MUST(dray_layout_engine(config, &spec, &e->layout, error));
     MUST(dray_regions_for_layout(e->layout, 1, e->region, error));
     poison(e->layout, e->region);

@@ -90,9 +90,10 @@ static int first_update(engine *e)
         CHECK(dray_subscriber_verify(e->subscriber, NULL) != DRAY_OK);
     } else {
         CHECK(state == DRAY_GROUP_EMPTY);
-        const uint8_t *base = dray_region_base(e->region[0]);
+        uint8_t *bytes = memory_open(e->region[0]);
         for (uint64_t i = 0; i < dray_region_bytes(e->region[0]); i++)
-            CHECK(base[i] == 0xA5);
+            CHECK(bytes[i] == 0xA5);
+        memory_close(e->region[0], bytes, false);
     }
     CHECK(rc == DRAY_OK || said.message[0]);
     return rc;
@@ -126,7 +127,7 @@ static void steady_trainer(void *user)
 {
     (void)user;
     trainer t;
-    trainer_open(&t, f.unix_address, &s.config, DRAY_F32, s.rank, 2, s.seed, DRAY_REGION_SHARED);
+    trainer_open(&t, f.unix_address, &s.config, DRAY_F32, s.rank, 2, s.seed, cluster_kind);
     MUST(dray_publish(t.publisher, 1, NULL, error));
     await_flag(s.board, PARENT_SAYS_END);
     trainer_close(&t);
@@ -206,7 +207,7 @@ static void surviving_trainer(void *user)
 {
     (void)user;
     trainer t;
-    trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 2, s.seed, DRAY_REGION_SHARED);
+    trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 2, s.seed, cluster_kind);
     dray_error said;
     int first = dray_publish(t.publisher, 1, NULL, &said); /* rank 1 may be dead already */
     CHECK(first == DRAY_OK || (first == DRAY_ESTALE && strstr(said.message, "rank 1")));
@@ -218,7 +219,7 @@ static void surviving_trainer(void *user)
     if (first == DRAY_OK)
         MUST(dray_publisher_wait(t.publisher, 1, SHORT, NULL, error));
     trainer_close(&t);
-    trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 2, s.seed + 1000, DRAY_REGION_SHARED);
+    trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 2, s.seed + 1000, cluster_kind);
     MUST(dray_publish(t.publisher, 1, NULL, error));
     await_flag(s.board, PARENT_SAYS_END);
     trainer_close(&t);
@@ -229,10 +230,9 @@ static void dying_trainer(void *user)
     (void)user;
     trainer t;
     if (s.again) {
-        trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 1, 2, s.seed + 1000,
-                     DRAY_REGION_SHARED);
+        trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 1, 2, s.seed + 1000, cluster_kind);
     } else {
-        trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 1, 2, s.seed, DRAY_REGION_SHARED);
+        trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 1, 2, s.seed, cluster_kind);
         dray__weights_hook(kill_self, NULL);
     }
     MUST(dray_publish(t.publisher, 1, NULL, error));
@@ -318,7 +318,7 @@ static void impatient_trainer(void *user)
 {
     (void)user;
     trainer t;
-    trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 1, s.seed, DRAY_REGION_SHARED);
+    trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 1, s.seed, cluster_kind);
     MUST(dray_publish(t.publisher, 1, NULL, error));
     await_flag(s.board, STOPPED);
     uint32_t dropped = 0;
@@ -381,7 +381,7 @@ static void engine_without_coordinator(void *user)
     (void)user;
     trainer t;
     engine e;
-    trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 1, s.seed, DRAY_REGION_SHARED);
+    trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 1, s.seed, cluster_kind);
     engine_open(&e, f.unix_address, &s.config, DRAY_F32, DRAY_F32, "engine", 0, 1);
     MUST(dray_publish(t.publisher, 1, NULL, error));
     dray__weights_hook(kill_coordinator, NULL);
@@ -470,19 +470,18 @@ static void test_flipped_bits_are_found_and_named(void **state)
     MUST(dray_publish(p.t.publisher, 1, NULL, error));
     assert_int_equal(dray_subscriber_verify(p.e.subscriber, NULL), DRAY_ENOENT);
     MUST(dray_update_weights(p.e.subscriber, NULL, NULL, error));
-    uint8_t *base = dray_region_base(p.e.region[0]);
     uint64_t found = 0;
     for (uint64_t i = 0; i < 200; i++) {
         uint64_t at = mix(s.seed * 1000 + i) % dray_layout_region(p.e.layout, 0)->bytes;
         const char *name = tensor_at(p.e.layout, at);
         dray_error said;
-        base[at] ^= (uint8_t)(1 << (i % 8));
+        memory_flip(p.e.region[0], at, (uint8_t)(1 << (i % 8)));
         int rc = dray_subscriber_verify(p.e.subscriber, &said);
         assert_int_equal(rc, name ? DRAY_ECHECKSUM : DRAY_OK);
         if (name)
             assert_non_null(strstr(said.message, name));
         found += name != NULL;
-        base[at] ^= (uint8_t)(1 << (i % 8));
+        memory_flip(p.e.region[0], at, (uint8_t)(1 << (i % 8)));
     }
     assert_true(found > 100);
     MUST(dray_subscriber_verify(p.e.subscriber, error));
@@ -495,24 +494,24 @@ static void test_source_that_changed_is_found(void **state)
     for (int i = 0; i < 6; i++) {
         pair p;
         s.seed++;
-        pair_open(&p, DRAY_REGION_SHARED, i % 2 ? DRAY_F32 : DRAY_BF16);
+        pair_open(&p, cluster_kind, i % 2 ? DRAY_F32 : DRAY_BF16);
         MUST(dray_publish(p.t.publisher, 1, NULL, error));
         uint64_t at = mix(s.seed) % dray_layout_region(p.t.layout, 0)->bytes;
         const char *name = tensor_at(p.t.layout, at);
-        uint8_t *byte = (uint8_t *)dray_region_base(p.t.region[0]) + at;
+        dray_region *region = p.t.region[0];
         dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
         options.strategy = i % 3;
         dray_error said = {0};
-        *byte ^= 0x10;
+        memory_flip(region, at, 0x10);
         int rc = dray_update_weights(p.e.subscriber, &options, NULL, &said);
         assert_int_equal(rc, name ? DRAY_ETORN : DRAY_OK);
         if (name)
             assert_non_null(strstr(said.message, name));
-        *byte ^= 0x10;
+        memory_flip(region, at, 0x10);
         MUST(dray_update_weights(p.e.subscriber, &options, NULL, error));
         assert_int_equal(engine_wrong(&p.e, s.seed), 0);
         /* without checksums nobody sees it, and the report says that nothing was verified */
-        *byte ^= 0x10;
+        memory_flip(region, at, 0x10);
         options.verify = -1;
         dray_update_report report = DRAY_UPDATE_REPORT_INIT;
         MUST(dray_update_weights(p.e.subscriber, &options, &report, error));
@@ -524,7 +523,7 @@ static void test_source_that_changed_is_found(void **state)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
     const struct CMUnitTest tests[] = {
@@ -536,5 +535,5 @@ int main(void)
         T(test_flipped_bits_are_found_and_named),
         T(test_source_that_changed_is_found),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return CLUSTER_MAIN(tests);
 }

@@ -51,7 +51,7 @@ static void run_trainer(void *user)
 {
     (void)user;
     trainer t;
-    trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 1, 1, DRAY_REGION_SHARED);
+    trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 1, 1, cluster_kind);
     MUST(dray_publish(t.publisher, 1, NULL, error));
     await_flag(s.board, FIRST_VERSION);
     MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
@@ -208,7 +208,7 @@ static void test_peer_dies_while_it_is_read(void **state)
         peer_process = 0;
         trainer t;
         pid_t child = spawn(peer, NULL);
-        trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 1, 1, DRAY_REGION_SHARED);
+        trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 1, 1, cluster_kind);
         MUST(dray_publish(t.publisher, 1, NULL, error));
         await_flag(s.board, FIRST_VERSION);
         MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
@@ -233,12 +233,12 @@ static void test_peer_dies_while_it_is_read(void **state)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
     const struct CMUnitTest tests[] = {
         T(test_rank_dies_in_prefetch_or_commit),
         T(test_peer_dies_while_it_is_read),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return CLUSTER_MAIN(tests);
 }

@@ -90,8 +90,7 @@ typedef struct ranks {
 static void open_ranks(ranks *r, dray_dtype to, uint64_t seed)
 {
     for (uint32_t i = 0; i < TRAINERS; i++)
-        trainer_open(&r->t[i], f.unix_address, &config, DRAY_F32, i, TRAINERS, seed,
-                     DRAY_REGION_SHARED);
+        trainer_open(&r->t[i], f.unix_address, &config, DRAY_F32, i, TRAINERS, seed, cluster_kind);
     for (uint32_t i = 0; i < TRAINERS; i++)
         MUST(dray_publish(r->t[i].publisher, 1, NULL, error));
     for (uint32_t i = 0; i < ENGINES; i++)
@@ -332,7 +331,7 @@ static void test_checkpoints_that_changed(void **state)
     close_ranks(&r);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
     const struct CMUnitTest tests[] = {
@@ -340,5 +339,5 @@ int main(void)
         T(test_checkpoints_written_wrong),
         T(test_checkpoints_that_changed),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return CLUSTER_MAIN(tests);
 }

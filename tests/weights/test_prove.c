@@ -66,7 +66,7 @@ static void engines_that_say_the_truth(void **state)
             dray_region *region[1];
             seen s = {.layout = all[r]};
             MUST(dray_regions_for_layout(all[r], 1, region, error));
-            each_element(all[r], region, true, 5, DRAY_BF16, put_element, NULL);
+            fill_from(all[r], region, true, 5, DRAY_BF16);
             MUST(dray_layout_prove(all[r], region, folder, differs, &s, error));
             assert_int_equal(s.blocks, 0);
             dray_region_free(region[0]);

@@ -24,8 +24,7 @@ static void run_trainer(void *user)
 {
     scene *s = user;
     trainer t;
-    trainer_open(&t, f.unix_address, &s->config, s->from, s->rank, s->world, s->seed,
-                 DRAY_REGION_SHARED);
+    trainer_open(&t, f.unix_address, &s->config, s->from, s->rank, s->world, s->seed, cluster_kind);
     for (uint64_t version = 1; version <= 3; version++) {
         MUST(dray_publish(t.publisher, version, NULL, error));
         CHECK(dray_publisher_incarnation(t.publisher) > 0);
@@ -277,7 +276,7 @@ static void test_two_groups_on_two_versions(void **state)
     dray_model_config config = small_config(false, 2);
     trainer t;
     engine a[2], b[4];
-    trainer_open(&t, f.unix_address, &config, DRAY_BF16, 0, 1, 1, DRAY_REGION_SHARED);
+    trainer_open(&t, f.unix_address, &config, DRAY_BF16, 0, 1, 1, cluster_kind);
     for (uint32_t i = 0; i < 2; i++)
         engine_open(&a[i], f.unix_address, &config, DRAY_BF16, DRAY_BF16, "a", i, 2);
     for (uint32_t i = 0; i < 4; i++)
@@ -323,7 +322,7 @@ static void test_replicated_trainers(void **state)
     dray_region *region[2];
     dray_publisher *publisher[2];
     engine e[2];
-    MUST(dray_layout_full(&config, DRAY_F32, DRAY_REGION_SHARED, &layout, error));
+    MUST(dray_layout_full(&config, DRAY_F32, cluster_kind, &layout, error));
     for (uint32_t i = 0; i < 2; i++) {
         dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
         MUST(dray_regions_for_layout(layout, 1, &region[i], error));
@@ -412,7 +411,7 @@ static void test_other_hosts(void **state)
     (void)state;
     dray_model_config config = small_config(false, 0);
     trainer t;
-    trainer_open(&t, f.unix_address, &config, DRAY_F32, 0, 1, 1, DRAY_REGION_SHARED);
+    trainer_open(&t, f.unix_address, &config, DRAY_F32, 0, 1, 1, cluster_kind);
     MUST(dray_publish(t.publisher, 1, NULL, error));
     dray_layout *layout;
     dray_region *region;
@@ -452,7 +451,7 @@ static void run_shared_trainer(void *user)
 {
     const scene *s = user;
     trainer t;
-    trainer_open(&t, f.unix_address, &s->config, DRAY_F32, 0, 1, 1, DRAY_REGION_SHARED);
+    trainer_open(&t, f.unix_address, &s->config, DRAY_F32, 0, 1, 1, cluster_kind);
     MUST(dray_publish(t.publisher, 1, NULL, error));
     await_flag(s->board, 0);
     trainer_close(&t);
@@ -486,7 +485,7 @@ static void test_wrong_arguments(void **state)
     dray_model_config config = small_config(false, 0), other = small_config(false, 1);
     trainer t;
     engine e;
-    trainer_open(&t, f.unix_address, &config, DRAY_F32, 0, 1, 1, DRAY_REGION_SHARED);
+    trainer_open(&t, f.unix_address, &config, DRAY_F32, 0, 1, 1, cluster_kind);
     engine_open(&e, f.unix_address, &other, DRAY_F32, DRAY_F32, "engine", 0, 1);
     MUST(dray_publish(t.publisher, 1, NULL, error));
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
@@ -518,7 +517,7 @@ static void test_wrong_arguments(void **state)
     trainer_close(&t);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         CLUSTER_TEST(test_random_clusters),
@@ -530,5 +529,5 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_tcp_cannot_pass_memory, start_tcp, cluster_stop),
         CLUSTER_TEST_IN_PROCESS(test_wrong_arguments),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return CLUSTER_MAIN(tests);
 }

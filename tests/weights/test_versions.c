@@ -22,7 +22,7 @@ static int start(void **state)
 
 static void open_trainer(trainer *t, uint64_t seed)
 {
-    trainer_open(t, f.unix_address, &config, DRAY_F32, 0, 1, seed, DRAY_REGION_SHARED);
+    trainer_open(t, f.unix_address, &config, DRAY_F32, 0, 1, seed, cluster_kind);
 }
 
 static void open_engine(engine *e, const char *group, dray_dtype dtype)
@@ -119,7 +119,7 @@ static void flip_source(void *user, const char *step)
 {
     trainer *t = user;
     if (strcmp(step, "writing") == 0)
-        *(uint8_t *)dray_region_base(t->region[0]) ^= 0x10;
+        memory_flip(t->region[0], 0, 0x10);
 }
 
 /* A prefetch that read something else fails, and the engine is as it was. */
@@ -158,8 +158,8 @@ static void test_commit_verifies_its_copy(void **state)
     open_engine(&e, "engine", DRAY_F32);
     write_version(&t, 1, 1);
     MUST(dray_prefetch_weights(e.subscriber, NULL, NULL, error));
-    uint8_t *staging = dray_region_base(e.subscriber->staging[0]);
-    staging[dray_layout_block(e.layout, 3)->offset] ^= 1;
+
+    memory_flip(e.subscriber->staging[0], dray_layout_block(e.layout, 3)->offset, 1);
     dray_error said;
     assert_int_equal(dray_commit_weights(e.subscriber, NULL, NULL, &said), DRAY_ETORN);
     const dray_block *block = dray_layout_block(e.layout, 3);
@@ -256,7 +256,7 @@ static void test_wrong_peer_is_found(void **state)
     write_version(&t, 7, 1);
     MUST(dray_update_weights(first.subscriber, NULL, NULL, error));
     MUST(dray_publisher_wait(t.publisher, 7, LONG, NULL, error));
-    ((uint8_t *)dray_region_base(first.region[0]))[dray_layout_block(first.layout, 2)->offset] ^= 4;
+    memory_flip(first.region[0], dray_layout_block(first.layout, 2)->offset, 4);
     open_engine(&second, "second", DRAY_F32);
     options.timeout_ns = DRAY__SECOND / 5;
     dray_error said;
@@ -566,7 +566,7 @@ static void test_freed_regions_are_found(void **state)
     trainer_close(&t);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, start, cluster_stop)
     const struct CMUnitTest tests[] = {
@@ -584,5 +584,5 @@ int main(void)
         T(test_release_names_who_pins),
         T(test_freed_regions_are_found),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return CLUSTER_MAIN(tests);
 }
