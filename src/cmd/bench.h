@@ -12,6 +12,7 @@
     XX(compare, "every way to update one model: time, bytes, memory, what each needs")             \
     XX(queue, "samples: put and read against two memcpys, claims against an echo")                 \
     XX(disk, "writing and reading checkpoints, against direct I/O of as many bytes")               \
+    XX(arena, "GPU memory released and resumed, against copies to pinned memory")                  \
     XX(plan, "planning: time and memory, up to a trillion parameters on 384 ranks")
 
 #define XX(name, summary) int bench_##name(int argc, char **argv);
