@@ -115,6 +115,7 @@ static int open_handle(const dray__cuda *cuda, dray__opening *o, dray_error *err
                           "cuda handle of member %llu: base_bytes is %llu, but the allocation has "
                           "%zu (freed, and another one made, since)",
                           member, (unsigned long long)o->bytes, bytes);
+    o->bytes = bytes; /* PyTorch's tuples do not say it: their handles have what is needed */
     return DRAY_OK;
 }
 
@@ -195,7 +196,8 @@ int dray__opening_get(const dray_handle *handle, int fd, bool writable, dray__cu
     pthread_mutex_lock(&lock);
     int rc = DRAY_OK;
     dray__opening *o = find(handle, device);
-    if (o && o->bytes != handle->base_bytes)
+    if (o && (o->form == DRAY_CUDA_FORM_IPC ? o->bytes < handle->base_bytes
+                                            : o->bytes != handle->base_bytes))
         rc = dray__fail(error, DRAY_EINVALID,
                         "cuda handle of member %llu: base_bytes is %llu, and was %llu in another "
                         "handle of the same allocation",
