@@ -423,15 +423,19 @@ typedef void (*dray_engines_fn)(void *user, dray_engine_event event,
                                 const dray_engine_info *engine);
 
 /* Watches all engines of the context's session. *out is the caller's, closed before the context.
- * One thread at a time. */
+ * One thread at a time. When the coordinator is started anew, the list goes on by itself: engines
+ * that served count as serving for the lease (5 s) in which they come back to it. */
 int dray_engines_open(dray_context *context, dray_engines **out, dray_error *error);
 /* Takes news, if there are any: DRAY_OK, and the list is new; DRAY_EAGAIN: none. fn (may be NULL)
- * is called for what they change. The first one gives the list as it is. Does not block. */
+ * is called for what they change. The first one gives the list as it is. Does not block, but looks
+ * for up to 0.1 s, each 0.2 s, for a coordinator that went away: DRAY_ECLOSED when it ended, or did
+ * not come back within the context's timeout. */
 int dray_engines_poll(dray_engines *engines, dray_engines_fn fn, void *user, dray_error *error);
 /* The same, waiting for news: DRAY_ETIMEDOUT when there are none. */
 int dray_engines_wait(dray_engines *engines, int64_t timeout_ns, dray_engines_fn fn, void *user,
                       dray_error *error);
-/* Readable when dray_engines_poll, which was called before, may have news. Borrowed. */
+/* Readable when dray_engines_poll, which was called before, may have news. Borrowed; the same until
+ * the list is closed. */
 int dray_engines_fd(dray_engines *engines);
 uint32_t dray_engines_count(const dray_engines *engines);
 /* out: initialised by the caller. */

@@ -1,17 +1,33 @@
-/* The router's view: which engines there are, what they hold, which may be sent requests. */
+/* The router's view: which engines there are, what they hold, which may be sent requests.
+ *
+ * A coordinator that went away and came back knows no engines until they have come back to it, too:
+ * for a time those that served go on doing so here, as they do in truth. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "weights/internal.h"
 
+#include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+/* How long engines have to come back; how often the coordinator is looked for, and how long. */
+#define GRACE_NS DRAY__LEASE_DEFAULT
+#define LOOK_EVERY_NS (200 * DRAY__MILLISECOND)
+#define LOOK_NS (100 * DRAY__MILLISECOND)
 
 struct dray_engines {
     dray_context *context;
-    dray__channel *channel;
-    bool asked; /* the coordinator was, and has not answered */
+    dray__channel *channel; /* NULL: the coordinator went away */
+    bool asked;             /* the coordinator was, and has not answered */
     uint64_t sequence;
+    int fd, timer;            /* epoll over the channel and the timer */
+    int64_t away_ns, look_ns; /* since when; when it is looked for again */
+    int64_t grace_ns;         /* until when the missing count as there; 0: not */
+    bool held;                /* some do */
     dray_engine_info *items;
     uint32_t count;
 };
@@ -25,6 +41,29 @@ static void free_items(dray_engine_info *items, uint32_t count)
     free(items);
 }
 
+static int watch(const dray_engines *e, int fd, dray_error *error)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+    return fd < 0 || epoll_ctl(e->fd, EPOLL_CTL_ADD, fd, &event)
+               ? dray__fail_errno(error, errno, "descriptors of a list of engines")
+               : DRAY_OK;
+}
+
+/* Wakes whoever waits for the descriptor; 0: not. */
+static void wake_at(const dray_engines *e, int64_t at)
+{
+    struct itimerspec time = {.it_value = {at / DRAY__SECOND, at % DRAY__SECOND}};
+    timerfd_settime(e->timer, TFD_TIMER_ABSTIME, &time, NULL);
+}
+
+static int open_channel(dray_engines *e, int64_t deadline_ns, dray_error *error)
+{
+    int rc = dray__channel_open_until(e->context, deadline_ns, &e->channel, error);
+    if (rc == DRAY_OK)
+        rc = watch(e, dray__channel_fd(e->channel), error);
+    return rc;
+}
+
 int dray_engines_open(dray_context *context, dray_engines **out, dray_error *error)
 {
     if (!context || !out)
@@ -33,9 +72,13 @@ int dray_engines_open(dray_context *context, dray_engines **out, dray_error *err
     if (!e)
         return dray__nomem(error);
     e->context = context;
-    int rc = dray__channel_open(context, &e->channel, error);
+    e->fd = epoll_create1(EPOLL_CLOEXEC);
+    e->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    int rc = watch(e, e->timer, error);
+    if (rc == DRAY_OK)
+        rc = open_channel(e, dray__context_deadline(context, DRAY_WAIT_DEFAULT), error);
     if (rc) {
-        free(e);
+        dray_engines_close(e);
         return rc;
     }
     *out = e;
@@ -47,6 +90,10 @@ void dray_engines_close(dray_engines *e)
     if (!e)
         return;
     dray__channel_close(e->channel);
+    if (e->timer >= 0)
+        close(e->timer);
+    if (e->fd >= 0)
+        close(e->fd);
     free_items(e->items, e->count);
     free(e);
 }
@@ -89,17 +136,50 @@ static void tell(const dray_engine_info *before, const dray_engine_info *now, dr
         fn(user, DRAY_ENGINE_TORN, now);
 }
 
+/* Keeps those that served and have not come back yet. */
+static bool hold(dray_engines *e, dray_engine_info *items, uint32_t *count)
+{
+    e->held = false;
+    for (uint32_t i = 0; i < e->count && dray__now() < e->grace_ns; i++) {
+        dray_engine_info kept = e->items[i];
+        dray_engine_info *now = (dray_engine_info *)find(items, *count, &kept);
+        if (!kept.serving || (now && (now->serving || now->leaving || now->ranks == now->world)))
+            continue;
+        kept.model = strdup(kept.model);
+        kept.group = strdup(kept.group);
+        if (!kept.model || !kept.group) {
+            free((char *)kept.model);
+            free((char *)kept.group);
+            return false;
+        }
+        if (now) {
+            free((char *)now->model);
+            free((char *)now->group);
+        } else {
+            now = &items[(*count)++];
+        }
+        *now = kept;
+        e->held = true;
+    }
+    if (!e->held && e->grace_ns && e->count)
+        e->grace_ns = 0; /* all are back */
+    wake_at(e, e->held ? e->grace_ns : 0);
+    return true;
+}
+
 /* Takes over what the coordinator said, and tells what it changes. */
 static int take(dray_engines *e, dray__reader *r, dray_engines_fn fn, void *user, dray_error *error)
 {
     uint64_t sequence = dray__get_u64(r);
     uint32_t count = dray__get_count(r, 43);
-    dray_engine_info *items = calloc((size_t)count + 1, sizeof *items);
+    dray_engine_info *items = calloc((size_t)count + e->count + 1, sizeof *items);
     if (!items)
         return dray__nomem(error);
     for (uint32_t i = 0; i < count; i++)
         get_engine(r, &items[i]);
     int rc = dray__reader_finish(r, "ENGINES_WATCH", error);
+    if (rc == DRAY_OK && !hold(e, items, &count))
+        rc = dray__nomem(error);
     if (rc) {
         free_items(items, count);
         return rc;
@@ -127,28 +207,81 @@ static int ask(dray_engines *e, dray_error *error)
     return rc;
 }
 
+static void drop_channel(dray_engines *e)
+{
+    dray__channel_close(e->channel); /* leaves the epoll */
+    e->channel = NULL;
+    e->asked = false;
+    e->sequence = 0;
+}
+
+/* DRAY_EAGAIN: the coordinator is not back yet. */
+static int come_back(dray_engines *e, dray_error *error)
+{
+    dray_error why;
+    int64_t now = dray__now();
+    if (e->channel)
+        return DRAY_OK;
+    if (now < e->look_ns)
+        return DRAY_EAGAIN;
+    int rc = open_channel(e, dray__deadline(LOOK_NS), &why);
+    if (rc == DRAY_OK) {
+        if (e->away_ns)
+            e->grace_ns = dray__deadline(GRACE_NS);
+        e->away_ns = 0;
+        wake_at(e, 0);
+        return DRAY_OK;
+    }
+    drop_channel(e);
+    e->away_ns = e->away_ns ? e->away_ns : now;
+    e->look_ns = dray__deadline(LOOK_EVERY_NS);
+    wake_at(e, e->look_ns);
+    int64_t patience = dray__context_deadline(e->context, DRAY_WAIT_DEFAULT) - dray__now();
+    bool missing = rc == DRAY_ECLOSED || rc == DRAY_ETIMEDOUT || rc == DRAY_EBUSY;
+    if (missing && now - e->away_ns < patience)
+        return DRAY_EAGAIN;
+    if (error)
+        *error = why;
+    return rc;
+}
+
+/* It does not answer. DRAY_EAGAIN: another one may. */
+static int went_away(dray_engines *e)
+{
+    if (!dray__channel_broken(e->channel) || dray__channel_ended(e->channel) ||
+        !dray__context_takes_back(e->context))
+        return DRAY_ECLOSED;
+    drop_channel(e);
+    e->away_ns = dray__now();
+    e->look_ns = 0;
+    wake_at(e, 1);
+    return DRAY_EAGAIN;
+}
+
 int dray_engines_poll(dray_engines *e, dray_engines_fn fn, void *user, dray_error *error)
 {
     if (!e)
         return dray__fail(error, DRAY_EINVALID, "engines must be given");
-    int rc = e->asked ? DRAY_OK : ask(e, error);
-    if (rc)
-        return rc;
-    dray__reply reply;
-    rc = dray__call_poll(e->channel, &reply, error);
-    if (rc == DRAY_EAGAIN)
-        return rc;
-    e->asked = false;
-    if (rc == DRAY_OK)
-        rc = take(e, &reply.payload, fn, user, error);
-    if (rc == DRAY_OK)
+    if (e->held && dray__now() >= e->grace_ns)
+        drop_channel(e); /* who is not back is gone: the list as it is */
+    int rc = come_back(e, error);
+    if (rc == DRAY_OK && !e->asked)
         rc = ask(e, error);
-    return rc;
+    dray__reply reply;
+    if (rc == DRAY_OK)
+        rc = dray__call_poll(e->channel, &reply, error);
+    if (rc == DRAY_OK) {
+        e->asked = false;
+        rc = take(e, &reply.payload, fn, user, error);
+        if (rc == DRAY_OK)
+            rc = ask(e, error);
+    }
+    return rc == DRAY_ECLOSED && e->channel ? went_away(e) : rc;
 }
 
 int dray_engines_fd(dray_engines *e)
 {
-    return e ? dray__channel_fd(e->channel) : -1;
+    return e ? e->fd : -1;
 }
 
 int dray_engines_wait(dray_engines *e, int64_t timeout_ns, dray_engines_fn fn, void *user,
