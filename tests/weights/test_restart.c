@@ -12,6 +12,9 @@
 #include <cmocka.h>
 
 #define LONG (20 * DRAY__SECOND)
+/* Of the update that the coordinator does not outlive: a rank that begins it with the next one waits
+ * for the other, which may have failed with the last. */
+#define TRIAL (3 * DRAY__SECOND)
 
 enum { FIRST, SECOND = 2, TRIED = 4, THIRD = 6, OVER = 8, PREFETCHED = 10 }; /* + rank */
 
@@ -71,7 +74,7 @@ static int step_of(engine *e, int purpose, uint64_t version, dray_update_report 
 {
     dray_error said = {0};
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
-    options.timeout_ns = LONG;
+    options.timeout_ns = version == 2 && purpose == s.purpose ? TRIAL : LONG;
     options.min_version = version;
     int64_t begin = dray__now();
     int rc = purpose == 0   ? dray_update_weights(e->subscriber, &options, report, &said)
