@@ -163,11 +163,14 @@ typedef struct dray_subscriber_options {
      * call that waits, bucket by bucket; its strategy and bucket_bytes say nothing. What was handed
      * over is verified and committed with the group like everything else. Borrowed for the call. */
     const dray_load_options *load;
+    /* Where what is prefetched lies beside regions on GPUs: 0: spare memory of the same GPU;
+     * DRAY_REGION_PINNED: pinned host memory, from which a commit takes as long as PCIe does. */
+    int32_t staging;
 } dray_subscriber_options;
 
 #define DRAY_SUBSCRIBER_OPTIONS_INIT                                                               \
     {                                                                                              \
-        sizeof(dray_subscriber_options), NULL, NULL, 0, 1, 0, NULL                                 \
+        sizeof(dray_subscriber_options), NULL, NULL, 0, 1, 0, NULL, 0                              \
     }
 
 /* Registers this rank's blocks as a destination. Regions must be addressable. Does not wait for the

@@ -1,5 +1,6 @@
 /* The processes of a benchmark of updates, and what they do in turns. */
 #include "cmd/bench_cluster.h"
+#include "cmd/bench_gpu.h"
 #include "cmd/bench_hosts.h"
 #include "cmd/bench_values.h"
 #include "run/coordinator.h"
@@ -26,7 +27,8 @@ enum {
     WAIT_MS = 100,
     ROUND_SECONDS = 900,
     READ_BYTES = 16 << 20,
-    PIECE = 256 << 10 /* of an update */
+    PIECE = 256 << 10, /* of an update */
+    FOLLOW_US = 20000
 };
 
 enum work {
@@ -62,7 +64,7 @@ typedef struct board {
     uint64_t version;
     dray_update_options update;
     char address[160], message[DRAY_ERROR_MESSAGE_MAX + 64];
-    seat seats[]; /* the engines' */
+    seat seats[]; /* the engines', then the trainers' */
 } board;
 
 struct bench_cluster {
@@ -251,27 +253,21 @@ static dray_region **regions_of(const bench_cluster *c, uint32_t rank)
     return regions;
 }
 
-static dray_layout *offloaded(bench_cluster *c, const dray_layout *layout)
+static dray_layout *relaid(bench_cluster *c, const dray_layout *layout, dray_region_kind kind)
 {
     dray_layout *out;
     dray_error error;
-    int rc = dray_layout_new(&out, &error);
-    for (uint32_t i = 0; i < dray_layout_region_count(layout) && !rc; i++) {
-        dray_region_info info = *dray_layout_region(layout, i);
-        info.kind = DRAY_REGION_HOST;
-        rc = dray_layout_add_region(out, &info, NULL, &error);
-    }
-    for (uint32_t t = 0; t < dray_layout_tensor_count(layout) && !rc; t++) {
-        const dray_tensor_info *tensor = dray_layout_tensor(layout, t);
-        rc =
-            tensor->alias_of >= 0
-                ? dray_layout_add_alias(out, tensor->name, (uint32_t)tensor->alias_of, NULL, &error)
-                : dray_layout_add_tensor(out, tensor->name, (dray_dtype)tensor->dtype, tensor->ndim,
-                                         tensor->shape, NULL, &error);
-    }
-    for (uint32_t i = 0; i < dray_layout_block_count(layout) && !rc; i++)
-        rc = dray_layout_add_block(out, dray_layout_block(layout, i), &error);
-    must(c, rc, "offloaded layout", &error);
+    must(c, bench_layout_as(layout, kind, &out, &error), dray_region_kind_name(kind), &error);
+    return out;
+}
+
+/* Memory of this process's own. */
+static dray_region **own_regions(bench_cluster *c, const dray_layout *layout)
+{
+    dray_error error = {.message = "out of memory"};
+    dray_region **out = calloc((size_t)dray_layout_region_count(layout) + 1, sizeof *out);
+    must(c, out ? 0 : DRAY_ENOMEM, "regions", &error);
+    must(c, bench_gpu_regions(layout, out, &error), "regions", &error);
     return out;
 }
 
@@ -290,6 +286,26 @@ static dray_region **wrapped(bench_cluster *c, const dray_layout *layout, dray_r
     return out;
 }
 
+/* The trainer's own memory, that nobody else is given by the parent: private, or a GPU's. */
+static void take_memory(bench_cluster *c, uint32_t rank, dray_layout **layout,
+                        dray_region ***regions)
+{
+    const bench_cluster_options *o = c->options;
+    dray_error error;
+    if (o->cuda) {
+        bench_gpu_choose(bench_gpu_of(&o->from, rank, o->from.count));
+        *layout = relaid(c, *layout, o->pinned ? DRAY_REGION_PINNED : DRAY_REGION_CUDA);
+        *regions = own_regions(c, *layout);
+        must(c, bench_gpu_fill(*layout, *regions, o->tied, &error), "trainer", &error);
+        return;
+    }
+    bench_fill(*layout, *regions, o->tied);
+    if (!o->staging)
+        return;
+    *layout = relaid(c, *layout, DRAY_REGION_HOST);
+    *regions = wrapped(c, *layout, *regions);
+}
+
 /* The trainers' regions were made by the parent, so that engines can copy from them without dray.
  */
 static void run_trainer(bench_cluster *c, uint32_t rank)
@@ -297,13 +313,10 @@ static void run_trainer(bench_cluster *c, uint32_t rank)
     const bench_side *side = &c->options->from;
     board *b = c->board;
     dray_error error;
-    dray_region **regions = regions_of(c, rank);
+    bool own = c->options->staging || c->options->cuda;
+    dray_region **regions = c->options->cuda ? NULL : regions_of(c, rank);
     dray_layout *layout = side->layouts[rank];
-    bench_fill(layout, regions, c->options->tied);
-    if (c->options->staging) {
-        layout = offloaded(c, layout);
-        regions = wrapped(c, layout, regions);
-    }
+    take_memory(c, rank, &layout, &regions);
     dray_context *context = open_context(c, "trainer", host_of(side, rank), rank);
     dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
     dray_publisher *publisher;
@@ -318,14 +331,15 @@ static void run_trainer(bench_cluster *c, uint32_t rank)
     for (int round = 1; next_work(&b->trainers, round) != WORK_END; round++) {
         must(c, dray_publisher_wait(publisher, b->version - 1, DRAY_WAIT_DEFAULT, NULL, &error),
              "publisher wait", &error);
+        b->seats[b->engines.ranks + rank].begin = bench_now();
         must(c, dray_publish(publisher, b->version, NULL, &error), "publish", &error);
         add(&b->trainers.done);
     }
     dray_publisher_close(publisher);
     dray_close(context);
-    for (uint32_t i = 0; c->options->staging && i < dray_layout_region_count(layout); i++)
+    for (uint32_t i = 0; own && i < dray_layout_region_count(layout); i++)
         dray_region_free(regions[i]);
-    if (c->options->staging) {
+    if (own) {
         free(regions);
         dray_layout_free(layout);
     }
@@ -475,10 +489,14 @@ static void index_blocks(bench_cluster *c, engine *e)
         e->blocks[e->first[dray_layout_block(e->layout, b)->tensor + 1]++] = b;
 }
 
-static void poison(const engine *e)
+static void poison(bench_cluster *c, const engine *e)
 {
+    dray_error error;
     for (uint32_t i = 0; i < dray_layout_region_count(e->layout); i++)
-        memset(dray_region_base(e->regions[i]), POISON, dray_region_bytes(e->regions[i]));
+        if (c->options->cuda)
+            must(c, bench_gpu_poison(e->regions[i], POISON, &error), "poison", &error);
+        else
+            memset(dray_region_base(e->regions[i]), POISON, dray_region_bytes(e->regions[i]));
 }
 
 static void update(bench_cluster *c, const engine *e, dray_update_report *report)
@@ -490,11 +508,18 @@ static void update(bench_cluster *c, const engine *e, dray_update_report *report
     must(c, dray_update_weights(e->subscriber, &c->board->update, report, &error), who, &error);
 }
 
-static void check(const bench_cluster *c, const engine *e, seat *s)
+static void check(bench_cluster *c, const engine *e, seat *s)
 {
-    const char *first;
-    s->wrong = bench_wrong(e->layout, e->regions, c->options->tied, c->options->from.layouts,
-                           c->options->from.count, &first);
+    const char *first = NULL;
+    dray_error error;
+    if (c->options->cuda)
+        must(c,
+             bench_gpu_wrong(e->layout, e->regions, c->options->tied, c->options->from.layouts,
+                             c->options->from.count, &s->wrong, &first, &error),
+             "check", &error);
+    else
+        s->wrong = bench_wrong(e->layout, e->regions, c->options->tied, c->options->from.layouts,
+                               c->options->from.count, &first);
     snprintf(s->first, sizeof s->first, "%s", first ? first : "");
 }
 
@@ -503,7 +528,7 @@ static void work_engine(bench_cluster *c, const engine *e, enum work work, seat 
     s->begin = bench_now();
     switch (work) {
     case WORK_POISON:
-        poison(e);
+        poison(c, e);
         break;
     case WORK_UPDATE:
         update(c, e, &s->report);
@@ -533,11 +558,12 @@ static void run_engine(bench_cluster *c, uint32_t number)
     dray_error error;
     engine e = {.seat = number, .layout = side->layouts[rank]};
     snprintf(group, sizeof group, "engine%u", number / side->count);
-    e.regions = calloc((size_t)dray_layout_region_count(e.layout) + 1, sizeof *e.regions);
-    snprintf(error.message, sizeof error.message, "out of memory");
-    must(c, e.regions ? 0 : DRAY_ENOMEM, group, &error);
-    must(c, dray_regions_for_layout(e.layout, 1, e.regions, &error), group, &error);
-    poison(&e);
+    if (c->options->cuda) {
+        bench_gpu_choose(bench_gpu_of(side, number, side->count * c->groups));
+        e.layout = relaid(c, e.layout, DRAY_REGION_CUDA);
+    }
+    e.regions = own_regions(c, e.layout);
+    poison(c, &e);
     dray_context *context = open_context(c, "engine", host_of(side, rank), number);
     dray_subscriber_options options = DRAY_SUBSCRIBER_OPTIONS_INIT;
     options.regions = e.regions;
@@ -621,6 +647,28 @@ double bench_cluster_update(bench_cluster *c, const dray_update_options *options
         forget_checkpoint(c);
     set_update(c, options);
     return round_of(c, &c->board->engines, WORK_UPDATE);
+}
+
+double bench_cluster_follow(bench_cluster *c, const dray_update_options *options)
+{
+    lane *engines = &c->board->engines;
+    double begin = 0, end = 0;
+    round_of(c, engines, WORK_POISON);
+    c->board->version++;
+    set_update(c, options);
+    engines->work = WORK_UPDATE;
+    __atomic_store_n(&engines->done, 0, __ATOMIC_SEQ_CST);
+    add(&engines->round);
+    usleep(FOLLOW_US); /* they ask for the version */
+    round_of(c, &c->board->trainers, WORK_PUBLISH);
+    await(c, &engines->done, (int)engines->ranks);
+    for (uint32_t i = 0; i < engines->ranks; i++)
+        end = c->board->seats[i].end > end ? c->board->seats[i].end : end;
+    for (uint32_t i = 0; i < c->board->trainers.ranks; i++) {
+        const seat *s = &c->board->seats[engines->ranks + i];
+        begin = s->begin > begin ? s->begin : begin;
+    }
+    return end - begin;
 }
 
 double bench_cluster_repeat(bench_cluster *c, const dray_update_options *options)
@@ -748,7 +796,7 @@ static bench_cluster *make(bench *b, const bench_cluster_options *options)
     c->b = b;
     c->options = options;
     c->groups = groups;
-    c->board_bytes = sizeof *c->board + engines * sizeof(seat);
+    c->board_bytes = sizeof *c->board + (engines + options->from.count) * sizeof(seat);
     c->board =
         mmap(NULL, c->board_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     strcpy(c->folder, "/tmp/dray-bench-XXXXXX");
@@ -766,7 +814,7 @@ bench_cluster *bench_cluster_start(bench *b, const bench_cluster_options *option
     bench_cluster *c = make(b, options);
     board *s = c->board;
     watch_ends(c);
-    if (s->trainers.ranks)
+    if (s->trainers.ranks && !options->cuda)
         open_sources(c);
     spawn(c, run_coordinator, 0);
     await(c, &s->ready, 1);

@@ -15,6 +15,9 @@ typedef struct bench_side {
      * this machine under another name. None: this machine as it is. Borrowed. */
     char **hosts;
     uint32_t host_count;
+    /* GPUs that the ranks are spread over in the same way. None: the first. */
+    uint32_t *gpus;
+    uint32_t gpu_count;
 } bench_side;
 
 typedef struct bench_cluster_options {
@@ -28,6 +31,8 @@ typedef struct bench_cluster_options {
     /* Not 0: the trainers' weights lie in private memory, and pass through a staging arena of so
      * many bytes. */
     uint64_t staging;
+    bool cuda;              /* both sides are memory of GPUs, */
+    bool pinned;            /* but the trainers' is pinned host memory */
     const char *checkpoint; /* folder: engines read it, and there are no trainers; NULL: none */
 } bench_cluster_options;
 
@@ -39,6 +44,9 @@ bench_cluster *bench_cluster_start(bench *b, const bench_cluster_options *option
 /* Poisons the destinations, publishes the next version, and updates all engines to it. Seconds from
  * the last rank's publish to the last rank's commit. */
 double bench_cluster_update(bench_cluster *c, const dray_update_options *options);
+/* The same, but engines wait for the version already: seconds from the beginning of the last
+ * trainer rank's publish, with its sums, to the last engine rank's commit. */
+double bench_cluster_follow(bench_cluster *c, const dray_update_options *options);
 /* The version that is there, once more, without poison: what an update costs besides its bytes.
  * Seconds of the slowest rank. */
 double bench_cluster_repeat(bench_cluster *c, const dray_update_options *options);

@@ -1,5 +1,6 @@
 /* Which model, cut to size, and who holds what of it. */
 #include "cmd/bench_model.h"
+#include "cmd/bench_gpu.h"
 #include "cmd/bench_hosts.h"
 
 #include <stdio.h>
@@ -65,7 +66,10 @@ void bench_side_open(bench *b, const dray_model_config *model, const char *spec,
     char *at = strchr(own, '@');
     if (at) {
         *at = 0;
-        read_hosts(b, at + 1, out);
+        if (at[1] >= '0' && at[1] <= '9')
+            out->gpus = bench_gpus_parse(b, at + 1, &out->gpu_count);
+        else
+            read_hosts(b, at + 1, out);
     }
     if (dray_layouts_from_spec(model, own, &out->layouts, &out->count, &error))
         bench_die(b, "%s", error.message);
@@ -80,6 +84,7 @@ void bench_side_close(bench_side *side)
         free(side->hosts[i]);
     free(side->layouts);
     free(side->hosts);
+    free(side->gpus);
     *side = (bench_side){0};
 }
 

@@ -2,7 +2,7 @@
 #ifndef DRAY_CMD_BENCH_SUITE_H
 #define DRAY_CMD_BENCH_SUITE_H
 
-#include "cmd/bench_cluster.h"
+#include "cmd/bench_gpu.h"
 
 typedef struct bench_found { /* of the last case measured */
     double seconds, limit;
@@ -18,13 +18,16 @@ typedef struct bench_job {
     int verify;                 /* as in dray_update_options */
     uint64_t bucket, staging;   /* staging: not 0: weights are offloaded */
     uint32_t engines;
-    bool load;  /* engines take full tensors through load_weights and cut them themselves */
-    bool quiet; /* no row: the caller makes one of *found */
+    bool cuda, pinned; /* memory of GPUs; but the trainers' pinned host memory */
+    bool load;         /* engines take full tensors through load_weights and cut them themselves */
+    bool quiet;        /* no row: the caller makes one of *found */
     double target;
     bench_found *found; /* may be NULL */
     /* set by bench_run */
     dray_model_config config;
-    const char *cut;
+    const char *cut, *limit_by;
+    bench_gpu_rates rates;
+    double limit; /* of memory cuda */
 } bench_job;
 
 void bench_run(bench *b, const bench_job *job);

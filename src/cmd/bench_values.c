@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint64_t hash_of(const char *name, bool tied)
+uint64_t bench_hash_of(const char *name, bool tied)
 {
     if (tied && strcmp(name, "lm_head.weight") == 0)
         name = "model.embed_tokens.weight";
@@ -245,12 +245,12 @@ void bench_fill(const dray_layout *layout, dray_region *const *regions, bool tie
     for (uint32_t b = 0; b < dray_layout_block_count(layout); b++) {
         const dray_block *block = dray_layout_block(layout, b);
         const char *name = dray_layout_tensor(layout, block->tensor)->name;
-        each_row(layout, regions, block, hash_of(name, tied), 0, NULL, fill_row);
+        each_row(layout, regions, block, bench_hash_of(name, tied), 0, NULL, fill_row);
     }
 }
 
-static dray_dtype source_dtype(const dray_tensor_info *tensor, bool tied,
-                               dray_layout *const *sources, uint32_t count)
+dray_dtype bench_source_dtype(const dray_tensor_info *tensor, bool tied,
+                              dray_layout *const *sources, uint32_t count)
 {
     uint32_t index;
     const char *name = tensor->name;
@@ -260,7 +260,7 @@ static dray_dtype source_dtype(const dray_tensor_info *tensor, bool tied,
     if (tied && count && strcmp(name, "lm_head.weight") == 0) {
         dray_tensor_info embedding = *tensor;
         embedding.name = "model.embed_tokens.weight";
-        return source_dtype(&embedding, false, sources, count);
+        return bench_source_dtype(&embedding, false, sources, count);
     }
     return (dray_dtype)tensor->dtype;
 }
@@ -284,7 +284,7 @@ static uint32_t *blocks_by_tensor(const dray_layout *layout, uint32_t **first)
 }
 
 /* Which tensors hold scales: those are looked at with what they scale. */
-static bool *find_scales(const dray_layout *layout)
+bool *bench_scales_of(const dray_layout *layout)
 {
     uint32_t count = dray_layout_tensor_count(layout);
     bool *scales = calloc((size_t)count + 1, sizeof *scales);
@@ -303,13 +303,13 @@ uint64_t bench_wrong(const dray_layout *layout, dray_region *const *regions, boo
 {
     uint64_t wrong = 0;
     uint32_t *starts, *blocks = blocks_by_tensor(layout, &starts);
-    bool *scales = find_scales(layout);
+    bool *scales = bench_scales_of(layout);
     *first = NULL;
     for (uint32_t b = 0; b < dray_layout_block_count(layout); b++) {
         const dray_block *block = dray_layout_block(layout, b);
         const dray_tensor_info *t = dray_layout_tensor(layout, block->tensor);
         const dray_quant *quant = dray_layout_quant(layout, block->tensor);
-        dray_dtype from = source_dtype(t, tied, sources, count);
+        dray_dtype from = bench_source_dtype(t, tied, sources, count);
         scale_view view = {.layout = layout, .regions = regions, .quant = quant};
         if (scales[block->tensor])
             continue;
@@ -321,8 +321,8 @@ uint64_t bench_wrong(const dray_layout *layout, dray_region *const *regions, boo
         }
         bool converts = quant && from != (dray_dtype)t->dtype;
         uint64_t here =
-            each_row(layout, regions, block, hash_of(t->name, tied), from, converts ? &view : NULL,
-                     converts ? check_quantised_row : check_row);
+            each_row(layout, regions, block, bench_hash_of(t->name, tied), from,
+                     converts ? &view : NULL, converts ? check_quantised_row : check_row);
         if (here && !*first)
             *first = t->name;
         wrong += here;

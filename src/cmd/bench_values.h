@@ -19,4 +19,15 @@ void bench_fill(const dray_layout *layout, dray_region *const *regions, bool tie
 uint64_t bench_wrong(const dray_layout *layout, dray_region *const *regions, bool tied,
                      dray_layout *const *sources, uint32_t count, const char **first);
 
+/* ---- for those who fill and look in another way -------------------------------------------------
+ */
+
+/* What a tensor's values are made from, with the global index of each. */
+uint64_t bench_hash_of(const char *name, bool tied);
+/* In which dtype the sources have it. */
+dray_dtype bench_source_dtype(const dray_tensor_info *tensor, bool tied,
+                              dray_layout *const *sources, uint32_t count);
+/* For each tensor: does it hold another one's scales? The caller frees it. */
+bool *bench_scales_of(const dray_layout *layout);
+
 #endif

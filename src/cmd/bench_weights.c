@@ -10,10 +10,11 @@
 
 static const char *const modes[] = {"auto", "tensor", "distributed", "disk"};
 static const char *const strategies[] = {"direct", "bucket", "parameter"};
-static const char *const memories[] = {"shared", "offloaded"};
+static const char *const memories[] = {"shared", "offloaded", "cuda"};
+static const char *const origins[] = {"cuda", "pinned"};
 static const char *const switches[] = {"off", "on"};
 static const char *const suites[] = {"targets"};
-enum { MODES = 4, STRATEGIES = 3, MEMORIES = 2, SUITES = 1 };
+enum { MODES = 4, STRATEGIES = 3, MEMORIES = 3, ORIGINS = 2, SUITES = 1 };
 
 #define STAGING ((uint64_t)4 << 20)
 
@@ -24,7 +25,7 @@ typedef struct arguments {
     int64_t layers, engines;
     uint64_t bucket, staging; /* staging: not 0: weights are offloaded */
     int verify;               /* as in dray_update_options */
-    bool suite;
+    bool suite, cuda, pinned;
 } arguments;
 
 /* ---- arguments ------------------------------------------------------------------------------- */
@@ -68,7 +69,11 @@ static error_t parse_more(int key, char *text, const struct argp_state *state, a
         a->verify = word_of(state, "--verify", text, switches, 2) ? 0 : -1;
         return 0;
     case 'M':
-        a->staging = word_of(state, "kind of memory", text, memories, MEMORIES) ? STAGING : 0;
+        a->staging = word_of(state, "kind of memory", text, memories, MEMORIES) == 1 ? STAGING : 0;
+        a->cuda = word_of(state, "kind of memory", text, memories, MEMORIES) == 2;
+        return 0;
+    case 'O':
+        a->pinned = word_of(state, "source", text, origins, ORIGINS) == 1;
         return 0;
     case 'S':
         word_of(state, "suite", text, suites, SUITES);
@@ -98,6 +103,8 @@ static error_t parse(int key, char *text, struct argp_state *state)
             argp_error(state, "expected --model, --from and --to, or --suite targets; as in\n"
                               "  dray bench weights --model qwen2.5-0.5b --from fsdp:4 "
                               "--to engine:tp=2");
+        if (a->pinned && !a->cuda)
+            argp_error(state, "--source pinned goes with --memory cuda");
         return 0;
     default:
         return parse_more(key, text, state, a);
@@ -109,8 +116,10 @@ static const struct argp_option options[] = {
     {"engines", 'e', "N", 0, "So many engines, which update at the same time (1)", 2},
     {"memory", 'M', "KIND", 0,
      "Where the trainers' weights lie: shared (the default), "
-     "offloaded: private memory, through an arena of 4 MiB",
+     "offloaded: private memory, through an arena of 4 MiB; cuda: both sides' on GPUs",
      3},
+    {"source", 'O', "KIND", 0,
+     "Of memory cuda, where the trainers' weights lie: cuda (the default), pinned host memory", 3},
     {"mode", 'o', "MODE,...", 0, "tensor (the default), distributed, disk, auto", 3},
     {"strategy", 'g', "NAME,...", 0, "direct (the default), bucket, parameter", 3},
     {"bucket", 'b', "BYTES", 0, "The ceiling of staging memory (67108864)", 3},
@@ -127,7 +136,11 @@ static const char doc[] =
     "= "
     "time / limit.\n\n"
     "SPEC: as `dray plan` takes it. SPEC@HOST,HOST,... puts the ranks into network namespaces of "
-    "these names (ip netns list), in equal runs; @~NAME is this machine under another name. Mode "
+    "these names (ip netns list), in equal runs; @~NAME is this machine under another name; @0-7 "
+    "are "
+    "GPUs, for memory cuda, whose limit is what the plan asks of the busiest link at the rate that "
+    "a "
+    "large copy reaches there in the same run. Mode "
     "disk writes the model as a checkpoint first and reads it around the page cache; its limit is "
     "direct I/O.\n\n"
     "Example: dray bench weights --model qwen2.5-0.5b --from fsdp:4 --to engine:tp=2 --strategy "
@@ -171,13 +184,37 @@ static json_t *describe(const bench_job *job, const bench_cluster *c, const doub
 }
 
 /* Of the last update: of the link between hosts, of the disk, or of memory. *how: which it was. */
-static double limit_of(bench_cluster *c, const char **how)
+static double limit_of(const bench_job *job, bench_cluster *c, const char **how)
 {
+    if (job->cuda) {
+        *how = job->limit_by;
+        return job->limit;
+    }
     dray_update_report report = bench_cluster_report(c);
     if (report.mode == DRAY_MODE_DISTRIBUTED && report.link_bytes[DRAY_LINK_NETWORK])
         return bench_cluster_link(c, how);
     *how = report.mode == DRAY_MODE_DISK ? "direct I/O" : "memcpy";
     return report.mode == DRAY_MODE_DISK ? bench_cluster_read(c) : bench_cluster_copy(c);
+}
+
+/* The same updates timed with the sums that publishing takes, and what the limit was made of. */
+static void follow(bench *b, const bench_job *job, bench_cluster *c,
+                   const dray_update_options *update, json_t *more)
+{
+    unsigned turns = bench_repeats(b);
+    double *seconds = calloc(turns, sizeof *seconds);
+    if (!seconds)
+        bench_die(b, "out of memory");
+    for (unsigned i = 0; i < turns; i++)
+        seconds[i] = bench_cluster_follow(c, update);
+    bench_cluster_check(c);
+    json_object_set_new(more, "seconds_with_publish",
+                        json_real(bench_percentile(seconds, turns, 0.25)));
+    json_object_set_new(more, "rates",
+                        json_pack("{s:f, s:f, s:f}", "link", job->rates.link, "local",
+                                  job->rates.local, "pinned", job->rates.pinned));
+    json_object_set_new(more, "source", json_string(job->pinned ? "pinned" : "cuda"));
+    free(seconds);
 }
 
 static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, int strategy)
@@ -196,11 +233,11 @@ static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, 
     update.bucket_bytes = job->bucket;
     bench_doing(b, "%s: first update: plans, touches memory", job->model);
     bench_cluster_update(c, &update);
-    limit_of(c, &how);
+    limit_of(job, c, &how);
     for (unsigned i = 0; i < turns; i++) {
         bench_doing(b, "%s, %s, %s: update %u of %u", job->model, modes[mode], strategies[strategy],
                     i + 1, turns);
-        limits[i] = limit_of(c, &how);
+        limits[i] = limit_of(job, c, &how);
         seconds[i] = bench_cluster_update(c, &update);
     }
     bench_doing(b, "%s: checking every element", job->model);
@@ -208,6 +245,8 @@ static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, 
     json_t *more = describe(job, c, seconds, turns);
     json_object_set_new(more, "limit_by", json_string(how));
     json_object_set_new(more, "load_weights", json_boolean(job->load));
+    if (job->cuda)
+        follow(b, job, c, &update, more);
     *job->found = (bench_found){.seconds = bench_percentile(seconds, turns, 0.25),
                                 .limit = bench_percentile(limits, turns, 0.25),
                                 .limit_by = how,
@@ -250,10 +289,18 @@ void bench_run(bench *b, const bench_job *given)
         snprintf(cut, sizeof cut, " (%lld of %lld layers)", (long long)job.config.layers,
                  (long long)whole.layers);
     job.cut = cut;
-    bench_cluster_options o = {.engines = job.engines, .tied = job.config.tied != 0};
+    bench_cluster_options o = {.engines = job.engines,
+                               .tied = job.config.tied != 0,
+                               .cuda = job.cuda,
+                               .pinned = job.pinned};
     bench_side_open(b, &job.config, job.from, &o.from);
     bench_side_open(b, &job.config, job.to, &o.to);
-    need_memory(b, &job, &o);
+    if (job.cuda) {
+        job.rates = bench_gpu_measure(b, &o);
+        job.limit = bench_gpu_limit(b, &o, &job.rates, &job.limit_by);
+    } else {
+        need_memory(b, &job, &o);
+    }
     dray_layout *full = NULL;
     dray_error error;
     if (job.load &&
@@ -295,6 +342,8 @@ int bench_weights(int argc, char **argv)
                      .verify = a.verify,
                      .bucket = a.bucket,
                      .staging = a.staging,
+                     .cuda = a.cuda,
+                     .pinned = a.pinned,
                      .engines = (uint32_t)a.engines};
     bench_run(b, &job);
     return bench_close(b);

@@ -10,7 +10,7 @@
  *                   u8 it has published, u64 version, u8 checksums are there, u8 it can be read,
  *                   sums
  *                   -> u64 key
- *  REGION_PUT       u64 key, u32 region, blob handle, one descriptor -> (empty)
+ *  REGION_PUT       u64 key, u32 region, blob handle, one descriptor (CUDA: or none) -> (empty)
  *  UPDATE_SOURCES   u64 key, u8 what, i64 timeout, u64 set, u32 index; what:
  *                   GANG (a publisher's own gang; kept until all ranks are there)
  *                       -> u64 incarnation, u64 set, u32 world
@@ -18,7 +18,7 @@
  *                       one) -> u32 how many, of each: u64 key, u64 member, u64 host, i64 pid,
  *                       u64 token, string endpoint, u8 its shared regions can be mapped, string
  *                       name, blob layout, u32 regions, u64 bytes of a slot (0: no arena)
- *  REGION_GET       u64 key, u64 set, u32 index, u32 region -> blob handle, one descriptor
+ *  REGION_GET       u64 key, u64 set, u32 index, u32 region -> blob handle, its descriptor
  *  PUBLISH          u64 key, u64 version, u8 checksums are there, sums -> (empty)
  *  PUBLISHER_WAIT   u64 key, u64 version, i64 timeout -> u32 dropped, string their names,
  *                   u64 the oldest attempt that may still read

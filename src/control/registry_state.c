@@ -377,6 +377,14 @@ static int subscriber_open(call *c, dray_error *error)
     return rc;
 }
 
+/* A GPU's memory that its driver exports by a handle alone. */
+static bool goes_without_descriptor(const void *packed, size_t size)
+{
+    dray_handle handle = DRAY_HANDLE_INIT;
+    return dray_handle_unpack(packed, size, &handle, NULL) == DRAY_OK &&
+           handle.kind == DRAY_REGION_CUDA;
+}
+
 static int region_put(call *c, dray_error *error)
 {
     uint64_t key = dray__get_u64(c->in);
@@ -389,11 +397,11 @@ static int region_put(call *c, dray_error *error)
         rc = dray__reg_entry(c, key, DRAY__EITHER, &entry, error);
     if (rc)
         return rc;
-    if (index >= entry->region_count || entry->regions[index].fd >= 0 || !entry->regions_missing)
+    if (index >= entry->region_count || entry->regions[index].handle || !entry->regions_missing)
         return dray__fail(error, DRAY_EINVALID,
                           "region %" PRIu32 " of %" PRIu32 " was put already or does not exist",
                           index, entry->region_count);
-    if (c->fd < 0)
+    if (c->fd < 0 && !goes_without_descriptor(handle, size))
         return dray__fail(error, DRAY_EINVALID,
                           "region %" PRIu32 " came without its descriptor (they pass over Unix "
                           "sockets only)",
@@ -434,11 +442,11 @@ static int find_set(const struct model *model, uint64_t id, uint32_t index, cons
     return DRAY_OK;
 }
 
-/* Were the descriptors of its shared regions put? They pass over Unix sockets only. */
+/* Were its regions put? Descriptors pass over Unix sockets only. */
 static bool can_be_mapped(const struct entry *entry)
 {
     for (uint32_t i = 0; i < entry->region_count; i++)
-        if (entry->regions[i].fd >= 0)
+        if (entry->regions[i].handle)
             return true;
     return false;
 }
@@ -501,11 +509,15 @@ static int update_sources(call *c, dray_error *error)
     return rc ? rc : answer_members(c, set, index);
 }
 
-/* Of the descriptor, which is what stays mapped. */
+/* Of the descriptor, which is what stays mapped; a GPU's memory has none, or one without a size. */
 static uint64_t region_bytes(const struct stored_region *region)
 {
     struct stat st;
-    return fstat(region->fd, &st) || st.st_size < 0 ? 0 : (uint64_t)st.st_size;
+    dray_handle handle = DRAY_HANDLE_INIT;
+    if (region->fd >= 0 && fstat(region->fd, &st) == 0 && st.st_size > 0)
+        return (uint64_t)st.st_size;
+    int rc = dray_handle_unpack(region->handle, region->handle_size, &handle, NULL);
+    return rc == DRAY_OK ? handle.storage_bytes : 0;
 }
 
 static int region_get(call *c, dray_error *error)
@@ -522,7 +534,7 @@ static int region_get(call *c, dray_error *error)
     if (rc)
         return rc;
     const struct entry *rank = set->entries[index];
-    if (number >= rank->region_count || rank->regions[number].fd < 0)
+    if (number >= rank->region_count || !rank->regions[number].handle)
         return dray__fail(error, DRAY_ENOENT,
                           "region %" PRIu32 " of %s, rank %" PRIu32 " (%s), cannot be reached from "
                           "another process: allocate it as a shared region",

@@ -19,9 +19,9 @@ struct group;
 struct dray__reg_call;
 
 struct stored_region {
-    void *handle;
+    void *handle; /* NULL: not put */
     size_t handle_size;
-    int fd; /* -1: not put */
+    int fd; /* -1: none goes with it */
 };
 
 /* An UPDATE_BEGIN that waits. */

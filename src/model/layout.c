@@ -157,6 +157,13 @@ int dray_layout_add_region(dray_layout *layout, const dray_region_info *region, 
     return DRAY_OK;
 }
 
+void dray__layout_set_device(dray_layout *layout, uint32_t region, const uint8_t device[16])
+{
+    dray_region_info *info = (dray_region_info *)layout->regions.items + region;
+    if (info->kind == DRAY_REGION_CUDA)
+        memcpy(info->device, device, sizeof info->device);
+}
+
 static int add_tensor(dray_layout *layout, const char *name, const dray_tensor_info *info,
                       uint32_t *index, dray_error *error)
 {

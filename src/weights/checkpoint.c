@@ -107,7 +107,7 @@ static void remove_partial(const dray_layout *files)
 static bool all_memory(const dray_layout *layout, dray_region *const *regions)
 {
     for (uint32_t i = 0; i < dray_layout_region_count(layout); i++)
-        if (!dray_region_base(regions[i]) && dray_region_bytes(regions[i]))
+        if (dray_region_get_kind(regions[i]) == DRAY_REGION_FILE)
             return false;
     return true;
 }

@@ -1,8 +1,8 @@
 /* Checksums of blocks, whole tensors and running sessions. */
 #include "base/error.h"
-#include "mover/checksum.h"
+#include "mover/cuda.h"
 #include "mover/mover.h"
-#include "weights/internal.h"
+#include "weights/source_sums.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -54,29 +54,31 @@ int dray__sum_rect(const dray_layout *layout, dray_region *const *regions, uint3
     const dray_block *block = dray_layout_block(layout, index);
     const dray_tensor_info *tensor = dray_layout_tensor(layout, block->tensor);
     dray_region *region = regions[block->region];
-    const uint8_t *base = dray_region_base(region);
-    if (!base)
+    if (dray_region_get_kind(region) == DRAY_REGION_FILE)
         return sum_file(layout, region, block, rect, scratch, sum, error);
     uint64_t offset = block->offset;
     for (uint32_t d = 0; d < tensor->ndim; d++)
         offset += (uint64_t)(rect->start[d] - block->start[d]) * (uint64_t)block->stride[d];
+    uint64_t found = 0;
     dray__sum_of part = {tensor->dtype, tensor->ndim,  tensor->shape, rect->start,
-                         rect->extent,  block->stride, base + offset};
-    *sum += dray__sum(&part);
-    return DRAY_OK;
+                         rect->extent,  block->stride, NULL};
+    int rc = dray__sum_region(region, offset, &part, &found, error);
+    *sum += found;
+    return rc;
 }
 
-int dray__sum_pieces(const dray_layout *layout, dray_region *const *regions,
-                     const dray__pieces *pieces, dray__sums *out, dray_error *error)
+/* Those that this process reads itself. */
+static int sum_here(const dray_layout *layout, dray_region *const *regions,
+                    const dray__pieces *pieces, dray__sums *out, dray_error *error)
 {
     dray_region *scratch = NULL;
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < pieces->count && rc == DRAY_OK; i++) {
         const dray__piece *piece = &pieces->items[i];
-        if (!piece->owned)
+        const dray_block *block = dray_layout_block(layout, piece->block);
+        if (!piece->owned || dray__sums_by_gpu(regions[block->region]))
             continue;
-        const dray_tensor_info *tensor =
-            dray_layout_tensor(layout, dray_layout_block(layout, piece->block)->tensor);
+        const dray_tensor_info *tensor = dray_layout_tensor(layout, block->tensor);
         uint64_t sum = 0;
         rc = dray__sum_rect(layout, regions, piece->block, &piece->rect, &scratch, &sum, error);
         if (rc == DRAY_OK && !dray__sums_add(out, tensor->name, tensor->dtype,
@@ -85,6 +87,29 @@ int dray__sum_pieces(const dray_layout *layout, dray_region *const *regions,
     }
     dray_region_free(scratch);
     return rc;
+}
+
+int dray__sum_pieces(const dray_layout *layout, dray_region *const *regions,
+                     const dray__pieces *pieces, dray__sums *out, dray_error *error)
+{
+    dray__source_sums *gpus;
+    int rc = dray__source_sums_new(layout, regions, pieces, &gpus, error);
+    if (rc)
+        return rc;
+    if (gpus)
+        rc = dray__source_sums_run(gpus, NULL, INT64_MAX, out, error);
+    dray__source_sums_free(gpus);
+    return rc ? rc : sum_here(layout, regions, pieces, out, error);
+}
+
+int dray__sum_published(const dray_layout *layout, dray_region *const *regions,
+                        const dray__pieces *pieces, dray__source_sums **gpus, CUevent ready,
+                        int64_t deadline_ns, dray__sums *out, dray_error *error)
+{
+    int rc = *gpus ? DRAY_OK : dray__source_sums_new(layout, regions, pieces, gpus, error);
+    if (rc == DRAY_OK && *gpus)
+        rc = dray__source_sums_run(*gpus, ready, deadline_ns, out, error);
+    return rc ? rc : sum_here(layout, regions, pieces, out, error);
 }
 
 int dray_checksums_compute(const dray_layout *layout, dray_region *const *regions,

@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "mover/checksum.h"
+#include "mover/cuda.h"
 #include "mover/disk.h"
 #include "mover/mover.h"
 
@@ -197,18 +197,13 @@ static uint64_t run_limit(const dray_copy *copy)
 }
 
 /* What is to lie in the file: of the source's own bits, so that a copy that goes wrong is found. */
-static uint64_t sum_of(const deposit *d, const dray_copy *copy)
+static int sum_of(const deposit *d, const dray_copy *copy, uint64_t *sum, dray_error *error)
 {
     const dray_tensor_info *tensor = dray_layout_tensor(d->files, copy->tensor);
-    const uint8_t *base = dray_region_base(d->regions[copy->source_region]);
-    dray__sum_of source = {copy->source_dtype,
-                           tensor->ndim,
-                           tensor->shape,
-                           copy->start,
-                           copy->extent,
-                           copy->source_stride,
-                           base + copy->source_offset};
-    return dray__sum(&source);
+    dray__sum_of source = {copy->source_dtype, tensor->ndim,        tensor->shape, copy->start,
+                           copy->extent,       copy->source_stride, NULL};
+    return dray__sum_region(d->regions[copy->source_region], copy->source_offset, &source, sum,
+                            error);
 }
 
 static int put_slice(deposit *d, slot **current, const dray_copy *copy, dray_error *error)
@@ -229,11 +224,14 @@ static int put_slice(deposit *d, slot **current, const dray_copy *copy, dray_err
     dray_copy in = *copy;
     dray__copy_to_dense(&in, copy->destination_dtype, s->base + at);
     dray__move_options options = {.layout = d->files};
+    int rc = DRAY_OK;
     if (copy->source_dtype == copy->destination_dtype)
-        sum = sum_of(d, copy);
+        rc = sum_of(d, copy, &sum, error);
     else
         options.sums = &sum;
-    int rc = dray__move_all(d->regions[copy->source_region], d->staging, &in, 1, &options, error);
+    if (rc)
+        return rc;
+    rc = dray__move_all(d->regions[copy->source_region], d->staging, &in, 1, &options, error);
     if (!rc && !dray__sums_add(d->sums, dray_layout_tensor(d->files, copy->tensor)->name,
                                copy->destination_dtype, elements, sum))
         rc = dray__nomem(error);

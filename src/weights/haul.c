@@ -5,7 +5,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "mover/checksum.h"
+#include "base/hash.h"
+#include "mover/cuda.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -15,9 +16,9 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-static const dray__lane_kind *const kinds[DRAY__LANES] = {&dray__lane_quant,   &dray__lane_delta,
-                                                          &dray__lane_overlay, &dray__lane_remote,
-                                                          &dray__lane_file,    &dray__lane_memory};
+static const dray__lane_kind *const kinds[DRAY__LANES] = {
+    &dray__lane_quant, &dray__lane_delta, &dray__lane_overlay, &dray__lane_remote,
+    &dray__lane_file,  &dray__lane_cuda,  &dray__lane_memory};
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
@@ -224,15 +225,13 @@ void dray__haul_own(dray__haul *h, const dray_copy *copy, uint64_t sum)
 uint64_t dray__haul_read_back(const dray__haul *h, const dray_region *region, const dray_copy *copy)
 {
     const dray_tensor_info *tensor = dray__haul_tensor(h, copy);
-    const uint8_t *base = dray_region_base(region);
-    dray__sum_of destination = {copy->destination_dtype,
-                                tensor->ndim,
-                                tensor->shape,
-                                copy->start,
-                                copy->extent,
-                                copy->destination_stride,
-                                base + copy->destination_offset};
-    return dray__sum(&destination);
+    dray__sum_of destination = {
+        copy->destination_dtype,  tensor->ndim, tensor->shape, copy->start, copy->extent,
+        copy->destination_stride, NULL};
+    uint64_t sum = 0;
+    if (dray__sum_region(region, copy->destination_offset, &destination, &sum, NULL))
+        return dray__hash(copy, sizeof *copy);
+    return sum;
 }
 
 /* ---- moving ---------------------------------------------------------------------------------- */

@@ -29,7 +29,7 @@ typedef struct dray__lane_kind {
 } dray__lane_kind;
 
 extern const dray__lane_kind dray__lane_quant, dray__lane_delta, dray__lane_overlay,
-    dray__lane_remote, dray__lane_file, dray__lane_memory;
+    dray__lane_remote, dray__lane_file, dray__lane_cuda, dray__lane_memory;
 
 struct dray__tensor_sum {
     int32_t dtype;
@@ -44,7 +44,7 @@ struct dray__lane {
     bool done, waits;
 };
 
-enum { DRAY__LANES = 6 };
+enum { DRAY__LANES = 7 };
 
 struct dray__haul {
     const dray__sources *sources;
@@ -76,7 +76,8 @@ uint64_t dray__copy_bytes(const dray_copy *copy);
 void dray__haul_own(dray__haul *haul, const dray_copy *copy, uint64_t sum);
 /* Sums of such bits, taken elsewhere. */
 void dray__haul_add(dray__haul *haul, uint32_t tensor, const struct dray__tensor_sum *sum);
-/* The sum of what lies at the destination of a copy now. */
+/* The sum of what lies at the destination of a copy now. Of a GPU's memory that cannot be read any
+ * more: none that anything else has. */
 uint64_t dray__haul_read_back(const dray__haul *haul, const dray_region *region,
                               const dray_copy *copy);
 

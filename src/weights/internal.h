@@ -51,7 +51,20 @@ struct dray__shares *dray__local_shares(const dray__local *local); /* NULL: none
 void dray__local_revoke(uint64_t token, uint64_t attempt);
 /* DRAY_ESTALE: revoked. */
 int dray__local_check(const dray__local *local, uint64_t attempt, dray_error *error);
-uint64_t dray__local_token(void); /* a new one */
+/* Who reads the member's memory also while no call of his is under way (a GPU copies). stop, called
+ * from another thread once the memory is taken back from this attempt, ends that and returns when
+ * nothing is read any more; it must not use this file. */
+typedef struct dray__guest {
+    struct dray__guest *next;
+    dray__local *of; /* NULL: not, or no longer, in */
+    uint64_t attempt;
+    void (*stop)(void *user);
+    void *user;
+} dray__guest;
+/* While it is held. */
+void dray__local_enter(dray__local *local, dray__guest *guest);
+void dray__local_depart(dray__guest *guest); /* one that was seen off is fine */
+uint64_t dray__local_token(void);            /* a new one */
 
 /* ---- pieces.c: which elements of a member's blocks count ------------------------------------- */
 typedef struct dray__rect {
@@ -99,6 +112,8 @@ void dray__slicer_next(dray__slicer *slicer);
 dray__rect dray__copy_rect(const dray_copy *copy);
 /* The part of a copy that lies in rect, which lies in the copy. */
 dray_copy dray__copy_cut(const dray_copy *copy, const dray__rect *rect);
+/* The way on from where `in`, the copy's way to a dense place, leads. */
+dray_copy dray__copy_onwards(const dray_copy *copy, const dray_copy *in);
 /* Makes the destination dense, C order, at `offset` of region 0. Returns its bytes. */
 uint64_t dray__copy_to_dense(dray_copy *copy, int32_t dtype, uint64_t offset);
 
@@ -136,11 +151,14 @@ int dray__values_set(const dray_layout *files, const dray__sums *sums, dray_erro
 void dray__values_free(char **values, const dray_layout *layout);
 
 /* ---- regions.c */
-/* Offers a region to other processes, by its entry's key. DRAY_EUNSUPPORTED: not a SHARED one. */
+/* Of a kind that other processes of this host can map. */
+bool dray__region_offered(const dray_region *region);
+/* Offers a region to other processes, by its entry's key. DRAY_EUNSUPPORTED: not one to be offered,
+ * or memory that its GPU's driver does not export. */
 int dray__region_put(dray__channel *channel, const dray_context *context, uint64_t key,
                      uint32_t index, const dray_region *region, int64_t deadline_ns,
                      dray_error *error);
-/* How another process names it, packed. DRAY_EUNSUPPORTED: not a SHARED one. */
+/* How another process names it, packed. DRAY_EUNSUPPORTED: as above. */
 enum { DRAY__HANDLE_PACKED = 1024 };
 int dray__region_handle(const dray_region *region, uint64_t member, uint64_t epoch,
                         uint8_t out[DRAY__HANDLE_PACKED], dray_error *error);
@@ -151,9 +169,12 @@ int dray__layout_shared(const dray_layout *layout, dray_layout **out, dray_error
 /* Are these the regions that the layout speaks of? */
 int dray__regions_check(const dray_layout *layout, dray_region *const *regions, dray_error *error);
 
-/* A copy of the caller's, packed form appended to `packed` as a blob (may be NULL). */
-int dray__layout_copy(const dray_layout *layout, dray_layout **out, dray__writer *packed,
-                      dray_error *error);
+/* A copy of the caller's, with the GPUs that its regions lie on (regions may be NULL); packed form
+ * appended to `packed` as a blob (may be NULL). */
+int dray__layout_copy(const dray_layout *layout, dray_region *const *regions, dray_layout **out,
+                      dray__writer *packed, dray_error *error);
+/* The GPU of a member with this layout, for the planner; 0: none. */
+uint64_t dray__layout_device(const dray_layout *layout);
 dray_region **dray__regions_copy(const dray_layout *layout, dray_region *const *regions);
 
 /* ---- sources.c: what an update reads, kept until it changes ---------------------------------- */
@@ -185,8 +206,9 @@ typedef struct dray__source {
 } dray__source;
 
 typedef struct dray__sources {
-    uint64_t source_set;      /* 0: a checkpoint on disk */
-    uint64_t group_set, host; /* host: the destination's */
+    uint64_t source_set;              /* 0: a checkpoint on disk */
+    uint64_t group_set, host;         /* host: the destination's */
+    struct dray__cuda_device *device; /* so is the GPU; NULL: none */
     char *path;
     void *disk; /* its packed layout: to see a changed one */
     size_t disk_size;
@@ -199,7 +221,8 @@ typedef struct dray__sources {
     uint32_t *write_blocks;  /* the destination block of each of the plan's writes */
     const char **names;      /* for each destination tensor: the source's name of it */
     bool casts, files;
-    dray__sums stored; /* what a checkpoint says of its tensors; none: nothing */
+    struct dray__programs *programs; /* what GPUs carry out (program.h), compiled */
+    dray__sums stored;               /* what a checkpoint says of its tensors; none: nothing */
     bool imported;
     /* Who updates to the same version at the same time, this rank too; may change without the plan.
      */

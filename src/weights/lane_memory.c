@@ -340,17 +340,6 @@ static int step_direct(struct memory_lane *m, dray_error *error)
     return DRAY_EAGAIN;
 }
 
-/* The way from the bucket to the destination, of a copy whose way into the bucket is dense at
- * `offset`. */
-static dray_copy out_of_bucket(const dray_copy *copy, const dray_copy *in)
-{
-    dray_copy out = *copy;
-    out.source_dtype = copy->destination_dtype;
-    out.source_offset = in->destination_offset;
-    memcpy(out.source_stride, in->destination_stride, sizeof out.source_stride);
-    return out;
-}
-
 static bool stage(struct memory_lane *m, uint64_t op, const dray_copy *copy)
 {
     if (m->staged_count == m->staged_capacity) {
@@ -384,7 +373,7 @@ static int gather_into_bucket(struct memory_lane *m, dray_error *error)
         dray_copy in = copy;
         dray__copy_to_dense(&in, copy.destination_dtype, m->bucket_used);
         m->bucket_used = (m->bucket_used + more + 63) & ~(uint64_t)63;
-        dray_copy out = out_of_bucket(&copy, &in);
+        dray_copy out = dray__copy_onwards(&copy, &in);
         m->batch_ops[m->batch] = index_at(m, m->next);
         m->copies[m->batch] = in;
         if (!stage(m, m->batch_ops[m->batch], &out))

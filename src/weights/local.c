@@ -25,6 +25,7 @@ struct dray__local {
     uint32_t count;
     const struct dray__delta_view *delta;
     struct dray__arena *arena;
+    dray__guest *guests;
 };
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER; /* of the list and its readers */
@@ -79,6 +80,47 @@ int dray__local_add(uint64_t token, const dray_layout *layout, dray_region *cons
     return DRAY_OK;
 }
 
+/* ---- guests: who reads on while no call of his is under way ------------------------------------
+ */
+
+void dray__local_enter(dray__local *local, dray__guest *guest)
+{
+    pthread_mutex_lock(&list_lock);
+    guest->next = local->guests;
+    guest->of = local;
+    local->guests = guest;
+    pthread_mutex_unlock(&list_lock);
+}
+
+static void depart(dray__guest *guest)
+{
+    dray__guest **at = &guest->of->guests;
+    while (*at != guest)
+        at = &(*at)->next;
+    *at = guest->next;
+    guest->of = NULL;
+}
+
+void dray__local_depart(dray__guest *guest)
+{
+    pthread_mutex_lock(&list_lock);
+    if (guest->of)
+        depart(guest);
+    pthread_mutex_unlock(&list_lock);
+}
+
+/* Ends the reading of those whose attempts are older. */
+static void see_off(dray__local *local, uint64_t attempt)
+{
+    for (dray__guest *guest = local ? local->guests : NULL, *next; guest; guest = next) {
+        next = guest->next;
+        if (guest->attempt >= attempt)
+            continue;
+        depart(guest);
+        guest->stop(guest->user);
+    }
+}
+
 void dray__local_remove(uint64_t token)
 {
     dray__local *local = NULL;
@@ -91,6 +133,7 @@ void dray__local_remove(uint64_t token)
         }
     while (local && local->readers) /* no more can come; those inside copy one slice, and leave */
         pthread_cond_wait(&released, &list_lock);
+    see_off(local, UINT64_MAX);
     pthread_mutex_unlock(&list_lock);
     dray__exports_revoke(token, UINT64_MAX);
     if (local)
@@ -152,6 +195,7 @@ void dray__local_revoke(uint64_t token, uint64_t attempt)
         local->floor = attempt;
     while (local && local->readers) /* those inside were let in before: they leave soon */
         pthread_cond_wait(&released, &list_lock);
+    see_off(local, attempt);
     pthread_mutex_unlock(&list_lock);
     dray__exports_revoke(token, attempt);
 }

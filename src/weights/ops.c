@@ -49,12 +49,14 @@ static int plan(dray__sources *s, const dray__destination *destination, dray_err
                                         .member = source->member,
                                         .name = source->name,
                                         .host = source->host,
-                                        .process = source->local ? 1 : 2 + source->member};
+                                        .process = source->local ? 1 : 2 + source->member,
+                                        .device = dray__layout_device(source->layout)};
     }
     dray_plan_member self = {.layout = destination->layout,
                              .member = destination->member,
                              .host = destination->host,
-                             .process = 1};
+                             .process = 1,
+                             .device = dray__layout_device(destination->layout)};
     int rc = dray_plan_new(members, s->count, &self, NULL, &s->plan, error);
     free(members);
     return rc;

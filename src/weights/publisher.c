@@ -9,6 +9,7 @@
 #include "weights/arena.h"
 #include "weights/delta.h"
 #include "weights/serve.h"
+#include "weights/source_sums.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -28,7 +29,9 @@ struct dray_publisher {
     bool checksum, local, pieces_made, incarnation_known;
     int64_t timeout_ns;
     dray__pieces pieces;
-    dray__delta *delta; /* NULL: not asked for */
+    dray__source_sums *gpu_sums; /* of the pieces that GPUs sum; NULL: none, or not yet compiled */
+    CUevent fence;               /* of the publish that goes on; NULL: none */
+    dray__delta *delta;          /* NULL: not asked for */
     dray__delta_view *delta_view;
     dray__arena *arena;         /* NULL: not asked for */
     uint64_t published, waited; /* versions; 0: none */
@@ -62,8 +65,7 @@ static uint32_t region_count(const dray_publisher *p)
 /* Regions that readers of this host can map: where descriptors pass. */
 static bool is_offered(const dray_publisher *p, uint32_t region)
 {
-    return dray__channel_passes_fds(p->channel) &&
-           dray_region_get_kind(p->regions[region]) == DRAY_REGION_SHARED;
+    return dray__channel_passes_fds(p->channel) && dray__region_offered(p->regions[region]);
 }
 
 static uint32_t shared_count(const dray_publisher *p)
@@ -189,8 +191,8 @@ static int check(dray_context *context, const char *model, const dray_layout *la
     int rc = dray__regions_check(layout, options->regions, error);
     for (uint32_t i = 0; i < dray_layout_region_count(layout) && rc == DRAY_OK; i++) {
         dray_region_kind kind = dray_region_get_kind(options->regions[i]);
-        if (kind != DRAY_REGION_HOST && kind != DRAY_REGION_SHARED && kind != DRAY_REGION_FILE)
-            rc = dray__fail(error, DRAY_EUNSUPPORTED, "publishing from %s memory",
+        if (options->delta && !dray_region_base(options->regions[i]) && kind != DRAY_REGION_FILE)
+            rc = dray__fail(error, DRAY_EUNSUPPORTED, "deltas of %s memory",
                             dray_region_kind_name(kind));
     }
     return rc;
@@ -231,7 +233,8 @@ static int take_regions(dray_publisher *p, const dray_layout *layout, dray_regio
         calloc((size_t)count + 2, sizeof(dray_region *)); /* and the delta's, the arena's */
     if (p->regions && count)
         memcpy(p->regions, regions, count * sizeof *p->regions);
-    return p->regions ? dray__layout_copy(layout, &p->layout, packed, error) : dray__nomem(error);
+    return p->regions ? dray__layout_copy(layout, regions, &p->layout, packed, error)
+                      : dray__nomem(error);
 }
 
 /* Publishes from shared memory of its own, of the same layout. */
@@ -241,7 +244,7 @@ static int open_snapshot(dray_publisher *p, const dray_layout *layout, dray_regi
     dray_layout *shared = NULL;
     int rc = dray__layout_shared(layout, &shared, error);
     if (rc == DRAY_OK)
-        rc = dray__layout_copy(shared, &p->layout, packed, error);
+        rc = dray__layout_copy(shared, NULL, &p->layout, packed, error);
     dray_layout_free(shared);
     p->origin = dray__regions_copy(layout, regions);
     p->regions = calloc((size_t)dray_layout_region_count(layout) + 2, sizeof(dray_region *));
@@ -275,6 +278,11 @@ static int check_regions(const dray_publisher *p, dray_error *error)
                               " (%s) was freed since it was registered: say where "
                               "the memory is now (dray_publisher_move)",
                               i, dray_layout_region(p->layout, i)->name);
+    for (uint32_t i = 0; i < dray_layout_region_count(p->layout) && !p->released; i++) {
+        int rc = dray_region_check(regions[i], error);
+        if (rc)
+            return dray__fail_prefix(error, rc, "region %" PRIu32 ": ", i);
+    }
     if (p->released)
         return dray__fail(error, DRAY_ESTALE,
                           "the regions were released: say where the memory is now "
@@ -451,7 +459,8 @@ static int publish(dray_publisher *p, uint64_t version, dray__sums *sums, dray_e
     if (rc == DRAY_OK && p->checksum && !p->pieces_made)
         rc = make_pieces(p, deadline, error);
     if (rc == DRAY_OK && p->checksum)
-        rc = dray__sum_pieces(p->layout, p->regions, &p->pieces, sums, error);
+        rc = dray__sum_published(p->layout, p->regions, &p->pieces, &p->gpu_sums, p->fence,
+                                 deadline, sums, error);
     if (rc)
         return rc;
     dray__weights_step("summed");
@@ -478,6 +487,34 @@ static int publish(dray_publisher *p, uint64_t version, dray__sums *sums, dray_e
     return DRAY_OK;
 }
 
+/* Where GPUs sum all that is published, they wait for the event; else it is waited for here. */
+static int take_fence(dray_publisher *p, const dray_fence *fence, int64_t deadline_ns,
+                      dray_error *error)
+{
+    p->fence = NULL;
+    if (fence->kind == DRAY_FENCE_NONE)
+        return DRAY_OK;
+    if (fence->kind != DRAY_FENCE_CUDA_EVENT || !fence->event)
+        return dray__fail(error, DRAY_EINVALID, "fence kind %d, event %p", fence->kind,
+                          fence->event);
+    const dray__cuda *cuda = dray__cuda_get(error);
+    if (!cuda)
+        return DRAY_EUNSUPPORTED;
+    bool by_gpus = p->checksum && !p->origin && !p->delta;
+    for (uint32_t i = 0; i < dray_layout_region_count(p->layout); i++)
+        by_gpus = by_gpus && dray__sums_by_gpu(p->regions[i]);
+    if (by_gpus) {
+        p->fence = fence->event;
+        return DRAY_OK;
+    }
+    CUresult result = cuda->cuEventQuery(fence->event);
+    for (; result == CUDA_ERROR_NOT_READY && dray__now() < deadline_ns; usleep(50))
+        result = cuda->cuEventQuery(fence->event);
+    if (result == CUDA_ERROR_NOT_READY)
+        return dray__fail(error, DRAY_ETIMEDOUT, "the fence of what is published has not come");
+    return result ? dray__fail_cuda(error, result, "the fence of what is published") : DRAY_OK;
+}
+
 int dray_publish(dray_publisher *p, uint64_t version, const dray_fence *ready, dray_error *error)
 {
     if (!p)
@@ -487,10 +524,10 @@ int dray_publish(dray_publisher *p, uint64_t version, const dray_fence *ready, d
                                 "dray_fence", error);
     if (rc)
         return rc;
-    if (fence.kind != DRAY_FENCE_NONE)
-        return dray__fail(error, DRAY_EUNSUPPORTED, "fence kind %d: host memory needs none",
-                          fence.kind);
     int64_t deadline = deadline_of(p, DRAY_WAIT_DEFAULT);
+    rc = take_fence(p, &fence, deadline, error);
+    if (rc)
+        return rc;
     do {
         dray__sums sums = {0};
         rc = ensure(p, deadline, error);
@@ -523,6 +560,13 @@ uint64_t dray_publisher_incarnation(const dray_publisher *publisher)
 }
 
 /* ---- memory that moves, and memory that is taken back ---------------------------------------- */
+
+/* They were compiled for the regions as they are. */
+static void forget_sums(dray_publisher *p)
+{
+    dray__source_sums_free(p->gpu_sums);
+    p->gpu_sums = NULL;
+}
 
 static int check_move(dray_publisher *p, dray_region *const *regions, dray_error *error)
 {
@@ -586,6 +630,7 @@ int dray_publisher_move(dray_publisher *p, dray_region *const *regions, dray_err
         dray__local_remove(p->token);
     p->local = false;
     p->token = dray__local_token();
+    forget_sums(p);
     for (uint32_t i = 0; i < count; i++)
         p->regions[i] = regions[i];
     rc = note_serials(p, regions, error);
@@ -642,6 +687,9 @@ int dray_publisher_release(dray_publisher *p, int64_t timeout_ns, dray_pin *pins
     if (rc)
         return rc;
     p->released = true;
+    forget_sums(p);
+    for (uint32_t i = 0; !found && i < dray_layout_region_count(p->layout); i++)
+        dray_region_withdrawn(p->regions[i]);
     if (p->local) /* readers of this process leave within a slice */
         dray__local_remove(p->token);
     p->local = false;
@@ -670,6 +718,7 @@ void dray_publisher_close(dray_publisher *p)
     if (p->local)
         dray__local_remove(p->token);
     dray__channel_close(p->channel);
+    dray__source_sums_free(p->gpu_sums);
     dray__pieces_free(&p->pieces);
     dray__sums_free(&p->sums);
     dray__writer_free(&p->packed);

@@ -1,6 +1,9 @@
 /* What callers hand in with a layout: checked, copied. */
 #include "base/error.h"
+#include "base/hash.h"
 #include "control/frame.h"
+#include "memory/region.h"
+#include "model/layout.h"
 #include "weights/internal.h"
 
 #include <errno.h>
@@ -9,6 +12,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+bool dray__region_offered(const dray_region *region)
+{
+    dray_region_kind kind = dray_region_get_kind(region);
+    return kind == DRAY_REGION_SHARED || kind == DRAY_REGION_PINNED || kind == DRAY_REGION_CUDA;
+}
 
 int dray__regions_check(const dray_layout *layout, dray_region *const *regions, dray_error *error)
 {
@@ -32,20 +41,59 @@ int dray__regions_check(const dray_layout *layout, dray_region *const *regions, 
     return DRAY_OK;
 }
 
-/* A layout of the caller's may change or go: the wire form makes a copy. */
-int dray__layout_copy(const dray_layout *layout, dray_layout **out, dray__writer *packed,
-                      dray_error *error)
+/* Which GPU's memory a region is goes with the layout: the planner takes what lies near. true: it
+ * says something that it did not say before. */
+static bool say_devices(dray_layout *layout, dray_region *const *regions)
 {
+    bool said = false;
+    for (uint32_t i = 0; regions && i < dray_layout_region_count(layout); i++) {
+        const dray_region_info *info = dray_layout_region(layout, i);
+        uint8_t device[sizeof info->device];
+        if (info->kind != DRAY_REGION_CUDA || !regions[i] ||
+            dray_region_device(regions[i], device, NULL) ||
+            memcmp(device, info->device, sizeof device) == 0)
+            continue;
+        dray__layout_set_device(layout, i, device);
+        said = true;
+    }
+    return said;
+}
+
+/* A layout of the caller's may change or go: the wire form makes a copy. */
+int dray__layout_copy(const dray_layout *layout, dray_region *const *regions, dray_layout **out,
+                      dray__writer *packed, dray_error *error)
+{
+    dray_layout *copy;
     void *data;
     size_t size;
     int rc = dray_layout_pack(layout, &data, &size, error);
     if (rc)
         return rc;
-    rc = dray_layout_unpack(data, size, out, error);
+    rc = dray_layout_unpack(data, size, &copy, error);
+    if (rc == DRAY_OK && say_devices(copy, regions)) {
+        free(data);
+        data = NULL;
+        rc = dray_layout_pack(copy, &data, &size, error);
+        if (rc)
+            dray_layout_free(copy);
+    }
     if (rc == DRAY_OK && packed)
         dray__put_blob(packed, data, size);
     free(data);
+    if (rc == DRAY_OK)
+        *out = copy;
     return rc;
+}
+
+uint64_t dray__layout_device(const dray_layout *layout)
+{
+    static const uint8_t none[sizeof((dray_region_info *)0)->device];
+    for (uint32_t i = 0; i < dray_layout_region_count(layout); i++) {
+        const dray_region_info *info = dray_layout_region(layout, i);
+        if (info->kind == DRAY_REGION_CUDA && memcmp(info->device, none, sizeof none) != 0)
+            return dray__hash(info->device, sizeof info->device) | 1;
+    }
+    return 0;
 }
 
 dray_region **dray__regions_copy(const dray_layout *layout, dray_region *const *regions)
@@ -58,10 +106,16 @@ dray_region **dray__regions_copy(const dray_layout *layout, dray_region *const *
 }
 
 /* What others get cannot be mapped for writing: a reader that goes wrong hurts nobody else. Without
- * /proc it is the descriptor itself. */
-static int open_for_readers(const dray_region *region)
+ * /proc it is the descriptor itself. So it is of memory that the reader shows to a GPU. -1 with
+ * *none: it goes without. */
+static int open_for_readers(const dray_region *region, bool *none)
 {
     char path[64];
+    *none = dray_region_fd(region) < 0;
+    if (*none)
+        return -1;
+    if (dray_region_get_kind(region) != DRAY_REGION_SHARED)
+        return fcntl(dray_region_fd(region), F_DUPFD_CLOEXEC, 0);
     snprintf(path, sizeof path, "/proc/self/fd/%d", dray_region_fd(region));
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     return fd < 0 && errno == ENOENT ? fcntl(dray_region_fd(region), F_DUPFD_CLOEXEC, 0) : fd;
@@ -86,6 +140,7 @@ int dray__region_put(dray__channel *channel, const dray_context *context, uint64
                      dray_error *error)
 {
     uint8_t packed[DRAY__HANDLE_PACKED];
+    bool none;
     int rc = dray__region_handle(region, dray_context_member(context), dray_context_epoch(context),
                                  packed, error);
     if (rc)
@@ -94,13 +149,13 @@ int dray__region_put(dray__channel *channel, const dray_context *context, uint64
     dray__put_u64(&w, key);
     dray__put_u32(&w, index);
     dray__put_blob(&w, packed, dray_handle_packed_size());
-    int fd = open_for_readers(region);
-    if (fd < 0)
+    int fd = open_for_readers(region, &none);
+    if (fd < 0 && !none)
         rc = dray__fail_errno(error, errno, "region %s: opening it for readers",
                               dray_region_name(region));
     else
-        rc = dray__call(channel, DRAY__MSG_REGION_PUT, &w, &fd, 1, deadline_ns, NULL, error);
-    dray__close_fds(&fd, 1);
+        rc = dray__call(channel, DRAY__MSG_REGION_PUT, &w, &fd, !none, deadline_ns, NULL, error);
+    dray__close_fds(&fd, !none);
     dray__writer_free(&w);
     return rc;
 }

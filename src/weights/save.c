@@ -638,7 +638,7 @@ static int check(save *s, const char *directory, dray_error *error)
             "a context for more than one, and a timeout expected",
             o->rank, o->world, s->context ? "" : " without a context", (long long)o->timeout_ns);
     for (uint32_t i = 0; i < dray_layout_region_count(s->layout); i++)
-        if (!dray_region_base(s->regions[i]) && dray_region_bytes(s->regions[i]))
+        if (dray_region_get_kind(s->regions[i]) == DRAY_REGION_FILE)
             return dray__fail(error, DRAY_EUNSUPPORTED, "region %s: memory expected, not a file",
                               dray_region_name(s->regions[i]));
     char real[PATH_MAX];

@@ -89,3 +89,12 @@ uint64_t dray__copy_to_dense(dray_copy *copy, int32_t dtype, uint64_t offset)
     }
     return stride;
 }
+
+dray_copy dray__copy_onwards(const dray_copy *copy, const dray_copy *in)
+{
+    dray_copy out = *copy;
+    out.source_dtype = copy->destination_dtype;
+    out.source_offset = in->destination_offset;
+    memcpy(out.source_stride, in->destination_stride, sizeof out.source_stride);
+    return out;
+}

@@ -7,6 +7,7 @@
 #include "weights/delta.h"
 #include "weights/overlay.h"
 #include "weights/peer.h"
+#include "weights/program.h"
 #include "weights/wired.h"
 
 #include <inttypes.h>
@@ -31,6 +32,7 @@ static void free_regions(dray__source *source)
 
 void dray__sources_close(dray__sources *s)
 {
+    dray__programs_clear(s->programs); /* they read the regions */
     for (uint32_t i = 0; i < s->count; i++)
         free_regions(&s->sources[i]);
     s->imported = false;
@@ -86,6 +88,8 @@ void dray__sources_free(dray__sources *s)
 {
     if (!s)
         return;
+    dray__programs_clear(s->programs);
+    free(s->programs);
     for (uint32_t i = 0; i < s->count; i++)
         dray__source_clear(&s->sources[i]);
     free(s->sources);
@@ -179,6 +183,15 @@ int dray__members_fetch(dray__channel *channel, uint64_t key, uint64_t set, dray
 
 /* ---- what is read ---------------------------------------------------------------------------- */
 
+static dray__cuda_device *device_of(const dray__destination *destination)
+{
+    for (uint32_t i = 0; i < dray_layout_region_count(destination->layout); i++)
+        if (destination->regions[i] &&
+            dray_region_get_kind(destination->regions[i]) == DRAY_REGION_CUDA)
+            return destination->regions[i]->device;
+    return NULL;
+}
+
 /* What both kinds of sources begin with. */
 static dray__sources *sources_new(uint32_t count, uint64_t group_set,
                                   const dray__destination *destination)
@@ -188,10 +201,12 @@ static dray__sources *sources_new(uint32_t count, uint64_t group_set,
         return NULL;
     s->sources = calloc((size_t)count + 1, sizeof *s->sources);
     s->group = calloc((size_t)destination->world + 1, sizeof *s->group);
+    s->programs = calloc(1, sizeof *s->programs);
     s->host = destination->host;
+    s->device = device_of(destination);
     s->group_set = group_set;
     s->group_count = destination->world;
-    if (s->sources && s->group)
+    if (s->sources && s->group && s->programs)
         return s;
     dray__sources_free(s);
     return NULL;
@@ -264,19 +279,35 @@ bool dray__sources_disk_same(const dray__sources *s, const char *path)
 
 /* ---- reaching the regions ------------------------------------------------------------------- */
 
-static int get_region(dray__reply *reply, dray_region **out, dray_error *error)
+/* GPU memory is mapped for the GPU that is to read it. */
+static int import(const dray_handle *handle, int fd, dray__cuda_device *device, dray_region **out,
+                  dray_error *error)
+{
+    bool enters = device && handle->kind != DRAY_REGION_SHARED;
+    int rc = enters ? dray__cuda_enter(device, error) : DRAY_OK;
+    if (rc)
+        return rc;
+    rc = dray_region_import(handle, fd, 0, out, error);
+    if (enters)
+        dray__cuda_leave();
+    return rc;
+}
+
+static int get_region(dray__reply *reply, dray__cuda_device *device, dray_region **out,
+                      dray_error *error)
 {
     size_t size;
     const void *packed = dray__get_blob(&reply->payload, &size);
     dray_handle handle = DRAY_HANDLE_INIT;
     int rc = dray__reader_finish(&reply->payload, "REGION_GET", error);
-    if (rc == DRAY_OK && reply->fd_count != 1)
+    if (rc == DRAY_OK)
+        rc = dray_handle_unpack(packed, size, &handle, error);
+    bool bare = rc == DRAY_OK && handle.kind == DRAY_REGION_CUDA && !reply->fd_count;
+    if (rc == DRAY_OK && !bare && reply->fd_count != 1)
         rc = dray__fail(error, DRAY_EPROTO, "a region came with %" PRIu32 " descriptors, not 1",
                         reply->fd_count);
     if (rc == DRAY_OK)
-        rc = dray_handle_unpack(packed, size, &handle, error);
-    if (rc == DRAY_OK)
-        rc = dray_region_import(&handle, reply->fds[0], 0, out, error);
+        rc = import(&handle, bare ? -1 : reply->fds[0], device, out, error);
     for (uint32_t i = 0; i < reply->fd_count; i++)
         close(reply->fds[i]);
     return rc;
@@ -287,8 +318,7 @@ bool dray__source_remote(const dray__source *source, uint32_t region, uint64_t h
     int32_t kind = dray_layout_region(source->layout, region)->kind;
     return !source->local && source->endpoint && source->endpoint[0] &&
            (source->host != host || kind == DRAY_REGION_HOST ||
-            (kind == DRAY_REGION_FILE && source->staged) ||
-            (kind == DRAY_REGION_SHARED && !source->mapped));
+            (kind == DRAY_REGION_FILE ? source->staged : !source->mapped));
 }
 
 /* Makes a region reachable, unless the coordinator must be asked for it: DRAY_EAGAIN. */
@@ -315,7 +345,7 @@ static int import_one(dray__source *source, uint32_t region, uint64_t host, dray
             dray__overlay_attach(source->overlay, region, source->regions[region]);
         return rc;
     }
-    if (info->kind != DRAY_REGION_SHARED)
+    if (info->kind == DRAY_REGION_HOST)
         return dray__fail(error, DRAY_EUNSUPPORTED,
                           "region %s of publisher %s is %s memory of another process: allocate it "
                           "as a shared region",
@@ -399,7 +429,8 @@ static int take_answer(dray__sources *s, dray__channel *channel, dray_error *err
     if (rc)
         return rc;
     if (type == DRAY__MSG_REGION_GET) {
-        return get_region(&reply, &s->sources[s->asked_source].regions[s->asked_region], error);
+        return get_region(&reply, s->device, &s->sources[s->asked_source].regions[s->asked_region],
+                          error);
     }
     if (s->count < s->wanted) {
         rc = get_members(&reply.payload, s->sources, s->wanted, &s->count, error);

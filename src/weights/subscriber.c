@@ -32,11 +32,14 @@ static int check(dray_context *context, const char *model, const dray_layout *la
     if (options->timeout_ns < 0 || !options->group || !options->group[0])
         return dray__fail(error, DRAY_EINVALID,
                           "a subscriber needs a group's name and a timeout that is not negative");
+    if (options->staging && options->staging != DRAY_REGION_PINNED)
+        return dray__fail(error, DRAY_EINVALID, "staging %d: 0 or DRAY_REGION_PINNED",
+                          options->staging);
     if (options->load)
         return DRAY_OK;
     int rc = dray__regions_check(layout, options->regions, error);
     for (uint32_t i = 0; i < dray_layout_region_count(layout) && rc == DRAY_OK; i++)
-        if (!dray_region_base(options->regions[i]) && dray_region_bytes(options->regions[i]))
+        if (dray_region_get_kind(options->regions[i]) == DRAY_REGION_FILE)
             rc = dray__fail(error, DRAY_EUNSUPPORTED, "updating %s memory",
                             dray_region_kind_name(dray_region_get_kind(options->regions[i])));
     return rc;
@@ -63,7 +66,7 @@ static int open_descriptors(dray_subscriber *s, dray_error *error)
 static bool offered(const dray_subscriber *s, uint32_t region)
 {
     return !s->load && strncmp(dray__context_address(s->context), "unix:", 5) == 0 &&
-           dray_region_get_kind(s->destination.regions[region]) == DRAY_REGION_SHARED;
+           dray__region_offered(s->destination.regions[region]);
 }
 
 /* Comes back: what this rank was. An update that was in progress is over; see end() in update.c. */
@@ -155,7 +158,8 @@ static int take_layout(dray_subscriber *s, const dray_layout *layout,
     } else {
         s->destination.regions = dray__regions_copy(layout, options->regions);
     }
-    rc = s->destination.regions ? dray__layout_copy(layout, &s->destination.layout, packed, error)
+    rc = s->destination.regions ? dray__layout_copy(layout, options->load ? NULL : options->regions,
+                                                    &s->destination.layout, packed, error)
                                 : dray__nomem(error);
     dray_layout_free(made);
     return rc;
@@ -176,6 +180,7 @@ int dray_subscriber_open(dray_context *context, const char *model, const dray_la
         return dray__nomem(error);
     s->context = context;
     s->poll_fd = s->event_fd = s->timer_fd = -1;
+    s->stage_kind = options->staging;
     s->timeout_ns = options->timeout_ns ? options->timeout_ns : DRAY_WAIT_DEFAULT;
     s->model = strdup(model);
     s->group = strdup(options->group);

@@ -45,7 +45,10 @@ struct dray_subscriber {
 
     /* A version beside it; staging: regions like the destination's, NULL until the first prefetch
      */
+    int32_t stage_kind; /* as in dray_subscriber_options */
     dray_region **staging;
+    struct dray__stage_job *stage_jobs; /* what GPUs do at a commit (stage.c) */
+    uint32_t stage_job_count;
     uint64_t staging_bytes, *staged_sums;
     uint64_t staged_version, staged_incarnation;
     bool has_staged;
@@ -91,6 +94,9 @@ void dray__stage_drop(dray_subscriber *subscriber);
 /* The copy from staging to the destination, in steps: DRAY_EAGAIN until it is complete. */
 int dray__swap_open(const dray_subscriber *subscriber, dray__swap **out, dray_error *error);
 int dray__swap_step(dray__swap *swap, int64_t budget_ns, dray_error *error);
+/* After a step: nothing can be done until the descriptor (-1: there is none) is readable. */
+bool dray__swap_waits(const dray__swap *swap);
+int dray__swap_fd(const dray__swap *swap);
 void dray__swap_report(const dray__swap *swap, dray_update_report *report);
 void dray__swap_close(dray__swap *swap);
 

@@ -265,12 +265,18 @@ static int waits_too_long(dray_subscriber *s, dray_error *error)
                       dray__context_address(s->context));
 }
 
+static int open_swap(dray_subscriber *s, dray_error *error)
+{
+    int rc = dray__swap_open(s, &s->swap, error);
+    return rc ? rc : dray__subscriber_watch(s, dray__swap_fd(s->swap), error);
+}
+
 /* A commit needs nothing but the staging. */
 static int prepare_commit(dray_subscriber *s, dray_error *error)
 {
     if (s->has_staged && s->staged_version == s->report.version &&
         s->staged_incarnation == s->report.incarnation)
-        return dray__swap_open(s, &s->swap, error);
+        return open_swap(s, error);
     return dray__fail(error, DRAY_ENOENT,
                       "rank %" PRIu32 " of group %s has not prefetched version %" PRIu64,
                       s->destination.rank, s->group, s->report.version);
@@ -636,7 +642,8 @@ int dray_update_poll(dray_subscriber *s, dray_error *error)
     int rc = DRAY_OK;
     while (rc == DRAY_OK && s->phase != PHASE_DONE)
         rc = phases[s->phase](s);
-    bool can_move = s->phase == PHASE_MOVE && (s->swap || !dray__haul_waits(s->haul));
+    bool can_move = s->phase == PHASE_MOVE &&
+                    !(s->swap ? dray__swap_waits(s->swap) : dray__haul_waits(s->haul));
     dray__subscriber_signal(s, can_move || s->phase == PHASE_DONE);
     return s->phase == PHASE_DONE ? DRAY_OK : DRAY_EAGAIN;
 }

@@ -1,0 +1,251 @@
+/* The lane of memory that GPUs reach: its ops are a program (program.h), whose jobs it starts, step
+ * by step, and whose sums it enters in the books. It never waits: GPUs tell when they are done.
+ *
+ * What a publisher of this process holds may be taken back while a GPU reads it: then the jobs are
+ * stopped by whoever takes it back. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "weights/program.h"
+
+#include <inttypes.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+struct cuda_lane {
+    dray__haul *haul;
+    dray__program *program;
+    uint32_t step;
+    bool running; /* the jobs of the step */
+    int64_t began_ns;
+    pthread_mutex_t lock; /* of what is above, against who takes memory back */
+    bool stopped;
+    dray__guest *guests; /* one a source */
+};
+
+/* ---- ends ------------------------------------------------------------------------------------ */
+
+enum { PATIENCE_MS = 20 };
+
+/* Jobs look at their abort word between tiles: this takes milliseconds. */
+static void stop_jobs(const struct cuda_lane *l)
+{
+    dray__program_job *jobs = l->program ? l->program->jobs : NULL;
+    for (uint32_t i = 0; jobs && i < l->program->job_count; i++)
+        if (jobs[i].running)
+            dray__cuda_job_abort(jobs[i].job);
+    for (uint32_t i = 0; jobs && i < l->program->job_count; i++) {
+        struct pollfd p = {.fd = dray__cuda_job_fd(jobs[i].job), .events = POLLIN};
+        while (jobs[i].running && dray__cuda_job_poll(jobs[i].job, NULL) == DRAY_EAGAIN)
+            poll(&p, 1, PATIENCE_MS);
+        jobs[i].running = false;
+    }
+}
+
+static void on_taken_back(void *user)
+{
+    struct cuda_lane *l = user;
+    pthread_mutex_lock(&l->lock);
+    stop_jobs(l);
+    l->stopped = true;
+    pthread_mutex_unlock(&l->lock);
+}
+
+static void lane_close(void *lane)
+{
+    struct cuda_lane *l = lane;
+    if (!l)
+        return;
+    for (uint32_t i = 0; l->guests && i < l->haul->sources->count; i++)
+        dray__local_depart(&l->guests[i]);
+    stop_jobs(l);
+    pthread_mutex_destroy(&l->lock);
+    free(l->guests);
+    free(l);
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static int enter(struct cuda_lane *l, dray_error *error)
+{
+    const dray__sources *s = l->haul->sources;
+    l->guests = calloc((size_t)s->count + 1, sizeof *l->guests);
+    if (!l->guests)
+        return dray__nomem(error);
+    for (uint32_t i = 0; i < s->count; i++) {
+        if (!s->sources[i].local)
+            continue;
+        dray__local *local = dray__local_hold(s->sources[i].token);
+        if (!local)
+            return dray__fail(error, DRAY_EDEAD, "publisher %s (member %" PRIu64 ") closed",
+                              s->sources[i].name, s->sources[i].member);
+        l->guests[i] =
+            (dray__guest){.attempt = l->haul->options.attempt, .stop = on_taken_back, .user = l};
+        dray__local_enter(local, &l->guests[i]);
+        dray__local_release(local);
+    }
+    return DRAY_OK;
+}
+
+static int lane_open(dray__haul *haul, const uint64_t *ops, uint64_t count, uint64_t ceiling,
+                     void **out, dray_error *error)
+{
+    struct cuda_lane *l = calloc(1, sizeof *l);
+    if (!l)
+        return dray__nomem(error);
+    l->haul = haul;
+    pthread_mutex_init(&l->lock, NULL);
+    int rc = enter(l, error);
+    if (rc == DRAY_OK)
+        rc = dray__program_find(haul, ops, count, ceiling, &l->program, error);
+    if (rc) {
+        lane_close(l);
+        return rc;
+    }
+    *out = l;
+    return DRAY_OK;
+}
+
+/* ---- the books ------------------------------------------------------------------------------- */
+
+static void own(dray__haul *h, const dray__op *op, uint64_t elements, uint64_t sum)
+{
+    struct dray__tensor_sum of = {op->copy.source_dtype, false, elements, sum};
+    if (op->owned)
+        dray__haul_add(h, op->copy.tensor, &of);
+}
+
+static void enter_sums(dray__haul *h, const dray__program_job *job)
+{
+    const uint64_t *read = dray__cuda_job_sums(job->job, DRAY__CUDA_SUM_SOURCE);
+    const uint64_t *written = dray__cuda_job_sums(job->job, DRAY__CUDA_SUM_WRITTEN);
+    const uint64_t *back = dray__cuda_job_sums(job->job, DRAY__CUDA_SUM_BACK);
+    for (uint64_t i = 0; i < job->count; i++) {
+        const dray__entry *e = &job->entries[i];
+        const dray__op *op = &h->sources->ops[e->op];
+        switch ((enum dray__entry_kind)e->kind) {
+        case DRAY__ENTRY_UNCHECKED:
+            break;
+        case DRAY__ENTRY_READ_BACK:
+            h->expected[op->block] += back[i];
+            h->found[op->block] += back[i];
+            own(h, op, e->elements, back[i]);
+            break;
+        case DRAY__ENTRY_SUMMED:
+            h->found[op->block] += back[i];
+            h->expected[op->block] += written[i];
+            own(h, op, e->elements, read[i]);
+            break;
+        case DRAY__ENTRY_FILL:
+        case DRAY__ENTRY_SENT:
+            h->expected[op->block] += written[i];
+            own(h, op, e->elements, read[i]);
+            break;
+        case DRAY__ENTRY_DRAIN:
+            h->found[op->block] += back[i];
+            break;
+        case DRAY__ENTRY_ARRIVED:
+            h->found[op->block] += read[i];
+            break;
+        }
+    }
+}
+
+/* ---- moving ---------------------------------------------------------------------------------- */
+
+static int start(struct cuda_lane *l, dray_error *error)
+{
+    l->began_ns = dray__now();
+    l->running = true;
+    for (uint32_t i = 0; i < l->program->job_count; i++) {
+        dray__program_job *job = &l->program->jobs[i];
+        if (job->step != l->step)
+            continue;
+        int rc = dray__cuda_job_start(job->job, NULL, 0, error);
+        if (rc)
+            return rc;
+        job->running = true;
+    }
+    return DRAY_OK;
+}
+
+/* DRAY_OK: all jobs of the step are done. */
+static int poll_jobs(const struct cuda_lane *l, dray_error *error)
+{
+    bool all = true;
+    for (uint32_t i = 0; i < l->program->job_count; i++) {
+        dray__program_job *job = &l->program->jobs[i];
+        int rc = job->running ? dray__cuda_job_poll(job->job, error) : DRAY_OK;
+        if (rc && rc != DRAY_EAGAIN)
+            return rc;
+        job->running = rc == DRAY_EAGAIN;
+        all = all && !job->running;
+    }
+    return all ? DRAY_OK : DRAY_EAGAIN;
+}
+
+static int end_step(struct cuda_lane *l)
+{
+    dray__haul *h = l->haul;
+    int64_t done = dray__now();
+    h->move_ns += done - l->began_ns;
+    l->running = false;
+    for (uint32_t i = 0; h->options.verify && i < l->program->job_count; i++)
+        if (l->program->jobs[i].step == l->step)
+            enter_sums(h, &l->program->jobs[i]);
+    h->verify_ns += dray__now() - done;
+    if (++l->step < l->program->steps)
+        return DRAY_EAGAIN;
+    h->bytes += l->program->bytes;
+    return DRAY_OK;
+}
+
+static int advance(struct cuda_lane *l, bool *waits, dray_error *error)
+{
+    if (l->stopped)
+        return dray__fail(error, DRAY_EDEAD,
+                          "a publisher of this process took its memory back during the update");
+    if (!l->running && l->step < l->program->steps) {
+        int rc = start(l, error);
+        if (rc)
+            return rc;
+    }
+    if (!l->running)
+        return DRAY_OK;
+    int rc = poll_jobs(l, error);
+    *waits = rc == DRAY_EAGAIN;
+    return rc ? rc : end_step(l);
+}
+
+static int lane_step(void *lane, int64_t until_ns, bool *waits, dray_error *error)
+{
+    struct cuda_lane *l = lane;
+    int rc;
+    *waits = false;
+    do {
+        pthread_mutex_lock(&l->lock);
+        rc = advance(l, waits, error);
+        pthread_mutex_unlock(&l->lock);
+    } while (rc == DRAY_EAGAIN && !*waits && dray__now() < until_ns);
+    return rc;
+}
+
+static int lane_fd(const void *lane)
+{
+    const struct cuda_lane *l = lane;
+    return l->program->poll_fd;
+}
+
+static uint64_t lane_held_bytes(const void *lane)
+{
+    const struct cuda_lane *l = lane;
+    return l->program->held_bytes;
+}
+
+const dray__lane_kind dray__lane_cuda = {.name = "cuda",
+                                         .takes = dray__program_takes,
+                                         .open = lane_open,
+                                         .step = lane_step,
+                                         .fd = lane_fd,
+                                         .held_bytes = lane_held_bytes,
+                                         .close = lane_close};

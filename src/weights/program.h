@@ -1,0 +1,69 @@
+/* An update's ops between memory that GPUs reach, as jobs of theirs (mover/cuda.h): compiled for
+ * the addresses that they lead from and to, replayed in every update, and kept with the sources
+ * until the plan, a region, or what is asked for changes. */
+#ifndef DRAY_WEIGHTS_PROGRAM_H
+#define DRAY_WEIGHTS_PROGRAM_H
+
+#include "mover/cuda.h"
+#include "weights/haul.h"
+
+/* What an item's sums are to the books. */
+enum dray__entry_kind {
+    DRAY__ENTRY_UNCHECKED,
+    DRAY__ENTRY_READ_BACK, /* moved as it is: what lies there is what counts */
+    DRAY__ENTRY_SUMMED,    /* read, written and read back, each with its sum */
+    DRAY__ENTRY_FILL,      /* into a bucket */
+    DRAY__ENTRY_DRAIN,     /* out of it, to the destination */
+    DRAY__ENTRY_SENT,      /* written from another GPU than the destination's */
+    DRAY__ENTRY_ARRIVED    /* and read back there */
+};
+
+typedef struct dray__entry {
+    uint64_t op; /* index into sources->ops */
+    uint64_t elements;
+    uint8_t kind;
+} dray__entry;
+
+typedef struct dray__program_job {
+    dray__cuda_device *device; /* that carries it out */
+    dray__cuda_job *job;
+    dray__entry *entries; /* one an item */
+    uint64_t count;
+    uint32_t step; /* begins when the jobs of lower steps are done */
+    bool running;
+} dray__program_job;
+
+typedef struct dray__program {
+    struct dray__program *next;
+    dray__program_job *jobs;
+    uint32_t job_count, steps;
+    uint64_t bytes;      /* destination bytes of one run */
+    uint64_t held_bytes; /* staging on GPUs */
+    int poll_fd;         /* readable when one of the jobs is worth a poll */
+    /* what it was compiled for */
+    uint64_t *ops, count, ceiling;
+    uint64_t *serials; /* of the destination's regions */
+    uint32_t serial_count;
+    int32_t strategy;
+    bool verify, announced;
+    /* the bucket of each device */
+    struct {
+        dray__cuda_device *device;
+        uint64_t address;
+    } buckets[16];
+    uint32_t bucket_count;
+} dray__program;
+
+typedef struct dray__programs {
+    dray__program *first;
+} dray__programs;
+
+/* Is the op between two regions of this host that one GPU of this process reaches? */
+bool dray__program_takes(const dray__haul *haul, const dray__op *op);
+/* The program of these ops, as of an earlier update or made now. It is the sources'. */
+int dray__program_find(const dray__haul *haul, const uint64_t *ops, uint64_t count,
+                       uint64_t ceiling, dray__program **out, dray_error *error);
+/* Ends all of them. Before a region that they read or write ends. */
+void dray__programs_clear(dray__programs *programs);
+
+#endif

@@ -1,0 +1,593 @@
+/* gpu: weights between processes with memory on GPUs. Whatever GPUs the ranks see, whatever the
+ * kinds of memory, dtypes and strategies: the engine's memory equals the oracle, bit for bit. */
+#include "gpu/weights.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+enum { GPUS = 6, UPDATED = 4, KILLED = 8, PREFETCHED = 9, FILLED = 10 };
+
+static coordinator_fixture f;
+static uint32_t gpus; /* that there are: tests name more where they can use them */
+
+typedef struct scene {
+    dray_model_config config;
+    dray_dtype from, to;
+    dray_region_kind source, destination;
+    uint32_t world, tp, groups, versions;
+    uint32_t trainer_gpus[8], engine_gpus[8];
+    int32_t checksum;
+    bool strategies; /* one after the other */
+    uint64_t seed;
+    board *board;
+    uint32_t rank;
+} scene;
+
+static int start(void **state)
+{
+    (void)state;
+    fixture_fork(&f, dray__registry_add);
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    fixture_stop(&f);
+    return 0;
+}
+
+static uint32_t ranks_of(const scene *s)
+{
+    return s->world + s->tp * s->groups;
+}
+
+static void meet(dray_context *context, const char *where, const scene *s)
+{
+    MUST(dray_barrier(context, where, ranks_of(s), DRAY_WAIT_DEFAULT, error));
+}
+
+static void run_trainer(void *user)
+{
+    scene *s = user;
+    trainer t;
+    see_one(s->trainer_gpus[s->rank] % gpus);
+    gpu_trainer_open(&t, f.unix_address, &s->config, s->from, s->rank, s->world, s->seed, s->source,
+                     s->checksum);
+    for (uint64_t version = 1; version <= s->versions; version++) {
+        uint32_t dropped = 9;
+        MUST(dray_publish(t.publisher, version, NULL, error));
+        meet(t.context, "updated", s);
+        MUST(dray_publisher_wait(t.publisher, version, DRAY_WAIT_DEFAULT, &dropped, error));
+        CHECK(dropped == 0);
+        gpu_fill(t.layout, t.region[0], t.tied, s->seed + version);
+    }
+    meet(t.context, "over", s);
+    trainer_close(&t);
+}
+
+static void check_report(const scene *s, const engine *e, const dray_update_report *report)
+{
+    uint32_t gpu = s->engine_gpus[s->rank] % gpus;
+    bool here = false;
+    for (uint32_t i = 0; i < s->world; i++)
+        here |= s->trainer_gpus[i] % gpus == gpu;
+    CHECK(report->bytes == dray_layout_bytes(e->layout));
+    if (s->source == DRAY_REGION_CUDA && s->destination == DRAY_REGION_CUDA)
+        CHECK((report->link_bytes[DRAY_LINK_DEVICE] > 0) == here);
+    if (s->checksum >= 0)
+        CHECK(report->verified_tensors > 0);
+}
+
+static void run_engine(void *user)
+{
+    scene *s = user;
+    engine e;
+    char group[16];
+    see_one(s->engine_gpus[s->rank] % gpus);
+    snprintf(group, sizeof group, "engine-%u", s->rank / s->tp);
+    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, group, s->rank % s->tp, s->tp,
+                    s->destination);
+    for (uint64_t version = 1; version <= s->versions; version++) {
+        dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+        dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+        options.min_version = version;
+        options.peers = -1;
+        options.strategy = s->strategies ? (int32_t)((version - 1) % 3) : 0;
+        options.bucket_bytes = options.strategy ? 128 << 10 : 0;
+        gpu_poison(e.region[0]);
+        MUST(dray_update_weights(e.subscriber, &options, &report, error));
+        CHECK(gpu_engine_wrong(&e, s->seed + version - 1) == 0);
+        MUST(dray_subscriber_verify(e.subscriber, error));
+        check_report(s, &e, &report);
+        CHECK(report.planned == (version == 1));
+        if (options.strategy)
+            CHECK(report.peak_extra_bytes > 0 && report.peak_extra_bytes <= options.bucket_bytes);
+        meet(e.context, "updated", s);
+    }
+    meet(e.context, "over", s);
+    engine_close(&e);
+}
+
+static void run_scene(scene *s)
+{
+    pid_t pids[16];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < s->world; i++) {
+        s->rank = i;
+        pids[count++] = spawn(run_trainer, s);
+    }
+    for (uint32_t i = 0; i < s->tp * s->groups; i++) {
+        s->rank = i;
+        pids[count++] = spawn(run_engine, s);
+    }
+    for (uint32_t i = 0; i < count; i++)
+        must_end_well(pids[i]);
+}
+
+static scene plain(uint64_t seed)
+{
+    return (scene){.config = small_config(seed % 2, seed),
+                   .from = DRAY_BF16,
+                   .to = DRAY_BF16,
+                   .source = DRAY_REGION_CUDA,
+                   .destination = DRAY_REGION_CUDA,
+                   .world = 2,
+                   .tp = 2,
+                   .groups = 1,
+                   .versions = 4,
+                   .trainer_gpus = {0, 1, 0, 1},
+                   .engine_gpus = {0, 1, 0, 1},
+                   .strategies = true,
+                   .seed = seed};
+}
+
+/* ---- tests ------------------------------------------------------------------------------------
+ */
+
+/* Trainer and engine ranks share GPUs. */
+static void test_colocated(void **state)
+{
+    (void)state;
+    scene s = plain(11);
+    run_scene(&s);
+    s = plain(12);
+    s.from = DRAY_F32;
+    run_scene(&s);
+}
+
+/* Each process sees one GPU, and no rank shares one with the other side. */
+static void test_side_by_side(void **state)
+{
+    (void)state;
+    scene s = plain(13);
+    for (int i = 0; i < 4; i++) {
+        s.trainer_gpus[i] = 0;
+        s.engine_gpus[i] = 1;
+    }
+    s.world = 4;
+    run_scene(&s);
+}
+
+/* Four trainers that see one GPU each; one engine's ranks are with two of them, the other's are on
+ * other GPUs (where there are so many). */
+static void test_mixed(void **state)
+{
+    (void)state;
+    scene s = plain(14);
+    s.world = 4;
+    s.groups = 2;
+    for (uint32_t i = 0; i < 4; i++) {
+        s.trainer_gpus[i] = gpus >= 6 ? i : i / 2;
+        s.engine_gpus[i] = gpus >= 6 && i >= 2 ? i + 2 : i;
+    }
+    run_scene(&s);
+}
+
+static void test_pinned_source(void **state)
+{
+    (void)state;
+    scene s = plain(15);
+    s.source = DRAY_REGION_PINNED;
+    run_scene(&s);
+}
+
+static void test_pinned_destination(void **state)
+{
+    (void)state;
+    scene s = plain(16);
+    s.destination = DRAY_REGION_PINNED;
+    s.strategies = false;
+    run_scene(&s);
+}
+
+/* What is not on a GPU, on either side. */
+static void test_shared_and_gpu(void **state)
+{
+    (void)state;
+    scene s = plain(17);
+    s.source = DRAY_REGION_SHARED;
+    s.strategies = false;
+    s.versions = 2;
+    run_scene(&s);
+    s = plain(18);
+    s.destination = DRAY_REGION_SHARED;
+    s.strategies = false;
+    s.versions = 2;
+    run_scene(&s);
+}
+
+static void test_without_sums(void **state)
+{
+    (void)state;
+    scene s = plain(19);
+    s.checksum = -1;
+    run_scene(&s);
+}
+
+/* ---- one process -------------------------------------------------------------------------------
+ */
+
+/* Publisher and subscriber are threads of one process: read by pointer. */
+static void one_process(void *user)
+{
+    scene *s = user;
+    trainer t;
+    engine e;
+    see_one(0);
+    gpu_trainer_open(&t, f.unix_address, &s->config, s->from, 0, 1, s->seed, DRAY_REGION_CUDA, 0);
+    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, "engine", 0, 1,
+                    DRAY_REGION_CUDA);
+    for (uint64_t version = 1; version <= 2; version++) {
+        dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+        MUST(dray_publish(t.publisher, version, NULL, error));
+        MUST(dray_update_weights(e.subscriber, NULL, &report, error));
+        CHECK(report.link_bytes[DRAY_LINK_PROCESS] == report.bytes);
+        CHECK(gpu_engine_wrong(&e, s->seed + version - 1) == 0);
+        MUST(dray_publisher_wait(t.publisher, version, DRAY_WAIT_DEFAULT, NULL, error));
+        gpu_fill(t.layout, t.region[0], t.tied, s->seed + version);
+    }
+    /* an update that goes on when the publisher closes: it fails, and reads nothing any more */
+    MUST(dray_publish(t.publisher, 3, NULL, error));
+    MUST(dray_update_start(e.subscriber, NULL, error));
+    dray_error said;
+    for (int i = 0; i < 3; i++)
+        dray_update_poll(e.subscriber, &said);
+    trainer_close(&t);
+    while (dray_update_poll(e.subscriber, &said) == DRAY_EAGAIN)
+        usleep(200);
+    int rc = dray_update_finish(e.subscriber, NULL, &said);
+    CHECK(rc != 0 || gpu_engine_wrong(&e, s->seed + 2) == 0);
+    engine_close(&e);
+}
+
+static void test_one_process(void **state)
+{
+    (void)state;
+    scene s = plain(20);
+    must_end_well(spawn(one_process, &s));
+}
+
+/* ---- fences ------------------------------------------------------------------------------------
+ */
+
+/* The bytes come with a stream, whose event is the fence: without waiting here, never stale. */
+static void fenced_trainer(void *user)
+{
+    scene *s = user;
+    trainer t;
+    see_one(0);
+    gpu_trainer_open(&t, f.unix_address, &s->config, s->from, 0, 1, s->seed, DRAY_REGION_CUDA,
+                     s->checksum);
+    const dray__cuda *cuda = dray__cuda_get(NULL);
+    dray_region *host = mirror_of(t.region[0]);
+    dray_event *event;
+    CUstream stream;
+    MUST(dray_event_new(NULL, &event, error));
+    MUST(dray__cuda_enter(t.region[0]->device, error));
+    CHECK(cuda->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+    CHECK(cuda->cuMemHostRegister(dray_region_base(host), dray_region_bytes(host), 0) ==
+          CUDA_SUCCESS);
+    for (uint64_t version = 1; version <= s->versions; version++) {
+        dray_fence fence = DRAY_FENCE_INIT;
+        fill(t.layout, &host, t.tied, s->seed + version - 1);
+        for (int i = 0; i < 20; i++) /* poison, again and again, then the values */
+            CHECK(cuda->cuMemsetD8Async(t.region[0]->device_address, 0x77, t.region[0]->bytes,
+                                        stream) == CUDA_SUCCESS);
+        CHECK(cuda->cuMemcpyHtoDAsync(t.region[0]->device_address, dray_region_base(host),
+                                      t.region[0]->bytes, stream) == CUDA_SUCCESS);
+        MUST(dray_event_record(event, stream, error));
+        MUST(dray_event_fence(event, &fence, error));
+        MUST(dray_publish(t.publisher, version, &fence, error));
+        meet(t.context, "updated", s);
+        MUST(dray_publisher_wait(t.publisher, version, DRAY_WAIT_DEFAULT, NULL, error));
+        CHECK(cuda->cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    }
+    CHECK(cuda->cuMemHostUnregister(dray_region_base(host)) == CUDA_SUCCESS);
+    CHECK(cuda->cuStreamDestroy(stream) == CUDA_SUCCESS);
+    dray__cuda_leave();
+    dray_event_free(event);
+    dray_region_free(host);
+    meet(t.context, "over", s);
+    trainer_close(&t);
+}
+
+static void test_fence(void **state)
+{
+    (void)state;
+    for (int32_t checksum = 0; checksum >= -1; checksum--) {
+        scene s = plain(21);
+        s.checksum = checksum;
+        s.world = 1;
+        s.engine_gpus[0] = 1;
+        s.versions = 3;
+        s.rank = 0;
+        pid_t pids[3];
+        pids[0] = spawn(fenced_trainer, &s);
+        for (uint32_t i = 0; i < 2; i++) {
+            s.rank = i;
+            pids[1 + i] = spawn(run_engine, &s);
+        }
+        for (int i = 0; i < 3; i++)
+            must_end_well(pids[i]);
+    }
+}
+
+/* ---- memory that moves
+ * --------------------------------------------------------------------------- */
+
+/* Other memory for the same layout: of an allocation of the driver's, or an arena's. */
+static dray_region *elsewhere(const dray_layout *layout, uint64_t turn, CUdeviceptr *own)
+{
+    uint64_t bytes = dray_layout_region(layout, 0)->bytes;
+    dray_region *region;
+    *own = 0;
+    if (turn % 2) {
+        MUST(dray_region_alloc(DRAY_REGION_CUDA, bytes, "moved", &region, error));
+        return region;
+    }
+    dray__cuda_device *device;
+    MUST(dray__cuda_device_at(0, &device, error));
+    MUST(dray__cuda_enter(device, error));
+    CHECK(dray__cuda_get(NULL)->cuMemAlloc(own, bytes) == CUDA_SUCCESS);
+    dray__cuda_leave();
+    MUST(dray_region_wrap_cuda(*own, bytes, "moved", &region, error));
+    return region;
+}
+
+static void end_of_region(dray_region *region, CUdeviceptr own)
+{
+    if (own) {
+        MUST(dray__cuda_enter(region->device, error));
+        CHECK(dray__cuda_get(NULL)->cuMemFree(own) == CUDA_SUCCESS);
+        dray__cuda_leave();
+    }
+    dray_region_free(region);
+}
+
+static void moving_trainer(void *user)
+{
+    scene *s = user;
+    trainer t;
+    CUdeviceptr own = 0;
+    see_one(0);
+    gpu_trainer_open(&t, f.unix_address, &s->config, s->from, 0, 1, s->seed, DRAY_REGION_CUDA, 0);
+    for (uint64_t version = 1; version <= s->versions; version++) {
+        MUST(dray_publish(t.publisher, version, NULL, error));
+        meet(t.context, "updated", s);
+        MUST(dray_publisher_release(t.publisher, 20 * DRAY__SECOND, NULL, 0, NULL, error));
+        CHECK(dray_publish(t.publisher, version + 1, NULL, NULL) == DRAY_ESTALE);
+        end_of_region(t.region[0], own);
+        t.region[0] = elsewhere(t.layout, version, &own);
+        gpu_fill(t.layout, t.region[0], t.tied, s->seed + version);
+        MUST(dray_publisher_move(t.publisher, t.region, error));
+    }
+    meet(t.context, "over", s);
+    dray_publisher_close(t.publisher);
+    end_of_region(t.region[0], own);
+    dray_layout_free(t.layout);
+    dray_close(t.context);
+}
+
+static void following_engine(void *user)
+{
+    scene *s = user;
+    engine e;
+    see_one(s->engine_gpus[s->rank] % gpus);
+    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, "engine", s->rank, s->tp,
+                    DRAY_REGION_CUDA);
+    for (uint64_t version = 1; version <= s->versions; version++) {
+        dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+        dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+        options.min_version = version;
+        MUST(dray_update_weights(e.subscriber, &options, &report, error));
+        CHECK(report.planned == 1);
+        CHECK(gpu_engine_wrong(&e, s->seed + version - 1) == 0);
+        meet(e.context, "updated", s);
+        if (version < s->versions)
+            while (dray_subscriber_attend(e.subscriber, NULL) == DRAY_OK && version != 0) {
+                usleep(2000);
+                if (dray_subscriber_attend(e.subscriber, NULL) == DRAY_OK)
+                    break;
+            }
+    }
+    for (int i = 0; i < 200; i++) { /* what the last release waits for */
+        MUST(dray_subscriber_attend(e.subscriber, error));
+        usleep(2000);
+    }
+    meet(e.context, "over", s);
+    engine_close(&e);
+}
+
+/* Fifty publishes, each from other memory than the one before. */
+static void test_moved(void **state)
+{
+    (void)state;
+    scene s = plain(22);
+    s.world = 1;
+    s.versions = 50;
+    pid_t pids[3];
+    s.rank = 0;
+    pids[0] = spawn(moving_trainer, &s);
+    for (uint32_t i = 0; i < 2; i++) {
+        s.rank = i;
+        pids[1 + i] = spawn(following_engine, &s);
+    }
+    for (int i = 0; i < 3; i++)
+        must_end_well(pids[i]);
+}
+
+/* ---- processes that die
+ * --------------------------------------------------------------------------- */
+
+static const char *deadly_step;
+
+static void kill_self(void *user, const char *step)
+{
+    (void)user;
+    if (strcmp(step, deadly_step) == 0)
+        kill(getpid(), SIGKILL);
+}
+
+/* Publishes once; one engine dies while it reads. Its memory is free again afterwards. */
+static void bereft_trainer(void *user)
+{
+    scene *s = user;
+    trainer t;
+    see_one(0);
+    gpu_trainer_open(&t, f.unix_address, &s->config, s->from, 0, 1, s->seed, DRAY_REGION_CUDA, 0);
+    MUST(dray_publish(t.publisher, 1, NULL, error));
+    await_flag(s->board, UPDATED);
+    await_flag(s->board, KILLED);
+    MUST(dray_publisher_wait(t.publisher, 1, 10 * DRAY__SECOND, NULL, error));
+    raise_flag(s->board, FILLED);
+    dray_pin pins[4];
+    uint32_t count = 9;
+    MUST(dray_publisher_release(t.publisher, 20 * DRAY__SECOND, pins, 4, &count, error));
+    CHECK(count == 0);
+    trainer_close(&t);
+}
+
+static void survivor(void *user)
+{
+    scene *s = user;
+    engine e;
+    see_one(1 % gpus);
+    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, "survivor", 0, 1,
+                    DRAY_REGION_CUDA);
+    MUST(dray_update_weights(e.subscriber, NULL, NULL, error));
+    CHECK(gpu_engine_wrong(&e, s->seed) == 0);
+    raise_flag(s->board, UPDATED);
+    await_flag(s->board, FILLED);
+    for (int i = 0; i < 100; i++) {
+        dray_subscriber_attend(e.subscriber, NULL);
+        usleep(5000);
+    }
+    CHECK(gpu_engine_wrong(&e, s->seed) == 0);
+    engine_close(&e);
+}
+
+static void victim(void *user)
+{
+    scene *s = user;
+    engine e;
+    see_one(s->rank % gpus);
+    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, "victim", 0, 1,
+                    DRAY_REGION_CUDA);
+    dray__weights_hook(kill_self, NULL);
+    dray_update_weights(e.subscriber, NULL, NULL, NULL);
+}
+
+static void test_killed(void **state)
+{
+    (void)state;
+    static const char *const steps[] = {"import", "moving", "verified"};
+    for (uint32_t i = 0; i < 3; i++) {
+        scene s = plain(23 + i);
+        pid_t pids[3];
+        s.board = board_new();
+        s.rank = i % 2;
+        deadly_step = steps[i];
+        pids[0] = spawn(bereft_trainer, &s);
+        pids[1] = spawn(survivor, &s);
+        pids[2] = spawn(victim, &s);
+        int status = end_of(pids[2]);
+        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+        raise_flag(s.board, KILLED);
+        must_end_well(pids[0]);
+        must_end_well(pids[1]);
+        munmap(s.board, sizeof(board));
+    }
+}
+
+/* ---- a version beside the one that is served
+ * ------------------------------------------------------- */
+
+static void prefetching_engine(void *user)
+{
+    scene *s = user;
+    engine e;
+    see_one(s->engine_gpus[s->rank] % gpus);
+    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, "engine", s->rank, s->tp,
+                    DRAY_REGION_CUDA);
+    for (uint64_t version = 1; version <= s->versions; version++) {
+        dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+        dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+        options.min_version = version;
+        if (version == 1) {
+            MUST(dray_update_weights(e.subscriber, &options, NULL, error));
+        } else {
+            MUST(dray_prefetch_weights(e.subscriber, &options, &report, error));
+            CHECK(report.bytes == dray_layout_bytes(e.layout));
+            CHECK(gpu_engine_wrong(&e, s->seed + version - 2) == 0); /* what is served */
+            MUST(dray_commit_weights(e.subscriber, NULL, &report, error));
+            CHECK(report.source == DRAY_SOURCE_STAGING);
+        }
+        CHECK(gpu_engine_wrong(&e, s->seed + version - 1) == 0);
+        MUST(dray_subscriber_verify(e.subscriber, error));
+        meet(e.context, "updated", s);
+    }
+    meet(e.context, "over", s);
+    engine_close(&e);
+}
+
+static void test_prefetch(void **state)
+{
+    (void)state;
+    scene s = plain(30);
+    pid_t pids[4];
+    for (uint32_t i = 0; i < 2; i++) {
+        s.rank = i;
+        pids[i] = spawn(run_trainer, &s);
+        pids[2 + i] = spawn(prefetching_engine, &s);
+    }
+    for (int i = 0; i < 4; i++)
+        must_end_well(pids[i]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_colocated),
+        cmocka_unit_test(test_side_by_side),
+        cmocka_unit_test(test_mixed),
+        cmocka_unit_test(test_pinned_source),
+        cmocka_unit_test(test_pinned_destination),
+        cmocka_unit_test(test_shared_and_gpu),
+        cmocka_unit_test(test_without_sums),
+        cmocka_unit_test(test_one_process),
+        cmocka_unit_test(test_fence),
+        cmocka_unit_test(test_moved),
+        cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_prefetch),
+    };
+    gpu_begin(1);
+    gpus = gpu_is_real() ? (uint32_t)gpu_real_count() : GPUS;
+    if (!gpu_is_real())
+        setenv("FAKE_CUDA_DEVICES", "6", 1);
+    cmocka_set_test_filter(getenv("DRAY_TEST_ONLY")); /* NULL: all */
+    return cmocka_run_group_tests(tests, start, stop);
+}
