@@ -6,29 +6,28 @@
 #define PAIRS(XX)                                                                                  \
     XX(HOST, HOST)                                                                                 \
     XX(HOST, SHARED)                                                                               \
+    XX(HOST, PINNED)                                                                               \
+    XX(HOST, CUDA)                                                                                 \
     XX(HOST, FILE)                                                                                 \
     XX(SHARED, HOST)                                                                               \
     XX(SHARED, SHARED)                                                                             \
+    XX(SHARED, PINNED)                                                                             \
+    XX(SHARED, CUDA)                                                                               \
     XX(SHARED, FILE)                                                                               \
-    XX(FILE, HOST)                                                                                 \
-    XX(FILE, SHARED)                                                                               \
-    XX(FILE, FILE)
-
-/* Of GPUs' memory, and of host memory that they reach. */
-#define GPU_PAIRS(XX)                                                                              \
-    XX(CUDA, CUDA)                                                                                 \
+    XX(PINNED, HOST)                                                                               \
+    XX(PINNED, SHARED)                                                                             \
+    XX(PINNED, PINNED)                                                                             \
+    XX(PINNED, CUDA)                                                                               \
+    XX(PINNED, FILE)                                                                               \
     XX(CUDA, HOST)                                                                                 \
     XX(CUDA, SHARED)                                                                               \
     XX(CUDA, PINNED)                                                                               \
+    XX(CUDA, CUDA)                                                                                 \
     XX(CUDA, FILE)                                                                                 \
-    XX(HOST, CUDA)                                                                                 \
-    XX(SHARED, CUDA)                                                                               \
-    XX(PINNED, CUDA)                                                                               \
+    XX(FILE, HOST)                                                                                 \
+    XX(FILE, SHARED)                                                                               \
+    XX(FILE, PINNED)                                                                               \
     XX(FILE, CUDA)                                                                                 \
-    XX(PINNED, PINNED)                                                                             \
-    XX(PINNED, HOST)                                                                               \
-    XX(HOST, PINNED)                                                                               \
-    XX(PINNED, FILE)                                                                               \
-    XX(FILE, PINNED)
+    XX(FILE, FILE)
 
 #endif

@@ -4,6 +4,7 @@
 #include "mover/mover.h"
 
 #include "base/random.h"
+#include "gpu/memory.h"
 #include "mover/checksum.h"
 #include "mover/kernels.h"
 #include "pairs.h"
@@ -86,7 +87,7 @@ static dray_region *region_with(dray_region_kind kind, const void *content, size
 #endif
     if (kind != DRAY_REGION_FILE) {
         assert_int_equal(dray_region_alloc(kind, bytes, "test", &r, &e), DRAY_OK);
-        memcpy(dray_region_base(r), content, bytes);
+        memory_put(r, 0, content, bytes);
         return r;
     }
     char path[PATH_MAX];
@@ -102,18 +103,7 @@ static dray_region *region_with(dray_region_kind kind, const void *content, size
 
 static void read_back(const dray_region *r, void *out, size_t bytes)
 {
-#ifdef ON_GPU
-    if (dray_region_get_kind(r) == DRAY_REGION_CUDA) {
-        assert_int_equal(dray__cuda_enter(r->device, NULL), DRAY_OK);
-        assert_int_equal(dray__cuda_get(NULL)->cuMemcpyDtoH(out, r->device_address, bytes), 0);
-        dray__cuda_leave();
-        return;
-    }
-#endif
-    if (dray_region_base(r))
-        memcpy(out, dray_region_base(r), bytes);
-    else
-        assert_int_equal(pread(dray_region_fd(r), out, bytes, 0), (ssize_t)bytes);
+    memory_get(r, 0, out, bytes);
 }
 
 /* ---- random copies ----------------------------------------------------------------------------
@@ -522,5 +512,6 @@ int main(void)
         cmocka_unit_test(nothing_to_move_is_done),
         cmocka_unit_test(threads_share_a_source),
     };
+    gpu_begin(1);
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -2,6 +2,7 @@
  * every pair of region kinds. Each element holds a number made of its tensor and position. */
 #include "plan/world.h"
 
+#include "gpu/memory.h"
 #include "mover/checksum.h"
 #include "mover/mover.h"
 #include "pairs.h"
@@ -110,8 +111,8 @@ static void bring_up(const world *w, uint32_t member, stage *s)
     if (dray_regions_for_layout(w->layouts[member], !filled, s->live[member], &e))
         fail_msg("regions: %s", e.message);
     for (uint32_t r = 0; r < REGIONS; r++) {
-        if (dray_region_base(s->live[member][r]))
-            memcpy(dray_region_base(s->live[member][r]), images[r], w->held[member].bytes[r]);
+        if (dray_region_get_kind(s->live[member][r]) != DRAY_REGION_FILE)
+            memory_put(s->live[member][r], 0, images[r], w->held[member].bytes[r]);
         free(images[r]);
     }
 }
@@ -159,11 +160,7 @@ static void check_destination(const world *w, stage *s, const uint64_t *sums, ui
         uint64_t bytes = w->held[SOURCES].bytes[r];
         uint8_t *found = malloc(bytes + 1);
         wanted[r] = image_of(w, SOURCES, r, 0xC3);
-        if (kind_of(SOURCES) == DRAY_REGION_FILE)
-            assert_int_equal(pread(dray_region_fd(s->live[SOURCES][r]), found, bytes, 0),
-                             (ssize_t)bytes);
-        else
-            memcpy(found, dray_region_base(s->live[SOURCES][r]), bytes);
+        memory_get(s->live[SOURCES][r], 0, found, bytes);
         for (uint64_t i = 0; i < bytes; i++)
             if (found[i] != wanted[r][i])
                 fail_msg("region %u, byte %llu is %02x, expected %02x", r, (unsigned long long)i,
@@ -213,14 +210,21 @@ static void one_update(void)
     world_free(&w);
 }
 
+static void updates_between(dray_region_kind from, dray_region_kind to)
+{
+    /* Each copy to and from a GPU is a call of its driver. */
+    int updates = from == DRAY_REGION_CUDA || to == DRAY_REGION_CUDA ? 6 : 60;
+    kinds[0] = from;
+    kinds[1] = to;
+    for (int i = 0; i < updates * world_scale(); i++)
+        one_update();
+}
+
 #define XX(from, to)                                                                               \
     static void from##_to_##to(void **state)                                                       \
     {                                                                                              \
         (void)state;                                                                               \
-        kinds[0] = DRAY_REGION_##from;                                                             \
-        kinds[1] = DRAY_REGION_##to;                                                               \
-        for (int i = 0; i < 60 * world_scale(); i++)                                               \
-            one_update();                                                                          \
+        updates_between(DRAY_REGION_##from, DRAY_REGION_##to);                                     \
     }
 PAIRS(XX)
 #undef XX
@@ -233,5 +237,6 @@ int main(void)
         PAIRS(XX)
 #undef XX
     };
+    gpu_begin(1);
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
