@@ -9,16 +9,6 @@
 #include "mover/kernels.h"
 #include "pairs.h"
 
-#ifdef ON_GPU /* test_cuda_movers.c: this suite, for the pairs with GPUs' memory */
-#include "gpu/gpu.h"
-#include "memory/cuda_library.h"
-#include "memory/region.h"
-
-#include <dray/gpu.h>
-#undef PAIRS
-#define PAIRS GPU_PAIRS
-#endif
-
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
@@ -74,17 +64,6 @@ static dray_region *region_with(dray_region_kind kind, const void *content, size
 {
     dray_region *r = NULL;
     dray_error e = {0};
-#ifdef ON_GPU
-    if (kind == DRAY_REGION_CUDA) {
-        dray_gpu gpu = DRAY_GPU_INIT;
-        assert_int_equal(dray_gpu_get(0, &gpu, &e), DRAY_OK);
-        assert_int_equal(dray_region_alloc_cuda(gpu.uuid, bytes, "test", &r, &e), DRAY_OK);
-        assert_int_equal(dray__cuda_enter(r->device, &e), DRAY_OK);
-        assert_int_equal(dray__cuda_get(&e)->cuMemcpyHtoD(r->device_address, content, bytes), 0);
-        dray__cuda_leave();
-        return r;
-    }
-#endif
     if (kind != DRAY_REGION_FILE) {
         assert_int_equal(dray_region_alloc(kind, bytes, "test", &r, &e), DRAY_OK);
         memory_put(r, 0, content, bytes);
@@ -499,9 +478,6 @@ static void threads_share_a_source(void **state)
 
 int main(void)
 {
-#ifdef ON_GPU
-    gpu_begin(1);
-#endif
     const struct CMUnitTest tests[] = {
 #define XX(from, to) cmocka_unit_test(from##_to_##to),
         PAIRS(XX)
