@@ -233,8 +233,8 @@ static int send_insert(dray_queue *queue, const dray_insert_options *o, const in
 static int insert_once(dray_queue *queue, const dray_insert_options *o, inserted *columns,
                        uint32_t ticket, int64_t deadline, uint32_t *first_slot, dray_error *error)
 {
-    uint32_t items = o->once_per_group && o->group_size ? o->rows / o->group_size : o->rows;
-    uint32_t done = 0;
+    uint32_t each = o->refill ? o->rows : o->group_size; /* a refill is of one group */
+    uint32_t items = o->once_per_group && each ? o->rows / each : o->rows, done = 0;
     int rc = DRAY_OK;
     for (; !rc && done < o->column_count; done += rc == DRAY_OK) {
         inserted *column = &columns[done];

@@ -1,7 +1,8 @@
-/* What desk.c (tasks) and driver.c share. */
+/* What desk.c (tasks), driver.c and refill.c share. */
 #ifndef DRAY_RUN_DESK_H
 #define DRAY_RUN_DESK_H
 
+#include "run/data.h"
 #include "run/host.h"
 
 typedef struct dray__driver dray__driver;
@@ -18,5 +19,13 @@ void dray__driver_join(dray__driver *driver, bool now);
  * any host claims. DRAY_EEND: the queue has ended, though there are steps to do. */
 int dray__driver_go_back(dray_queue *queue, const dray__job *job, int64_t step, bool eval_first,
                          dray_error *error);
+
+typedef struct dray__refiller dray__refiller;
+
+/* Starts the thread that has lost samples replaced, until the queue has ended; it ends the process
+ * with an error when it cannot go on. data: borrowed. */
+int dray__refiller_start(dray__host *host, const dray__data *data, dray__refiller **out,
+                         dray_error *error);
+void dray__refiller_join(dray__refiller *refiller, bool now); /* as dray__driver_join */
 
 #endif

@@ -7,7 +7,7 @@
 #include "run/desk.h"
 #include "run/fault.h"
 #include "run/folder.h"
-#include "run/samples.h"
+#include "run/prompts.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -23,6 +23,7 @@ struct dray__driver {
     dray__host *host;
     dray_queue *queue; /* its own: the host's thread waits on the other */
     dray__data *data;
+    dray__refiller *refiller;
     pthread_t thread;
     atomic_bool abandoned; /* the host has failed */
 };
@@ -32,98 +33,22 @@ enum { SLICE_MS = 500 };
 
 /* ---- making partitions ----------------------------------------------------------------------- */
 
-typedef struct prompts {
-    uint32_t count;
-    uint64_t *prompt_offsets, *answer_offsets;
-    int32_t *prompt;
-    char *answer;
-    uint64_t longest; /* bytes of a prompt and its answer */
-} prompts;
-
-static void prompts_free(prompts *p)
-{
-    free(p->prompt_offsets);
-    free(p->answer_offsets);
-    free(p->prompt);
-    free(p->answer);
-}
-
-static int append(void **to, const void *from, uint64_t have, uint64_t more, size_t width,
+static int insert(dray__driver *self, const dray__partition_kind *kind, int64_t step,
                   dray_error *error)
 {
-    void *grown = realloc(*to, (have + more) * width + 1);
-    if (!grown)
-        return dray__nomem(error);
-    *to = grown;
-    memcpy((char *)grown + have * width, from, more * width);
-    return DRAY_OK;
-}
-
-static int add_prompt(prompts *p, const char *prompt, const char *answer, dray_error *error)
-{
-    int32_t *tokens = NULL;
-    uint64_t count = 0, at = p->prompt_offsets[p->count], letters = p->answer_offsets[p->count],
-             length = strlen(answer);
-    int rc = dray__prompt_tokens(prompt, &tokens, &count, error);
-    if (!rc)
-        rc = append((void **)&p->prompt, tokens, at, count, sizeof(*tokens), error);
-    if (!rc)
-        rc = append((void **)&p->answer, answer, letters, length, 1, error);
-    free(tokens);
-    p->count++;
-    p->prompt_offsets[p->count] = at + count;
-    p->answer_offsets[p->count] = letters + length;
-    if (4 * count + length > p->longest)
-        p->longest = 4 * count + length;
-    return rc;
-}
-
-static int make_prompts(const dray__driver *self, dray__split split, uint64_t first, uint32_t count,
-                        prompts *out, dray_error *error)
-{
-    *out = (prompts){.prompt_offsets = calloc((size_t)count + 1, sizeof(uint64_t)),
-                     .answer_offsets = calloc((size_t)count + 1, sizeof(uint64_t))};
-    int rc = out->prompt_offsets && out->answer_offsets ? DRAY_OK : dray__nomem(error);
-    for (uint32_t i = 0; i < count && !rc; i++) {
-        char *prompt, *answer;
-        rc = dray__data_get(self->data, split, first + i, &prompt, &answer, error);
-        if (rc)
-            break;
-        rc = add_prompt(out, prompt, answer, error);
-        free(prompt);
-        free(answer);
-    }
-    if (rc)
-        prompts_free(out);
-    return rc;
-}
-
-typedef struct partition_kind {
-    const char *kind, *prompt, *answer, *last_task;
-    dray__split split;
-} partition_kind;
-
-static const partition_kind of_step = {"step", "prompt", "answer", "actor", DRAY__SPLIT_TRAIN};
-static const partition_kind of_eval = {"eval", "eval_prompt", "eval_answer", "score",
-                                       DRAY__SPLIT_EVAL};
-
-static int insert(dray__driver *self, const partition_kind *kind, int64_t step, dray_error *error)
-{
     const dray__job *job = self->host->job;
-    bool eval = kind == &of_eval;
+    bool eval = kind == &dray__partition_of_eval;
     uint32_t count = (uint32_t)(eval ? job->eval.prompts : job->rollout.prompts),
              group = (uint32_t)(eval ? 1 : job->rollout.samples);
     char name[DRAY__PARTITION_BYTES];
     dray__partition_name(kind->kind, step, name);
-    prompts p;
-    int rc =
-        make_prompts(self, kind->split, eval ? 0 : (uint64_t)(step - 1) * count, count, &p, error);
+    dray__prompts p;
+    int rc = dray__prompts_make(self->data, kind->split, dray__prompt_index(job, kind, step, 0),
+                                count, &p, error);
     if (rc)
         return rc;
-    dray_column_data columns[] = {
-        dray__ragged_column(kind->prompt, DRAY_I32, p.prompt_offsets, p.prompt),
-        dray__ragged_column(kind->answer, DRAY_U8, p.answer_offsets, p.answer)};
-    columns[1].content = DRAY_CONTENT_STRING;
+    dray_column_data columns[2];
+    dray__prompts_columns(&p, kind, columns);
     dray_tag tag = {DRAY__TAG_STEP, (double)step};
     dray_insert_options options = DRAY_INSERT_OPTIONS_INIT;
     options.partition = name;
@@ -143,7 +68,7 @@ static int insert(dray__driver *self, const partition_kind *kind, int64_t step, 
         options.at_slot = 0;
         rc = dray_insert(self->queue, &options, NULL, error);
     }
-    prompts_free(&p);
+    dray__prompts_free(&p);
     if (!rc)
         dray__fault_at("inserted", step);
     if (!rc)
@@ -173,7 +98,8 @@ static void look_at_partition(view *v, const char *name, bool sealed)
     }
 }
 
-/* A sample that failed too often would leave its step one short for ever. */
+/* A sample that failed too often, and that nothing took the place of, would leave its step one
+ * short for ever. */
 static int look_for_dead(const json_t *partition, const char *name, dray_error *error)
 {
     const json_t *dead = json_object_get(partition, "dead");
@@ -225,7 +151,7 @@ static int abandoned(dray__driver *self, dray_error *error)
                                          : DRAY_OK;
 }
 
-static int wait_partition(dray__driver *self, const partition_kind *kind, int64_t step,
+static int wait_partition(dray__driver *self, const dray__partition_kind *kind, int64_t step,
                           dray_error *error)
 {
     char name[DRAY__PARTITION_BYTES];
@@ -246,10 +172,11 @@ static int wait_partition(dray__driver *self, const partition_kind *kind, int64_
 }
 
 /* Makes the partition unless it is there already, and waits until it is finished. */
-static int complete(dray__driver *self, const partition_kind *kind, int64_t step, dray_error *error)
+static int complete(dray__driver *self, const dray__partition_kind *kind, int64_t step,
+                    dray_error *error)
 {
     const dray__job *job = self->host->job;
-    bool eval = kind == &of_eval;
+    bool eval = kind == &dray__partition_of_eval;
     view v;
     int rc = look(self, &v, error);
     if (!rc && (eval ? v.eval : v.step) != step) {
@@ -263,7 +190,8 @@ static int complete(dray__driver *self, const partition_kind *kind, int64_t step
     return rc ? rc : wait_partition(self, kind, step, error);
 }
 
-static int clear(dray__driver *self, const partition_kind *kind, int64_t step, dray_error *error)
+static int clear(dray__driver *self, const dray__partition_kind *kind, int64_t step,
+                 dray_error *error)
 {
     char name[DRAY__PARTITION_BYTES];
     dray__partition_name(kind->kind, step, name);
@@ -302,9 +230,9 @@ static int tidy(dray__driver *self, int64_t step, dray_error *error)
         int64_t of_step_at = name ? dray__partition_step("step", name) : -1,
                 of_eval_at = name ? dray__partition_step("eval", name) : -1;
         if (!rc && of_step_at >= 0 && of_step_at < step)
-            rc = clear(self, &of_step, of_step_at, error);
+            rc = clear(self, &dray__partition_of_step, of_step_at, error);
         if (!rc && of_eval_at >= 0 && of_eval_at < step)
-            rc = clear(self, &of_eval, of_eval_at, error);
+            rc = clear(self, &dray__partition_of_eval, of_eval_at, error);
     }
     json_decref(status);
     return rc;
@@ -357,28 +285,28 @@ static int drive(dray__driver *self, dray_error *error)
         step = v.step;
         rc = tidy(self, step, error);
         if (!rc)
-            rc = complete(self, &of_step, step, error);
+            rc = complete(self, &dray__partition_of_step, step, error);
         eval = dray__job_eval_due(host->job, step);
     }
     while (!rc) {
         if (eval)
-            rc = complete(self, &of_eval, step, error);
+            rc = complete(self, &dray__partition_of_eval, step, error);
         if (!rc)
-            rc = clear(self, &of_eval, step, error);
+            rc = clear(self, &dray__partition_of_eval, step, error);
         if (rc || step == host->job->steps || dray__host_stopping(host))
             break;
         step++;
-        rc = insert(self, &of_step, step, error);
+        rc = insert(self, &dray__partition_of_step, step, error);
         if (!rc)
-            rc = clear(self, &of_step, step - 1, error);
+            rc = clear(self, &dray__partition_of_step, step - 1, error);
         dray__fault_at("cleared", step);
         if (!rc)
-            rc = wait_partition(self, &of_step, step, error);
+            rc = wait_partition(self, &dray__partition_of_step, step, error);
         eval = dray__job_eval_due(host->job, step);
     }
     if (!rc)
         rc = dray_queue_end(self->queue, error);
-    return rc ? rc : clear(self, &of_step, step, error);
+    return rc ? rc : clear(self, &dray__partition_of_step, step, error);
 }
 
 static void *drive_main(void *user)
@@ -402,10 +330,13 @@ int dray__driver_start(dray__host *host, dray__driver **out, dray_error *error)
     int rc = dray__data_open(host->job, &self->data, error);
     if (!rc)
         rc = dray__job_queue_open(host->context, host->job, &self->queue, error);
+    if (!rc)
+        rc = dray__refiller_start(host, self->data, &self->refiller, error);
     int problem = rc ? 0 : pthread_create(&self->thread, NULL, drive_main, self);
     if (problem)
         rc = dray__fail_errno(error, problem, "driver: thread");
     if (rc) {
+        dray__refiller_join(self->refiller, true);
         dray_queue_close(self->queue);
         dray__data_close(self->data);
         free(self);
@@ -422,6 +353,7 @@ void dray__driver_join(dray__driver *self, bool now)
     if (now)
         atomic_store(&self->abandoned, true);
     pthread_join(self->thread, NULL);
+    dray__refiller_join(self->refiller, now);
     dray_queue_close(self->queue);
     dray__data_close(self->data);
     free(self);

@@ -158,13 +158,18 @@ uint32_t dray__eval_count(const dray__host *host)
     return (uint32_t)host->job->eval.micro_batch;
 }
 
-/* Each sample draws from a stream of its own, named by step and slot. */
+/* Each sample draws from a stream of its own, named by step and slot (less than 2^24); so does one
+ * that takes the place of a lost one. */
 static uint64_t *streams_of(const dray_batch *batch, int64_t step)
 {
     uint32_t rows = dray_batch_rows(batch);
     uint64_t *streams = malloc(rows * sizeof(*streams));
-    for (uint32_t i = 0; streams && i < rows; i++)
-        streams[i] = (uint64_t)step << 32 | dray_batch_row(batch, i)->slot;
+    for (uint32_t i = 0; streams && i < rows; i++) {
+        double refill = 0;
+        dray_batch_tag(batch, i, DRAY__TAG_REFILL, &refill, NULL);
+        streams[i] =
+            (uint64_t)step << 32 | ((uint64_t)refill & 255) << 24 | dray_batch_row(batch, i)->slot;
+    }
     return streams;
 }
 
@@ -201,8 +206,15 @@ static int set_rollout(dray_batch *batch, const dray__generation *made, int64_t 
     int rc = dray_batch_set(batch, &response, error);
     if (!rc)
         rc = dray_batch_set(batch, &logprob, error);
-    for (uint32_t i = 0; i < made->rows && !rc; i++)
-        rc = dray_batch_set_tag(batch, i, DRAY__TAG_VERSION, (double)version, error);
+    dray_column prompt;
+    if (!rc)
+        rc = dray_batch_column(batch, "prompt", &prompt, error);
+    for (uint32_t i = 0; i < made->rows && !rc; i++) {
+        uint64_t tokens = prompt.lengths[i] + made->offsets[i + 1] - made->offsets[i];
+        rc = dray_batch_set_tag(batch, i, DRAY_TAG_VERSION, (double)version, error);
+        if (!rc)
+            rc = dray_batch_set_tag(batch, i, DRAY_TAG_TOKENS, (double)tokens, error);
+    }
     return rc;
 }
 

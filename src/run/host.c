@@ -114,11 +114,7 @@ static int claim(loop *l, uint32_t *task, dray_batch **out, dray_error *error)
         uint32_t rows = l->tasks[i]->count(l->host);
         if (!rows)
             continue;
-        options[count] = (dray_claim_options){.size = sizeof(dray_claim_options),
-                                              .task = l->tasks[i]->name,
-                                              .count = rows,
-                                              .policy = l->tasks[i]->policy,
-                                              .timeout_ns = l->host->wait_ns};
+        dray__task_claim(l->host, l->tasks[i], rows, &options[count]);
         of_option[count++] = i;
     }
     int64_t begin = dray_trace_now();
@@ -129,8 +125,7 @@ static int claim(loop *l, uint32_t *task, dray_batch **out, dray_error *error)
     return rc;
 }
 
-/* The batch as the other ranks open it; the leader's must live until they have read it, which the
- * collectives of the task's run see to: none returns before all ranks have entered it. */
+/* The batch as the other ranks open it; the leader's must live until they have read it: run_all. */
 static int share(loop *l, uint32_t task, const dray_batch *batch, dray_error *error)
 {
     dray__host *host = l->host;
@@ -146,6 +141,15 @@ static int share(loop *l, uint32_t task, const dray_batch *batch, dray_error *er
         rc = dray__group_broadcast(host->group, 0, blob, size, DRAY_WAIT_DEFAULT, error);
     free(blob);
     return rc;
+}
+
+/* Ends when all ranks are through: then nobody reads the batch any more. */
+static int run_all(loop *l, uint32_t task, dray_batch *batch, dray_error *error)
+{
+    dray__host *host = l->host;
+    host->put_back = false;
+    int rc = l->tasks[task]->run(host, batch, error);
+    return rc ? rc : dray__group_barrier(host->group, DRAY_WAIT_DEFAULT, error);
 }
 
 static int after(loop *l, uint32_t task, dray_error *error)
@@ -171,14 +175,15 @@ static int lead_once(loop *l, bool *ended, dray_error *error)
         dray__fault_at("claimed", step);
         rc = share(l, task, batch, error);
     }
-    if (!rc)
-        rc = l->tasks[task]->run(l->host, batch, error);
-    if (!rc)
+    if (!rc && (rc = run_all(l, task, batch, error))) /* as if the process had died of it */
+        dray_batch_fail(batch, NULL, 0, error->message, NULL);
+    bool done = !rc && !l->host->put_back;
+    if (done)
         rc = dray_batch_commit(batch, error);
-    if (!rc)
+    if (done && !rc)
         dray__fault_at("committed", step);
     dray_batch_free(batch);
-    return rc ? rc : after(l, task, error);
+    return rc || !done ? rc : after(l, task, error);
 }
 
 static int follow_once(loop *l, bool *ended, dray_error *error)
@@ -202,9 +207,9 @@ static int follow_once(loop *l, bool *ended, dray_error *error)
         rc = dray_batch_import(host->queue, blob, o.bytes, &batch, error);
     free(blob);
     if (!rc)
-        rc = l->tasks[o.task]->run(host, batch, error);
+        rc = run_all(l, o.task, batch, error);
     dray_batch_free(batch);
-    return rc ? rc : after(l, o.task, error);
+    return rc || host->put_back ? rc : after(l, o.task, error);
 }
 
 static void flush_trace(loop *l)

@@ -30,7 +30,8 @@ struct dray__host {
     dray_queue *queue;
     dray__group *group;
     int64_t wait_ns;
-    void *state; /* the role's */
+    bool put_back; /* set by a task's run, on all ranks: the batch is given back as it was */
+    void *state;   /* the role's */
 };
 
 /* The name under which trainers publish and engines subscribe. */

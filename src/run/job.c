@@ -110,10 +110,54 @@ static int rule_backend(const dray__job *job, dray__node *root, dray_error *erro
 {
     bool redis = job->queue.backend == DRAY_BACKEND_REDIS;
     bool given = job->queue.backend_address && *job->queue.backend_address;
+    if (redis && job->queue.durability != DRAY_DURABILITY_NONE)
+        return dray__schema_fail(root, "queue.durability", error,
+                                 "expected none for backend redis: a journal is of builtin bytes");
     if (redis != given)
         return dray__schema_fail(root, "queue.backend_address", error,
                                  redis ? "expected unix:/path or tcp:HOST:PORT for backend redis"
                                        : "expected none for backend builtin");
+    return DRAY_OK;
+}
+
+static int rule_policy(const dray__job *job, dray__node *root, dray_error *error)
+{
+    bool balanced = job->queue.policy == DRAY_POLICY_TOKEN_BALANCED;
+    int64_t longest = job->rollout.max_new_tokens +
+                      (job->data.source == DRAY__SOURCE_REVERSE ? job->data.digits + 2 : 1);
+    if (job->queue.token_cap && !balanced)
+        return dray__schema_fail(root, "queue.token_cap", error,
+                                 "expected 0 without policy token_balanced, found %lld",
+                                 (long long)job->queue.token_cap);
+    if (job->queue.token_cap && job->queue.token_cap < longest)
+        return dray__schema_fail(root, "queue.token_cap", error,
+                                 "expected at least %lld (a sample can be that long), found %lld",
+                                 (long long)longest, (long long)job->queue.token_cap);
+    if (job->queue.staleness)
+        return dray__schema_fail(root, "queue.staleness", error,
+                                 "expected 0 with schedule sync, where samples are of the version "
+                                 "that is trained, found %lld",
+                                 (long long)job->queue.staleness);
+    return DRAY_OK;
+}
+
+/* Bytes of a sample that the driver reserves, as far as the job file says. */
+static int64_t row_bytes(const dray__job *job)
+{
+    int64_t prompt = job->data.source == DRAY__SOURCE_REVERSE ? 5 * job->data.digits + 8 : 0;
+    return prompt + 16 * job->rollout.max_new_tokens + 256;
+}
+
+static int rule_capacity_bytes(const dray__job *job, dray__node *root, dray_error *error)
+{
+    int64_t rows = dray__job_batch(job) + job->eval.prompts, each = row_bytes(job);
+    if (job->queue.capacity_bytes / each < rows)
+        return dray__schema_fail(root, "queue.capacity_bytes", error,
+                                 "expected at least %lld (a batch of %lld and an evaluation of "
+                                 "%lld, %lld bytes a sample), found %lld",
+                                 (long long)(rows * each), (long long)dray__job_batch(job),
+                                 (long long)job->eval.prompts, (long long)each,
+                                 (long long)job->queue.capacity_bytes);
     return DRAY_OK;
 }
 
@@ -234,8 +278,9 @@ static int rule_model(const dray__job *job, dray__node *root, dray_error *error)
 
 static int check_rules(const dray__job *job, dray__node *root, dray_error *error)
 {
-    static const rule_fn all[] = {rule_batch,   rule_data,  rule_reward, rule_capacity,
-                                  rule_backend, rule_hosts, rule_tasks,  rule_model};
+    static const rule_fn all[] = {rule_batch,          rule_data,   rule_reward,  rule_capacity,
+                                  rule_capacity_bytes, rule_policy, rule_backend, rule_hosts,
+                                  rule_tasks,          rule_model};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         int rc = all[i](job, root, error);
         if (rc)

@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 void dray__micro_free(dray__micro *micro)
 {
@@ -67,6 +68,45 @@ int dray__micro_read(dray_batch *batch, bool reference, dray__micro *out, dray_e
     else
         *out = m;
     return rc;
+}
+
+static int slice(const dray__ragged *from, uint32_t first, uint32_t rows, dray__ragged *out,
+                 dray_error *error)
+{
+    if (!from->offsets) /* no reference */
+        return DRAY_OK;
+    uint64_t begin = from->offsets[first], end = from->offsets[first + rows];
+    *out = (dray__ragged){.rows = rows,
+                          .offsets = malloc(((size_t)rows + 1) * sizeof(uint64_t)),
+                          .values = malloc((end - begin) * 4 + 1)};
+    if (!out->offsets || !out->values)
+        return dray__nomem(error);
+    for (uint32_t i = 0; i <= rows; i++)
+        out->offsets[i] = from->offsets[first + i] - begin;
+    memcpy(out->values, (const char *)from->values + begin * 4, (end - begin) * 4);
+    return DRAY_OK;
+}
+
+int dray__micro_slice(const dray__micro *from, uint32_t first, uint32_t rows, dray__micro *out,
+                      dray_error *error)
+{
+    dray__micro m = {.rows = rows,
+                     .advantages = malloc(rows * sizeof(float)),
+                     .rewards = malloc(rows * sizeof(float))};
+    const dray__ragged *columns[] = {&from->prompt, &from->response, &from->rollout, &from->old,
+                                     &from->reference};
+    dray__ragged *to[] = {&m.prompt, &m.response, &m.rollout, &m.old, &m.reference};
+    int rc = m.advantages && m.rewards ? DRAY_OK : dray__nomem(error);
+    for (size_t i = 0; i < sizeof(to) / sizeof(to[0]) && !rc; i++) /* all of 4 bytes */
+        rc = slice(columns[i], first, rows, to[i], error);
+    if (rc) {
+        dray__micro_free(&m);
+        return rc;
+    }
+    memcpy(m.advantages, from->advantages + first, rows * sizeof(float));
+    memcpy(m.rewards, from->rewards + first, rows * sizeof(float));
+    *out = m;
+    return DRAY_OK;
 }
 
 uint32_t dray__learner_part(const dray__job *job)

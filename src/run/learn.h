@@ -18,6 +18,9 @@ typedef struct dray__micro {
 
 void dray__micro_free(dray__micro *micro);
 int dray__micro_read(dray_batch *batch, bool reference, dray__micro *out, dray_error *error);
+/* Rows [first, first + rows) of it, copied. */
+int dray__micro_slice(const dray__micro *from, uint32_t first, uint32_t rows, dray__micro *out,
+                      dray_error *error);
 
 /* Sums over the step that is being made. */
 typedef struct dray__step_sums {
@@ -30,13 +33,14 @@ typedef struct dray__step_sums {
 typedef struct dray__learner {
     dray__trainer *trainer;
     dray_publisher *publisher;
-    int64_t step;            /* being made; version step - 1 is published */
-    uint32_t old_done, rows; /* of the step: with old log-probs; accumulated */
-    bool step_due;           /* a part is in, but old log-probs are not complete */
-    bool written;            /* the step has changed the parameters */
-    bool finished;           /* the step is done; its last commit is not */
-    int64_t saved;           /* step of the newest checkpoint */
-    dray__micro *kept;       /* with several epochs: the step's micro-batches */
+    int64_t step;      /* being made; version step - 1 is published */
+    uint32_t rows;     /* of the step, accumulated */
+    bool settled;      /* all that is left of the step is ready: nothing more can be lost */
+    bool step_due;     /* a part is in, and waits for the step to be settled */
+    bool written;      /* the step has changed the parameters */
+    bool finished;     /* the step is done; its last commit is not */
+    int64_t saved;     /* step of the newest checkpoint */
+    dray__micro *kept; /* with several epochs: the step's micro-batches */
     uint32_t kept_count, kept_room;
     dray__step_sums sums;
 } dray__learner;

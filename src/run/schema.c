@@ -46,6 +46,17 @@ static const cyaml_strval_t modes[] = {
     {"tensor", DRAY_MODE_TENSOR}, {"disk", DRAY_MODE_DISK}, {"distributed", NOT_YET}};
 static const cyaml_strval_t durabilities[] = {{"none", DRAY_DURABILITY_NONE},
                                               {"journal", DRAY_DURABILITY_JOURNAL}};
+static const cyaml_strval_t losses[] = {{"refill", DRAY_ON_LOSS_REFILL},
+                                        {"end", DRAY_ON_LOSS_SHRINK_GROUP},
+                                        {"shrink_group", NOT_YET},
+                                        {"drop_group", NOT_YET}};
+static const cyaml_strval_t policies[] = {{"ordered", DRAY_POLICY_ORDERED},
+                                          {"fifo", DRAY_POLICY_FIFO},
+                                          {"oldest_version", DRAY_POLICY_OLDEST_VERSION},
+                                          {"token_balanced", DRAY_POLICY_TOKEN_BALANCED},
+                                          {"group", NOT_YET},
+                                          {"priority", NOT_YET},
+                                          {"lockstep", NOT_YET}};
 static const cyaml_strval_t strategies[] = {{"direct", DRAY_STRATEGY_DIRECT},
                                             {"bucket", DRAY_STRATEGY_BUCKET},
                                             {"parameter", DRAY_STRATEGY_PARAMETER}};
@@ -154,6 +165,10 @@ static const cyaml_schema_field_t queue_fields[] = {
     INT("capacity_rows", dray__job_queue, capacity_rows),
     INT("capacity_bytes", dray__job_queue, capacity_bytes),
     INT("max_attempts", dray__job_queue, max_attempts),
+    WORD("on_loss", dray__job_queue, on_loss, losses),
+    WORD("policy", dray__job_queue, policy, policies),
+    INT("token_cap", dray__job_queue, token_cap),
+    INT("staleness", dray__job_queue, staleness),
     WORD("backend", dray__job_queue, backend, backends),
     TEXT("backend_address", dray__job_queue, backend_address),
     TEXT("metrics", dray__job_queue, metrics),
@@ -264,6 +279,8 @@ static const range ranges[] = {
     {"queue.capacity_rows", 1, 1e9, false},
     {"queue.capacity_bytes", 4096, 1099511627776.0, false},
     {"queue.max_attempts", 1, 1000, false},
+    {"queue.token_cap", 0, 1e9, false},
+    {"queue.staleness", 0, 1000, false},
     {"limits.wait_seconds", 0.1, 86400, false},
     {"limits.restarts", 1, 1000, false},
     {"hosts.ranks", 1, 64, false},

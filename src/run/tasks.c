@@ -1,5 +1,7 @@
 #include "run/tasks.h"
 
+#include "run/host.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,10 +45,13 @@ const dray__task_kind dray__tasks[DRAY__TASK_COUNT] = {
      .writes = {"old_log_prob"},
      .policy = DRAY_POLICY_ORDERED,
      .count = dray__old_log_prob_count,
+     .version = dray__trainer_version,
      .run = dray__old_log_prob_run},
+    /* The last thing that a sample gets, so that none of a group is lost after its advantages are
+     * there, which are of all of its samples. */
     {.name = "advantage",
      .role = DRAY__ROLE_DESK,
-     .needs = {"reward"},
+     .needs = {"reward", "old_log_prob", "ref_log_prob"},
      .writes = {"advantage"},
      .policy = DRAY_POLICY_ORDERED,
      .count = dray__advantage_count,
@@ -57,6 +62,7 @@ const dray__task_kind dray__tasks[DRAY__TASK_COUNT] = {
                "ref_log_prob"},
      .policy = DRAY_POLICY_ORDERED,
      .count = dray__actor_count,
+     .version = dray__trainer_version,
      .run = dray__actor_run,
      .after = dray__actor_after},
 };
@@ -103,9 +109,8 @@ static void describe(const dray__job *job, const dray__task_kind *kind, dray_que
         out->needs_count++;
     while (kind->writes[out->writes_count])
         out->writes_count++;
-    /* ref_log_prob is the last thing that the actor needs, and nobody writes it without a
-     * reference. */
-    if (!job->reference.enabled && strcmp(kind->name, "actor") == 0)
+    /* Nobody writes ref_log_prob without a reference; whoever needs it names it last. */
+    if (!job->reference.enabled && strcmp(kind->needs[out->needs_count - 1], "ref_log_prob") == 0)
         out->needs_count--;
 }
 
@@ -126,8 +131,34 @@ int dray__job_queue_open(dray_context *context, const dray__job *job, dray_queue
     options.backend = job->queue.backend;
     options.backend_address = job->queue.backend_address;
     options.durability = job->queue.durability;
-    options.on_loss = DRAY_ON_LOSS_SHRINK_GROUP; /* the driver ends the run over a dead sample */
+    options.on_loss = job->queue.on_loss;
     return dray_queue_open(context, DRAY__QUEUE_NAME, &options, out, error);
+}
+
+/* Advantages are of whole groups, whatever the order. */
+static int32_t policy_of(const dray__job *job, const dray__task_kind *kind)
+{
+    if (kind->policy != DRAY_POLICY_ORDERED || job->queue.policy == DRAY_POLICY_ORDERED)
+        return kind->policy;
+    if (strcmp(kind->name, "advantage") == 0)
+        return DRAY_POLICY_GROUP;
+    bool balanced = job->queue.policy == DRAY_POLICY_TOKEN_BALANCED;
+    return balanced && strcmp(kind->name, "actor") != 0 ? DRAY_POLICY_FIFO : job->queue.policy;
+}
+
+void dray__task_claim(const dray__host *host, const dray__task_kind *kind, uint32_t rows,
+                      dray_claim_options *out)
+{
+    const dray__job *job = host->job;
+    *out = (dray_claim_options)DRAY_CLAIM_OPTIONS_INIT;
+    out->task = kind->name;
+    out->count = rows;
+    out->policy = policy_of(job, kind);
+    out->timeout_ns = host->wait_ns;
+    out->token_cap = out->policy == DRAY_POLICY_TOKEN_BALANCED ? (uint64_t)job->queue.token_cap : 0;
+    out->fresh = kind->version != NULL;
+    out->staleness = (uint32_t)job->queue.staleness;
+    out->version = kind->version ? (uint64_t)kind->version(host) : 0;
 }
 
 void dray__partition_name(const char *kind, int64_t step, char out[DRAY__PARTITION_BYTES])

@@ -21,9 +21,11 @@ typedef struct dray__task_kind {
     const char *name;
     int role;
     const char *needs[8], *writes[3]; /* ended by NULL */
-    int32_t policy;                   /* dray_policy */
+    int32_t policy;                   /* dray_policy; ordered: unless the job says otherwise */
     /* Rows to claim now; 0: none. Asked on rank 0. NULL: the task claims nothing (driver). */
     uint32_t (*count)(const dray__host *host);
+    /* The version that consumes: older samples are dropped (queue.staleness). NULL: none are. */
+    int64_t (*version)(const dray__host *host);
     /* Computes the batch's outputs, on all ranks; rank 0 sets them. The loop commits. */
     int (*run)(dray__host *host, dray_batch *batch, dray_error *error);
     /* After the commit, on all ranks; NULL: nothing to do. */
@@ -45,6 +47,10 @@ uint32_t dray__tasks_of(const dray__job *job, const dray__job_host *host,
 int dray__job_queue_open(dray_context *context, const dray__job *job, dray_queue **out,
                          dray_error *error);
 
+/* What a host claims next for the task: `rows` rows. */
+void dray__task_claim(const dray__host *host, const dray__task_kind *kind, uint32_t rows,
+                      dray_claim_options *out);
+
 /* Partitions: "step-000007" and "eval-000007". Samples carry the tag "step". */
 enum { DRAY__PARTITION_BYTES = 32 };
 void dray__partition_name(const char *kind, int64_t step, char out[DRAY__PARTITION_BYTES]);
@@ -52,7 +58,7 @@ void dray__partition_name(const char *kind, int64_t step, char out[DRAY__PARTITI
 int64_t dray__partition_step(const char *kind, const char *name);
 
 #define DRAY__TAG_STEP "step"
-#define DRAY__TAG_VERSION "version"
+#define DRAY__TAG_REFILL "refill" /* of samples that took the place of lost ones: which, from 1 */
 
 /* engine.c, trainer.c, desk.c */
 uint32_t dray__rollout_count(const dray__host *host);
@@ -62,6 +68,7 @@ int dray__eval_run(dray__host *host, dray_batch *batch, dray_error *error);
 uint32_t dray__old_log_prob_count(const dray__host *host);
 int dray__old_log_prob_run(dray__host *host, dray_batch *batch, dray_error *error);
 uint32_t dray__actor_count(const dray__host *host);
+int64_t dray__trainer_version(const dray__host *host);
 int dray__actor_run(dray__host *host, dray_batch *batch, dray_error *error);
 int dray__actor_after(dray__host *host, dray_error *error);
 uint32_t dray__reward_count(const dray__host *host);

@@ -4,7 +4,7 @@
  * The order within a step. Old log-probs must be those of the version that the step began with, so
  * the parameters stay as they are until all of them are there; until then at most the first part of
  * the actor's batch is accumulated. That also keeps the version readable for an engine that is
- * started anew in the middle of rollout. */
+ * started anew in the middle of rollout, and for samples that take the place of lost ones. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "engine/tokenizer.h"
@@ -189,8 +189,8 @@ int dray__actor_after(dray__host *host, dray_error *error)
         return DRAY_OK;
     dray__fault_at("after_commit", self->step);
     int64_t done = self->step++;
-    self->old_done = self->rows = 0;
-    self->step_due = self->written = self->finished = false;
+    self->rows = 0;
+    self->settled = self->step_due = self->written = self->finished = false;
     self->sums = (dray__step_sums){0};
     if (done % host->job->checkpoint.every != 0 && done != host->job->steps)
         return DRAY_OK;
@@ -205,17 +205,25 @@ static uint32_t batch_of(const dray__host *host)
     return (uint32_t)dray__job_batch(host->job);
 }
 
+int64_t dray__trainer_version(const dray__host *host)
+{
+    const dray__learner *self = host->state;
+    return self->step - 1;
+}
+
 uint32_t dray__old_log_prob_count(const dray__host *host)
 {
     const dray__learner *self = host->state;
-    return self->old_done < batch_of(host) ? (uint32_t)host->job->old_log_prob.micro_batch : 0;
+    return self->settled ? 0 : (uint32_t)host->job->old_log_prob.micro_batch;
 }
 
+/* After the first part: all that is left at once, to see that it is there (settle). */
 uint32_t dray__actor_count(const dray__host *host)
 {
     const dray__learner *self = host->state;
     bool first_part = self->rows < dray__learner_part(host->job);
-    return first_part || self->old_done == batch_of(host) ? dray__learner_micro(host->job) : 0;
+    return first_part || self->settled ? dray__learner_micro(host->job)
+                                       : batch_of(host) - self->rows;
 }
 
 static int check_step(const dray__host *host, const dray_batch *batch, dray_error *error)
@@ -229,11 +237,11 @@ static int check_step(const dray__host *host, const dray_batch *batch, dray_erro
     return rc;
 }
 
-/* The part that was waiting for old log-probs, if any. */
+/* The part that was waiting, if any. */
 static int step_if_due(dray__host *host, dray_error *error)
 {
     dray__learner *self = host->state;
-    if (!self->step_due || self->old_done < batch_of(host))
+    if (!self->step_due)
         return DRAY_OK;
     self->step_due = false;
     return dray__learner_step(host, error);
@@ -264,13 +272,10 @@ int dray__old_log_prob_run(dray__host *host, dray_batch *batch, dray_error *erro
             dray__ragged_column("old_log_prob", DRAY_F32, response.offsets, logprobs);
         rc = dray_batch_set(batch, &column, error);
     }
-    self->old_done += prompt.rows;
     free(logprobs);
     dray__ragged_free(&prompt);
     dray__ragged_free(&response);
-    if (!rc)
-        rc = dray__host_phase(host, "old_log_prob", self->step, begin_ns, error);
-    return rc ? rc : step_if_due(host, error);
+    return rc ? rc : dray__host_phase(host, "old_log_prob", self->step, begin_ns, error);
 }
 
 /* What the samples themselves say, before anything is learned from them. */
@@ -282,7 +287,7 @@ static int measure(dray__host *host, const dray_batch *batch, const dray__micro 
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < m->rows && !rc; i++) {
         double version = 0;
-        rc = dray_batch_tag(batch, i, DRAY__TAG_VERSION, &version, error);
+        rc = dray_batch_tag(batch, i, DRAY_TAG_VERSION, &version, error);
         double staleness = (double)(self->step - 1) - version;
         s->reward += (double)m->rewards[i];
         s->staleness += staleness;
@@ -323,29 +328,68 @@ static int keep(dray__host *host, dray__micro *micro, dray_error *error)
     return DRAY_OK;
 }
 
+static int learn(dray__host *host, const dray_batch *batch, dray__micro *whole, uint32_t at,
+                 dray_error *error)
+{
+    dray__learner *self = host->state;
+    dray__micro micro = {0};
+    uint32_t first, rows;
+    int rc = dray_batch_micro(batch, at, &first, &rows, error);
+    if (rc)
+        return rc;
+    if (rows == whole->rows) {
+        micro = *whole;
+        *whole = (dray__micro){0};
+    } else {
+        rc = dray__micro_slice(whole, first, rows, &micro, error);
+    }
+    if (!rc)
+        rc = dray__learner_accumulate(host, &micro, error);
+    if (!rc) {
+        self->rows += rows;
+        rc = keep(host, &micro, error);
+    }
+    if (rc)
+        dray__micro_free(&micro);
+    return rc;
+}
+
+/* Everything that is left of the step is ready: the parameters may change, for nobody will need an
+ * old log-prob, or the version, for a sample that takes a lost one's place. */
+static bool settle(dray__host *host, const dray_batch *batch)
+{
+    dray__learner *self = host->state;
+    bool all = !self->settled && self->rows &&
+               self->rows + dray_batch_rows(batch) == batch_of(host) &&
+               self->rows >= dray__learner_part(host->job);
+    self->settled |= all;
+    host->put_back = all; /* and now by micro-batch */
+    return all;
+}
+
 int dray__actor_run(dray__host *host, dray_batch *batch, dray_error *error)
 {
     dray__learner *self = host->state;
     int64_t begin_ns = dray_trace_now();
-    dray__micro micro = {0};
+    dray__micro whole = {0};
     int rc = check_step(host, batch, error);
-    if (!rc)
-        rc = dray__micro_read(batch, host->job->reference.enabled, &micro, error);
-    if (!rc)
-        rc = measure(host, batch, &micro, error);
-    if (!rc)
-        rc = dray__learner_accumulate(host, &micro, error);
-    if (!rc) {
-        self->rows += micro.rows;
-        self->step_due = self->rows % dray__learner_part(host->job) == 0;
-        rc = keep(host, &micro, error);
-    }
-    if (rc) {
-        dray__micro_free(&micro);
-        return rc;
-    }
-    rc = dray__host_phase(host, "actor", self->step, begin_ns, error);
+    if (!rc && settle(host, batch))
+        return DRAY_OK;
     if (!rc)
         rc = step_if_due(host, error);
-    return rc || self->rows < batch_of(host) ? rc : finish_step(host, error);
+    if (!rc)
+        rc = dray__micro_read(batch, host->job->reference.enabled, &whole, error);
+    if (!rc)
+        rc = measure(host, batch, &whole, error);
+    for (uint32_t i = 0; i < dray_batch_micros(batch) && !rc; i++)
+        rc = learn(host, batch, &whole, i, error);
+    dray__micro_free(&whole);
+    if (rc)
+        return rc;
+    self->step_due = self->rows % dray__learner_part(host->job) == 0;
+    rc = dray__host_phase(host, "actor", self->step, begin_ns, error);
+    if (rc || self->rows < batch_of(host))
+        return rc;
+    rc = step_if_due(host, error);
+    return rc ? rc : finish_step(host, error);
 }

@@ -102,13 +102,11 @@ static inline bool status_has(dray_queue *queue, const char *text)
 static inline void refill_ints(dray_queue *queue, const dray_refill *refill, int32_t value)
 {
     dray_error error;
-    int32_t values[64];
-    for (uint32_t i = 0; i < 64; i++)
-        values[i] = value;
-    dray_column_data column = int_column("prompts", values);
+    dray_column_data column = int_column("prompts", &value);
     dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
     o.partition = refill->partition;
     o.rows = refill->rows;
+    o.once_per_group = 1; /* of its one group */
     o.refill = refill->id;
     o.columns = &column;
     o.column_count = 1;

@@ -34,6 +34,7 @@ actor: {optimiser_steps: 2, micro_batch: 4, lr: 1e-3, warmup_steps: 2}
 eval: {every: 3, prompts: 12, micro_batch: 4}
 checkpoint: {every: 2, keep: 10}
 limits: {wait_seconds: 60}
+queue: {max_attempts: 8}
 """
 
 TIMES = {"tokens_per_s", "step_seconds", "seconds", "update_seconds"}

@@ -1,0 +1,198 @@
+/* Samples that take the place of lost ones (queue.on_loss: refill). A step keeps its number of
+ * samples, and its groups are of one prompt each: a group that is lost as a whole gets another
+ * prompt, as its own may be what nobody can grade; one that keeps members gets more samples of the
+ * prompt that they have. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "run/desk.h"
+#include "run/prompts.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { SLICE_MS = 500 /* between looks at whether the host has failed */ };
+
+#define OTHERS (UINT64_C(1) << 41) /* far from the prompts that steps begin with */
+
+/* Which prompt a group got. */
+typedef struct replaced {
+    uint32_t group;
+    uint64_t prompt;
+} replaced;
+
+struct dray__refiller {
+    const dray__job *job;
+    const dray__data *data;
+    dray_queue *queue; /* its own */
+    pthread_t thread;
+    atomic_bool abandoned;
+    /* Of the partition that samples were lost of last. */
+    char partition[DRAY__PARTITION_BYTES];
+    bool ours;  /* every replacement in it is known here */
+    bool first; /* so are those of the queue's first one: nobody was here before */
+    int64_t lost;
+    replaced *groups;
+    uint32_t group_count;
+};
+
+static void enter_partition(dray__refiller *self, const dray_refill *refill)
+{
+    if (strcmp(self->partition, refill->partition) == 0)
+        return;
+    /* What another instance replaced in the one that was there before, this one does not know. */
+    self->ours = self->partition[0] || self->first;
+    snprintf(self->partition, sizeof(self->partition), "%.*s", DRAY__PARTITION_BYTES - 1,
+             refill->partition);
+    self->lost = 0;
+    self->group_count = 0;
+}
+
+static const replaced *find(const dray__refiller *self, uint32_t group)
+{
+    for (uint32_t i = self->group_count; i > 0; i--)
+        if (self->groups[i - 1].group == group)
+            return &self->groups[i - 1];
+    return NULL;
+}
+
+static int remember(dray__refiller *self, uint32_t group, uint64_t prompt, dray_error *error)
+{
+    replaced *grown = realloc(self->groups, (self->group_count + 1) * sizeof(*grown));
+    if (!grown)
+        return dray__nomem(error);
+    self->groups = grown;
+    grown[self->group_count++] = (replaced){group, prompt};
+    return DRAY_OK;
+}
+
+/* false: there is none that would be right. */
+static bool choose(dray__refiller *self, const dray_refill *refill, int64_t step, uint64_t *prompt)
+{
+    bool eval = strncmp(refill->partition, "eval", 4) == 0;
+    const replaced *before = find(self, refill->group);
+    *prompt = dray__prompt_index(
+        self->job, eval ? &dray__partition_of_eval : &dray__partition_of_step, step, refill->group);
+    if (eval)
+        return true;
+    if (refill->rows == (uint32_t)self->job->rollout.samples) {
+        *prompt = OTHERS + refill->id;
+        return true;
+    }
+    if (before)
+        *prompt = before->prompt;
+    return before || self->ours;
+}
+
+static int insert(dray__refiller *self, const dray_refill *refill, const char *kind, int64_t step,
+                  uint64_t prompt, dray_error *error)
+{
+    const dray__partition_kind *of =
+        strcmp(kind, "eval") == 0 ? &dray__partition_of_eval : &dray__partition_of_step;
+    dray__prompts p;
+    int rc = dray__prompts_make(self->data, of->split, prompt, 1, &p, error);
+    if (rc)
+        return rc;
+    dray_column_data columns[2];
+    dray__prompts_columns(&p, of, columns);
+    dray_tag tags[] = {{DRAY__TAG_STEP, (double)step},
+                       {DRAY__TAG_REFILL, 1 + (double)(refill->id % 255)}};
+    dray_insert_options options = DRAY_INSERT_OPTIONS_INIT;
+    options.partition = refill->partition;
+    options.rows = refill->rows;
+    options.once_per_group = 1;
+    options.columns = columns;
+    options.column_count = 2;
+    options.tags = tags;
+    options.tag_count = 2;
+    options.refill = refill->id;
+    rc = dray_insert(self->queue, &options, NULL, error);
+    dray__prompts_free(&p);
+    return rc == DRAY_EEXIST ? DRAY_OK : rc; /* answered before, or the step is over */
+}
+
+static int answer(dray__refiller *self, const dray_refill *refill, dray_error *error)
+{
+    int64_t step = dray__partition_step("step", refill->partition);
+    const char *kind = step >= 0 ? "step" : "eval";
+    if (step < 0)
+        step = dray__partition_step("eval", refill->partition);
+    enter_partition(self, refill);
+    self->lost += refill->rows;
+    uint64_t prompt;
+    /* When as many were lost as a step has, the next ones would be, too. */
+    bool hopeless = self->lost > dray__job_batch(self->job) + self->job->eval.prompts;
+    if (hopeless || !choose(self, refill, step, &prompt))
+        return dray_refill_decline(self->queue, refill->id, error);
+    fprintf(stderr, "%s: %u samples from %u on were lost (%s: %s): replaced by prompt %llu\n",
+            refill->partition, refill->rows, refill->slot, refill->task, refill->reason,
+            (unsigned long long)prompt);
+    int rc = insert(self, refill, kind, step, prompt, error);
+    return rc ? rc : remember(self, refill->group, prompt, error);
+}
+
+static int serve(dray__refiller *self, dray_error *error)
+{
+    int rc = DRAY_OK;
+    while (!rc && !atomic_load(&self->abandoned)) {
+        dray_refill refill = DRAY_REFILL_INIT;
+        rc = dray_refill_wait(self->queue, SLICE_MS * DRAY__MILLISECOND, &refill, error);
+        if (rc == DRAY_ETIMEDOUT)
+            rc = DRAY_OK;
+        else if (!rc)
+            rc = answer(self, &refill, error);
+    }
+    return rc == DRAY_EEND ? DRAY_OK : rc;
+}
+
+static void *refiller_main(void *user)
+{
+    dray__refiller *self = user;
+    dray_error error;
+    if (serve(self, &error) && !atomic_load(&self->abandoned)) {
+        /* The step waits for samples that will not come: the process cannot go on. */
+        fprintf(stderr, "error: refill: %s\n", error.message);
+        _exit(1);
+    }
+    return NULL;
+}
+
+static void refiller_free(dray__refiller *self)
+{
+    dray_queue_close(self->queue);
+    free(self->groups);
+    free(self);
+}
+
+int dray__refiller_start(dray__host *host, const dray__data *data, dray__refiller **out,
+                         dray_error *error)
+{
+    dray__refiller *self = calloc(1, sizeof(*self));
+    if (!self)
+        return dray__nomem(error);
+    self->job = host->job;
+    self->data = data;
+    self->first = host->options.epoch == 1 && host->job->queue.durability == DRAY_DURABILITY_NONE;
+    int rc = dray__job_queue_open(host->context, host->job, &self->queue, error);
+    int problem = rc ? 0 : pthread_create(&self->thread, NULL, refiller_main, self);
+    if (problem)
+        rc = dray__fail_errno(error, problem, "refill: thread");
+    if (rc)
+        refiller_free(self);
+    else
+        *out = self;
+    return rc;
+}
+
+void dray__refiller_join(dray__refiller *self, bool now)
+{
+    if (!self)
+        return;
+    if (now)
+        atomic_store(&self->abandoned, true);
+    pthread_join(self->thread, NULL);
+    refiller_free(self);
+}
