@@ -519,9 +519,10 @@ typedef struct dray_checkpoint_options {
     const char *name;        /* of the ranks' meetings at the coordinator; NULL: "checkpoint" */
     const char *config_json; /* rank 0's, written as config.json; NULL: none */
     int64_t timeout_ns; /* how long to wait for the other ranks at each step; 0: the context's */
-    /* So many versions are kept as what changed since the whole one before them, then the next is
-     * whole again; 0: all are whole. A base stays while a delta needs it. The whole version is
-     * written first, then rank 0 compares it with the base: the others wait that long. */
+    /* So many versions are kept as what changed since the one before, then the next is whole again;
+     * 0: all are whole; at most 64. What a delta builds on stays while it needs it. The whole
+     * version is written first, then rank 0 compares it with the one before: the others wait that
+     * long. */
     uint32_t deltas;
 } dray_checkpoint_options;
 

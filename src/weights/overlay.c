@@ -1,4 +1,5 @@
-/* Reading checkpoints that are deltas on a base. The format is in overlay.h. */
+/* Reading checkpoints that are deltas on a base, which may be such a one itself: then its own
+ * changes are applied first. The format is in overlay.h. */
 #include "weights/overlay.h"
 
 #include "base/error.h"
@@ -33,6 +34,8 @@ typedef struct patch {
 struct dray__overlay {
     char base[PATH_MAX];
     uint64_t base_sum;
+    dray__overlay *inner; /* of a base that is a delta itself */
+    uint32_t levels; /* from this one inwards, those that lead from what is held to the result */
     json_t *json;
     dray_layout *changes; /* the delta's own files */
     dray_region **files;
@@ -56,9 +59,9 @@ static int load(const char *folder, json_t **out, dray_error *error)
     if (rc)
         return rc;
     const char *base = json_string_value(json_object_get(*out, "base"));
-    if (json_integer_value(json_object_get(*out, "version")) == 1 && base && base[0] &&
-        strlen(base) < 64 && base[0] != '.' && !strchr(base, '/') &&
-        json_integer_value(json_object_get(*out, "slice")) == SLICE &&
+    json_int_t version = json_integer_value(json_object_get(*out, "version"));
+    if ((version == 1 || version == 2) && base && base[0] && strlen(base) < 64 && base[0] != '.' &&
+        !strchr(base, '/') && json_integer_value(json_object_get(*out, "slice")) == SLICE &&
         json_integer_value(json_object_get(*out, "number")) > 0 &&
         json_integer_value(json_object_get(*out, "number")) < UINT32_MAX &&
         json_is_string(json_object_get(*out, "base_sum")) &&
@@ -66,9 +69,10 @@ static int load(const char *folder, json_t **out, dray_error *error)
         return DRAY_OK;
     json_decref(*out);
     *out = NULL;
-    return dray__fail(error, DRAY_EFORMAT,
-                      "%.300s: expected version 1, base, base_sum, slice %d, number and tensors",
-                      path, SLICE);
+    return dray__fail(
+        error, DRAY_EFORMAT,
+        "%.300s: expected version 1 or 2, base, base_sum, slice %d, number and tensors", path,
+        SLICE);
 }
 
 int dray__overlay_base_name(const char *folder, char out[64], uint32_t *number, dray_error *error)
@@ -290,15 +294,19 @@ static int open_base(dray__overlay *o, const char *folder, dray_layout **out, dr
     const char *slash = strrchr(folder, '/');
     snprintf(o->base, sizeof o->base, "%.*s/%s", (int)(slash - folder), folder,
              json_string_value(json_object_get(o->json, "base")));
-    int rc = dray__overlay_base_name(o->base, name, NULL, error);
-    if (!rc && name[0])
-        rc = dray__fail(error, DRAY_EFORMAT, "a delta itself, on %s", name);
-    if (!rc)
-        rc = dray_layout_safetensors(o->base, out, error);
+    uint32_t number, own = (uint32_t)json_integer_value(json_object_get(o->json, "number"));
+    bool chained = json_integer_value(json_object_get(o->json, "version")) == 2;
+    int rc = dray__overlay_base_name(o->base, name, &number, error);
+    if (!rc && name[0] && (!chained || number != own - 1 || own > DRAY__OVERLAY_CHAIN))
+        rc = dray__fail(error, DRAY_EFORMAT, "delta %u on %s, below delta %u of version %d", number,
+                        name, own, chained ? 2 : 1);
+    if (!rc) /* numbers go down: it ends */
+        rc = dray__checkpoint_layout(o->base, out, &o->inner, error);
     dray__sums sums = {0};
     uint64_t sum = 0;
     if (!rc)
-        rc = dray__stored_sums(*out, &sums, error);
+        rc = o->inner ? dray__overlay_sums(o->inner, *out, &sums, error)
+                      : dray__stored_sums(*out, &sums, error);
     if (!rc)
         rc = dray__overlay_sum_of(*out, &sums, &sum, error);
     if (!rc &&
@@ -366,6 +374,7 @@ void dray__overlay_free(dray__overlay *o)
     free(o->files);
     free(o->patches);
     dray__map_free(&o->by_name);
+    dray__overlay_free(o->inner);
     dray_layout_free(o->changes);
     json_decref(o->json);
     free(o);
@@ -376,9 +385,21 @@ const char *dray__overlay_base(const dray__overlay *o)
     return o->base;
 }
 
-uint64_t dray__overlay_base_sum(const dray__overlay *o)
+bool dray__overlay_hold(dray__overlay *o, uint64_t sum)
 {
-    return o->base_sum;
+    o->levels = 0;
+    uint32_t levels = 1;
+    for (const dray__overlay *level = o; level && sum; level = level->inner, levels++)
+        if (level->base_sum == sum) {
+            o->levels = levels;
+            return true;
+        }
+    return false;
+}
+
+uint32_t dray__overlay_levels(const dray__overlay *o)
+{
+    return o->levels;
 }
 
 int dray__overlay_sums(const dray__overlay *o, const dray_layout *layout, dray__sums *out,
@@ -397,14 +418,46 @@ int dray__overlay_sums(const dray__overlay *o, const dray_layout *layout, dray__
     return DRAY_OK;
 }
 
+int dray__overlay_result_sum(const char *path, uint64_t *out, dray_error *error)
+{
+    dray_layout *layout;
+    dray__overlay *o;
+    dray__sums sums = {0};
+    int rc = dray__checkpoint_layout(path, &layout, &o, error);
+    if (rc)
+        return rc;
+    rc = o ? dray__overlay_sums(o, layout, &sums, error) : dray__stored_sums(layout, &sums, error);
+    if (!rc)
+        rc = dray__overlay_sum_of(layout, &sums, out, error);
+    dray__sums_free(&sums);
+    dray__overlay_free(o);
+    dray_layout_free(layout);
+    return rc;
+}
+
 /* ---- what changed ---------------------------------------------------------------------------- */
+
+/* The level that is the `number`th to be applied: the innermost of them first. */
+static const dray__overlay *level_of(const dray__overlay *o, uint32_t number)
+{
+    const dray__overlay *level = o;
+    for (uint32_t i = number + 1; i < o->levels; i++)
+        level = level->inner;
+    return level;
+}
 
 dray__overlay_way dray__overlay_way_of(const dray__overlay *o, const char *tensor)
 {
-    uint32_t index;
-    if (!dray__map_get(&o->by_name, tensor, &index))
-        return DRAY__OVERLAY_FULL;
-    return o->patches[index].table ? DRAY__OVERLAY_PATCHED : DRAY__OVERLAY_SAME;
+    dray__overlay_way way = DRAY__OVERLAY_SAME;
+    for (uint32_t i = 0; i < o->levels; i++) {
+        const dray__overlay *level = level_of(o, i);
+        uint32_t index;
+        if (!dray__map_get(&level->by_name, tensor, &index))
+            return DRAY__OVERLAY_FULL;
+        if (level->patches[index].table)
+            way = DRAY__OVERLAY_PATCHED;
+    }
+    return way;
 }
 
 static int torn(const patch *p, uint64_t slice, dray_error *error)
@@ -436,31 +489,65 @@ static int each_in_slice(const patch *p, uint64_t slice, const uint8_t *data, ui
     return at == gaps ? DRAY_OK : torn(p, slice, error);
 }
 
-static int each(const patch *p, uint64_t first, uint64_t end, dray__overlay_fn fn, void *user,
-                uint64_t *bytes, dray_error *error)
+/* Where in its file the entries of some elements lie. */
+static void place_of(const patch *p, uint64_t first, uint64_t end, uint64_t *at, uint64_t *bytes)
 {
-    if (!p->table || first >= end)
-        return DRAY_OK;
+    *at = p->data[first / SLICE];
+    *bytes = p->data[(end + SLICE - 1) / SLICE] - *at;
+}
+
+static int each(const patch *p, uint64_t first, uint64_t end, const uint8_t *data,
+                dray__overlay_fn fn, void *user, dray_error *error)
+{
     uint64_t from = first / SLICE, to = (end + SLICE - 1) / SLICE;
-    size_t size = (size_t)(p->data[to] - p->data[from]);
-    uint8_t *data = malloc(size + 1);
-    int rc = data ? DRAY_OK : dray__nomem(error);
-    if (!rc && dray__read_at(p->file->fd, data, size, (off_t)p->data[from]))
-        rc = dray__fail_errno(error, errno, "%.300s", p->file->name);
+    int rc = DRAY_OK;
     for (uint64_t s = from; s < to && !rc; s++)
         rc = each_in_slice(p, s, data + (p->data[s] - p->data[from]), first, end, fn, user, error);
-    *bytes += size;
+    return rc;
+}
+
+static int read_each(const patch *p, uint64_t first, uint64_t end, dray__overlay_fn fn, void *user,
+                     dray_error *error)
+{
+    uint64_t at, size;
+    if (!p->table || first >= end)
+        return DRAY_OK;
+    place_of(p, first, end, &at, &size);
+    uint8_t *data = malloc((size_t)size + 1);
+    int rc = data ? DRAY_OK : dray__nomem(error);
+    if (!rc && dray__read_at(p->file->fd, data, (size_t)size, (off_t)at))
+        rc = dray__fail_errno(error, errno, "%.300s", p->file->name);
+    if (!rc)
+        rc = each(p, first, end, data, fn, user, error);
     free(data);
     return rc;
 }
 
-int dray__overlay_each(const dray__overlay *o, const char *tensor, uint64_t first, uint64_t end,
-                       dray__overlay_fn fn, void *user, uint64_t *bytes, dray_error *error)
+static const patch *patch_of(const dray__overlay *o, uint32_t level, const char *tensor)
 {
+    const dray__overlay *of = level_of(o, level);
     uint32_t index;
-    if (!dray__map_get(&o->by_name, tensor, &index))
-        return DRAY_OK;
-    return each(&o->patches[index], first, end, fn, user, bytes, error);
+    return dray__map_get(&of->by_name, tensor, &index) && of->patches[index].table
+               ? &of->patches[index]
+               : NULL;
+}
+
+const dray_region *dray__overlay_place(const dray__overlay *o, uint32_t level, const char *tensor,
+                                       uint64_t first, uint64_t end, uint64_t *at, uint64_t *bytes)
+{
+    const patch *p = first < end ? patch_of(o, level, tensor) : NULL;
+    *at = *bytes = 0;
+    if (!p)
+        return NULL;
+    place_of(p, first, end, at, bytes);
+    return *bytes ? p->file : NULL;
+}
+
+int dray__overlay_each(const dray__overlay *o, uint32_t level, const char *tensor, uint64_t first,
+                       uint64_t end, const uint8_t *data, dray__overlay_fn fn, void *user,
+                       dray_error *error)
+{
+    return each(patch_of(o, level, tensor), first, end, data, fn, user, error);
 }
 
 /* ---- ranges of the base's files -------------------------------------------------------------- */
@@ -485,7 +572,10 @@ static int patch_range(const void *user, uint32_t index, void *data, uint64_t of
                        uint64_t bytes, dray_error *error)
 {
     const dray__overlay *o = user;
-    uint64_t end = offset + bytes, read = 0;
+    uint64_t end = offset + bytes;
+    int inner = o->inner ? patch_range(o->inner, index, data, offset, bytes, error) : DRAY_OK;
+    if (inner)
+        return inner;
     uint32_t low = 0, high = o->count;
     while (low < high) { /* the first that ends behind the range's beginning */
         uint32_t middle = (low + high) / 2;
@@ -499,8 +589,8 @@ static int patch_range(const void *user, uint32_t index, void *data, uint64_t of
         const patch *p = &o->patches[low];
         uint64_t last = (end - p->at + p->size - 1) / p->size;
         range r = {data, offset, end, p};
-        int rc = each(p, offset > p->at ? (offset - p->at) / p->size : 0,
-                      last < p->elements ? last : p->elements, put, &r, &read, error);
+        int rc = read_each(p, offset > p->at ? (offset - p->at) / p->size : 0,
+                           last < p->elements ? last : p->elements, put, &r, error);
         if (rc)
             return rc;
     }

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/io.h"
+#include "memory/region.h"
 #include "model/layout.h"
 
 #include <errno.h>
@@ -27,6 +28,7 @@ typedef struct change {
 typedef struct writing {
     const char *folder;
     const dray_layout *files, *base;
+    dray__overlay *overlay; /* of the base; NULL: it is whole */
     dray_region *const *opened;
     dray_region **old;
     change *changes; /* by tensor of the new files */
@@ -38,9 +40,10 @@ typedef struct writing {
 static int read_range(const dray_region *file, void *data, uint64_t bytes, uint64_t at,
                       dray_error *error)
 {
-    return dray__read_at(dray_region_fd(file), data, (size_t)bytes, (off_t)at)
-               ? dray__fail_errno(error, errno, "%.300s", dray_region_name(file))
-               : DRAY_OK;
+    if (dray__read_at(dray_region_fd(file), data, (size_t)bytes, (off_t)at))
+        return dray__fail_errno(error, errno, "%.300s", dray_region_name(file));
+    return file->patch ? file->patch(file->patch_user, file->patch_index, data, at, bytes, error)
+                       : DRAY_OK;
 }
 
 /* Gaps and values of a slice, at w->out. */
@@ -245,9 +248,9 @@ static int write_json(const writing *w, const char *base, uint32_t number, uint6
     char path[PATH_MAX], text[32];
     snprintf(text, sizeof text, "%016" PRIx64, base_sum);
     json_t *tensors = json_object();
-    json_t *json =
-        json_pack("{s:i, s:s, s:s, s:i, s:I}", "version", 1, "base", strrchr(base, '/') + 1,
-                  "base_sum", text, "slice", SLICE, "number", (json_int_t)number);
+    json_t *json = json_pack("{s:i, s:s, s:s, s:i, s:I}", "version", w->overlay ? 2 : 1, "base",
+                             strrchr(base, '/') + 1, "base_sum", text, "slice", SLICE, "number",
+                             (json_int_t)number);
     for (uint32_t t = 0; t < dray_layout_tensor_count(w->files); t++) {
         const char *name = dray_layout_tensor(w->files, t)->name;
         const dray__named_sum *sum = dray__sums_find(sums, name);
@@ -285,7 +288,7 @@ static int compare_all(writing *w, dray_error *error)
     w->out = malloc(ROOM);
     if (!w->changes || !w->old || !w->was || !w->is || !w->values || !w->out)
         return dray__nomem(error);
-    int rc = dray_regions_for_layout(w->base, 0, w->old, error);
+    int rc = dray__overlay_regions(w->overlay, w->base, w->old, error);
     for (uint32_t t = 0; t < dray_layout_tensor_count(w->files) && !rc; t++)
         rc = compare_tensor(w, t, error);
     return rc;
@@ -309,15 +312,18 @@ int dray__overlay_write(const char *folder, const char *base, uint32_t number,
                         const dray__sums *sums, dray_error *error)
 {
     dray_layout *old;
-    dray__sums stored = {0};
+    dray__overlay *overlay;
     uint64_t base_sum = 0;
-    int rc = dray_layout_safetensors(base, &old, error);
+    int rc = dray__checkpoint_layout(base, &old, &overlay, error);
     if (rc)
         return rc;
-    writing w = {.folder = folder, .files = files, .base = old, .opened = opened, .spool = -1};
-    rc = dray__stored_sums(old, &stored, error);
-    if (!rc)
-        rc = dray__overlay_sum_of(old, &stored, &base_sum, error);
+    writing w = {.folder = folder,
+                 .files = files,
+                 .base = old,
+                 .overlay = overlay,
+                 .opened = opened,
+                 .spool = -1};
+    rc = dray__overlay_result_sum(base, &base_sum, error);
     if (!rc)
         rc = compare_all(&w, error);
     if (!rc)
@@ -325,7 +331,7 @@ int dray__overlay_write(const char *folder, const char *base, uint32_t number,
     if (!rc)
         rc = write_json(&w, base, number, base_sum, sums, error);
     end(&w);
-    dray__sums_free(&stored);
+    dray__overlay_free(overlay);
     dray_layout_free(old);
     return rc;
 }

@@ -204,15 +204,30 @@ static bool stays(const save *s, const step *steps, size_t count, size_t i)
            (!s->options.keep || count - i < s->options.keep);
 }
 
-/* Is it the base of the new one, or of one that stays? One that cannot be read needs nothing. */
+/* Does a step build on another one, itself or through its bases? One that cannot be read does not.
+ */
+static bool builds_on(const save *s, const char *name, const char *other)
+{
+    char at[64];
+    snprintf(at, sizeof at, "%.63s", name);
+    for (uint32_t i = 0; i <= DRAY__OVERLAY_CHAIN; i++) {
+        char base[64];
+        if (base_of(s->folder, at, base, NULL, NULL) || !base[0])
+            return false;
+        if (strcmp(base, other) == 0)
+            return true;
+        snprintf(at, sizeof at, "%s", base);
+    }
+    return false;
+}
+
+/* Do the new one, or one that stays, need it? */
 static bool needed(const save *s, const step *steps, size_t count, size_t at)
 {
-    bool is = strcmp(s->base, steps[at].name) == 0;
-    for (size_t i = 0; i < count && !is; i++) {
-        char base[64];
-        if (stays(s, steps, count, i) && !base_of(s->folder, steps[i].name, base, NULL, NULL))
-            is = strcmp(base, steps[at].name) == 0;
-    }
+    bool is = strcmp(s->base, steps[at].name) == 0 ||
+              (s->base[0] && builds_on(s, s->base, steps[at].name));
+    for (size_t i = 0; i < count && !is; i++)
+        is = stays(s, steps, count, i) && builds_on(s, steps[i].name, steps[at].name);
     return is;
 }
 
@@ -220,41 +235,34 @@ static bool needed(const save *s, const step *steps, size_t count, size_t at)
 static int has_sums(const save *s, const char *name, bool *out, dray_error *error)
 {
     char path[PATH_MAX];
-    dray_layout *layout;
-    dray__sums sums = {0};
     uint64_t sum = 0;
-    snprintf(path, sizeof path, "%s/%.64s", s->folder, name);
-    int rc = dray_layout_safetensors(path, &layout, error);
-    if (rc)
-        return rc;
-    rc = dray__stored_sums(layout, &sums, error);
-    if (!rc)
-        rc = dray__overlay_sum_of(layout, &sums, &sum, error);
+    snprintf(path, sizeof path, "%.*s/%.64s", PATH_MAX - PATH_ROOM, s->folder, name);
+    int rc = dray__overlay_result_sum(path, &sum, error);
     *out = sum != 0;
-    dray__sums_free(&sums);
-    dray_layout_free(layout);
     return rc;
 }
 
-/* The newest step, or what that is a delta on, unless as many deltas as may be follow it. */
+/* The newest step but the one that is replaced, unless as many deltas as may be end with it. */
 static int choose_base(save *s, const step *steps, size_t count, dray_error *error)
 {
     char base[64];
     uint32_t number = 0;
     bool sums = false;
+    const char *replaced = "";
+    for (size_t i = 0; i < count; i++)
+        if (steps[i].version == s->options.version)
+            replaced = steps[i].name;
+    while (count && steps[count - 1].version == s->options.version)
+        count--;
     if (!s->options.deltas || !count)
         return DRAY_OK;
-    int rc = base_of(s->folder, steps[count - 1].name, base, &number, error);
-    if (rc || number >= s->options.deltas)
+    const char *newest = steps[count - 1].name;
+    int rc = base_of(s->folder, newest, base, &number, error);
+    if (rc || number >= s->options.deltas || builds_on(s, newest, replaced))
         return rc;
-    const char *wanted = number ? base : steps[count - 1].name;
-    for (size_t i = 0; i < count && !rc; i++) {
-        if (strcmp(steps[i].name, wanted) != 0 || steps[i].version == s->options.version)
-            continue;
-        rc = has_sums(s, wanted, &sums, error);
-        if (!rc && sums)
-            snprintf(s->base, sizeof s->base, "%s", wanted);
-    }
+    rc = has_sums(s, newest, &sums, error);
+    if (!rc && sums)
+        snprintf(s->base, sizeof s->base, "%s", newest);
     s->number = number + 1;
     return rc;
 }
@@ -637,6 +645,9 @@ static int check(save *s, const char *directory, dray_error *error)
             "rank %" PRIu32 " of %" PRIu32 "%s, timeout %lld: a rank below the world, "
             "a context for more than one, and a timeout expected",
             o->rank, o->world, s->context ? "" : " without a context", (long long)o->timeout_ns);
+    if (o->deltas > DRAY__OVERLAY_CHAIN)
+        return dray__fail(error, DRAY_EINVALID, "deltas %" PRIu32 ": at most %d expected",
+                          o->deltas, DRAY__OVERLAY_CHAIN);
     for (uint32_t i = 0; i < dray_layout_region_count(s->layout); i++)
         if (dray_region_get_kind(s->regions[i]) == DRAY_REGION_FILE)
             return dray__fail(error, DRAY_EUNSUPPORTED, "region %s: memory expected, not a file",

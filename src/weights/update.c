@@ -342,7 +342,7 @@ static int open_haul(dray_subscriber *s, dray_error *error)
         .version = s->report.version,
         .has_disk_base = s->held_disk && !s->load && s->purpose == DRAY__UPDATE &&
                          s->source == DRAY__FROM_DISK && s->sources->sources[0].overlay &&
-                         dray__overlay_base_sum(s->sources->sources[0].overlay) == s->held_disk};
+                         dray__overlay_hold(s->sources->sources[0].overlay, s->held_disk)};
     dray__local_share(s->token, NULL); /* what the last update brought is about to change */
     int rc = dray__haul_open(s->sources, &s->target, &options, &s->haul, error);
     dray__local_began(s->token, options.run);

@@ -73,7 +73,7 @@ def rebuild(path):
         return own
     with open(os.path.join(path, "delta.json")) as f:
         said = json.load(f)
-    base = load_file(os.path.join(os.path.dirname(path), said["base"], "model.safetensors"))
+    base = rebuild(os.path.join(os.path.dirname(path), said["base"]))
     result = {}
     for name in said["tensors"]:
         if name in own:
@@ -145,6 +145,10 @@ def forge(root, path, state, base):
         (lambda: edit("base_sum", "0" * 16), os.path.basename(base)),
         (lambda: edit("tensors", {"nowhere": "0" * 16}), "nowhere"),
         (lambda: shutil.rmtree(base), os.path.basename(base)),
+        (lambda: shutil.rmtree(os.path.join(root, "step-000001")), "step-000001"),
+        (lambda: edit("version", 1), "delta"),
+        (lambda: edit("number", 2), "delta"),
+        (lambda: edit("base", os.path.basename(path)), "delta"),
     ]
     kept = root + ".kept"
     shutil.copytree(root, kept, symlinks=True)
@@ -161,7 +165,7 @@ def main(root):
     state = {"t.%d" % i: rng.integers(0, 256, int(np.prod(s)) * np.dtype(d).itemsize, np.uint8)
              .view(d).reshape(s)
              for i, (d, s) in enumerate((d, s) for d in DTYPES.values() for s in shapes)}
-    for version in range(1, 6):
+    for version in range(1, 8):
         save(root, state, version, deltas=3, keep=2)
         path = os.path.join(root, "step-%06d" % version)
         assert os.path.exists(os.path.join(path, "delta.json")) == (version not in (1, 5)), version
@@ -169,8 +173,9 @@ def main(root):
         for name, array in state.items():
             assert held[name] == array.tobytes() == built[name].tobytes(), (version, name)
         there = sorted(name for name in os.listdir(root) if name.startswith("step-"))
-        assert there == ["step-%06d" % v for v in {1: [1], 2: [1, 2], 3: [1, 2, 3], 4: [1, 3, 4],
-                                                   5: [1, 4, 5]}[version]], there
+        assert there == ["step-%06d" % v for v in {1: [1], 2: [1, 2], 3: [1, 2, 3], 4: [1, 2, 3, 4],
+                                                   5: [1, 2, 3, 4, 5], 6: [5, 6],
+                                                   7: [5, 6, 7]}[version]], there
         if "DRAY_PROGRAM" in os.environ:
             subprocess.run([os.environ["DRAY_PROGRAM"], "verify", path], check=True,
                            stdout=subprocess.DEVNULL)
@@ -178,7 +183,7 @@ def main(root):
                                   stdout=subprocess.PIPE).stdout.decode()
             assert ("a delta on " in text) == (version not in (1, 5)), text
         if version == 4:
-            forge(root, path, state, os.path.join(root, "step-000001"))
+            forge(root, path, state, os.path.join(root, "step-000003"))
         state = {name: change(array, rng.choice([0, 0.001, 0.01, 0.1, 1]))
                  for name, array in state.items()}
         state["t.6"] = change(state["t.6"], 0.01)

@@ -73,16 +73,19 @@ static int update(engine *e, uint64_t version, dray_update_report *report, dray_
     return dray_update_weights(e->subscriber, &options, report, said);
 }
 
-static void must_update(engine *e, uint64_t version, bool by_delta, bool same)
+/* levels: so many deltas lead from what is held to the version; 0: it is read in full. */
+static void must_update(engine *e, uint64_t version, uint64_t levels, bool same)
 {
     dray_update_report report;
+    bool by_delta = levels > 0;
     MUST(update(e, version, &report, error));
     CHECK((report.delta_covered_bytes > 0) == (by_delta && same));
     if (by_delta && same) {
         CHECK(report.delta_covered_bytes * 10 >= report.bytes * 9); /* but for replicas */
         /* Of columns, each rank reads the whole rows' entries. */
         uint64_t all = report.delta_covered_bytes * ENGINES;
-        CHECK(report.delta_bytes * 100 <= all * 3 * (version - 1));
+        CHECK(report.delta_bytes * 100 <= all * 3 * levels);
+        CHECK(report.delta_bytes * 1000 >= report.delta_covered_bytes * 12 * levels);
     }
     CHECK(engine_wrong(e, version) == 0);
     MUST(dray_subscriber_verify(e->subscriber, error));
@@ -100,20 +103,21 @@ static void run_engine(void *user)
     dray_model_config config = config_of();
     bool same = s->dtype == DRAY_BF16;
     engine_open(&e, f.unix_address, &config, DRAY_BF16, s->dtype, "engine", s->rank, ENGINES);
-    must_update(&e, 2, false, same); /* holds nothing */
-    must_update(&e, 1, false, same);
-    must_update(&e, 2, true, same);
-    must_update(&e, 3, false, same); /* holds 2, which is not the base */
-    must_update(&e, 4, false, same);
-    must_update(&e, 1, false, same);
-    must_update(&e, 3, true, same);
-    must_update(&e, 1, false, same);
+    must_update(&e, 2, 0, same); /* holds nothing */
+    must_update(&e, 1, 0, same); /* an older one */
+    must_update(&e, 2, 1, same);
+    must_update(&e, 3, 1, same); /* holds 2: the newer delta alone */
+    must_update(&e, 2, 0, same);
+    must_update(&e, 4, 0, same); /* whole */
+    must_update(&e, 1, 0, same);
+    must_update(&e, 3, 2, same); /* missed 2 */
+    must_update(&e, 1, 0, same);
     if (same) { /* a base in memory that is not what it was */
         dray_update_report report;
         dray_error why = {0};
         ((uint8_t *)dray_region_base(e.region[0]))[dray_layout_block(e.layout, 0)->offset] ^= 4;
         CHECK(update(&e, 2, &report, &why) == DRAY_ETORN);
-        must_update(&e, 2, false, same); /* in full */
+        must_update(&e, 2, 0, same); /* in full */
     }
     engine_close(&e);
 }
