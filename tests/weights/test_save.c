@@ -50,6 +50,8 @@ static int count_entries(const char *prefix)
     return count;
 }
 
+static uint32_t deltas; /* of all saves */
+
 /* A rank's save of `version`, which is also the seed of its values. */
 static int save(dray_context *context, uint32_t rank, uint32_t world, uint64_t version,
                 uint32_t keep, dray_error *said)
@@ -62,6 +64,7 @@ static int save(dray_context *context, uint32_t rank, uint32_t world, uint64_t v
     options.rank = rank;
     options.world = world;
     options.config_json = "{}";
+    options.deltas = deltas;
     options.timeout_ns = patience;
     MUST(dray_layout_fsdp(&config, DRAY_F32, rank, world, DRAY_REGION_HOST, &layout, error));
     MUST(dray_regions_for_layout(layout, 1, &region, error));
@@ -285,6 +288,48 @@ static void test_killed_writers(void **state)
     assert_int_equal(count_entries("step-"), 2);
 }
 
+/* The same of versions that are kept as what changed, in a chain of three. */
+static void test_killed_writers_of_deltas(void **state)
+{
+    (void)state;
+    static const char *const steps[] = {"save written", "save named"};
+    dray_error said;
+    deltas = 3;
+    fixture_fork(&f, NULL);
+    patience = 2 * DRAY__SECOND;
+    uint64_t version = 1;
+    for (; version <= 3; version++) { /* a whole one, and two deltas on it */
+        save_together(version, RANKS, NULL, 0, DRAY_OK);
+        assert_int_equal(read_newest(false, &said), version);
+    }
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        save_together(version, 0, steps[i], 0, 1);
+        uint64_t found = read_newest(false, &said);
+        assert_true(found == version - 1 || (found == version && i == 1));
+    }
+    patience = 60 * DRAY__SECOND;
+    save_together(5, RANKS, NULL, 0, DRAY_OK);
+    assert_int_equal(read_newest(false, &said), 5);
+    fixture_stop(&f);
+    uint64_t newest = 5;
+    for (int round = 0; round < 8 * fixture_scale(); round++) {
+        uint64_t first = newest + 1;
+        pid_t writer = spawn(write_on_and_on, &first);
+        usleep((useconds_t)(mix((uint64_t)round + (uint64_t)getpid()) % 60000));
+        uint64_t found = read_newest(true, &said);
+        assert_true(found == 0 || found >= newest);
+        kill(writer, SIGKILL);
+        waitpid(writer, NULL, 0);
+        found = read_newest(false, &said);
+        assert_true(found >= newest);
+        newest = found;
+    }
+    MUST(save(NULL, 0, 1, newest + 1, 2, error));
+    assert_int_equal(count_entries("."), 2);
+    assert_true(count_entries("step-") <= 2 + 3);
+    deltas = 0;
+}
+
 /* ---- bad disks ------------------------------------------------------------------------------- */
 
 static int failing_reads(void *user, const dray__io *io)
@@ -336,6 +381,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_versions_and_retention, start, stop),
         cmocka_unit_test_setup_teardown(test_ranks_write_together, start, stop),
         cmocka_unit_test_setup_teardown(test_killed_writers, start, stop),
+        cmocka_unit_test_setup_teardown(test_killed_writers_of_deltas, start, stop),
         cmocka_unit_test_setup_teardown(test_bad_disks, start, stop),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
