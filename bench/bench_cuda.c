@@ -53,8 +53,10 @@ static void fill(CUdeviceptr to, uint64_t bytes, uint64_t seed)
         x ^= x << 13, x ^= x >> 7, x ^= x << 17;
         random[i] = x & 0xBFFFBFFFBFFFBFFFu; /* no infinity in any form */
     }
-    for (uint64_t i = 0; i < bytes; i += PART)
-        cuda(at.cuda->cuMemcpyHtoD(to + i, random, bytes - i < PART ? bytes - i : PART));
+    uint64_t first = bytes < PART ? bytes : PART;
+    cuda(at.cuda->cuMemcpyHtoD(to, random, first));
+    for (uint64_t i = first; i < bytes; i += PART)
+        cuda(at.cuda->cuMemcpyDtoD(to + i, to, bytes - i < PART ? bytes - i : PART));
     free(random);
 }
 
@@ -297,10 +299,10 @@ static void batches(int gpu, CUdeviceptr from, CUdeviceptr to, double limit)
     }
 }
 
-/* GPUs [0, takers) each take from all of [first, at.count) but themselves: equal shares, in runs of
- * `row` bytes, by kernel or engines. */
-static void many(int takers, int first, int64_t size, const dray__cuda_job_options *options,
-                 const char *what, double limit)
+/* GPUs [0, takers) each take from (or give to: push) all of [first, at.count) but themselves: equal
+ * shares, in rows of `size` bytes. */
+static void many(int takers, int first, int64_t size, bool push,
+                 const dray__cuda_job_options *options, const char *what, double limit)
 {
     char how[64];
     work w = {0};
@@ -313,8 +315,9 @@ static void many(int takers, int first, int64_t size, const dray__cuda_job_optio
         for (int s = first; s < at.count; s++) {
             if (s == g)
                 continue;
+            const one *from = &at.gpus[push ? g : s], *to = &at.gpus[push ? s : g];
             at.items[items] =
-                rows(at.gpus[s].from + (uint64_t)g * 4096, at.gpus[g].to + (uint64_t)lane * share,
+                rows(from->from + (uint64_t)g * 4096, to->to + (uint64_t)(push ? g : lane) * share,
                      share, size, options == &by_engine);
             at.items[items++].lane = (uint32_t)lane++;
         }
@@ -340,15 +343,18 @@ int main(int argc, char **argv)
         bench_die(at.b, "out of memory");
     open_gpus();
     const one *a = &at.gpus[0], *b = &at.gpus[at.count > 1];
-    double local = limit_of(0, a->from, a->to);
-    row("copy engine", "on one GPU", local, 0, 0);
-    widths(0, a->from, a->to, "on one GPU", local);
-    summed(0, a->from, a->to, "on one GPU", local);
-    converted(0, a->from, a->to, "on one GPU", local);
-    quantised(0, a->from, a->to, "on one GPU", local);
-    sums_alone();
-    if (at.count > 1) {
-        double link = limit_of(0, b->from, a->to);
+    const char *only = getenv("DRAY_BENCH_ONLY"); /* "one", "pair", "many" */
+    if (!only || strcmp(only, "one") == 0) {
+        double local = limit_of(0, a->from, a->to);
+        row("copy engine", "on one GPU", local, 0, 0);
+        widths(0, a->from, a->to, "on one GPU", local);
+        summed(0, a->from, a->to, "on one GPU", local);
+        converted(0, a->from, a->to, "on one GPU", local);
+        quantised(0, a->from, a->to, "on one GPU", local);
+        sums_alone();
+    }
+    double link = at.count > 1 ? limit_of(0, b->from, a->to) : 0;
+    if (at.count > 1 && (!only || strcmp(only, "pair") == 0)) {
         row("copy engine", "from another GPU", link, 0, 0);
         row("copy engine", "to another GPU", limit_of(0, a->from, b->to), 0, 0);
         widths(0, b->from, a->to, "pulled", link);
@@ -359,16 +365,21 @@ int main(int argc, char **argv)
         converted(0, a->from, b->to, "pushed", link);
         quantised(0, a->from, b->to, "pushed", link);
         batches(0, b->from, a->to, link);
+    }
+    if (at.count > 1 && (!only || strcmp(only, "many") == 0)) {
         dray__cuda_job_options all = {.engine_bytes = UINT64_MAX, .sums = 7};
         int half = at.count / 2;
-        many(half, half, 384, &by_kernel, "half from half", link);
-        many(half, half, 16384, &by_kernel, "half from half", link);
-        many(half, half, 16384, &all, "half from half", link);
-        many(half, half, 16384, &by_engine, "half from half, engines", link);
-        many(at.count, 0, 384, &by_kernel, "all from all", link);
-        many(at.count, 0, 16384, &by_kernel, "all from all", link);
-        many(at.count, 0, 16384, &all, "all from all", link);
-        many(at.count, 0, 16384, &by_engine, "all from all, engines", link);
+        many(half, half, 384, false, &by_kernel, "half from half", link);
+        many(half, half, 16384, false, &by_kernel, "half from half", link);
+        many(half, half, 16384, false, &all, "half from half", link);
+        many(half, half, 16384, true, &by_kernel, "half to half", link);
+        many(half, half, 16384, false, &by_engine, "half from half, engines", link);
+        many(at.count, 0, 384, false, &by_kernel, "all from all", link);
+        many(at.count, 0, 16384, false, &by_kernel, "all from all", link);
+        many(at.count, 0, 16384, false, &all, "all from all", link);
+        many(at.count, 0, 384, true, &by_kernel, "all to all", link);
+        many(at.count, 0, 16384, true, &by_kernel, "all to all", link);
+        many(at.count, 0, 16384, false, &by_engine, "all from all, engines", link);
     }
     free(at.items);
     dray_layout_free(at.layout);

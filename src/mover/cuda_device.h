@@ -15,7 +15,8 @@ enum { SOURCE = 1, WRITTEN = 2, BACK = 4, SCALES = 8 }; /* of dray__gpu_launch.w
 
 #if defined(__CUDACC__)
 
-#define KERNEL extern "C" __global__ void __launch_bounds__(DRAY__GPU_THREADS, 2)
+/* blocks: that are to fit one multiprocessor, which decides how many registers a thread has. */
+#define KERNEL(blocks) extern "C" __global__ void __launch_bounds__(DRAY__GPU_THREADS, blocks)
 #define LAUNCH const __grid_constant__ dray__gpu_launch
 #define INLINE static __device__ __forceinline__
 #define SHARED __shared__
@@ -42,6 +43,24 @@ INLINE void get8(u64 at, u32 *v)
                  : "=r"(v[0]), "=r"(v[1])
                  : "l"(at));
 }
+INLINE u32 get4(u64 at)
+{
+    u32 v;
+    asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(at));
+    return v;
+}
+INLINE u32 get2(u64 at)
+{
+    uint16_t v;
+    asm volatile("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(v) : "l"(at));
+    return v;
+}
+INLINE u32 get1(u64 at)
+{
+    u32 v;
+    asm volatile("ld.global.L1::no_allocate.u8 %0, [%1];" : "=r"(v) : "l"(at));
+    return v;
+}
 INLINE void back16(u64 at, u32 *v)
 {
     asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -67,13 +86,34 @@ INLINE void put8(u64 at, const u32 *v)
 /* Of all threads of a warp, which all come here; the first has it. */
 INLINE u64 warp_sum(u64 value)
 {
-    UNROLL for (int i = 16; i > 0; i /= 2) value += __shfl_down_sync(0xFFFFFFFF, value, i);
+    UNROLL
+    for (int i = 16; i > 0; i /= 2)
+        value += __shfl_down_sync(0xFFFFFFFF, value, i);
     return value;
 }
 INLINE u32 warp_most(u32 value)
 {
     return __reduce_max_sync(0xFFFFFFFF, value);
 }
+#define MOST_OF_HALVES(a, b) __vmaxu2(a, b)
+#if __CUDA_ARCH__ >= 890
+/* Two at once: to nearest even, what is too large becomes 448, a NaN 0x7F. */
+#define HAS_E4M3
+INLINE u32 pair_to_e4m3(float low, float high)
+{
+    uint16_t pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+INLINE void pair_of_e4m3(u32 pair, u32 *low, u32 *high)
+{
+    u32 halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)pair));
+    asm("{.reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
+        : "=r"(*low), "=r"(*high)
+        : "r"(halves));
+}
+#endif
 #define WARP 32
 #define ADD_TO(p, value) atomicAdd((unsigned long long *)(p), (unsigned long long)(value))
 #define MOST_TO(p, value) atomicMax((p), (value))
@@ -86,7 +126,7 @@ INLINE u32 warp_most(u32 value)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 
-#define KERNEL void
+#define KERNEL(blocks) void
 #define LAUNCH dray__gpu_launch
 #define INLINE static inline
 #define SHARED static _Thread_local
@@ -109,6 +149,9 @@ INLINE void get8(u64 at, u32 *v)
     memcpy(v, (const void *)at, 8);
 }
 #define back16 get16
+#define get4(at) (*(const u32 *)(at))
+#define get2(at) ((u32) * (const uint16_t *)(at))
+#define get1(at) ((u32) * (const uint8_t *)(at))
 INLINE void put16(u64 at, const u32 *v)
 {
     memcpy((void *)at, v, 16);
@@ -142,6 +185,11 @@ INLINE double BITS_DOUBLE(u64 bits)
     memcpy(&d, &bits, sizeof d);
     return d;
 }
+INLINE u32 MOST_OF_HALVES(u32 a, u32 b)
+{
+    u32 low = (a & 0xFFFF) > (b & 0xFFFF) ? a & 0xFFFF : b & 0xFFFF;
+    return low | (a >> 16 > b >> 16 ? a >> 16 : b >> 16) << 16;
+}
 #define warp_sum(value) (value)
 #define warp_most(value) (value)
 #define WARP 1
@@ -172,11 +220,11 @@ INLINE words load(u64 at, u32 bytes)
     else if (bytes == 8)
         get8(at, w.v);
     else if (bytes == 4)
-        w.v[0] = AT(const u32, at);
+        w.v[0] = get4(at);
     else if (bytes == 2)
-        w.v[0] = AT(const uint16_t, at);
+        w.v[0] = get2(at);
     else
-        w.v[0] = AT(const uint8_t, at);
+        w.v[0] = get1(at);
     return w;
 }
 
@@ -209,7 +257,7 @@ INLINE u64 load_element(u64 at, u32 size)
     u64 bits = 0;
     if (at % size != 0) {
         for (u32 i = 0; i < size; i++)
-            bits |= (u64)AT(const uint8_t, at + i) << (8 * i);
+            bits |= (u64)get1(at + i) << (8 * i);
         return bits;
     }
     words w = load(at, size);
@@ -371,7 +419,7 @@ INLINE u64 convert(u64 bits, u32 from, u32 to)
     return to == F64 ? double_of(f) : narrow(f, to);
 }
 
-/* Eight elements beside each other, or one. */
+/* Eight or four elements beside each other, or one. */
 typedef struct group {
     u32 v[8];
 } group;
@@ -381,11 +429,11 @@ INLINE group load_group(u64 at, u32 size, u32 elements)
     group g = {{0, 0, 0, 0, 0, 0, 0, 0}};
     if (elements == 1) {
         g.v[0] = (u32)load_element(at, size);
-    } else if (size == 1) {
+    } else if (elements * size == 8) {
         get8(at, g.v);
     } else {
         get16(at, g.v);
-        if (size == 4)
+        if (elements * size == 32)
             get16(at + 16, g.v + 4);
     }
     return g;
@@ -394,10 +442,10 @@ INLINE group load_group(u64 at, u32 size, u32 elements)
 INLINE group load_group_back(u64 at, u32 size, u32 elements)
 {
     group g = {{0, 0, 0, 0, 0, 0, 0, 0}};
-    if (elements == 1 || size == 1)
+    if (elements == 1 || elements * size == 8)
         return load_group(at, size, elements);
     back16(at, g.v);
-    if (size == 4)
+    if (elements * size == 32)
         back16(at + 16, g.v + 4);
     return g;
 }
@@ -406,11 +454,11 @@ INLINE void store_group(u64 at, const group *g, u32 size, u32 elements)
 {
     if (elements == 1) {
         store_element(at, g->v[0], size);
-    } else if (size == 1) {
+    } else if (elements * size == 8) {
         put8(at, g->v);
     } else {
         put16(at, g->v);
-        if (size == 4)
+        if (elements * size == 32)
             put16(at + 16, g->v + 4);
     }
 }
@@ -436,7 +484,10 @@ INLINE void place(group *g, u32 i, u32 bits, u32 size)
 INLINE u64 group_sum(const group *g, const u32 *factors, u32 size, u32 elements)
 {
     u64 sum = 0;
-    UNROLL for (u32 i = 0; i < 8; i++) if (i < elements) sum += (u64)factors[i] * pick(g, i, size);
+    UNROLL
+    for (u32 i = 0; i < 8; i++)
+        if (i < elements)
+            sum += (u64)factors[i] * pick(g, i, size);
     return sum;
 }
 

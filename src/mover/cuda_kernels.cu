@@ -10,7 +10,7 @@
 
 /* Loads under way in a thread before the first of them is used. */
 #define BATCH 8
-#define CAST_BATCH 4
+#define STRIP_BATCH 8
 #define LINE_BATCH 4
 
 /* ---- tiles of pieces --------------------------------------------------------------------------
@@ -90,8 +90,8 @@ INLINE u64 word_sum(const words *w, const u32 *factors, u32 bytes, u32 unit, u32
     u64 sum = 0;
     if (unit > bytes)
         return (u64)factors[0] * (w->v[0] << shift);
-    UNROLL for (u32 i = 0; i < 4; i++)
-    {
+    UNROLL
+    for (u32 i = 0; i < 4; i++) {
         if (4 * i >= bytes)
             break;
         if (unit == 4) {
@@ -101,8 +101,10 @@ INLINE u64 word_sum(const words *w, const u32 *factors, u32 bytes, u32 unit, u32
             if (bytes > 2)
                 sum += (u64)factors[2 * i + 1] * (w->v[i] >> 16);
         } else {
-            UNROLL for (u32 k = 0; k < 4; k++) if (k < bytes) sum +=
-                (u64)factors[4 * i + k] * (w->v[i] >> 8 * k & 0xFF);
+            UNROLL
+            for (u32 k = 0; k < 4; k++)
+                if (k < bytes)
+                    sum += (u64)factors[4 * i + k] * (w->v[i] >> 8 * k & 0xFF);
         }
     }
     return sum;
@@ -117,10 +119,12 @@ INLINE void move_line(const spot *at, const u64 *factors, totals *t, const u32 b
     u64 sum = 0, back = 0;
     for (u32 first = THREAD; first < columns; first += LINE_BATCH * THREADS) {
         words w[LINE_BATCH];
-        UNROLL for (u32 i = 0; i < LINE_BATCH; i++) if (first + i * THREADS < columns) w[i] =
-            load(at->source + (u64)(first + i * THREADS) * bytes, bytes);
-        UNROLL for (u32 i = 0; i < LINE_BATCH; i++)
-        {
+        UNROLL
+        for (u32 i = 0; i < LINE_BATCH; i++)
+            if (first + i * THREADS < columns)
+                w[i] = load(at->source + (u64)(first + i * THREADS) * bytes, bytes);
+        UNROLL
+        for (u32 i = 0; i < LINE_BATCH; i++) {
             u32 c = first + i * THREADS, column[16],
                 shift = unit > bytes ? c * bytes % unit * 8 : 0;
             u64 to = at->destination + (u64)c * bytes;
@@ -130,8 +134,10 @@ INLINE void move_line(const spot *at, const u64 *factors, totals *t, const u32 b
                 store(to, &w[i], bytes);
             if (!at->wanted)
                 continue;
-            UNROLL for (u32 k = 0; k < 16; k++) if (k < per_word) column[k] =
-                column_factor(at->column + (u64)c * bytes / unit + k);
+            UNROLL
+            for (u32 k = 0; k < 16; k++)
+                if (k < per_word)
+                    column[k] = column_factor(at->column + (u64)c * bytes / unit + k);
             sum += word_sum(&w[i], column, bytes, unit, shift);
             if (at->wanted & BACK) {
                 w[i] = load_back(to, bytes);
@@ -158,18 +164,23 @@ INLINE void move_words(const spot *at, const u64 *factors, totals *t, const u32 
     }
     for (u32 c = s.column; c < columns; c += s.across) {
         u32 column[16], shift = unit > bytes ? c * bytes % unit * 8 : 0;
-        if (wanted)
-            UNROLL for (u32 i = 0; i < 16; i++) if (i < per_word) column[i] =
-                column_factor(at->column + (u64)c * bytes / unit + i);
+        if (wanted) {
+            UNROLL
+            for (u32 i = 0; i < 16; i++)
+                if (i < per_word)
+                    column[i] = column_factor(at->column + (u64)c * bytes / unit + i);
+        }
         u64 from = at->source + (u64)c * bytes + (u64)(s.row * at->source_stride);
         u64 to = at->destination + (u64)c * bytes + (u64)(s.row * at->destination_stride);
         int64_t from_step = s.down * at->source_stride, to_step = s.down * at->destination_stride;
         for (u32 r = s.row; r < at->rows; r += BATCH * s.down) {
             words w[BATCH];
-            UNROLL for (u32 i = 0; i < BATCH; i++) if (r + i * s.down < at->rows) w[i] =
-                load(from + (u64)(i * from_step), bytes);
-            UNROLL for (u32 i = 0; i < BATCH; i++)
-            {
+            UNROLL
+            for (u32 i = 0; i < BATCH; i++)
+                if (r + i * s.down < at->rows)
+                    w[i] = load(from + (u64)(i * from_step), bytes);
+            UNROLL
+            for (u32 i = 0; i < BATCH; i++) {
                 if (r + i * s.down >= at->rows)
                     break;
                 if (at->destination)
@@ -179,10 +190,15 @@ INLINE void move_words(const spot *at, const u64 *factors, totals *t, const u32 
                         factors[r + i * s.down] * word_sum(&w[i], column, bytes, unit, shift);
             }
             if (wanted & BACK) {
-                UNROLL for (u32 i = 0; i < BATCH; i++) if (r + i * s.down < at->rows) w[i] =
-                    load_back(to + (u64)(i * to_step), bytes);
-                UNROLL for (u32 i = 0; i < BATCH; i++) if (r + i * s.down < at->rows) t->of[2] +=
-                    factors[r + i * s.down] * word_sum(&w[i], column, bytes, unit, shift);
+                UNROLL
+                for (u32 i = 0; i < BATCH; i++)
+                    if (r + i * s.down < at->rows)
+                        w[i] = load_back(to + (u64)(i * to_step), bytes);
+                UNROLL
+                for (u32 i = 0; i < BATCH; i++)
+                    if (r + i * s.down < at->rows)
+                        t->of[2] +=
+                            factors[r + i * s.down] * word_sum(&w[i], column, bytes, unit, shift);
             }
             from += (u64)(BATCH * from_step);
             to += (u64)(BATCH * to_step);
@@ -191,7 +207,7 @@ INLINE void move_words(const spot *at, const u64 *factors, totals *t, const u32 
     t->of[1] = t->of[0]; /* the same bits */
 }
 
-KERNEL dray_words(LAUNCH l)
+KERNEL(2) dray_words(LAUNCH l)
 {
     SHARED u64 factors[2][DRAY__GPU_ROWS];
     totals t = {{0, 0, 0, 0}, NOBODY};
@@ -213,7 +229,7 @@ KERNEL dray_words(LAUNCH l)
         flush(&l, &t, NOBODY);
 }
 
-KERNEL dray_narrow(LAUNCH l)
+KERNEL(2) dray_narrow(LAUNCH l)
 {
     SHARED u64 factors[2][DRAY__GPU_ROWS];
     totals t = {{0, 0, 0, 0}, NOBODY};
@@ -237,56 +253,67 @@ KERNEL dray_narrow(LAUNCH l)
         flush(&l, &t, NOBODY);
 }
 
-/* ---- rows of elements that are converted, eight at once ---------------------------------------
+/* ---- rows of elements that are converted ------------------------------------------------------
  */
 
 INLINE group convert_group(const group *in, u32 from, u32 to, u32 elements)
 {
     group out = {{0, 0, 0, 0, 0, 0, 0, 0}};
-    UNROLL for (u32 i = 0; i < 8; i++) if (i < elements)
-        place(&out, i, narrow(widen(pick(in, i, size_of(from)), from), to), size_of(to));
+    UNROLL
+    for (u32 i = 0; i < 8; i++)
+        if (i < elements)
+            place(&out, i, narrow(widen(pick(in, i, size_of(from)), from), to), size_of(to));
     return out;
 }
 
+/* As many elements at once as fill 16 bytes on the wider side: then neighbours in a warp read, and
+ * write, what lies beside each other. */
 INLINE void cast_rows(const spot *at, const u64 *factors, totals *t, const u32 from, const u32 to)
 {
-    const u32 in = size_of(from), out = size_of(to);
-    u32 wanted = at->wanted, columns = at->columns / 8;
+    const u32 in = size_of(from), out = size_of(to), each = in == 4 || out == 4 ? 4 : 8;
+    u32 wanted = at->wanted, columns = at->columns / each;
     stand s = stand_in(columns);
     for (u32 c = s.column; c < columns; c += s.across) {
         u32 column[8];
-        if (wanted)
-            UNROLL for (u32 i = 0; i < 8; i++) column[i] =
-                column_factor(at->column + (u64)c * 8 + i);
-        u64 source = at->source + (u64)c * 8 * in;
-        u64 destination = at->destination + (u64)c * 8 * out;
-        for (u32 r = s.row; r < at->rows; r += CAST_BATCH * s.down) {
-            group g[CAST_BATCH];
-            UNROLL for (u32 i = 0; i < CAST_BATCH; i++) if (r + i * s.down < at->rows) g[i] =
-                load_group(source + (u64)((r + i * s.down) * at->source_stride), in, 8);
-            UNROLL for (u32 i = 0; i < CAST_BATCH; i++)
-            {
+        if (wanted) {
+            UNROLL
+            for (u32 i = 0; i < 8; i++)
+                if (i < each)
+                    column[i] = column_factor(at->column + (u64)c * each + i);
+        }
+        u64 source = at->source + (u64)c * each * in;
+        u64 destination = at->destination + (u64)c * each * out;
+        for (u32 r = s.row; r < at->rows; r += BATCH * s.down) {
+            group g[BATCH];
+            UNROLL
+            for (u32 i = 0; i < BATCH; i++)
+                if (r + i * s.down < at->rows)
+                    g[i] =
+                        load_group(source + (u64)((r + i * s.down) * at->source_stride), in, each);
+            UNROLL
+            for (u32 i = 0; i < BATCH; i++) {
                 u32 row = r + i * s.down;
                 if (row >= at->rows)
                     break;
                 u64 put = destination + (u64)(row * at->destination_stride);
-                group h = convert_group(&g[i], from, to, 8);
-                store_group(put, &h, out, 8);
+                group h = convert_group(&g[i], from, to, each);
+                store_group(put, &h, out, each);
                 if (wanted & SOURCE)
-                    t->of[0] += factors[row] * group_sum(&g[i], column, in, 8);
+                    t->of[0] += factors[row] * group_sum(&g[i], column, in, each);
                 if (wanted & WRITTEN)
-                    t->of[1] += factors[row] * group_sum(&h, column, out, 8);
+                    t->of[1] += factors[row] * group_sum(&h, column, out, each);
             }
-            if (wanted & BACK)
-                UNROLL for (u32 i = 0; i < CAST_BATCH; i++)
-                {
-                    u32 row = r + i * s.down;
-                    if (row >= at->rows)
-                        break;
-                    group h =
-                        load_group_back(destination + (u64)(row * at->destination_stride), out, 8);
-                    t->of[2] += factors[row] * group_sum(&h, column, out, 8);
-                }
+            if (!(wanted & BACK))
+                continue;
+            UNROLL
+            for (u32 i = 0; i < BATCH; i++) {
+                u32 row = r + i * s.down;
+                if (row >= at->rows)
+                    break;
+                group h =
+                    load_group_back(destination + (u64)(row * at->destination_stride), out, each);
+                t->of[2] += factors[row] * group_sum(&h, column, out, each);
+            }
         }
     }
 }
@@ -295,7 +322,7 @@ INLINE void cast_rows(const spot *at, const u64 *factors, totals *t, const u32 f
 #define GROUP_CASTS(XX)                                                                            \
     XX(F32, BF16) XX(BF16, F32) XX(F32, F16) XX(F16, F32) XX(BF16, F16) XX(F16, BF16)
 
-KERNEL dray_cast(LAUNCH l)
+KERNEL(2) dray_cast(LAUNCH l)
 {
     SHARED u64 factors[2][DRAY__GPU_ROWS];
     totals t = {{0, 0, 0, 0}, NOBODY};
@@ -319,7 +346,7 @@ KERNEL dray_cast(LAUNCH l)
 /* ---- element by element -----------------------------------------------------------------------
  */
 
-KERNEL dray_any(LAUNCH l)
+KERNEL(3) dray_any(LAUNCH l)
 {
     SHARED u64 factors[2][DRAY__GPU_ROWS];
     totals t = {{0, 0, 0, 0}, NOBODY};
@@ -357,15 +384,44 @@ KERNEL dray_any(LAUNCH l)
 /* ---- turned over ------------------------------------------------------------------------------
  */
 
-enum { SIDE = 64 }; /* of a tile; one more in shared memory, so that its columns meet all banks */
+/* Of a tile; in shared memory its rows are one longer, so that a column meets all banks. */
+enum { SIDE = 64, TURN_BATCH = 8 };
 
-/* One pass over a tile, along columns or along rows. */
-typedef struct pass {
-    u32 fast, slow; /* how many */
-} pass;
+/* What a thread's k-th element of a tile is, counted along the dimension that is dense on the side
+ * that is read, or written. False: the tile, at the tensor's edge, has none there. */
+INLINE u32 turn_element(const spot *at, u32 by_column, u32 k, u32 *row, u32 *column)
+{
+    *row = by_column ? k / SIDE : k % SIDE;
+    *column = by_column ? k % SIDE : k / SIDE;
+    return *row < at->rows && *column < at->columns;
+}
 
-/* Elements are at most 4 bytes. */
-KERNEL dray_turn(LAUNCH l)
+INLINE void turn_in(const dray__gpu_piece *p, const spot *at, u32 by_column, u32 (*tile)[SIDE + 1],
+                    const u64 *factors, const u32 *columns, totals *t, const u32 in)
+{
+    u32 v[TURN_BATCH], r, c;
+    for (u32 first = THREAD; first < SIDE * SIDE; first += TURN_BATCH * THREADS) {
+        UNROLL
+        for (u32 i = 0; i < TURN_BATCH; i++)
+            if (turn_element(at, by_column, first + i * THREADS, &r, &c))
+                v[i] =
+                    load(at->source + (u64)(r * at->source_stride + c * p->source_step), in).v[0];
+        UNROLL
+        for (u32 i = 0; i < TURN_BATCH; i++) {
+            if (!turn_element(at, by_column, first + i * THREADS, &r, &c))
+                continue;
+            u32 made = (u32)convert(v[i], p->from, p->to);
+            tile[r][c] = made;
+            if (at->wanted & SOURCE)
+                t->of[0] += factors[r] * columns[c] * v[i];
+            if (at->wanted & WRITTEN)
+                t->of[1] += factors[r] * columns[c] * made;
+        }
+    }
+}
+
+/* Elements are at most 4 bytes, and lie at multiples of that. */
+KERNEL(3) dray_turn(LAUNCH l)
 {
     SHARED u64 factors[SIDE];
     SHARED u32 columns[SIDE], tile[SIDE][SIDE + 1];
@@ -374,35 +430,30 @@ KERNEL dray_turn(LAUNCH l)
         const dray__gpu_piece *p = &l.pieces[l.tiles[i].piece];
         spot at = spot_of(&l, p, l.tiles[i].index);
         const u32 in = p->unit, out = p->from == p->to ? p->unit : size_of(p->to);
-        u32 by_column = at.source_stride != p->source_step && p->source_step == (int64_t)in;
+        u32 by_column = p->source_step == (int64_t)in, r, c;
         SYNC(); /* the tile before is written */
-        for (u32 k = THREAD; k < SIDE; k += THREADS) {
+        for (u32 k = THREAD; k < SIDE && at.wanted; k += THREADS) {
             factors[k] = row_factor(at.row + k * at.row_step);
             columns[k] = column_factor(at.column + k);
         }
         if (SYNC_OR((int)stopped(&l)))
             break;
         flush(&l, &t, p->sum);
-        u32 fast = by_column ? at.columns : at.rows, all = at.columns * at.rows;
-        for (u32 k = THREAD; k < all; k += THREADS) {
-            u32 r = by_column ? k / fast : k % fast, c = by_column ? k % fast : k / fast;
-            u32 bits =
-                (u32)load_element(at.source + (u64)(r * at.source_stride + c * p->source_step), in);
-            u32 made = (u32)convert(bits, p->from, p->to);
-            tile[r][c] = made;
-            if (at.wanted & SOURCE)
-                t.of[0] += factors[r] * columns[c] * bits;
-            if (at.wanted & WRITTEN)
-                t.of[1] += factors[r] * columns[c] * made;
-        }
+        if (in == 2)
+            turn_in(p, &at, by_column, tile, factors, columns, &t, 2);
+        else if (in == 4)
+            turn_in(p, &at, by_column, tile, factors, columns, &t, 4);
+        else
+            turn_in(p, &at, by_column, tile, factors, columns, &t, 1);
         SYNC();
-        fast = by_column ? at.rows : at.columns;
-        for (u32 k = THREAD; at.destination && k < all; k += THREADS) {
-            u32 r = by_column ? k % fast : k / fast, c = by_column ? k / fast : k % fast;
+        for (u32 k = THREAD; k < SIDE * SIDE; k += THREADS) {
+            if (!turn_element(&at, !by_column, k, &r, &c))
+                continue;
             u64 to = at.destination + (u64)(r * at.destination_stride + c * p->destination_step);
-            store_element(to, tile[r][c], out);
+            words w = {{tile[r][c], 0, 0, 0}};
+            store(to, &w, out);
             if (at.wanted & BACK)
-                t.of[2] += factors[r] * columns[c] * load_element(to, out);
+                t.of[2] += factors[r] * columns[c] * load(to, out).v[0];
         }
     }
     if (l.wanted)
@@ -426,8 +477,8 @@ INLINE strip strip_of(const dray__gpu_quant *q, u32 index)
     u32 part = index % q->strips;
     u64 rest = index / q->strips, at[4];
     s.cell = rest;
-    UNROLL for (int d = 3; d >= 0; d--)
-    {
+    UNROLL
+    for (int d = 3; d >= 0; d--) {
         at[d] = rest % q->cells[d];
         rest /= q->cells[d];
     }
@@ -435,8 +486,8 @@ INLINE strip strip_of(const dray__gpu_quant *q, u32 index)
     s.destination = q->destination;
     s.scale = q->scales;
     s.scale_row = s.scale_column = 0;
-    UNROLL for (int d = 0; d < 4; d++)
-    {
+    UNROLL
+    for (int d = 0; d < 4; d++) {
         u64 number = q->start[d] / q->cell[d] + at[d], low = number * q->cell[d];
         u64 high = low + q->cell[d], end = q->start[d] + q->extent[d];
         s.start[d] = low > q->start[d] ? low : q->start[d];
@@ -471,8 +522,8 @@ INLINE line line_of(const dray__gpu_quant *q, const strip *s, u32 row)
         at[0] = row / s->extent[1];
     }
     line n = {s->source, s->destination, 0};
-    UNROLL for (int d = 0; d < 3; d++)
-    {
+    UNROLL
+    for (int d = 0; d < 3; d++) {
         n.source += at[d] * (u64)q->source_stride[d];
         n.destination += at[d] * (u64)q->destination_stride[d];
         n.row = n.row * q->shape[d] + s->start[d] + at[d];
@@ -495,8 +546,16 @@ INLINE u32 block_most(u32 value, u32 *room)
 INLINE u32 group_most(const group *g, u32 from, u32 elements)
 {
     u32 most = 0;
-    UNROLL for (u32 i = 0; i < 8; i++) if (i < elements)
-    {
+    if (from == BF16 && elements == 8) {
+        UNROLL
+        for (u32 i = 0; i < 4; i++)
+            most = MOST_OF_HALVES(most, g->v[i] & 0x7FFF7FFF);
+        return most >> 16 > (most & 0xFFFF) ? most & 0xFFFF0000 : most << 16;
+    }
+    UNROLL
+    for (u32 i = 0; i < 8; i++) {
+        if (i >= elements)
+            break;
         u32 a = widen(pick(g, i, size_of(from)), from) & 0x7FFFFFFF;
         most = a > most ? a : most;
     }
@@ -529,22 +588,28 @@ INLINE u32 read_strip(const dray__gpu_quant *q, const strip *s, u32 keep, const 
     u32 columns = s->extent[3] / elements, most = 0;
     stand at = stand_in(columns);
     for (u32 c = at.column; c < columns; c += at.across)
-        for (u32 r = s->first + at.row; r < s->last; r += CAST_BATCH * at.down) {
-            group g[CAST_BATCH];
-            UNROLL for (u32 i = 0; i < CAST_BATCH; i++) if (r + i * at.down < s->last)
-            {
-                line n = line_of(q, s, r + i * at.down);
-                g[i] = load_group(n.source + (u64)(c * (int64_t)elements * q->source_stride[3]), in,
-                                  elements);
-            }
-            UNROLL for (u32 i = 0; i < CAST_BATCH; i++) if (r + i * at.down < s->last)
-            {
-                u32 a = group_most(&g[i], from, elements);
-                most = a > most ? a : most;
-                u32 *room = staged + ((r + i * at.down - s->first) * columns + c) * held;
-                if (keep)
-                    UNROLL for (u32 k = 0; k < 8; k++) if (k < held) room[k] = g[i].v[k];
-            }
+        for (u32 r = s->first + at.row; r < s->last; r += STRIP_BATCH * at.down) {
+            group g[STRIP_BATCH];
+            UNROLL
+            for (u32 i = 0; i < STRIP_BATCH; i++)
+                if (r + i * at.down < s->last) {
+                    line n = line_of(q, s, r + i * at.down);
+                    g[i] = load_group(n.source + (u64)(c * (int64_t)elements * q->source_stride[3]),
+                                      in, elements);
+                }
+            UNROLL
+            for (u32 i = 0; i < STRIP_BATCH; i++)
+                if (r + i * at.down < s->last) {
+                    u32 a = group_most(&g[i], from, elements);
+                    most = a > most ? a : most;
+                    u32 *room = staged + ((r + i * at.down - s->first) * columns + c) * held;
+                    if (keep) {
+                        UNROLL
+                        for (u32 k = 0; k < 8; k++)
+                            if (k < held)
+                                room[k] = g[i].v[k];
+                    }
+                }
         }
     return most;
 }
@@ -561,6 +626,43 @@ INLINE u32 dequantised(u32 bits, float scale, u32 to)
     return narrow((f & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC00000 : f, to);
 }
 
+/* All elements of a group, multiplied with the scale, or its inverse. */
+INLINE group scale_group(const group *g, float factor, u32 from, u32 to, u32 elements)
+{
+    const u32 in = size_of(from), out = size_of(to);
+    group h = {{0, 0, 0, 0, 0, 0, 0, 0}};
+#if defined(HAS_E4M3)
+    if (to == E4M3 && elements == 8) {
+        UNROLL
+        for (u32 i = 0; i < 8; i += 2)
+            h.v[i / 4] |= pair_to_e4m3(BITS_FLOAT(widen(pick(g, i, in), from)) * factor,
+                                       BITS_FLOAT(widen(pick(g, i + 1, in), from)) * factor)
+                          << 8 * (i % 4);
+        return h;
+    }
+    if (from == E4M3 && elements == 8) {
+        UNROLL
+        for (u32 i = 0; i < 8; i += 2) {
+            u32 low, high;
+            pair_of_e4m3(g->v[i / 4] >> 8 * (i % 4) & 0xFFFF, &low, &high);
+            place(&h, i, dequantised(low, factor, to), out);
+            place(&h, i + 1, dequantised(high, factor, to), out);
+        }
+        return h;
+    }
+#endif
+    UNROLL
+    for (u32 i = 0; i < 8; i++) {
+        if (i >= elements)
+            break;
+        u32 f = widen(pick(g, i, in), from);
+        place(&h, i,
+              to == E4M3 || to == E5M2 ? quantised(f, factor, to) : dequantised(f, factor, to),
+              out);
+    }
+    return h;
+}
+
 /* Multiplies a strip with `factor` and writes it. kept: it is staged. */
 INLINE void write_strip(const dray__gpu_launch *l, const dray__gpu_quant *q, const strip *s,
                         u32 kept, float factor, totals *t, const u32 from, const u32 to,
@@ -571,31 +673,27 @@ INLINE void write_strip(const dray__gpu_launch *l, const dray__gpu_quant *q, con
     stand at = stand_in(columns);
     for (u32 c = at.column; c < columns; c += at.across) {
         u32 column[8];
-        if (wanted)
-            UNROLL for (u32 i = 0; i < 8; i++) if (i < elements) column[i] =
-                column_factor(s->start[3] + (u64)c * elements + i);
+        if (wanted) {
+            UNROLL
+            for (u32 i = 0; i < 8; i++)
+                if (i < elements)
+                    column[i] = column_factor(s->start[3] + (u64)c * elements + i);
+        }
         for (u32 r = s->first + at.row; r < s->last; r += at.down) {
             line n = line_of(q, s, r);
             u64 put = n.destination + (u64)(c * (int64_t)elements * q->destination_stride[3]);
-            group g = {{0, 0, 0, 0, 0, 0, 0, 0}}, h = {{0, 0, 0, 0, 0, 0, 0, 0}};
+            group g = {{0, 0, 0, 0, 0, 0, 0, 0}};
             const u32 *room = staged + ((r - s->first) * columns + c) * held;
-            if (kept)
-                UNROLL for (u32 k = 0; k < 8; k++)
-                {
+            if (kept) {
+                UNROLL
+                for (u32 k = 0; k < 8; k++)
                     if (k < held)
                         g.v[k] = room[k];
-                }
-            else
+            } else {
                 g = load_group(n.source + (u64)(c * (int64_t)elements * q->source_stride[3]), in,
                                elements);
-            UNROLL for (u32 i = 0; i < 8; i++) if (i < elements)
-            {
-                u32 f = widen(pick(&g, i, in), from);
-                place(&h, i,
-                      to == E4M3 || to == E5M2 ? quantised(f, factor, to)
-                                               : dequantised(f, factor, to),
-                      out);
             }
+            group h = scale_group(&g, factor, from, to, elements);
             store_group(put, &h, out, elements);
             if (!wanted)
                 continue;
@@ -613,7 +711,7 @@ INLINE void write_strip(const dray__gpu_launch *l, const dray__gpu_quant *q, con
 }
 
 /* The largest elements of cells that are read twice. */
-KERNEL dray_most(LAUNCH l)
+KERNEL(2) dray_most(LAUNCH l)
 {
     SHARED u32 room[DRAY__GPU_THREADS];
     for (u32 i = BLOCK; i < l.count; i += BLOCKS) {
@@ -630,7 +728,7 @@ KERNEL dray_most(LAUNCH l)
     }
 }
 
-KERNEL dray_quantise(LAUNCH l)
+KERNEL(2) dray_quantise(LAUNCH l)
 {
     SHARED u32 room[DRAY__GPU_THREADS];
     totals t = {{0, 0, 0, 0}, NOBODY};
@@ -669,7 +767,7 @@ KERNEL dray_quantise(LAUNCH l)
         flush(&l, &t, NOBODY);
 }
 
-KERNEL dray_dequantise(LAUNCH l)
+KERNEL(3) dray_dequantise(LAUNCH l)
 {
     totals t = {{0, 0, 0, 0}, NOBODY};
     for (u32 i = BLOCK; i < l.count; i += BLOCKS) {

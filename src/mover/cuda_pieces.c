@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-enum { WORD = 16, GROUP = 8, SIDE = 64, MOST_EXTENT = 1 << 30 };
+enum { WORD = 16, SIDE = 64, MOST_EXTENT = 1 << 30 };
 
 /* Both sides and the place in the tensor, dimension by dimension. */
 typedef struct dimension {
@@ -167,18 +167,23 @@ static uint32_t divide_up(uint64_t n, uint64_t by)
 }
 
 /* How many of `columns` words, groups or elements a tile has, so that few threads of a block have
- * nothing to do: threads stand in whole rows. */
+ * nothing to do: threads stand in whole rows. Wide tiles are better, but not by much; lines of
+ * memory stay whole. */
 static uint32_t tile_width(uint32_t columns)
 {
-    uint32_t least = divide_up(columns, DRAY__GPU_THREADS), best = 0, width = 1;
-    for (uint32_t parts = least; parts < least + 8; parts++) {
-        uint32_t w = divide_up(columns, parts);
-        uint32_t busy = DRAY__GPU_THREADS / w * w;
-        if (busy > best + DRAY__GPU_THREADS / 16) { /* wider is better, but not by much */
-            best = busy;
+    enum { LINE = 8, MOST_PARTS = 8 };
+    uint32_t width = columns < DRAY__GPU_THREADS ? columns : DRAY__GPU_THREADS;
+    double least = 1e9;
+    for (uint32_t parts = 1, best = width; parts <= MOST_PARTS; parts++) {
+        uint32_t w = parts == 1 ? best : divide_up(divide_up(best, parts), LINE) * LINE;
+        uint32_t rest = columns % w;
+        double steps = (double)(columns / w) / (DRAY__GPU_THREADS / w);
+        steps += rest ? 1.0 / (DRAY__GPU_THREADS / rest) : 0;
+        if (steps < least * 0.95) {
+            least = steps;
             width = w;
         }
-        if (w <= 16)
+        if (w <= 2 * LINE)
             break;
     }
     return width;
@@ -282,18 +287,18 @@ static bool groups_known(int32_t from, int32_t to)
     return from >= DRAY_F32 && from <= DRAY_F16 && to >= DRAY_F32 && to <= DRAY_F16;
 }
 
-/* Rows that are dense on both sides and are converted: eight elements at once, then the rest. */
+/* Rows that are dense on both sides and are converted: several elements at once, then the rest. */
 static uint32_t cast_pieces(const dray__gpu_piece *p, uint32_t to, uint64_t tile_bytes,
                             dray__gpu_piece out[3], int kernels[3])
 {
-    uint32_t n = 0, whole = p->columns / GROUP * GROUP;
+    uint32_t n = 0, group = p->unit == 4 || to == 4 ? 4 : 8, whole = p->columns / group * group;
     if (!groups_known(p->from, p->to) ||
         common(p->source | p->destination | stride_bits(p), WORD) != WORD)
         whole = 0;
     if (whole) {
         out[n] = part_of(p, 0, whole, p->unit, to);
         kernels[n] = DRAY__GPU_dray_cast;
-        cut(&out[n++], GROUP, GROUP * (p->unit > to ? p->unit : to), 4, tile_bytes);
+        cut(&out[n++], group, group * (p->unit > to ? p->unit : to), 8, tile_bytes);
     }
     if (whole < p->columns) {
         out[n] = part_of(p, whole, p->columns - whole, p->unit, to);
@@ -313,6 +318,13 @@ static uint32_t strided_piece(shape *s, const dray_copy *c, uint32_t from, uint3
     uint32_t other = s->outers;
     if (s->destination && from <= 4 && to <= 4 && in_columns != out_columns)
         other = dense_outer(s, !in_columns, in_columns ? to : from);
+    /* Elements that are not where their size would have them go one by one. */
+    for (uint32_t d = 0; d < s->outers; d++)
+        if (s->outer[d].source_stride % from || s->outer[d].destination_stride % to)
+            other = s->outers;
+    if (s->source % from || s->destination % to || s->columns.source_stride % from ||
+        s->columns.destination_stride % to)
+        other = s->outers;
     if (other < s->outers) {
         rows_last(s, other);
         *out = piece_of(s, c->source_dtype, dtype, from);

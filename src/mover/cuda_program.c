@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TILE = 32 << 10, SUM_TILE = 128 << 10, ENGINE_MIN = 1 << 20, HOST_MIN = 16 << 10 };
+enum { TILE = 32 << 10, SUM_TILE = 128 << 10, ENGINE_MIN = 4 << 20, HOST_MIN = 16 << 10 };
 #define LAUNCH ((uint64_t)512 << 20)
 
 /* A piece, or box, whose tiles are to be given out. */

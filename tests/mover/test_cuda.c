@@ -11,6 +11,7 @@
 #include "mover/rect.h"
 
 #include <dray/gpu.h>
+#include <math.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -482,6 +483,8 @@ static void fill_values(both *b, int32_t dtype)
         float f = (float)(dray__random_unit(seed, 2, drawn++) * 4 - 2);
         if (draw(4096) == 0)
             f = draw(2) ? f * 1e30f : f * 1e-30f;
+        if (draw(20000) == 0)
+            f = draw(2) ? INFINITY : draw(2) ? NAN : -NAN;
         if (dtype == DRAY_F32)
             memcpy(b->host + i * 4, &f, 4);
         else
@@ -612,10 +615,9 @@ int main(void)
 {
     gpu_begin(1);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_rectangles), cmocka_unit_test(test_sums_of_regions),
-          cmocka_unit_test(test_phases_follow_each_other),
-        cmocka_unit_test(test_stopped_jobs_say_so), cmocka_unit_test(test_wrong_items_are_refused),
-        cmocka_unit_test(test_quantisation),
+        cmocka_unit_test(test_random_rectangles),        cmocka_unit_test(test_sums_of_regions),
+        cmocka_unit_test(test_phases_follow_each_other), cmocka_unit_test(test_stopped_jobs_say_so),
+        cmocka_unit_test(test_wrong_items_are_refused),  cmocka_unit_test(test_quantisation),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
