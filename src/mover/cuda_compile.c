@@ -75,8 +75,7 @@ static int fail_compile(const nvrtc *n, nvrtc_program program, int result, dray_
     return rc;
 }
 
-/* A cubin; the caller frees it. */
-static int compile(int arch, void **out, size_t *size, dray_error *error)
+int dray__gpu_cubin(int arch, void **out, size_t *size, dray_error *error)
 {
     static const char *const names[] = {"mover/cuda_device.h", "mover/cuda_kernels.h"};
     const char *headers[] = {(const char *)dray__gpu_source_device,
@@ -190,7 +189,9 @@ int dray__gpu_module(const dray__cuda *cuda, const dray__cuda_device *device, CU
     char path[PATH_MAX];
     void *cubin = NULL;
     size_t size = 0;
-    if (dray__gpu_built_size && cuda->cuModuleLoadData(out, dray__gpu_built) == CUDA_SUCCESS)
+    const char *anew = getenv("DRAY_CUDA_COMPILE"); /* not what was built in */
+    bool built = dray__gpu_built_size && !(anew && *anew);
+    if (built && cuda->cuModuleLoadData(out, dray__gpu_built) == CUDA_SUCCESS)
         return DRAY_OK;
     uint64_t key = key_of(cuda, device->arch);
     bool keep = cache_path(key, device->arch, path, sizeof path);
@@ -201,7 +202,7 @@ int dray__gpu_module(const dray__cuda *cuda, const dray__cuda_device *device, CU
             return DRAY_OK;
         cubin = NULL;
     }
-    int rc = compile(device->arch, &cubin, &size, error);
+    int rc = dray__gpu_cubin(device->arch, &cubin, &size, error);
     if (rc)
         return rc;
     CUresult result = cuda->cuModuleLoadData(out, cubin);

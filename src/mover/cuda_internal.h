@@ -17,6 +17,8 @@ enum dray__gpu_kernel {
         DRAY__GPU_KERNEL_COUNT
 };
 
+/* What NVRTC makes of the source for an architecture (90); the caller frees it. */
+int dray__gpu_cubin(int arch, void **out, size_t *size, dray_error *error);
 /* The kernels' machine code for a GPU: what was built in, what was kept on disk, or what NVRTC
  * makes of the source. The context is current. */
 int dray__gpu_module(const dray__cuda *cuda, const dray__cuda_device *device, CUmodule *out,

@@ -26,7 +26,9 @@ except ImportError as missing:
     print(missing)
     sys.exit(77)
 
-PROGRAM = os.path.join(os.environ["DRAY_BUILD_DIR"], "mover_test_kernels")
+# test_cuda_python.py gives the GPU's.
+PROGRAM = os.path.join(os.environ["DRAY_BUILD_DIR"],
+                       os.environ.get("DRAY_TEST_KERNELS", "mover_test_kernels"))
 SEED = int(os.environ.get("DRAY_TEST_SEED", random.randrange(1 << 32)))
 print("DRAY_TEST_SEED=%d" % SEED)
 rng = np.random.default_rng(SEED)

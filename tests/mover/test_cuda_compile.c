@@ -1,0 +1,120 @@
+/* mover: how the GPU's kernels become machine code. A real NVRTC, where there is one
+ * ($DRAY_TEST_NVRTC, or where the library finds it), compiles the source for all architectures;
+ * with the fake driver, what was compiled is kept on disk, and what lies there damaged is made
+ * again. */
+#include "mover/cuda_internal.h"
+
+#include "gpu/gpu.h"
+
+#include <glob.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+
+static void test_nvrtc_compiles_the_source(void **state)
+{
+    (void)state;
+    static const int archs[] = {80, 90, 100};
+    const char *nvrtc = getenv("DRAY_TEST_NVRTC"), *before = getenv("DRAY_NVRTC_LIBRARY");
+    char *kept = before ? strdup(before) : NULL;
+    if (nvrtc)
+        setenv("DRAY_NVRTC_LIBRARY", nvrtc, 1);
+    else
+        unsetenv("DRAY_NVRTC_LIBRARY");
+    for (size_t i = 0; i < sizeof archs / sizeof *archs; i++) {
+        dray_error e = {0};
+        void *cubin;
+        size_t size = 0;
+        int rc = dray__gpu_cubin(archs[i], &cubin, &size, &e);
+        if (rc && strstr(e.message, "was not found")) {
+            printf("no NVRTC here: not compiled\n");
+            break;
+        }
+        if (rc)
+            fail_msg("sm_%d: %s", archs[i], e.message);
+        assert_true(size > 10000);
+        free(cubin);
+    }
+    if (kept)
+        setenv("DRAY_NVRTC_LIBRARY", kept, 1);
+    free(kept);
+}
+
+/* Opens the kernels in a process of its own; NULL: with no NVRTC. */
+static int open_in_child(const char *nvrtc)
+{
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        dray__cuda_device *device;
+        dray__gpu *gpu;
+        dray_error e = {0};
+        setenv("DRAY_NVRTC_LIBRARY", nvrtc ? nvrtc : "", 1);
+        int rc = dray__cuda_device_at(0, &device, &e);
+        if (!rc)
+            rc = dray__cuda_enter(device, &e);
+        if (!rc)
+            rc = dray__gpu_get(device, &gpu, &e);
+        _exit(rc ? -rc : 0);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    return -WEXITSTATUS(status);
+}
+
+static void damage(const char *path, off_t at)
+{
+    uint8_t byte;
+    FILE *file = fopen(path, "r+b");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, at, SEEK_SET), 0);
+    assert_int_equal(fread(&byte, 1, 1, file), 1);
+    byte ^= 1;
+    assert_int_equal(fseek(file, at, SEEK_SET), 0);
+    assert_int_equal(fwrite(&byte, 1, 1, file), 1);
+    fclose(file);
+}
+
+static void test_what_was_compiled_is_kept(void **state)
+{
+    (void)state;
+    char pattern[256];
+    glob_t found;
+    struct stat status;
+    if (gpu_is_real())
+        skip(); /* compiles in earnest, for seconds each */
+    const char *fake = getenv("DRAY_FAKE_CUDA");
+    snprintf(pattern, sizeof pattern, "%s/dray/*", getenv("XDG_CACHE_HOME"));
+    setenv("DRAY_CUDA_COMPILE", "1", 1);
+    assert_int_equal(open_in_child(NULL), DRAY_EUNSUPPORTED);
+    assert_int_equal(open_in_child(fake), DRAY_OK);
+    assert_int_equal(open_in_child(NULL), DRAY_OK);
+    assert_int_equal(glob(pattern, 0, NULL, &found), 0);
+    assert_int_equal(found.gl_pathc, 1);
+    assert_int_equal(stat(found.gl_pathv[0], &status), 0);
+    for (off_t at = 0; at < status.st_size; at += status.st_size / 7) {
+        damage(found.gl_pathv[0], at);
+        assert_int_equal(open_in_child(NULL), DRAY_EUNSUPPORTED);
+        damage(found.gl_pathv[0], at);
+    }
+    assert_int_equal(open_in_child(NULL), DRAY_OK);
+    assert_int_equal(truncate(found.gl_pathv[0], status.st_size - 1), 0);
+    assert_int_equal(open_in_child(NULL), DRAY_EUNSUPPORTED);
+    assert_int_equal(open_in_child(fake), DRAY_OK); /* made again, in its place */
+    assert_int_equal(open_in_child(NULL), DRAY_OK);
+    globfree(&found);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_nvrtc_compiles_the_source),
+        cmocka_unit_test(test_what_was_compiled_is_kept),
+    };
+    gpu_begin(1);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
