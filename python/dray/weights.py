@@ -1,0 +1,423 @@
+"""Weights between PyTorch processes: a trainer's ranks publish their parameters where they lie, an
+engine's ranks receive them where they want them. Nothing is gathered.
+
+    publisher = dray.weights.Publisher(context, "qwen", model.named_parameters(), rank, world)
+    publisher.attach(optimizer)                       # waits for readers before the next write
+    publisher.publish(step)
+
+    blocks = [Block("model.layers.0.self_attn.q_proj.weight", (4096, 4096), qkv[:512], (512, 0)), ...]
+    subscriber = dray.weights.Subscriber(context, "qwen", blocks, group="engine", rank=0, world=8)
+    report = subscriber.update()
+"""
+import ctypes as c
+import json
+import os
+from dataclasses import dataclass
+
+from . import _library as _l
+from . import gpu as _g
+from ._library import DrayError, call, library
+
+
+class _RegionInfo(c.Structure):
+    _fields_ = [("kind", c.c_int32), ("bytes", c.c_uint64), ("name", c.c_char_p),
+                ("device", c.c_uint8 * 16)]
+
+
+class _Block(c.Structure):
+    _fields_ = [("tensor", c.c_uint32), ("region", c.c_uint32), ("start", c.c_int64 * _l.MAX_DIMS),
+                ("extent", c.c_int64 * _l.MAX_DIMS), ("offset", c.c_uint64),
+                ("stride", c.c_int64 * _l.MAX_DIMS)]
+
+
+class _Placement(c.Structure):
+    _fields_ = [("kind", c.c_int32), ("dim", c.c_int32), ("split_factor", c.c_int64)]
+
+
+class _Mesh(c.Structure):
+    _fields_ = [("ndim", c.c_uint32), ("shape", c.c_int64 * 8), ("placements", _Placement * 8)]
+
+
+class _PublisherOptions(_l.Sized):
+    _fields_ = [("size", c.c_size_t), ("regions", c.POINTER(c.c_void_p)), ("rank", c.c_uint32),
+                ("world", c.c_uint32), ("checksum", c.c_int32), ("timeout_ns", c.c_int64),
+                ("delta", c.c_int32), ("delta_dtype", c.c_int32), ("snapshot", c.c_int32),
+                ("staging_bytes", c.c_uint64)]
+
+
+class _SubscriberOptions(_l.Sized):
+    _fields_ = [("size", c.c_size_t), ("regions", c.POINTER(c.c_void_p)), ("group", c.c_char_p),
+                ("rank", c.c_uint32), ("world", c.c_uint32), ("timeout_ns", c.c_int64),
+                ("load", c.c_void_p)]
+
+
+class _UpdateOptions(_l.Sized):
+    _fields_ = [("size", c.c_size_t), ("mode", c.c_int32), ("strategy", c.c_int32),
+                ("min_version", c.c_uint64), ("path", c.c_char_p), ("path_version", c.c_uint64),
+                ("bucket_bytes", c.c_uint64), ("verify", c.c_int32), ("timeout_ns", c.c_int64),
+                ("lease_ns", c.c_int64), ("peers", c.c_int32)]
+
+
+class _Pin(c.Structure):
+    _fields_ = [("member", c.c_uint64), ("bytes", c.c_uint64), ("name", c.c_char * 112)]
+
+
+class _UpdateReport(_l.Sized):
+    """Filled and read by the library alone."""
+    _fields_ = [("size", c.c_size_t), ("room", c.c_uint64 * 64)]
+
+
+MODES = {"auto": 0, "tensor": 1, "distributed": 2, "disk": 3}
+STRATEGIES = {"direct": 0, "bucket": 1, "parameter": 2}
+
+
+# ---- layouts -------------------------------------------------------------------------------------
+
+@dataclass
+class Block:
+    """A rectangle of a tensor, in memory of this rank: `tensor` is a view of it, of any strides."""
+    name: str
+    shape: tuple          # of the whole tensor
+    tensor: object
+    start: tuple = None   # where in the whole the view's first element is; None: at its start
+
+
+def _local(tensor):
+    """The memory of a parameter, which may be a DTensor, and how it is cut."""
+    if hasattr(tensor, "placements"):
+        return tensor.detach().to_local(), tensor.device_mesh, tensor.placements
+    return tensor.detach(), None, None
+
+
+def _mesh_of(mesh, placements):
+    m = _Mesh(ndim=mesh.ndim)
+    m.shape[:mesh.ndim] = list(mesh.shape)
+    for i, p in enumerate(placements):
+        kind = type(p).__name__
+        if kind == "_StridedShard":
+            m.placements[i] = _Placement(2, p.dim, p.split_factor)
+        elif kind == "Shard":
+            m.placements[i] = _Placement(1, p.dim, 1)
+        else:
+            m.placements[i] = _Placement(0 if kind == "Replicate" else 3, 0, 1)
+    return m
+
+
+class Layout:
+    """A dray_layout, and the live regions of it. What is in a dray arena lies in one region a chunk,
+    anything else in one region a storage: so few handles, or such that stay right when it moves."""
+
+    def __init__(self):
+        self.pointer = c.c_void_p()
+        self.regions = []
+        self._index = {}
+        self._bases = []
+        call("dray_layout_new", c.byref(self.pointer))
+
+    def close(self):
+        pointer, self.pointer = self.pointer, None
+        if pointer:
+            library().dray_layout_free(pointer)
+        for region in self.regions:
+            region.close()
+        self.regions = []
+
+    __del__ = close
+
+    def _extent(self, tensor):
+        """Which memory makes the region of a tensor: address, size, UUID, and what keeps it."""
+        storage = tensor.untyped_storage()
+        at, size = storage.data_ptr(), storage.nbytes()
+        if not tensor.is_cuda:
+            return at, size, None, storage
+        s = _g.storage_of(at)
+        if s["form"] == _g.FORM_VMM and at + size <= s["base"] + s["bytes"]:
+            at, size = s["base"], s["bytes"]
+        return at, size, s["uuid"], storage
+
+    def region_of(self, tensor, name):
+        """The region that has the tensor, and where in it the tensor begins."""
+        at, size, uuid, keep = self._extent(tensor)
+        if at not in self._index:
+            region = _g.Region.over(at, size, name, uuid is not None, keep)
+            info = _RegionInfo(_g.CUDA if uuid else _g.HOST, size, name.encode())
+            if uuid:
+                info.device[:] = uuid
+            index = c.c_uint32()
+            call("dray_layout_add_region", self.pointer, c.byref(info), c.byref(index))
+            self._index[at] = index.value
+            self.regions.append(region)
+            self._bases.append(at)
+        return self._index[at], tensor.data_ptr() - at
+
+    def add_tensor(self, name, dtype, shape):
+        index = c.c_uint32()
+        code = library().dray_layout_find(self.pointer, name.encode(), c.byref(index), None)
+        if code:
+            sizes = (c.c_int64 * max(1, len(shape)))(*shape)
+            call("dray_layout_add_tensor", self.pointer, name.encode(), _g.dtype_code(dtype),
+                 len(shape), sizes, c.byref(index))
+        return index.value
+
+    def add_parameter(self, name, parameter):
+        """A parameter of this rank: whole, or a DTensor's shard. Where nothing of it is here, only
+        the name is added."""
+        local, mesh, placements = _local(parameter)
+        tensor = self.add_tensor(name, local.dtype, tuple(parameter.shape))
+        if local.numel() == 0:
+            return
+        if not local.is_contiguous():
+            raise DrayError(-1, f"{name}: the local shard is not contiguous")
+        region, offset = self.region_of(local, name)
+        if mesh is None:
+            self._dense(tensor, region, [0] * local.dim(), local.shape, offset)
+            return
+        coordinate = (c.c_int64 * 8)(*mesh.get_coordinate())
+        shape = (c.c_int64 * _l.MAX_DIMS)()
+        m = _mesh_of(mesh, placements)
+        call("dray_layout_add_dtensor", self.pointer, tensor, region, offset, c.byref(m), coordinate,
+             shape)
+        if list(shape[:local.dim()]) != list(local.shape):
+            raise DrayError(-10, f"{name}: placements say a shard of {shape[:local.dim()]}, the "
+                            f"tensor has {list(local.shape)}")
+
+    def _dense(self, tensor, region, start, extent, offset):
+        call("dray_layout_add_dense", self.pointer, tensor, region,
+             (c.c_int64 * _l.MAX_DIMS)(*start), (c.c_int64 * _l.MAX_DIMS)(*extent), offset)
+
+    def add_block(self, block):
+        view = block.tensor.detach()
+        tensor = self.add_tensor(block.name, view.dtype, tuple(block.shape))
+        if view.numel() == 0:
+            return
+        region, offset = self.region_of(view, block.name)
+        element, dims = view.element_size(), view.dim()
+        b = _Block(tensor=tensor, region=region, offset=offset)
+        b.start[:dims] = list(block.start or [0] * dims)
+        b.extent[:dims] = list(view.shape)
+        b.stride[:dims] = [s * element for s in view.stride()]
+        call("dray_layout_add_block", self.pointer, c.byref(b))
+
+    def live(self):
+        return (c.c_void_p * max(1, len(self.regions)))(*(r.pointer.value for r in self.regions))
+
+    def bases(self):
+        return list(self._bases)
+
+
+# ---- sessions ------------------------------------------------------------------------------------
+
+class Context:
+    """A session with the coordinator (`dray serve`): one a process is enough."""
+
+    def __init__(self, address=None, role=None, rank=0, name=None, timeout=60.0):
+        self.pointer, self._pid = c.c_void_p(), os.getpid()
+        options = _l.Options(address=address and address.encode(), role=role and role.encode(),
+                             name=name and name.encode(), rank=rank, timeout_ns=int(timeout * 1e9))
+        call("dray_open", options, c.byref(self.pointer))
+
+    def close(self):
+        pointer, self.pointer = self.pointer, None
+        if pointer and os.getpid() == self._pid:
+            library().dray_close(pointer)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+class Publisher:
+    """This rank's parameters, published where they lie. `parameters`: (name, tensor) pairs, tensors
+    whole or DTensors (FSDP2's); kept, and looked at by every publish."""
+
+    def __init__(self, context, model, parameters, rank, world, staging_bytes=0, snapshot=False,
+                 timeout=60.0):
+        self._parameters = [(name, p) for name, p in parameters]
+        self._context, self.pointer = context, c.c_void_p()
+        self._layout = self._build()
+        self._published = None
+        self._timeout = timeout
+        live = self._live = self._layout.live()
+        options = _PublisherOptions(regions=live, rank=rank, world=world, snapshot=int(snapshot),
+                                    staging_bytes=staging_bytes, timeout_ns=int(timeout * 1e9))
+        call("dray_publisher_open", context.pointer, model.encode(), self._layout.pointer,
+             c.byref(options), c.byref(self.pointer))
+
+    def _build(self):
+        layout = Layout()
+        for name, parameter in self._parameters:
+            layout.add_parameter(name, parameter)
+        self._shape = self._where(layout)
+        return layout
+
+    @staticmethod
+    def _where(layout):
+        """Everything of a layout but the addresses: what must be the same for a move."""
+        out, size = c.c_void_p(), c.c_size_t()
+        call("dray_layout_pack", layout.pointer, c.byref(out), c.byref(size))
+        try:
+            return c.string_at(out, size.value)
+        finally:
+            library().dray_free(out)
+
+    def _addresses(self):
+        return [_local(p)[0].data_ptr() for _, p in self._parameters]
+
+    def moved(self):
+        """Tells the readers when parameters lie elsewhere now: after an offload and load, .to(),
+        a resumed arena. publish calls it; True: they did."""
+        try:
+            for region in self._layout.regions:
+                region.check()
+            if self._addresses() == self._at():
+                return False
+        except DrayError as e:
+            if e.name != "ESTALE":
+                raise
+        if self._published is not None:
+            self.wait()
+        before, shape = self._layout, self._shape
+        layout = self._build()
+        if self._shape != shape:
+            self._shape = shape
+            layout.close()
+            raise DrayError(-17, "the parameters lie in other places of their storages than before: "
+                            "open the publisher anew, on all ranks")
+        live = layout.live()
+        call("dray_publisher_move", self.pointer, live)
+        self._layout, self._live = layout, live
+        self._remember()
+        before.close()
+        return True
+
+    def _at(self):
+        if not hasattr(self, "_known"):
+            self._remember()
+        return self._known
+
+    def _remember(self):
+        self._known = self._addresses()
+
+    def publish(self, version, stream=None):
+        """This rank's parameters hold `version` as soon as the stream (None: the current one) has
+        done what it was given so far."""
+        self.moved()
+        fence = event = None
+        if any(_local(p)[0].is_cuda for _, p in self._parameters):
+            fence, event = _g._fence(stream)
+        call("dray_publish", self.pointer, version, c.byref(fence) if fence else None)
+        self._published, self._event = version, event
+
+    def wait(self, version=None, timeout=None):
+        """Before the next write: until readers of the version (None: the last) are done. How many
+        were dropped for it."""
+        version = self._published if version is None else version
+        dropped = c.c_uint32()
+        if version is not None:
+            call("dray_publisher_wait", self.pointer, version,
+                 int((self._timeout if timeout is None else timeout) * 1e9), c.byref(dropped))
+        return dropped.value
+
+    def attach(self, optimizer):
+        """The optimizer waits before each step. Returns the hook's handle."""
+        def wait(*_):
+            self.wait()
+        return optimizer.register_step_pre_hook(wait)
+
+    def release(self, timeout=None):
+        """Before the memory is given back (dray.gpu.release): takes it back from all readers. Raises
+        DrayError (ETIMEDOUT) that names those who still have it mapped."""
+        pins, count = (_Pin * 16)(), c.c_uint32()
+        try:
+            call("dray_publisher_release", self.pointer,
+                 int((self._timeout if timeout is None else timeout) * 1e9), pins, 16,
+                 c.byref(count))
+        except DrayError as e:
+            names = ", ".join(p.name.decode("utf-8", "replace") for p in pins[:count.value])
+            raise DrayError(e.code, f"{e} ({names})" if names else str(e)) from None
+        for region in self._layout.regions:
+            region.withdrawn()
+        self._published = None
+        self._known = None  # said anew by the next publish
+
+    def close(self):
+        pointer, self.pointer = self.pointer, None
+        if pointer:
+            library().dray_publisher_close(pointer)
+        if self._layout:
+            self._layout.close()
+        self._layout = None
+
+
+class Subscriber:
+    """This rank's part of an engine. blocks: Block, a rectangle each; views of fused parameters are
+    as good as whole ones."""
+
+    def __init__(self, context, model, blocks, group="engine", rank=0, world=1, timeout=60.0):
+        self.pointer = c.c_void_p()
+        self._layout = Layout()
+        for block in blocks:
+            self._layout.add_block(block)
+        self._live = self._layout.live()
+        options = _SubscriberOptions(regions=self._live, group=group.encode(), rank=rank,
+                                     world=world, timeout_ns=int(timeout * 1e9))
+        call("dray_subscriber_open", context.pointer, model.encode(), self._layout.pointer,
+             c.byref(options), c.byref(self.pointer))
+
+    @staticmethod
+    def _options(mode, strategy, min_version, path, bucket_bytes, verify, timeout):
+        return _UpdateOptions(mode=MODES[mode], strategy=STRATEGIES[strategy],
+                              min_version=min_version, path=path and path.encode(),
+                              bucket_bytes=bucket_bytes, verify=0 if verify else -1,
+                              timeout_ns=int(timeout * 1e9))
+
+    @staticmethod
+    def _dict(report):
+        room = c.create_string_buffer(8192)
+        call("dray_update_report_json", c.byref(report), room, len(room))
+        return json.loads(room.value)
+
+    def update(self, mode="auto", strategy="direct", min_version=0, path=None, bucket_bytes=0,
+               verify=True, timeout=60.0):
+        """Takes the newest version, together with the other ranks of the group; the report."""
+        options = self._options(mode, strategy, min_version, path, bucket_bytes, verify, timeout)
+        report = _UpdateReport()
+        call("dray_update_weights", self.pointer, c.byref(options), c.byref(report))
+        return self._dict(report)
+
+    def start(self, mode="auto", strategy="direct", min_version=0, path=None, bucket_bytes=0,
+              verify=True, timeout=60.0):
+        """The same, not blocking: start, poll until it is True (fileno says when), finish."""
+        options = self._options(mode, strategy, min_version, path, bucket_bytes, verify, timeout)
+        call("dray_update_start", self.pointer, c.byref(options))
+
+    def poll(self):
+        error = _l.Error()
+        code = library().dray_update_poll(self.pointer, c.byref(error))
+        return code != -14
+
+    def finish(self):
+        report = _UpdateReport()
+        call("dray_update_finish", self.pointer, c.byref(report))
+        return self._dict(report)
+
+    def fileno(self):
+        return library().dray_subscriber_fd(self.pointer)
+
+    def attend(self):
+        """Between updates: unmaps what its publishers want back."""
+        call("dray_subscriber_attend", self.pointer)
+
+    def verify(self):
+        """Compares the memory with what the last update brought."""
+        call("dray_subscriber_verify", self.pointer)
+
+    def close(self):
+        pointer, self.pointer = self.pointer, None
+        if pointer:
+            library().dray_subscriber_close(pointer)
+        if self._layout:
+            self._layout.close()
+        self._layout = None

@@ -1,0 +1,282 @@
+"""PyTorch processes by way of python/dray: FSDP2 ranks (fully_shard) publish the parameters that their
+optimizer writes, ranks of a tensor-parallel engine with fused weights receive them, and every update
+is compared, bit for bit, with what gather-and-slice gives. With GPUs (as many as ranks, by default
+two) on GPUs, each process seeing them in an order of its own, and parameters in an arena that is
+released and resumed between; elsewhere on the CPU.
+
+    DRAY_TEST_STEPS   updates (6; on GPUs 200)
+    DRAY_TEST_RANKS   of the trainer, and of the engine (2)
+    DRAY_TEST_MEMORY  "arena" (with GPUs the default), or "torch": PyTorch's own allocator, and
+                      parameters moved to the CPU and back"""
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+
+try:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.device_mesh import init_device_mesh
+except ImportError as missing:
+    print(missing)
+    sys.exit(77)
+
+sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
+import dray  # noqa: E402
+from dray.weights import Block, Context, Publisher, Subscriber  # noqa: E402
+
+RANKS = int(os.environ.get("DRAY_TEST_RANKS", "2"))
+ON_GPU = torch.cuda.is_available() and torch.cuda.device_count() >= RANKS
+STEPS = int(os.environ.get("DRAY_TEST_STEPS", "200" if ON_GPU else "6"))
+MEMORY = os.environ.get("DRAY_TEST_MEMORY", "arena")
+HIDDEN, HEADS, KV, HEAD, FFN = (1024, 16, 4, 64, 2816) if ON_GPU else (48, 6, 2, 8, 88)
+LAYERS = 2
+DTYPE = torch.bfloat16
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        for name, shape in shapes().items():
+            self.register_parameter(name, torch.nn.Parameter(torch.empty(shape, dtype=DTYPE)))
+
+    def forward(self, x):
+        y = torch.nn.functional.rms_norm(x, (HIDDEN,), self.norm)
+        k, v = y @ self.k.T, y @ self.v.T
+        y = y @ self.q.T + (k * v).mean(-1, keepdim=True)  # no attention: every parameter counts
+        return x + (torch.sigmoid(y @ self.gate.T) * (y @ self.up.T)) @ self.down.T
+
+
+def shapes():
+    return {"q": (HEADS * HEAD, HIDDEN), "k": (KV * HEAD, HIDDEN), "v": (KV * HEAD, HIDDEN),
+            "gate": (FFN, HIDDEN), "up": (FFN, HIDDEN), "down": (HIDDEN, FFN), "norm": (HIDDEN,)}
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Layer() for _ in range(LAYERS))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def wait_for(path, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not os.path.exists(path):
+        if time.monotonic() > deadline:
+            raise TimeoutError(path)
+        time.sleep(0.0005)
+
+
+def touch(path):
+    open(path, "w").close()
+
+
+# ---- trainer -------------------------------------------------------------------------------------
+
+def device_memory():
+    return torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0] if ON_GPU else 0
+
+
+def trainer(folder, rank):
+    device = "cuda" if ON_GPU else "cpu"
+    if ON_GPU:
+        torch.cuda.set_device(rank)
+    dist.init_process_group("nccl" if ON_GPU else "gloo", init_method=f"file://{folder}/init",
+                            rank=rank, world_size=RANKS)
+    mesh = init_device_mesh(device, (RANKS,))
+    torch.manual_seed(int(os.environ["DRAY_TEST_SEED"]))
+    arena = ON_GPU and MEMORY == "arena"
+
+    def build():
+        model = Model().to(device)
+        for p in model.parameters():
+            torch.nn.init.normal_(p, std=0.05)
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    if arena:
+        with dray.gpu.use_arena("weights"):
+            model = build()
+        torch.cuda.empty_cache()
+    else:
+        model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with Context(f"unix:{folder}/s", role="trainer", rank=rank) as context:
+        publisher = Publisher(context, "model", model.named_parameters(), rank, RANKS,
+                              staging_bytes=0 if ON_GPU else 8 << 20)
+        hook = publisher.attach(optimizer)
+        start = fds = None
+        for step in range(1, STEPS + 1):
+            x = torch.randn(64, HIDDEN, dtype=DTYPE, device=device)
+            model(x).float().square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step % 5 == 0:
+                move(publisher, model, arena)
+            full = {n: p.full_tensor().cpu() for n, p in model.named_parameters()}
+            if rank == 0:
+                torch.save(full, f"{folder}/{step}.tmp")
+                os.rename(f"{folder}/{step}.tmp", f"{folder}/{step}.pt")
+            dist.barrier()
+            publisher.publish(step)
+            for e in range(RANKS):
+                wait_for(f"{folder}/done.{step}.{e}")
+            dist.barrier()
+            if rank == 0:
+                os.remove(f"{folder}/{step}.pt")
+            if step == STEPS // 2:
+                start, fds = device_memory(), len(os.listdir("/proc/self/fd"))
+        grown, more = device_memory() - start, len(os.listdir("/proc/self/fd")) - fds
+        print(f"trainer {rank}: from update {STEPS // 2} to {STEPS} device memory {grown:+d} bytes, "
+              f"descriptors {more:+d}; regions {len(publisher._layout.regions)}", flush=True)
+        assert grown <= 64 << 20 and more <= 2, (grown, more)
+        hook.remove()
+        publisher.close()
+    dist.destroy_process_group()
+
+
+def move(publisher, model, arena):
+    """Between updates memory comes and goes, as when the engine has the GPU."""
+    if arena:
+        publisher.release()
+        torch.cuda.current_stream().synchronize()
+        report = dray.gpu.release("weights")
+        assert report["arenas"] == 1 and report["copied_bytes"], report
+        assert dray.gpu.arena_status("weights", torch.cuda.current_device())["resident_bytes"] == 0
+        dray.gpu.resume("weights")
+        return
+    publisher.wait()
+    for p in model.parameters():
+        local = p._local_tensor if hasattr(p, "_local_tensor") else p
+        storage = local.untyped_storage()
+        if ON_GPU:  # off the GPU and back: other addresses, same tensors
+            host = storage.cpu()
+            fresh = torch.empty(storage.nbytes(), dtype=torch.uint8, device=local.device)
+            fresh.untyped_storage().copy_(host)
+        else:
+            fresh = torch.empty(storage.nbytes(), dtype=torch.uint8)
+            fresh.untyped_storage().copy_(storage)
+        local.data = fresh.view(local.dtype).as_strided(local.shape, local.stride(),
+                                                        local.storage_offset())
+    if ON_GPU:
+        torch.cuda.empty_cache()
+
+
+# ---- engine --------------------------------------------------------------------------------------
+
+def cut(size, rank):
+    n = size // RANKS
+    return rank * n, n
+
+
+def engine_memory(rank, device):
+    """Fused weights as engines have them: this rank's rows of q, k and v in one tensor, gate and up in
+    another, columns of down; and which rectangle of which checkpoint tensor each part is."""
+    blocks, parts = [], []
+    for i in range(LAYERS):
+        name = f"layers.{i}."
+        rows = {n: cut(shapes()[n][0], rank) for n in ("q", "k", "v", "gate", "up")}
+        for group in (("q", "k", "v"), ("gate", "up")):
+            fused = torch.zeros(sum(rows[n][1] for n in group), HIDDEN, dtype=DTYPE, device=device)
+            at = 0
+            for n in group:
+                first, count = rows[n]
+                view = fused[at:at + count]
+                blocks.append(Block(name + n, shapes()[n], view, (first, 0)))
+                parts.append((name + n, view, slice(first, first + count), slice(None)))
+                at += count
+        first, count = cut(FFN, rank)
+        down = torch.zeros(HIDDEN, count, dtype=DTYPE, device=device)
+        norm = torch.zeros(HIDDEN, dtype=DTYPE, device=device)
+        blocks += [Block(name + "down", shapes()["down"], down, (0, first)),
+                   Block(name + "norm", shapes()["norm"], norm)]
+        parts += [(name + "down", down, slice(None), slice(first, first + count)),
+                  (name + "norm", norm, slice(None), None)]
+    return blocks, parts
+
+
+def engine(folder, rank):
+    device = "cpu"
+    if ON_GPU:  # this process counts the GPUs from the other end
+        device = "cuda:0"
+        torch.cuda.set_device(0)
+        with dray.gpu.use_arena("engine"):
+            blocks, parts = engine_memory(rank, device)
+    else:
+        blocks, parts = engine_memory(rank, device)
+    pauses = []
+    with Context(f"unix:{folder}/s", role="engine", rank=rank) as context:
+        subscriber = Subscriber(context, "model", blocks, "engine", rank, RANKS)
+        for step in range(1, STEPS + 1):
+            for _, view, _, _ in parts:
+                view.fill_(float("nan"))
+            if ON_GPU:
+                torch.cuda.synchronize()
+            while not os.path.exists(f"{folder}/{step}.pt"):
+                subscriber.attend()  # the trainer may want its memory back
+                time.sleep(0.002)
+            report = subscriber.update(min_version=step)
+            pauses.append(report["total_seconds"])
+            assert report["version"] == step, report
+            want = torch.load(f"{folder}/{step}.pt")
+            for name, view, rows, columns in parts:
+                whole = want[name][rows] if columns is None else want[name][rows, columns]
+                same = torch.equal(view.cpu().view(torch.int16), whole.contiguous().view(torch.int16))
+                assert same, f"update {step}: {name} differs"
+            touch(f"{folder}/done.{step}.{rank}")
+        subscriber.close()
+    pauses.sort()
+    print(f"engine {rank}: {STEPS} updates, pause median {1e3 * pauses[len(pauses) // 2]:.2f} ms, "
+          f"longest {1e3 * pauses[-1]:.2f} ms; {json.dumps(report['link_bytes'])}", flush=True)
+
+
+# ---- all -----------------------------------------------------------------------------------------
+
+def main():
+    seed = int(os.environ.get("DRAY_TEST_SEED", random.randrange(1 << 32)))
+    print("DRAY_TEST_SEED=%d, %s" % (seed, "GPUs" if ON_GPU else "CPU"), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        server = subprocess.Popen([os.environ["DRAY_PROGRAM"], "serve", "--listen",
+                                   f"unix:{folder}/s"], stdout=subprocess.PIPE, text=True)
+        assert server.stdout.readline().startswith("listening")
+        children = []
+        try:
+            for role in ("trainer", "engine"):
+                for rank in range(RANKS):
+                    env = dict(os.environ, DRAY_TEST_SEED=str(seed))
+                    if ON_GPU and role == "engine":
+                        env["CUDA_VISIBLE_DEVICES"] = ",".join(
+                            str((RANKS - 1 - rank + i) % RANKS) for i in range(RANKS))
+                    children.append(subprocess.Popen(
+                        [sys.executable, os.path.abspath(__file__), role, folder, str(rank)],
+                        env=env))
+            waiting = list(children)
+            while waiting:
+                for child in list(waiting):
+                    if child.poll() is not None:
+                        assert child.returncode == 0, f"{child.args} ended with {child.returncode}"
+                        waiting.remove(child)
+                time.sleep(0.05)
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
+            server.terminate()
+            server.wait(20)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 4:
+        torch.set_num_threads(1)
+        {"trainer": trainer, "engine": engine}[sys.argv[1]](sys.argv[2], int(sys.argv[3]))
+    else:
+        main()
