@@ -24,12 +24,21 @@ typedef struct builder {
     uint64_t steps;
 } builder;
 
+static void forget_form(dray__coverage_of_form *of)
+{
+    dray__sums_form_drop(of->form);
+    free(of->at);
+    *of = (dray__coverage_of_form){0};
+}
+
 void dray__coverage_free(dray__coverage *coverage)
 {
     for (uint32_t i = 0; i < coverage->count; i++)
         free(coverage->items[i].name);
     free(coverage->items);
     dray__map_free(&coverage->by_name);
+    forget_form(&coverage->announced);
+    forget_form(&coverage->found);
     *coverage = (dray__coverage){0};
 }
 
@@ -354,25 +363,55 @@ bool dray__coverage_whole(const dray__covered *item)
     return !item->mixed && item->covered == item->held;
 }
 
-int dray__coverage_compare(const dray__coverage *coverage, const dray__sums *announced,
-                           const dray__sums *found, const char *origin, dray__compared *out,
-                           dray_error *error)
+/* Where the items are in a table; nothing to do where it is of the same form as the last one. */
+static int align(const dray__coverage *coverage, dray__sums *sums, dray__coverage_of_form *of,
+                 dray_error *error)
+{
+    dray__sums_form *form = dray__sums_form_of(sums);
+    if (form && form == of->form)
+        return DRAY_OK;
+    forget_form(of);
+    of->at = calloc((size_t)coverage->count + 1, sizeof *of->at);
+    if (!form || !of->at)
+        return dray__nomem(error);
+    of->form = dray__sums_form_keep(form);
+    for (uint32_t i = 0; i < coverage->count; i++)
+        of->at[i] = dray__sums_form_find(form, coverage->items[i].name);
+    uint32_t at;
+    for (uint32_t i = 0; i < sums->count && !of->unknown; i++)
+        if (!dray__map_get(&coverage->by_name, sums->items[i].name, &at))
+            of->unknown = sums->items[i].name;
+    return DRAY_OK;
+}
+
+static const dray__named_sum *aligned(const dray__sums *sums, const dray__coverage_of_form *of,
+                                      uint32_t item)
+{
+    return of->at[item] < sums->count ? &sums->items[of->at[item]] : NULL;
+}
+
+int dray__coverage_compare(dray__coverage *coverage, dray__sums *announced, dray__sums *found,
+                           const char *origin, dray__compared *out, dray_error *error)
 {
     const dray__named_sum *first = NULL, *first_found = NULL;
     dray__compared compared = {0};
-    uint32_t wrong = 0, at;
+    uint32_t wrong = 0;
     char names[240] = "";
-    for (uint32_t i = 0; i < found->count; i++)
-        if (!dray__map_get(&coverage->by_name, found->items[i].name, &at))
-            return dray__fail(error, DRAY_ECHECKSUM,
-                              "tensor %s: the group's ranks say that they compared it, no layout "
-                              "has it",
-                              found->items[i].name);
+    int rc = align(coverage, announced, &coverage->announced, error);
+    if (rc == DRAY_OK)
+        rc = align(coverage, found, &coverage->found, error);
+    if (rc)
+        return rc;
+    if (coverage->found.unknown)
+        return dray__fail(error, DRAY_ECHECKSUM,
+                          "tensor %s: the group's ranks say that they compared it, no layout has "
+                          "it",
+                          coverage->found.unknown);
     for (uint32_t i = 0; i < coverage->count; i++) {
         const dray__covered *item = &coverage->items[i];
-        const dray__named_sum *want = dray__sums_find(announced, item->name);
-        const dray__named_sum *got = dray__sums_find(found, item->name);
-        int rc = check_counts(item, want, got, error);
+        const dray__named_sum *want = aligned(announced, &coverage->announced, i);
+        const dray__named_sum *got = aligned(found, &coverage->found, i);
+        rc = check_counts(item, want, got, error);
         if (rc)
             return rc;
         if (!dray__coverage_whole(item) || !want || !got)

@@ -18,10 +18,18 @@ typedef struct dray__covered {
     uint64_t covered; /* elements that ranks of the group hold */
 } dray__covered;
 
+/* Where each item is in tables of a form. */
+typedef struct dray__coverage_of_form {
+    dray__sums_form *form;
+    uint32_t *at;        /* UINT32_MAX: nowhere */
+    const char *unknown; /* a name that no item has, the form's; NULL: there is none */
+} dray__coverage_of_form;
+
 typedef struct dray__coverage {
     dray__map by_name;
     dray__covered *items;
     uint32_t count, capacity;
+    dray__coverage_of_form announced, found; /* of the last comparison */
 } dray__coverage;
 
 typedef struct dray__packed_layout {
@@ -50,9 +58,8 @@ bool dray__coverage_whole(const dray__covered *item);
  * be as many as the layouts say, on both sides, and the sums of tensors that the group holds as a
  * whole must be equal. origin: for the message, "what was published". DRAY_ECHECKSUM names those
  * that differ. */
-int dray__coverage_compare(const dray__coverage *coverage, const dray__sums *announced,
-                           const dray__sums *found, const char *origin, dray__compared *out,
-                           dray_error *error);
+int dray__coverage_compare(dray__coverage *coverage, dray__sums *announced, dray__sums *found,
+                           const char *origin, dray__compared *out, dray_error *error);
 
 /* For each tensor of a destination's layout what the source calls it, by `find` (NULL: it has no
  * such name); a tied one may be known by any of its names. names has room for all tensors. */

@@ -9,9 +9,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+static void free_parts(struct version *version)
+{
+    for (uint32_t i = 0; version->parts && i < version->world; i++)
+        dray__sums_free(&version->parts[i]);
+    free(version->parts);
+    version->parts = NULL;
+}
+
 static void version_free(struct version *version)
 {
     dray__sums_free(&version->sums);
+    free_parts(version);
     free(version);
 }
 
@@ -99,12 +108,12 @@ static int gang_for(dray__registry *r, struct entry *entry, uint64_t claimed, st
 }
 
 static int announce(dray__registry *r, struct gang *gang, struct entry *entry, uint64_t number,
-                    bool checked, const dray__sums *sums, struct version **out, dray_error *error);
+                    bool checked, dray__sums *sums, struct version **out, dray_error *error);
 
 /* What a rank published before the restart stays readable, once all of them are back. Of the ids
  * that ranks know of their set the largest is the last one. */
 static int take_claim(dray__registry *r, struct gang *gang, struct entry *entry,
-                      const struct claim *claim, dray_error *error)
+                      struct claim *claim, dray_error *error)
 {
     struct version *version;
     if (!claim->given || !claim->incarnation)
@@ -119,8 +128,8 @@ static int take_claim(dray__registry *r, struct gang *gang, struct entry *entry,
     return rc;
 }
 
-int dray__reg_gang_join(dray__registry *r, struct entry *entry, uint32_t world,
-                        const struct claim *claim, dray_error *error)
+int dray__reg_gang_join(dray__registry *r, struct entry *entry, uint32_t world, struct claim *claim,
+                        dray_error *error)
 {
     struct gang *gang;
     int rc = gang_for(r, entry, claim->given ? claim->incarnation : 0, &gang, error);
@@ -264,7 +273,7 @@ static void prune(dray__registry *r, struct gang *gang)
 }
 
 int dray__reg_publish(dray__registry *r, struct entry *entry, uint64_t number, bool checked,
-                      const dray__sums *sums, dray_error *error)
+                      dray__sums *sums, dray_error *error)
 {
     struct gang *gang = entry->gang;
     if (gang->broken)
@@ -287,8 +296,32 @@ int dray__reg_publish(dray__registry *r, struct entry *entry, uint64_t number, b
     return announce(r, gang, entry, number, checked, sums, &version, error);
 }
 
+static struct version *version_new(const struct gang *gang, uint64_t number)
+{
+    struct version *version = calloc(1, sizeof *version);
+    if (!version)
+        return NULL;
+    version->number = number;
+    version->world = gang->set.world;
+    version->parts = calloc((size_t)version->world + 1, sizeof *version->parts);
+    if (version->parts)
+        return version;
+    free(version);
+    return NULL;
+}
+
+/* In the order of ranks: what came of it the last time serves again. */
+static bool join_parts(struct version *version)
+{
+    bool joined = true;
+    for (uint32_t i = 0; i < version->world && joined; i++)
+        joined = dray__sums_join(&version->sums, &version->parts[i]);
+    free_parts(version);
+    return joined;
+}
+
 static int announce(dray__registry *r, struct gang *gang, struct entry *entry, uint64_t number,
-                    bool checked, const dray__sums *sums, struct version **out, dray_error *error)
+                    bool checked, dray__sums *sums, struct version **out, dray_error *error)
 {
     /* This rank's memory holds `number` now: nothing older can be read as a whole. */
     struct version **at = &gang->versions;
@@ -298,16 +331,17 @@ static int announce(dray__registry *r, struct gang *gang, struct entry *entry, u
         older->withdrawn |= older->number < number;
     struct version *version = *at;
     if (!version || version->number != number) {
-        version = calloc(1, sizeof *version);
+        version = version_new(gang, number);
         if (!version)
             return dray__nomem(error);
-        version->number = number;
         version->next = *at;
         /* A rank that is ahead already overwrote its part of this one. */
         version->withdrawn = gang->versions && gang->versions->number > number;
         *at = version;
     }
-    if (!dray__sums_add_all(&version->sums, sums)) {
+    version->parts[entry->rank] = *sums;
+    *sums = (dray__sums){0};
+    if (version->published + 1 == version->world && !join_parts(version)) {
         version->withdrawn = true; /* summed in part: it can never be complete */
         return dray__nomem(error);
     }

@@ -144,6 +144,7 @@ void dray__reg_update_over(struct group *group)
         if (group->set.entries[i]) {
             group->set.entries[i]->writing = false;
             group->set.entries[i]->voted = false;
+            dray__vote_free(&group->set.entries[i]->vote);
         }
 }
 
@@ -660,34 +661,48 @@ static int compare(struct group *group, dray_error *error)
     return rc;
 }
 
+void dray__vote_free(struct vote *vote)
+{
+    dray__sums_free(&vote->read);
+    dray__sums_free(&vote->expected);
+    dray__sums_free(&vote->lies);
+    vote->held = 0;
+}
+
+/* In the order of ranks: what came of it the last time serves again. */
+static int count_votes(struct group *group, dray_error *error)
+{
+    struct holding *goal = &group->goal;
+    bool counted = true;
+    goal->lies_known = true;
+    for (uint32_t i = 0; i < group->set.world && counted; i++) {
+        struct vote *vote = &group->set.entries[i]->vote;
+        goal->lies_known &= vote->held != DRAY__HELD_UNKNOWN;
+        counted = dray__sums_join(&goal->read, &vote->read) &&
+                  dray__sums_join(&goal->lies,
+                                  vote->held == DRAY__HELD_OWN ? &vote->lies : &vote->read) &&
+                  (i != 0 || dray__sums_join(&group->expected, &vote->expected));
+    }
+    return counted ? DRAY_OK : dray__nomem(error);
+}
+
 static void decide(dray__registry *r, struct group *group)
 {
     for (uint32_t i = 0; i < group->set.world; i++)
         if (!group->set.entries[i]->voted)
             return;
     dray_error error;
-    if (compare(group, &error))
+    int rc = count_votes(group, &error);
+    if (rc == DRAY_OK)
+        rc = compare(group, &error);
+    if (rc)
         dray__reg_abort(r, group, &error);
     else
         commit(r, group);
 }
 
-static bool count_vote(struct entry *entry, const struct vote *vote)
-{
-    struct group *group = entry->group;
-    struct holding *goal = &group->goal;
-    bool first = true;
-    for (uint32_t i = 0; i < group->set.world; i++)
-        first &= !group->set.entries[i]->voted;
-    goal->lies_known = (first || goal->lies_known) && vote->held != DRAY__HELD_UNKNOWN;
-    return dray__sums_add_all(&goal->read, &vote->read) &&
-           dray__sums_add_all(&goal->lies,
-                              vote->held == DRAY__HELD_OWN ? &vote->lies : &vote->read) &&
-           (entry->rank != 0 || dray__sums_add_all(&group->expected, &vote->expected));
-}
-
 int dray__reg_vote(dray__registry *r, struct entry *entry, uint64_t attempt,
-                   const struct vote *vote, void *ticket, dray_error *error)
+                   const dray_error *verdict, struct vote *vote, void *ticket, dray_error *error)
 {
     struct group *group = entry->group;
     int rc = current(entry, attempt, error);
@@ -696,18 +711,14 @@ int dray__reg_vote(dray__registry *r, struct entry *entry, uint64_t attempt,
     if (entry->voted)
         return dray__fail(error, DRAY_EPROTO, "rank %" PRIu32 " of group %s votes twice",
                           entry->rank, group->name);
-    if (!vote->verdict.code && !count_vote(entry, vote)) {
-        dray_error reason;
-        dray__nomem(&reason);
-        dray__reg_abort(r, group, &reason); /* summed in part: nothing can be decided any more */
-        return current(entry, attempt, error);
-    }
     entry->voted = true;
     entry->vote_ticket = ticket;
-    if (vote->verdict.code) {
+    entry->vote = *vote;
+    *vote = (struct vote){0};
+    if (verdict->code) {
         dray_error reason;
-        dray__fail(&reason, vote->verdict.code, "rank %" PRIu32 " (%s): %s", entry->rank,
-                   entry->name, vote->verdict.message);
+        dray__fail(&reason, verdict->code, "rank %" PRIu32 " (%s): %s", entry->rank, entry->name,
+                   verdict->message);
         dray__reg_abort(r, group, &reason);
     } else {
         decide(r, group);

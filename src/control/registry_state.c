@@ -101,6 +101,8 @@ static void entry_free(struct entry *entry)
     free(entry->layout);
     free(entry->name);
     free(entry->endpoint);
+    dray__sums_forms_clear(&entry->forms);
+    dray__vote_free(&entry->vote);
     free(entry);
 }
 
@@ -248,7 +250,7 @@ static int publisher_claim(call *c, struct claim *out, dray_error *error)
     out->version = dray__get_u64(c->in);
     out->checked = dray__get_u8(c->in) != 0;
     out->readable = dray__get_u8(c->in) != 0;
-    return dray__sums_get(c->in, &out->sums) ? DRAY_OK : dray__nomem(error);
+    return dray__sums_get(c->in, &out->sums, NULL) ? DRAY_OK : dray__nomem(error);
 }
 
 static void subscriber_claim(call *c, struct claim *out)
@@ -283,7 +285,7 @@ static int check_claim(const dray__registry *r, const struct claim *claim, dray_
 static int open_entry(call *c, const char *model_name, const char *group, uint32_t rank,
                       uint32_t world, uint64_t token, const char *endpoint, uint32_t regions,
                       uint32_t shared, uint64_t slot_bytes, const void *layout, size_t size,
-                      const struct claim *claim, dray_error *error)
+                      struct claim *claim, dray_error *error)
 {
     if (!model_name[0])
         return dray__fail(error, DRAY_EINVALID, "a model needs a name");
@@ -553,11 +555,12 @@ static int publish(call *c, dray_error *error)
     uint64_t key = dray__get_u64(c->in), number = dray__get_u64(c->in);
     bool checked = dray__get_u8(c->in) != 0;
     dray__sums sums = {0};
-    struct entry *entry = NULL;
-    bool stored = dray__sums_get(c->in, &sums);
-    int rc = stored ? finish_reading(c, "PUBLISH", error) : dray__nomem(error);
-    if (rc == DRAY_OK)
-        rc = dray__reg_entry(c, key, DRAY__PUBLISHER, &entry, error);
+    struct entry *entry;
+    int rc = dray__reg_entry(c, key, DRAY__PUBLISHER, &entry, error);
+    if (rc)
+        return rc;
+    rc = dray__sums_get(c->in, &sums, &entry->forms) ? finish_reading(c, "PUBLISH", error)
+                                                     : dray__nomem(error);
     if (rc == DRAY_OK)
         rc = dray__reg_publish(c->r, entry, number, checked, &sums, error);
     dray__sums_free(&sums);

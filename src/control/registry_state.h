@@ -48,6 +48,12 @@ struct claim {
     uint64_t staged_version, staged_incarnation;
 };
 
+/* What a rank read, what a checkpoint says of itself (rank 0), what lies in its memory now. */
+struct vote {
+    dray__sums read, expected, lies;
+    uint8_t held; /* enum dray__held */
+};
+
 /* One opened publisher or subscriber: exactly one of gang and group is set. */
 struct entry {
     struct entry *next;
@@ -67,14 +73,16 @@ struct entry {
     bool released;       /* and not said anew */
     uint64_t published;
     bool has_published;
-    struct claim claim;   /* without its sums */
-    void *release_ticket; /* REGIONS_RELEASE */
-    void *gang_ticket;    /* UPDATE_SOURCES(GANG), kept until the gang is formed */
+    struct claim claim;     /* without its sums */
+    dray__sums_forms forms; /* of checksums that came from it */
+    void *release_ticket;   /* REGIONS_RELEASE */
+    void *gang_ticket;      /* UPDATE_SOURCES(GANG), kept until the gang is formed */
     /* subscribers */
     struct begin begin;
     bool shared; /* every region can be reached by other processes */
     void *vote_ticket, *writing_ticket, *leave_ticket;
     bool writing, voted;
+    struct vote vote; /* what it voted, until all have */
 };
 
 /* Ranks that belong together, under an id that changes when any of them does. */
@@ -90,7 +98,9 @@ struct version {
     uint32_t published; /* ranks that did */
     uint32_t readers;   /* groups that hold a lease */
     bool withdrawn, unchecked;
-    dray__sums sums;
+    dray__sums *parts; /* of the ranks, by rank, until all have published */
+    uint32_t world;
+    dray__sums sums; /* of all of them, then */
     uint32_t dropped;
     char dropped_names[256];
 };
@@ -214,13 +224,14 @@ int dray__reg_set_join(struct set *set, struct entry *entry, uint32_t world, con
 void dray__reg_set_leave(struct set *set, struct entry *entry);
 
 /* ---- registry_gang.c: publishers and their versions */
-int dray__reg_gang_join(dray__registry *r, struct entry *entry, uint32_t world,
-                        const struct claim *claim, dray_error *error);
+int dray__reg_gang_join(dray__registry *r, struct entry *entry, uint32_t world, struct claim *claim,
+                        dray_error *error);
 void dray__reg_gang_leave(dray__registry *r, struct entry *entry, const char *why);
 void dray__reg_gang_complete(dray__registry *r, struct gang *gang); /* forms it when all is there */
 void dray__reg_gang_answer(dray__registry *r, struct entry *entry);
+/* Takes the sums over. */
 int dray__reg_publish(dray__registry *r, struct entry *entry, uint64_t number, bool checked,
-                      const dray__sums *sums, dray_error *error);
+                      dray__sums *sums, dray_error *error);
 int dray__reg_wait(dray__registry *r, struct entry *entry, uint64_t number, int64_t timeout_ns,
                    void *ticket, dray_error *error);
 /* true: the ticket was a PUBLISHER_WAIT; answered. */
@@ -258,14 +269,10 @@ int dray__reg_begin(dray__registry *r, struct entry *entry, const struct begin *
 /* The ticket is answered, or kept while others read what will be overwritten. */
 int dray__reg_writing(dray__registry *r, struct entry *entry, uint64_t attempt, int64_t lease_ns,
                       void *ticket, dray_error *error);
-/* A vote's content. */
-struct vote {
-    dray_error verdict;
-    dray__sums read, expected, lies;
-    uint8_t held;
-};
+/* Takes the vote's sums over. */
 int dray__reg_vote(dray__registry *r, struct entry *entry, uint64_t attempt,
-                   const struct vote *vote, void *ticket, dray_error *error);
+                   const dray_error *verdict, struct vote *vote, void *ticket, dray_error *error);
+void dray__vote_free(struct vote *vote);
 void dray__reg_prefetch_drop(struct entry *entry);
 /* The group's update is over, and so is its lease; what is counted for its votes is thrown away. */
 void dray__reg_update_over(struct group *group);

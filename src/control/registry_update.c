@@ -57,6 +57,18 @@ static int update_writing(dray__reg_call *c, dray_error *error)
     return rc ? rc : dray__reg_writing(c->r, entry, attempt, lease, c->ticket, error);
 }
 
+static int get_vote(dray__reg_call *c, struct entry *entry, struct vote *out, dray_error *error)
+{
+    bool stored = dray__sums_get(c->in, &out->read, &entry->forms) &&
+                  dray__sums_get(c->in, &out->expected, &entry->forms);
+    out->held = dray__get_u8(c->in);
+    stored = stored && dray__sums_get(c->in, &out->lies, &entry->forms);
+    int rc = stored ? dray__reader_finish(c->in, "UPDATE_VOTE", error) : dray__nomem(error);
+    if (rc == DRAY_OK && out->held > DRAY__HELD_OWN)
+        rc = dray__fail(error, DRAY_EINVALID, "a vote that holds %d", out->held);
+    return rc;
+}
+
 static int update_vote(dray__reg_call *c, dray_error *error)
 {
     uint64_t key = dray__get_u64(c->in), attempt = dray__get_u64(c->in);
@@ -65,25 +77,19 @@ static int update_vote(dray__reg_call *c, dray_error *error)
     int64_t timeout = dray__get_i64(c->in);
     struct vote vote = {0};
     struct entry *entry = NULL;
-    bool stored = dray__sums_get(c->in, &vote.read) && dray__sums_get(c->in, &vote.expected);
-    vote.held = dray__get_u8(c->in);
-    stored = stored && dray__sums_get(c->in, &vote.lies);
-    int rc = stored ? dray__reader_finish(c->in, "UPDATE_VOTE", error) : dray__nomem(error);
-    if (rc == DRAY_OK && vote.held > DRAY__HELD_OWN)
-        rc = dray__fail(error, DRAY_EINVALID, "a vote that holds %d", vote.held);
+    int rc = dray__reg_entry(c, key, DRAY__SUBSCRIBER, &entry, error);
     if (rc == DRAY_OK)
-        rc = dray__reg_entry(c, key, DRAY__SUBSCRIBER, &entry, error);
+        rc = get_vote(c, entry, &vote, error);
     if (rc == DRAY_OK) {
+        dray_error verdict = {0};
         if (code)
-            dray__fail(&vote.verdict, code, "%s", message);
-        rc = dray__reg_vote(c->r, entry, attempt, &vote, c->ticket, error);
+            dray__fail(&verdict, code, "%s", message);
+        rc = dray__reg_vote(c->r, entry, attempt, &verdict, &vote, c->ticket, error);
         if (rc == DRAY_OK && entry->vote_ticket == c->ticket)
             c->r->ops.expire_at(c->r->ops.user, c->ticket, dray__deadline(timeout));
     }
     free(message);
-    dray__sums_free(&vote.read);
-    dray__sums_free(&vote.expected);
-    dray__sums_free(&vote.lies);
+    dray__vote_free(&vote);
     return rc;
 }
 

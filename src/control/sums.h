@@ -1,18 +1,26 @@
 /* A table of checksums by tensor name: what publishers announce, what groups vote with. The sums
- * are those of mover/checksum.h, so tables of disjoint rectangles add up. */
+ * are those of mover/checksum.h, so tables of disjoint rectangles add up.
+ *
+ * A model has tens of thousands of tensors, and from one version to the next nothing changes but
+ * the sums. So a table can be of a form: names, dtypes and elements, which do not change and are
+ * shared. A form goes over a connection once; then a table is its number and the sums. Joining two
+ * tables whose forms were joined before is adding numbers up. */
 #ifndef DRAY_CONTROL_SUMS_H
 #define DRAY_CONTROL_SUMS_H
 
 #include "base/hash.h"
 #include "base/wire.h"
 
-#include <dray/dray.h>
+#include <dray/model.h>
 #include <stdbool.h>
 
 #define DRAY__TENSOR_NAME_MAX 4096u
 
+/* One thread at a time for all that share it: each member, and the coordinator, has its own. */
+typedef struct dray__sums_form dray__sums_form;
+
 typedef struct dray__named_sum {
-    char *name;
+    const char *name; /* the table's or its form's */
     int32_t dtype;
     bool mixed;        /* held in several dtypes: bits cannot be compared */
     uint64_t elements; /* covered */
@@ -20,18 +28,49 @@ typedef struct dray__named_sum {
 } dray__named_sum;
 
 typedef struct dray__sums {
-    dray__map by_name;
     dray__named_sum *items;
     uint32_t count, capacity;
+    dray__sums_form *form;     /* what it is of; NULL: not known yet */
+    dray__sums_form *expected; /* while it is made: whose names it uses */
+    dray__map by_name;         /* of its own names, when it has neither */
 } dray__sums;
 
 void dray__sums_free(dray__sums *sums);
 /* Adds a partial sum; false: out of memory. */
 bool dray__sums_add(dray__sums *sums, const char *name, int32_t dtype, uint64_t elements,
                     uint64_t sum);
-bool dray__sums_add_all(dray__sums *sums, const dray__sums *more);
+/* Adds a table to another. */
+bool dray__sums_join(dray__sums *sums, dray__sums *more);
 const dray__named_sum *dray__sums_find(const dray__sums *sums, const char *name);
-void dray__sums_put(dray__writer *w, const dray__sums *sums);
-/* Reads what dray__sums_put wrote, adding to `sums`; malformed input sticks to the reader. */
-bool dray__sums_get(dray__reader *r, dray__sums *sums);
+
+/* ---- forms ----------------------------------------------------------------------------------- */
+
+/* Of an empty table: it will probably be of this form again, added up in the same order; that is
+ * cheap then. form may be NULL. */
+void dray__sums_expect(dray__sums *sums, dray__sums_form *form);
+/* The table's form, borrowed; NULL: out of memory. */
+dray__sums_form *dray__sums_form_of(dray__sums *sums);
+dray__sums_form *dray__sums_form_keep(dray__sums_form *form); /* NULL is fine */
+void dray__sums_form_drop(dray__sums_form *form);             /* NULL is fine */
+/* Where a name is among the items; UINT32_MAX: nowhere. */
+uint32_t dray__sums_form_find(const dray__sums_form *form, const char *name);
+
+/* ---- on the wire ----------------------------------------------------------------------------- */
+
+/* The forms that one side of a connection has sent, or the other has got. */
+enum { DRAY__SUMS_FORMS = 8 };
+typedef struct dray__sums_forms {
+    dray__sums_form *form[DRAY__SUMS_FORMS];
+    uint32_t next;
+} dray__sums_forms;
+
+/* To be called by the sender whenever it cannot know what became of a message. */
+void dray__sums_forms_clear(dray__sums_forms *forms);
+
+/* u8 1, u32 count, items; or u8 2, u64 the number of a form that went before, the sums. */
+void dray__sums_put(dray__writer *w, const dray__sums *sums); /* whole */
+void dray__sums_put_known(dray__writer *w, dray__sums *sums, dray__sums_forms *sent);
+/* Reads what was put, adding to `sums`; malformed input, a form that never came too, sticks to the
+ * reader. known may be NULL. false: out of memory. */
+bool dray__sums_get(dray__reader *r, dray__sums *sums, dray__sums_forms *known);
 #endif

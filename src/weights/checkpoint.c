@@ -144,7 +144,7 @@ static int fill(const dray_layout *layout, dray_region *const *regions, const dr
         rc = move_plan(plan, files, regions, opened, error);
         if (!rc)
             rc = dray_checksums_compute(layout, regions, &read, error);
-        if (!rc && !dray__sums_add_all(&sums, &read->sums))
+        if (!rc && !dray__sums_join(&sums, &read->sums))
             rc = dray__nomem(error);
         dray_checksums_free(read);
     }

@@ -158,7 +158,7 @@ int dray_checksums_fetch_group(dray_context *context, const char *model, const c
     if (rc == DRAY_OK) {
         uint64_t number = dray__get_u64(&reply.payload);
         dray__get_u64(&reply.payload); /* incarnation */
-        rc = dray__sums_get(&reply.payload, &sums->sums)
+        rc = dray__sums_get(&reply.payload, &sums->sums, NULL)
                  ? dray__reader_finish(&reply.payload, "checksums", error)
                  : dray__nomem(error);
         if (rc == DRAY_OK && version)

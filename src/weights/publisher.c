@@ -44,8 +44,9 @@ struct dray_publisher {
     char *model;
     dray__writer packed; /* the layout */
     dray__sums sums;     /* of what was published last */
-    uint64_t waits;      /* the newest version that was waited for, successfully or not */
-    uint64_t returns;    /* of the context, when this rank registered */
+    dray__sums_forms sent;
+    uint64_t waits;   /* the newest version that was waited for, successfully or not */
+    uint64_t returns; /* of the context, when this rank registered */
 };
 
 static int64_t deadline_of(const dray_publisher *p, int64_t timeout_ns)
@@ -126,6 +127,7 @@ static int register_rank(dray_publisher *p, int64_t deadline, dray_error *error)
         return rc;
     p->key = dray__get_u64(&reply.payload);
     p->returns = returns;
+    dray__sums_forms_clear(&p->sent);
     rc = dray__reader_finish(&reply.payload, "PUBLISHER_OPEN", error);
     return rc ? rc : put_regions(p, deadline, error);
 }
@@ -458,6 +460,7 @@ static int publish(dray_publisher *p, uint64_t version, dray__sums *sums, dray_e
         rc = take_snapshot(p, deadline, error);
     if (rc == DRAY_OK && p->checksum && !p->pieces_made)
         rc = make_pieces(p, deadline, error);
+    dray__sums_expect(sums, p->sums.form);
     if (rc == DRAY_OK && p->checksum)
         rc = dray__sum_published(p->layout, p->regions, &p->pieces, &p->gpu_sums, p->fence,
                                  deadline, sums, error);
@@ -474,11 +477,13 @@ static int publish(dray_publisher *p, uint64_t version, dray__sums *sums, dray_e
     dray__put_u64(&w, p->key);
     dray__put_u64(&w, version);
     dray__put_u8(&w, p->checksum);
-    dray__sums_put(&w, sums);
+    dray__sums_put_known(&w, sums, &p->sent);
     rc = dray__call(p->channel, DRAY__MSG_PUBLISH, &w, NULL, 0, deadline, NULL, error);
     dray__writer_free(&w);
-    if (rc)
+    if (rc) {
+        dray__sums_forms_clear(&p->sent);
         return rc;
+    }
     dray__sums_free(&p->sums);
     p->sums = *sums;
     *sums = (dray__sums){0};
@@ -721,6 +726,7 @@ void dray_publisher_close(dray_publisher *p)
     dray__source_sums_free(p->gpu_sums);
     dray__pieces_free(&p->pieces);
     dray__sums_free(&p->sums);
+    dray__sums_forms_clear(&p->sent);
     dray__writer_free(&p->packed);
     free(p->model);
     dray__delta_close(p->delta_view);

@@ -565,7 +565,7 @@ static int gather_sums(save *s, dray_error *error)
         if (rc)
             return rc;
         dray__reader r = dray__reader_of(data, size);
-        rc = dray__sums_get(&r, &s->sums) ? dray__reader_finish(&r, "sums of a rank", error)
+        rc = dray__sums_get(&r, &s->sums, NULL) ? dray__reader_finish(&r, "sums of a rank", error)
                                           : dray__nomem(error);
         free(data);
         if (rc)

@@ -111,6 +111,7 @@ static int register_rank(dray_subscriber *s, int64_t deadline, dray_error *error
         return rc;
     s->key = dray__get_u64(&reply.payload);
     s->returns = returns;
+    dray__sums_forms_clear(&s->sent);
     rc = dray__reader_finish(&reply.payload, "SUBSCRIBER_OPEN", error);
     for (uint32_t i = 0; i < regions && rc == DRAY_OK; i++)
         if (offered(s, i))
@@ -238,6 +239,9 @@ void dray_subscriber_close(dray_subscriber *s)
     close_fd(s->timer_fd);
     dray__channel_close(s->channel);
     free(s->block_sums);
+    dray__sums_form_drop(s->read_form);
+    dray__sums_form_drop(s->lies_form);
+    dray__sums_forms_clear(&s->sent);
     dray__writer_free(&s->packed);
     dray_layout_free(s->destination.layout);
     free(s->destination.regions);

@@ -36,8 +36,10 @@ struct dray_subscriber {
     uint64_t version, incarnation;
     bool event_set;
 
-    dray__sources *live, *disk; /* plans of the last update of either kind */
-    uint64_t *block_sums;       /* of the version that this rank holds; NULL: unknown */
+    dray__sources *live, *disk;             /* plans of the last update of either kind */
+    uint64_t *block_sums;                   /* of the version that this rank holds; NULL: unknown */
+    dray__sums_form *read_form, *lies_form; /* of the last vote */
+    dray__sums_forms sent;
     /* What this rank's memory holds, as a whole; incarnation 0: nothing that is known, or a
      * checkpoint's. */
     uint64_t held_incarnation, held_version;

@@ -115,17 +115,29 @@ static uint8_t held(dray_subscriber *s, dray__sums *lies)
     return as_read ? DRAY__HELD_AS_READ : DRAY__HELD_OWN;
 }
 
+/* Puts a table of sums, whose form the next one will probably have, too. */
+static void put_sums(dray_subscriber *s, dray__writer *w, dray__sums *sums, dray__sums_form **last)
+{
+    dray__sums_put_known(w, sums, &s->sent);
+    if (!sums->form || sums->form == *last)
+        return;
+    dray__sums_form_drop(*last);
+    *last = dray__sums_form_keep(sums->form);
+}
+
 static int vote(dray_subscriber *s, const dray_error *verdict)
 {
     dray__sums sums = {0}, expected = {0}, lies = {0};
     dray_error error;
     dray_error own = {0};
+    dray__sums_expect(&sums, s->read_form);
+    dray__sums_expect(&lies, s->lies_form);
     if (verdict)
         own = *verdict;
     else if (s->haul && dray__haul_sums(s->haul, &sums, &error))
         own = error;
     else if (s->haul && s->destination.rank == 0 &&
-             !dray__sums_add_all(&expected, &s->sources->stored))
+             !dray__sums_join(&expected, &s->sources->stored))
         dray__nomem(&own);
     dray__writer w = {0};
     dray__put_u64(&w, s->key);
@@ -134,10 +146,10 @@ static int vote(dray_subscriber *s, const dray_error *verdict)
     dray__put_string(&w, own.code ? own.message : "");
     int64_t left = s->deadline_ns - dray__now();
     dray__put_i64(&w, left > 0 ? left : 0);
-    dray__sums_put(&w, &sums);
-    dray__sums_put(&w, &expected);
+    put_sums(s, &w, &sums, &s->read_form);
+    dray__sums_put_known(&w, &expected, &s->sent);
     dray__put_u8(&w, own.code ? DRAY__HELD_UNKNOWN : held(s, &lies));
-    dray__sums_put(&w, &lies);
+    put_sums(s, &w, &lies, &s->lies_form);
     s->failed = own.code != 0;
     s->mark_ns = dray__now();
     set_timer(s, dray__answer_deadline(s->deadline_ns));
