@@ -673,16 +673,22 @@ void dray__vote_free(struct vote *vote)
 static int count_votes(struct group *group, dray_error *error)
 {
     struct holding *goal = &group->goal;
-    bool counted = true;
+    bool counted = true, own = false;
     goal->lies_known = true;
+    for (uint32_t i = 0; i < group->set.world; i++) {
+        goal->lies_known &= group->set.entries[i]->vote.held != DRAY__HELD_UNKNOWN;
+        own |= group->set.entries[i]->vote.held == DRAY__HELD_OWN;
+    }
     for (uint32_t i = 0; i < group->set.world && counted; i++) {
         struct vote *vote = &group->set.entries[i]->vote;
-        goal->lies_known &= vote->held != DRAY__HELD_UNKNOWN;
         counted = dray__sums_join(&goal->read, &vote->read) &&
-                  dray__sums_join(&goal->lies,
-                                  vote->held == DRAY__HELD_OWN ? &vote->lies : &vote->read) &&
                   (i != 0 || dray__sums_join(&group->expected, &vote->expected));
+        if (counted && own && goal->lies_known)
+            counted = dray__sums_join(&goal->lies,
+                                      vote->held == DRAY__HELD_OWN ? &vote->lies : &vote->read);
     }
+    if (counted && !own && goal->lies_known)
+        counted = dray__sums_join(&goal->lies, &goal->read);
     return counted ? DRAY_OK : dray__nomem(error);
 }
 

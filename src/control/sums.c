@@ -268,31 +268,44 @@ static bool join_anew(dray__sums *sums, dray__sums *more)
     return result != NULL;
 }
 
+/* As the notes say: in place. */
+static bool join_again(dray__sums *sums, const dray__sums *more)
+{
+    dray__sums_form *first = sums->form, *joined = first->joined;
+    if (joined->count > sums->capacity) {
+        dray__named_sum *items = realloc(sums->items, joined->count * sizeof *items);
+        if (!items)
+            return false;
+        sums->items = items;
+        sums->capacity = joined->count;
+    }
+    for (uint32_t i = 0; i < joined->count; i++) {
+        uint64_t sum = i < sums->count ? sums->items[i].sum : 0;
+        sums->items[i] = joined->items[i];
+        sums->items[i].sum = sum;
+    }
+    for (uint32_t i = 0; i < more->count; i++)
+        sums->items[first->at[i]].sum += more->items[i].sum;
+    sums->count = joined->count;
+    sums->form = dray__sums_form_keep(joined);
+    dray__sums_form_drop(first);
+    return true;
+}
+
 bool dray__sums_join(dray__sums *sums, dray__sums *more)
 {
     if (!more->count)
         return true;
-    dray__sums_form *b = dray__sums_form_of(more), *a = sums->count ? dray__sums_form_of(sums) : b;
-    if (!a || !b)
+    dray__sums_form *form = dray__sums_form_of(more);
+    if (!form || (sums->count && !dray__sums_form_of(sums)))
         return false;
-    dray__sums joined = {0};
-    if (!sums->count) {
-        if (!of_form(&joined, b))
-            return false;
-        for (uint32_t i = 0; i < more->count; i++)
-            joined.items[i].sum = more->items[i].sum;
-    } else if (a->with != b) {
-        return join_anew(sums, more);
-    } else {
-        if (!of_form(&joined, a->joined))
-            return false;
-        for (uint32_t i = 0; i < sums->count; i++)
-            joined.items[i].sum = sums->items[i].sum;
-        for (uint32_t i = 0; i < more->count; i++)
-            joined.items[a->at[i]].sum += more->items[i].sum;
-    }
+    if (sums->count)
+        return sums->form->with == form ? join_again(sums, more) : join_anew(sums, more);
     dray__sums_free(sums);
-    *sums = joined;
+    if (!of_form(sums, form))
+        return false;
+    for (uint32_t i = 0; i < more->count; i++)
+        sums->items[i].sum = more->items[i].sum;
     return true;
 }
 
