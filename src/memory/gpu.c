@@ -7,6 +7,7 @@
 
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 int dray_gpu_count(int32_t *count, int32_t *version, dray_error *error)
@@ -98,21 +99,30 @@ int dray_gpu_get_link(int32_t from, int32_t to, int32_t *link, dray_error *error
     return DRAY_OK;
 }
 
-enum { MEASURED_BYTES = 256 << 20, MEASURED_COPIES = 8 };
+enum { MEASURED_BYTES = 256 << 20, MEASURED_COPIES = 8, NOISE_WORDS = 1 << 18 };
 
-/* Repeated, so that the link never sees zeros, which are faster than real data. */
-static CUresult fill(const dray__cuda *cuda, CUdeviceptr at)
+/* Noise, for zeros would be faster than real data: one piece of it after the other. */
+static void make_noise(uint32_t noise[NOISE_WORDS])
 {
-    uint32_t noise[1024];
     uint32_t x = 2463534242u;
-    for (size_t i = 0; i < sizeof noise / sizeof *noise; i++) {
+    for (size_t i = 0; i < NOISE_WORDS; i++) {
         x ^= x << 13, x ^= x >> 17, x ^= x << 5;
         noise[i] = x;
     }
-    CUresult result = cuda->cuMemcpyHtoD(at, noise, sizeof noise);
-    for (size_t have = sizeof noise; have < MEASURED_BYTES && !result; have *= 2)
-        result = cuda->cuMemcpyDtoD(at + have, at, have);
-    return result;
+}
+
+static int fill(dray_region *region, dray_error *error)
+{
+    static const uint64_t piece = NOISE_WORDS * sizeof(uint32_t);
+    uint32_t *noise = malloc(piece);
+    if (!noise)
+        return dray__nomem(error);
+    make_noise(noise);
+    int rc = DRAY_OK;
+    for (uint64_t at = 0; at < MEASURED_BYTES && rc == DRAY_OK; at += piece)
+        rc = dray_region_write(region, at, noise, piece, error);
+    free(noise);
+    return rc;
 }
 
 /* The sides of a measurement are regions: device memory, or pinned host memory. */
@@ -152,26 +162,19 @@ static CUresult time_copies(const dray__cuda *cuda, const dray_region *from, con
     return result ? result : synced;
 }
 
-static int measure(int32_t from, dray_region *a, dray_region *b, dray__cuda_device *on,
-                   double *rate, dray_error *error)
+static int measure(dray_region *a, dray_region *b, dray__cuda_device *on, double *rate,
+                   dray_error *error)
 {
-    const dray__cuda *cuda = dray__cuda_get(NULL);
-    int rc = dray__region_reach(a, on, error);
+    int rc = fill(a, error);
+    if (rc == DRAY_OK)
+        rc = dray__region_reach(a, on, error);
     if (rc == DRAY_OK)
         rc = dray__region_reach(b, on, error);
     if (rc == DRAY_OK)
         rc = dray__cuda_enter(on, error);
     if (rc)
         return rc;
-    CUresult result = CUDA_SUCCESS;
-    if (from >= 0)
-        result = fill(cuda, dray_region_device_address(a));
-    else
-        for (uint32_t *w = dray_region_base(a), x = 1;
-             w < (uint32_t *)dray_region_base(a) + MEASURED_BYTES / sizeof *w; w++)
-            *w = x = x * 1664525u + 1013904223u;
-    if (!result)
-        result = time_copies(cuda, a, b, rate);
+    CUresult result = time_copies(dray__cuda_get(NULL), a, b, rate);
     dray__cuda_leave();
     return result ? dray__fail_cuda(error, result, "measuring copies") : DRAY_OK;
 }
@@ -192,7 +195,7 @@ int dray_gpu_measure(int32_t from, int32_t to, double *rate, dray_error *error)
     if (rc == DRAY_OK)
         rc = side(to, &b, error);
     if (rc == DRAY_OK)
-        rc = measure(from, a, b, on, rate, error);
+        rc = measure(a, b, on, rate, error);
     dray_region_free(a);
     dray_region_free(b);
     return rc;
