@@ -355,6 +355,7 @@ static int add_claim(dray__table *table, dray__client *client, uint32_t ticket,
     claim->state = DRAY__CLAIM_ACTIVE;
     claim->generation = claim->partition->generation;
     claim->newest = UINT64_MAX;
+    claim->restores = table->restores;
     claim->next = table->claims;
     if (table->claims)
         table->claims->prev = claim;
@@ -726,6 +727,33 @@ int dray__claim_fail(dray__table *table, dray__client *client, uint32_t ticket,
     return DRAY_OK;
 }
 
+/* What the task reads of the row, in puts that its claim met. */
+static void mark_row(const dray__table *table, const dray__claim *claim, uint32_t slot)
+{
+    const dray__partition *p = claim->partition;
+    for (uint32_t w = 0; w <= table->task_count; w++) {
+        uint32_t at = DRAY__NONE;
+        const dray__place *place = NULL;
+        while (dray__next_place(p, (int)w - 1, slot, &at, &place)) {
+            const dray__put *put = p->puts[place->put];
+            for (uint32_t c = 0; c < put->column_count && put->restored <= claim->restores; c++)
+                if (put->columns[c].chunk &&
+                    (table->columns[put->columns[c].column].readers | put->goes_on) >> claim->task &
+                        1)
+                    put->columns[c].chunk->lost = true;
+        }
+    }
+}
+
+void dray__claim_mark_lost(dray__table *table, const dray__client *client, uint32_t ticket,
+                           const uint32_t *items, uint32_t count)
+{
+    const dray__claim *claim = dray__table_find_claim(table, client, ticket);
+    for (uint32_t i = 0; claim && claim->state == DRAY__CLAIM_ACTIVE && i < count; i++)
+        if (items[i] < claim->count && claim->slots[items[i]] != DRAY__NONE)
+            mark_row(table, claim, claim->slots[items[i]]);
+}
+
 int dray__claim_lost(dray__table *table, dray__client *client, uint32_t ticket,
                      const uint32_t *items, uint32_t count, const char *reason, dray_error *error)
 {
@@ -737,9 +765,13 @@ int dray__claim_lost(dray__table *table, dray__client *client, uint32_t ticket,
             continue;
         claim->slots[items[i]] = DRAY__NONE;
         claim->active--;
+        uint32_t task;
         bool dead = dray__bit_get(claim->partition->dead, slot);
+        bool there = table->ledger && !dray__needs_lost(table, claim->partition, slot, &task);
         untake(table, claim->partition, claim->task, slot);
-        if (!dead)
+        if (dead || there)
+            dray__refresh(table, claim->partition, claim->task, slot / 64, true);
+        else
             dray__lose(table, claim->partition, claim->task, slot, DRAY_LOSS_BYTES, reason);
     }
     if (!rc && !claim->active)

@@ -75,7 +75,10 @@ static void on_safe(evutil_socket_t fd, short what, void *user)
     (void)what;
     dray__served *q = user;
     dray__ledger_poll(q->table->ledger);
+    if (q->table->ledger->missing)
+        dray__table_lose_bytes(q->table);
     dray__release_held(q);
+    q->table->ledger->missing = 0;
     dray__pump_all(q->controller);
 }
 
@@ -129,6 +132,8 @@ static int serve(dray__controller *self, dray__table *table, dray_error *error)
     }
     q->table = table;
     q->controller = self;
+    if (table->ledger)
+        dray__ledger_reach(table->ledger, &self->homes);
     dray__table_count_anew(table);
     q->claims.last = &q->claims.first;
     q->inserts.last = &q->inserts.first;
@@ -451,6 +456,7 @@ static void home_lost(void *user, uint32_t home)
     dray__controller *self = user;
     for (dray__served *q = self->queues; q; q = q->next) {
         dray__chunks_lose(q->table, home);
+        dray__ledger_restore(q->table->ledger);
         dray__table_lose_bytes(q->table);
     }
 }

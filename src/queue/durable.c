@@ -126,11 +126,7 @@ int dray__durable_new(dray__controller *self, const dray__opening *o, dray__requ
     dray__table *table = NULL;
     char *path = NULL;
     int rc = DRAY_OK;
-    if (o->settings.durability > DRAY_DURABILITY_NONE && o->settings.backend > DRAY_BACKEND_BUILTIN)
-        rc = dray__fail(error, DRAY_EUNSUPPORTED,
-                        "queue %s: only the builtin backend's bytes can be kept in a journal",
-                        o->name);
-    else if (o->settings.durability > DRAY_DURABILITY_NONE)
+    if (o->settings.durability > DRAY_DURABILITY_NONE)
         rc = path_of(self, o, &path, error);
     if (!rc && o->restore[0]) {
         rc = restore(self, o, path, out, error);
@@ -167,8 +163,13 @@ static int recover_file(dray__controller *self, const char *path,
     int rc = dray__ledger_recover(&options, make_table, self, &table, error);
     if (rc)
         return rc;
-    if (table)
-        return serve(self, table, error);
+    if (table) {
+        uint64_t former = table->ledger->former_space;
+        rc = serve(self, table, error);
+        if (!rc) /* its bytes are in the journal, and put anew */
+            dray__store_forget(self->queues, former);
+        return rc;
+    }
     /* Not even the queue's opening got into it, so nobody was told that there is such a queue. */
     dray__log(DRAY_LOG_INFO, "queue: journal %s holds nothing: removed", path);
     unlink(path);

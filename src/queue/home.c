@@ -59,6 +59,8 @@ int dray__queue_find_home(dray_queue *queue, bool known, dray_error *error)
     if (known && queue->at_home)
         return DRAY_OK;
     int rc = ask(queue, DRAY__NONE, &own, error);
+    while (rc == DRAY_ECLOSED && dray__queue_come_back(queue) == DRAY_OK)
+        rc = ask(queue, DRAY__NONE, &own, error);
     if (rc)
         return rc;
     if (own.number != queue->home || !queue->at_home || own.path[0])

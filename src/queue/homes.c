@@ -13,7 +13,14 @@ enum { TEXT_MAX = 4096 };
 
 bool dray__homes_init(dray__homes *homes, const dray__coordinator *coordinator)
 {
+    const char *encrypt = getenv("DRAY_DATA_ENCRYPT");
     pthread_mutex_init(&homes->lock, NULL);
+    if (dray__networks_parse(getenv("DRAY_TRUSTED_NETWORKS"), &homes->trusted, NULL))
+        homes->trusted.count = 0;
+    homes->keys = (dray__stream_keys){.key = &homes->key,
+                                      .trusted = &homes->trusted,
+                                      .always = encrypt && strcmp(encrypt, "always") == 0,
+                                      .transport = DRAY__TRANSPORT_STREAM};
     return dray__coordinator_key(coordinator, "samples", &homes->key);
 }
 

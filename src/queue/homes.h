@@ -15,6 +15,7 @@
 
 #include "base/tls.h"
 #include "control/coordinator.h"
+#include "mover/stream.h"
 
 #include <pthread.h>
 
@@ -36,6 +37,8 @@ typedef struct dray__homes {
     dray__home **items;
     uint32_t count, capacity, numbers;
     dray__tls_key key;
+    dray__networks trusted;
+    dray__stream_keys keys; /* with both, for reading from this process */
 } dray__homes;
 
 bool dray__homes_init(dray__homes *homes, const dray__coordinator *coordinator);

@@ -65,9 +65,11 @@ static uint64_t padded(uint64_t bytes)
 
 typedef struct header {
     uint16_t kind, format;
-    uint32_t owner;
+    uint32_t owner, flags;
     uint64_t size, seq, safe, sum;
 } header;
+
+enum { MISSING = 1 };
 
 /* false: no header is here. */
 static bool read_header(const uint8_t *at, uint64_t room, header *out)
@@ -80,7 +82,7 @@ static bool read_header(const uint8_t *at, uint64_t room, header *out)
     out->seq = dray__get_u64(&r);
     out->safe = dray__get_u64(&r);
     out->owner = dray__get_u32(&r);
-    dray__get_u32(&r);
+    out->flags = dray__get_u32(&r);
     out->sum = dray__get_u64(&r);
     return magic == MAGIC && out->size <= room && padded(HEADER + out->size) <= room;
 }
@@ -171,7 +173,8 @@ static int scan(int fd, const char *path, dray__journal_each each, void *user, u
                                        .seq = h.seq,
                                        .bytes = padded(HEADER + h.size),
                                        .body = data + HEADER,
-                                       .size = h.size};
+                                       .size = h.size,
+                                       .missing = h.flags & MISSING};
         if (!rc)
             rc = each(user, &record, error);
         free(data);
@@ -210,7 +213,7 @@ static int fail_file(const char *path, int errnum, const char *what, dray_error 
 }
 
 /* The record's bytes, as they go to the file, at the end of the buffer. */
-static int put_record(dray__journal *j, const dray__entry *entry, dray_error *error)
+static int put_record(dray__journal *j, dray__entry *entry, dray_error *error)
 {
     dray__writer *w = &j->buffer;
     size_t begin = w->size;
@@ -224,15 +227,21 @@ static int put_record(dray__journal *j, const dray__entry *entry, dray_error *er
     dray__put_u64(w, entry->seq);
     dray__put_u64(w, j->safe);
     dray__put_u32(w, entry->owner);
+    size_t flags_at = w->size;
     dray__put_u32(w, 0);
     dray__put_u64(w, 0);
     dray__put_bytes(w, entry->body.data, entry->body.size);
+    entry->missing = false;
     for (uint32_t i = 0; i < entry->piece_count; i++) {
         void *at = dray__put_space(w, entry->pieces[i].bytes);
         int rc = at ? j->options.fetch(j->options.user, &entry->pieces[i], at, error) : DRAY_OK;
-        if (rc)
+        if (rc && rc != DRAY_EGONE)
             return rc;
+        if (rc)
+            memset(at, 0, entry->pieces[i].bytes);
+        entry->missing |= rc != DRAY_OK;
     }
+    dray__put_u32_at(w, flags_at, entry->missing ? MISSING : 0);
     static const uint8_t zeros[8];
     dray__put_bytes(w, zeros, padded(HEADER + bytes) - (HEADER + bytes));
     if (w->failed)
@@ -305,7 +314,7 @@ static int sync_folder(const char *path)
 }
 
 /* The new file under a temporary name, whole, synced, then under its own. */
-static int write_anew(dray__journal *j, const dray__entry *entry, const char *path, uint64_t end,
+static int write_anew(dray__journal *j, dray__entry *entry, const char *path, uint64_t end,
                       int *out, uint64_t *size, dray_error *error)
 {
     char *fresh = NULL;

@@ -3,7 +3,8 @@
  * says how far the file is safe (dray__journal_fd). It knows nothing of queues.
  *
  * A record: u32 magic "DRJR", u16 kind, u16 format, u64 bytes of the body, u64 sequence number,
- * u64 the number up to which the file was safe when it was written, u32 owner, u32 0, u64 XXH3 of
+ * u64 the number up to which the file was safe when it was written, u32 owner, u32 flags (1: its
+ * pieces were gone, and are zeros), u64 XXH3 of
  * all this (with itself 0) and the body; the body; zeros up to a multiple of 8.
  *
  * What a crash left at the end of the file (a record that is not whole, though none after it was
@@ -19,6 +20,7 @@ typedef struct dray__journal dray__journal;
 /* Bytes of a record that are fetched when it is written, from where they cannot change place. */
 typedef struct dray__piece {
     uint64_t source, offset, bytes;
+    uint32_t home;
 } dray__piece;
 
 typedef struct dray__entry {
@@ -30,6 +32,8 @@ typedef struct dray__entry {
     dray__piece *pieces; /* they follow the body */
     uint32_t piece_count;
     void *user;
+    bool
+        missing; /* set when it is given back: its pieces could not be fetched, and never will be */
     /* The file is written anew: records of owners in `keep` (sorted), those of nobody that come
      * after the first of them, and then this one. path: to another file, and the journal itself
      * goes on as it is; what came of it is in `error`. */
@@ -51,7 +55,8 @@ typedef struct dray__journal_files {
 typedef struct dray__journal_options {
     const char *path;
     bool sync; /* every group; false: never */
-    /* Fetches a piece. Called in the journal's thread. */
+    /* Fetches a piece. Called in the journal's thread. DRAY_EGONE: it is not there any more;
+     * another error is tried again. */
     int (*fetch)(void *user, const dray__piece *piece, void *out, dray_error *error);
     void *user;
     const dray__journal_files *files;
@@ -63,6 +68,7 @@ typedef struct dray__journal_record {
     uint64_t seq, bytes; /* bytes: in the file */
     const void *body;
     size_t size;
+    bool missing; /* its pieces are zeros */
 } dray__journal_record;
 
 typedef int (*dray__journal_each)(void *user, const dray__journal_record *record,

@@ -12,7 +12,9 @@
  *   RESUME  u32 epoch, u64 number, u64 version
  *   ADMIT   u32 rows a batch, u32 task, u32 staleness, u32 concurrency, u64 version, u64 accepted
  *   STATE   u32 generations, u32 epoch, u64 commit number, u64 resumed to, u8 ended, as ADMIT,
- *           u32 n, n * {str column, spec}, u32 n, n * {str cleared partition, u64 finished tasks}
+ *           u32 n, n * {str column, spec}, u32 n, n * {str cleared partition, u64 finished tasks},
+ *           u64 space
+ *   SPACE   u64 space (of a store's objects)
  * columns: u32 n, n * {str name, spec, u64 bytes of values}; bytes: of each column its offsets, if
  * it is ragged, and its values. tags: u32 n keys, n * str, u32 n, n * {u32 item, u32 key, f64}.
  * A record of a partition has the partition's generation as its owner. */
@@ -25,7 +27,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
+
+#define FETCH_PATIENCE (10 * DRAY__SECOND) /* then it is tried again */
 
 enum { COMPACT_BYTES = 16 << 20 }; /* dead bytes that are not worth it */
 
@@ -114,8 +119,8 @@ static void add(dray__ledger *ledger, dray__entry *entry)
     dray__journal_add(ledger->journal, entry);
 }
 
-static void put_columns(dray__entry *entry, const dray__new_column *columns, uint32_t count,
-                        uint32_t items)
+static void put_columns(const dray__ledger *ledger, dray__entry *entry,
+                        const dray__new_column *columns, uint32_t count, uint32_t items)
 {
     dray__writer *w = &entry->body;
     dray__put_u32(w, count);
@@ -123,14 +128,17 @@ static void put_columns(dray__entry *entry, const dray__new_column *columns, uin
     w->failed |= !entry->pieces;
     for (uint32_t i = 0; i < count && entry->pieces; i++) {
         const dray__extent *e = &columns[i].extent;
+        const dray__chunk *chunk = dray__idmap_get(&ledger->table->chunks, e->chunk);
+        uint32_t home = chunk ? chunk->home : 0;
         dray__put_string(w, columns[i].name);
         dray__put_spec(w, &columns[i].spec);
         dray__put_u64(w, e->bytes);
         if (columns[i].spec.ragged)
             entry->pieces[entry->piece_count++] =
-                (dray__piece){e->chunk, e->offsets, ((uint64_t)items + 1) * 8};
+                (dray__piece){e->chunk, e->offsets, ((uint64_t)items + 1) * 8, home};
         if (e->bytes)
-            entry->pieces[entry->piece_count++] = (dray__piece){e->chunk, e->values, e->bytes};
+            entry->pieces[entry->piece_count++] =
+                (dray__piece){e->chunk, e->values, e->bytes, home};
     }
 }
 
@@ -165,6 +173,8 @@ void dray__ledger_insert(dray__ledger *ledger, const dray__client *client,
                          dray__put *put)
 {
     dray__entry *entry = entry_new(ledger, DRAY__RECORD_INSERT, p->generation);
+    if (put && ledger && ledger->replaying)
+        put->record = ledger->record;
     if (!entry)
         return;
     dray__writer *w = &entry->body;
@@ -179,10 +189,12 @@ void dray__ledger_insert(dray__ledger *ledger, const dray__client *client,
     dray__put_u8(w, rows->per_group);
     dray__put_u64(w, rows->row_bytes);
     dray__put_u64(w, rows->refill);
-    put_columns(entry, rows->columns, rows->column_count, items);
+    put_columns(ledger, entry, rows->columns, rows->column_count, items);
     put_tags(w, rows->tags, rows->tag_count);
     entry->user = put;
     add(ledger, entry);
+    if (put)
+        put->record = dray__journal_added(ledger->journal);
 }
 
 void dray__ledger_seal(dray__ledger *ledger, const dray__partition *p)
@@ -198,6 +210,8 @@ void dray__ledger_commit(dray__ledger *ledger, const dray__claim *claim, const d
                          dray__put *put)
 {
     dray__entry *entry = entry_new(ledger, DRAY__RECORD_COMMIT, claim->generation);
+    if (put && ledger && ledger->replaying)
+        put->record = ledger->record;
     if (!entry)
         return;
     dray__writer *w = &entry->body;
@@ -211,13 +225,15 @@ void dray__ledger_commit(dray__ledger *ledger, const dray__claim *claim, const d
         dray__put_u32(w, slot);
         dray__put_u32(w, slot == DRAY__NONE ? 0 : claim->partition->row_generations[slot]);
     }
-    put_columns(entry, o->columns, o->column_count, claim->count);
+    put_columns(ledger, entry, o->columns, o->column_count, claim->count);
     put_tags(w, o->tags, o->tag_count);
     dray__put_u32(w, o->open_count);
     for (uint32_t i = 0; i < o->open_count; i++)
         dray__put_u32(w, o->open[i]);
     entry->user = put;
     add(ledger, entry);
+    if (put)
+        put->record = dray__journal_added(ledger->journal);
 }
 
 void dray__ledger_loss(dray__ledger *ledger, const dray__partition *p, const dray__death *death,
@@ -329,6 +345,7 @@ static void put_state(dray__writer *w, const dray__table *table)
         count++;
     }
     dray__put_u32_at(w, at, count);
+    dray__put_u64(w, table->space);
 }
 
 static dray__entry *state_entry(dray__ledger *ledger, dray_error *error)
@@ -389,11 +406,22 @@ int dray__ledger_fd(const dray__ledger *ledger)
     return dray__journal_fd(ledger->journal);
 }
 
+static void mark_lost(const dray__put *put)
+{
+    for (uint32_t i = 0; i < put->column_count; i++)
+        if (put->columns[i].chunk)
+            put->columns[i].chunk->lost = true;
+}
+
 /* The put's bytes are written: it may be freed. */
 static void finish(dray__ledger *ledger, dray__entry *entry)
 {
     for (dray__entry *next; entry; entry = next) {
         next = entry->next;
+        if (entry->missing)
+            ledger->missing = entry->seq;
+        if (entry->missing && entry->user)
+            mark_lost(entry->user);
         if (entry->user)
             dray__put_unpin(ledger->table, entry->user, false);
         if (entry->compact && !entry->path)
@@ -436,10 +464,40 @@ uint64_t dray__ledger_pending(const dray__ledger *ledger)
 
 /* ---- beginning and end ----------------------------------------------------------------------- */
 
+static int find_home(void *user, uint32_t home, char *endpoint, size_t size, dray_error *error)
+{
+    return dray__homes_endpoint(user, home, endpoint, size, error);
+}
+
+/* From a store, or another host. */
+static int fetch_far(dray__ledger *ledger, const dray__piece *piece, void *out, dray_error *error)
+{
+    dray__range range = {.object = piece->source,
+                         .offset = piece->offset,
+                         .bytes = piece->bytes,
+                         .at = out,
+                         .home = piece->home};
+    int64_t deadline = dray__deadline(FETCH_PATIENCE);
+    int rc = DRAY_OK;
+    if (!ledger->store && !ledger->distant)
+        rc = dray__distant_new(&ledger->homes->keys, find_home, ledger->homes, &ledger->distant,
+                               error);
+    if (!rc && ledger->store)
+        rc = ledger->store->kind->get(ledger->store, &range, 1, deadline, error);
+    else if (!rc)
+        rc = dray__distant_get(ledger->distant, &range, 1, deadline, error);
+    if (!rc && range.lost)
+        rc = dray__fail(error, DRAY_EGONE, "bytes of %016llx are gone",
+                        (unsigned long long)piece->source);
+    return rc;
+}
+
 static int fetch(void *user, const dray__piece *piece, void *out, dray_error *error)
 {
     dray__ledger *ledger = user;
     dray__mapping *mapping = NULL;
+    if (ledger->store || (piece->home && ledger->homes))
+        return fetch_far(ledger, piece, out, error);
     int rc = dray__mapping_get(&ledger->link, piece->source, &mapping, error);
     if (rc)
         return rc;
@@ -455,6 +513,11 @@ static int fetch(void *user, const dray__piece *piece, void *out, dray_error *er
 static void ledger_free(dray__ledger *ledger)
 {
     dray__keeper_link_free(&ledger->link);
+    dray__distant_free(ledger->distant);
+    if (ledger->store)
+        ledger->store->kind->close(ledger->store);
+    if (ledger->own)
+        ledger->own->kind->close(ledger->own);
     for (size_t i = 0; i < ledger->told.capacity; i++)
         if (ledger->told.entries[i].key)
             free(ledger->told.entries[i].value);
@@ -462,6 +525,52 @@ static void ledger_free(dray__ledger *ledger)
     dray__idmap_free(&ledger->sizes);
     free(ledger->path);
     free(ledger);
+}
+
+void dray__ledger_reach(dray__ledger *ledger, dray__homes *homes)
+{
+    ledger->homes = homes;
+}
+
+/* While a journal is read: nothing else drops what is freed meanwhile. */
+static void drop_now(void *user, uint32_t home, uint64_t chunk, uint64_t key)
+{
+    const dray__ledger *ledger = user;
+    dray__object object = {.id = chunk, .size = key};
+    (void)home;
+    if (ledger->own->kind->drop(ledger->own, &object, 1, dray__deadline(FETCH_PATIENCE), NULL))
+        dray__log(DRAY_LOG_WARN, "queue %s: object %016llx is left in its store",
+                  ledger->table->name, (unsigned long long)chunk);
+}
+
+/* Of a queue whose bytes a store holds, in a space that is new. */
+static int open_store(dray__ledger *ledger, dray_error *error)
+{
+    dray__table *table = ledger->table;
+    const dray__backend_kind *kind = NULL;
+    int rc = dray__backend_find(table->settings.backend, &kind, error);
+    if (rc || !kind)
+        return rc;
+    if (!table->space &&
+        getrandom(&table->space, sizeof table->space, 0) != (ssize_t)sizeof table->space)
+        return dray__fail(error, DRAY_ESYS, "getrandom");
+    rc = kind->open(table->settings.backend_address, table->space, &ledger->store, error);
+    if (!rc)
+        rc = kind->open(table->settings.backend_address, table->space, &ledger->own, error);
+    if (!rc) {
+        table->drop = drop_now;
+        table->user = ledger;
+    }
+    return rc;
+}
+
+static void add_space(dray__ledger *ledger)
+{
+    dray__entry *entry = ledger->store ? entry_new(ledger, DRAY__RECORD_SPACE, 0) : NULL;
+    if (!entry)
+        return;
+    dray__put_u64(&entry->body, ledger->table->space);
+    add(ledger, entry);
 }
 
 static int ledger_open(dray__table *table, const dray__ledger_options *options, dray_error *error)
@@ -475,6 +584,8 @@ static int ledger_open(dray__table *table, const dray__ledger_options *options, 
     int rc = ledger->path ? dray__keeper_link_init(&ledger->link, options->keeper_path,
                                                    DRAY__KEEPER_PATIENCE, error)
                           : dray__nomem(error);
+    if (!rc)
+        rc = open_store(ledger, error);
     if (rc)
         ledger_free(ledger);
     else
@@ -505,6 +616,7 @@ int dray__ledger_new(dray__table *table, const dray__ledger_options *options, co
         return rc ? rc : dray__nomem(error);
     dray__put_bytes(&entry->body, opening, size);
     add(table->ledger, entry);
+    add_space(table->ledger);
     return DRAY_OK;
 }
 
@@ -559,6 +671,8 @@ static int go_on(dray__ledger *ledger, const dray__ledger_options *options, uint
     ledger->table->restarts++;
     if (entry)
         add(ledger, entry);
+    if (!rc)
+        add_space(ledger);
     return rc;
 }
 
@@ -574,8 +688,10 @@ int dray__ledger_recover(const dray__ledger_options *options, dray__ledger_make 
         dray__replay_end(r.table->ledger);
     if (!rc && r.table && options->kept)
         rc = go_on(r.table->ledger, options, end, last, error);
-    if (!rc && r.table) /* of a cover that was whole, the clears may not have been */
+    if (!rc && r.table) { /* of a cover that was whole, the clears may not have been */
         dray__clear_covered(r.table);
+        dray__table_lose_bytes(r.table);
+    }
     if (r.table && (rc || !options->kept))
         dray__ledger_end_of(r.table);
     if (rc) {
@@ -592,6 +708,8 @@ void dray__ledger_end_of(dray__table *table)
     if (!ledger)
         return;
     finish(ledger, dray__journal_stop(ledger->journal));
+    if (table->drop == drop_now)
+        table->drop = NULL;
     table->ledger = NULL;
     ledger_free(ledger);
 }

@@ -5,6 +5,9 @@
 #define DRAY_QUEUE_LEDGER_H
 
 #include "base/clock.h"
+#include "queue/backend.h"
+#include "queue/distant.h"
+#include "queue/homes.h"
 #include "queue/journal.h"
 #include "queue/segment.h"
 #include "queue/table.h"
@@ -25,13 +28,21 @@ enum {
     DRAY__RECORD_END,
     DRAY__RECORD_COVER,
     DRAY__RECORD_RESUME,
-    DRAY__RECORD_ADMIT
+    DRAY__RECORD_ADMIT,
+    DRAY__RECORD_SPACE /* which objects of a store are the queue's */
 };
 
 struct dray__ledger {
     dray__table *table;
     dray__journal *journal; /* NULL: while it is being read */
     dray__keeper_link link; /* of the journal's thread */
+    dray__homes *homes;     /* NULL: there are no keepers but one */
+    dray__distant *distant; /* the journal's thread's */
+    dray__backend *store;   /* of a store: the journal's thread's; */
+    dray__backend *own;     /* the controller's */
+    uint32_t objects;       /* put into it from the journal */
+    uint64_t former_space;  /* of the controller before, as the journal says; 0: none */
+    uint64_t missing;       /* the last record whose bytes were gone before they were kept; 0 */
     char *path;             /* NULL: it has no name */
     bool sync;              /* answers wait until it is safe */
     uint64_t safe;          /* up to this number */
@@ -46,6 +57,7 @@ struct dray__ledger {
 
     /* While it is being read: */
     bool replaying;
+    uint64_t record;      /* its number */
     uint32_t number;      /* the next generation number; 0: as the table counts */
     dray__client *reader; /* owns the chunks that bytes are put into */
     struct dray__refill_chunk {
@@ -111,6 +123,11 @@ void dray__ledger_poll(dray__ledger *ledger);
 int dray__ledger_check(const dray__ledger *ledger, dray_error *error);
 /* The number that must be safe before an answer may go; 0: it may. NULL is fine. */
 uint64_t dray__ledger_pending(const dray__ledger *ledger);
+/* From now on its thread can read what keepers of other hosts hold. */
+void dray__ledger_reach(dray__ledger *ledger, dray__homes *homes);
+/* Puts bytes that are lost (dray__chunk.lost) back from the journal, where they can be: what is
+ * lost afterwards stays lost. Reads the whole journal; waits for a store. NULL is fine. */
+void dray__ledger_restore(dray__ledger *ledger);
 /* Writes the table's records to another file; done once the last number that was added is safe, and
  * `copied` says how. DRAY_EBUSY: it is being done already. */
 int dray__ledger_copy(dray__ledger *ledger, const char *path, dray_error *error);

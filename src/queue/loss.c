@@ -348,9 +348,8 @@ int dray__table_refill(dray__table *table, dray__client *client, const dray__new
 
 /* ---- a keeper that is gone ------------------------------------------------------------------- */
 
-/* Does a task still need bytes of the row that are lost? */
-static bool needs_lost(const dray__table *table, const dray__partition *p, uint32_t slot,
-                       uint32_t *task)
+bool dray__needs_lost(const dray__table *table, const dray__partition *p, uint32_t slot,
+                      uint32_t *task)
 {
     for (uint32_t w = 0; w <= table->task_count; w++) {
         uint32_t at = DRAY__NONE;
@@ -387,7 +386,7 @@ void dray__table_lose_bytes(dray__table *table)
         uint32_t rows = has_lost_put(p) ? p->rows : 0, task;
         for (uint32_t slot = 0; slot < rows; slot++) {
             if (!dray__bit_get(p->dead, slot) && !dray__bit_get(p->vacant, slot) &&
-                needs_lost(table, p, slot, &task))
+                dray__needs_lost(table, p, slot, &task))
                 dray__lose(table, p, task, slot, DRAY_LOSS_BYTES,
                            "the keeper of its host ended, and its bytes with it");
         }

@@ -34,6 +34,15 @@ int dray__objects_open(dray_queue *queue, dray__reader *r, dray_error *error)
     return rc;
 }
 
+int dray__objects_reopen(dray_queue *queue, dray__reader *r, dray_error *error)
+{
+    if (queue->store)
+        queue->store->kind->close(queue->store);
+    queue->store = NULL;
+    queue->given_up_count = 0; /* what was written for the other one, this one drops */
+    return dray__objects_open(queue, r, error);
+}
+
 /* Whether what was given up was committed after all, only the controller knows: it drops the rest.
  */
 static void tell_given_up(dray_queue *queue)

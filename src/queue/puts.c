@@ -455,6 +455,25 @@ static void free_column(dray__table *table, dray__put *put, dray__put_column *co
     dray__chunk_check_free(table, chunk);
 }
 
+int dray__put_move(dray__table *table, dray__put *put, uint32_t column, const dray__extent *to,
+                   dray_error *error)
+{
+    dray__put_column *c = &put->columns[column];
+    dray__chunk *chunk = dray__idmap_get(&table->chunks, to->chunk), *old = c->chunk;
+    uint64_t bytes = column_bytes(table, put, c);
+    int rc = table->objects ? add_object(table, to, &chunk, error) : DRAY_OK;
+    if (rc)
+        return rc;
+    c->extent = *to;
+    c->chunk = chunk;
+    chunk->live++;
+    chunk->live_bytes += bytes;
+    old->live--;
+    old->live_bytes -= bytes;
+    dray__chunk_check_free(table, old);
+    return DRAY_OK;
+}
+
 /* Frees the columns that no task with open rows needs. */
 static void trim(dray__table *table, dray__put *put)
 {

@@ -279,9 +279,11 @@ static int enter_again(dray_queue *queue, int64_t deadline_ns, dray_error *error
     dray__put_i64(&w, left > 0 ? left : 0);
     rc = dray__call(queue->channel, DRAY__MSG_QUEUE_OPEN, &w, NULL, 0, deadline_ns, &reply, error);
     dray__writer_free(&w);
-    if (!rc)
-        queue->id = dray__get_u32(&reply.payload);
-    return rc;
+    if (rc)
+        return rc;
+    queue->id = dray__get_u32(&reply.payload);
+    dray__get_u32(&reply.payload); /* durability: it had a journal, or was not there again */
+    return dray__objects_reopen(queue, &reply.payload, error);
 }
 
 int dray__queue_come_back(dray_queue *queue)

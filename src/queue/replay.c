@@ -5,6 +5,7 @@
 
 #include "base/arena.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "queue/internal.h"
 
 #include <stdlib.h>
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 #define CHUNK_BYTES (UINT64_C(16) << 20)
+#define STORE_PATIENCE (30 * DRAY__SECOND)
 
 typedef struct replay {
     dray__ledger *ledger;
@@ -66,6 +68,23 @@ static uint64_t aligned(uint64_t bytes)
     return (bytes + DRAY__ALIGN - 1) / DRAY__ALIGN * DRAY__ALIGN;
 }
 
+/* Into a store, as an object of its own. */
+static int place_object(replay *p, dray__new_column *column, const void *offsets, uint64_t head,
+                        const void *values, uint64_t bytes, dray_error *error)
+{
+    static const uint8_t zeros[DRAY__ALIGN];
+    dray__ledger *ledger = p->ledger;
+    struct iovec parts[] = {{(void *)(uintptr_t)offsets, head},
+                            {(void *)(uintptr_t)zeros, aligned(head) - head},
+                            {(void *)(uintptr_t)values, bytes}};
+    column->extent.chunk = (uint64_t)ledger->reader->id << 32 | ++ledger->objects;
+    column->extent.offsets = 0;
+    column->extent.values = aligned(head);
+    int rc = ledger->own->kind->put(ledger->own, column->extent.chunk, parts, 3,
+                                    dray__deadline(STORE_PATIENCE), error);
+    return rc ? dray__fail_prefix(error, rc, "column %s: ", column->name) : DRAY_OK;
+}
+
 /* Takes the column's bytes from the record. */
 static int place_column(replay *p, dray__new_column *column, uint64_t items, dray_error *error)
 {
@@ -76,6 +95,8 @@ static int place_column(replay *p, dray__new_column *column, uint64_t items, dra
     const void *offsets = dray__get_bytes(&p->r, head), *values = dray__get_bytes(&p->r, bytes);
     if (p->r.failed)
         return dray__fail(error, DRAY_EFORMAT, "column %s: its bytes are missing", column->name);
+    if (p->ledger->own)
+        return place_object(p, column, offsets, head, values, bytes, error);
     uint64_t room = aligned(head) + aligned(bytes);
     if (!c->base || room > c->size - c->used) {
         int rc = new_chunk(p->ledger, room, error);
@@ -112,6 +133,18 @@ static int place_columns(replay *p, dray__new_column *columns, uint32_t count, u
     for (uint32_t i = 0; i < count && !rc; i++)
         rc = place_column(p, &columns[i], items, error);
     return rc ? rc : dray__reader_finish(&p->r, "record", error);
+}
+
+/* What the record should hold was gone before it was written: its rows are lost. */
+static void note_missing(const replay *p, const dray__partition *partition)
+{
+    const dray__put *put = partition->put_count ? partition->puts[partition->put_count - 1] : NULL;
+    if (!p->record->missing || !put || put->record != p->record->seq)
+        return;
+    for (uint32_t i = 0; i < put->column_count; i++)
+        if (put->columns[i].chunk)
+            put->columns[i].chunk->lost = true;
+    close_chunk(p->ledger); /* nothing else is put in there */
 }
 
 /* ---- records --------------------------------------------------------------------------------- */
@@ -169,6 +202,8 @@ static int do_insert(replay *p, dray_error *error)
     if (!rc && (slot != first || generation != p->record->owner))
         rc = dray__fail(error, DRAY_EFORMAT, "rows from slot %u of generation %u became %u of %u",
                         first, p->record->owner, slot, generation);
+    if (!rc)
+        note_missing(p, partition_of(p));
     return rc ? rc : remember(p->ledger, identity, ticket, slot, generation, error);
 }
 
@@ -234,6 +269,8 @@ static int do_commit(replay *p, dray_error *error)
         p->table->commit_seq = number - 1;
     rc = dray__claim_commit(p->table, p->ledger->reader, 1, claim->generation, &o, error);
     dray__claim_release(p->table, p->ledger->reader, 1);
+    if (!rc)
+        note_missing(p, partition);
     return rc ? rc : remember(p->ledger, identity, ticket, 0, p->record->owner, error);
 }
 
@@ -357,7 +394,15 @@ static int do_state(replay *p, dray_error *error)
         if (!r->failed)
             rc = dray__table_bury(table, name, finished, error);
     }
+    uint64_t space = r->at < r->size ? dray__get_u64(r) : 0;
+    p->ledger->former_space = space ? space : p->ledger->former_space;
     return rc ? rc : dray__reader_finish(r, "record", error);
+}
+
+static int do_space(replay *p, dray_error *error)
+{
+    p->ledger->former_space = dray__get_u64(&p->r);
+    return dray__reader_finish(&p->r, "record", error);
 }
 
 static int (*const handlers[])(replay *, dray_error *) = {
@@ -367,6 +412,7 @@ static int (*const handlers[])(replay *, dray_error *) = {
     [DRAY__RECORD_DECLINE] = do_decline, [DRAY__RECORD_CLEAR] = do_clear,
     [DRAY__RECORD_END] = do_end,         [DRAY__RECORD_COVER] = do_cover,
     [DRAY__RECORD_RESUME] = do_resume,   [DRAY__RECORD_ADMIT] = do_admit,
+    [DRAY__RECORD_SPACE] = do_space,
 };
 
 int dray__replay_record(dray__ledger *ledger, const dray__journal_record *record, dray_error *error)
@@ -379,6 +425,9 @@ int dray__replay_record(dray__ledger *ledger, const dray__journal_record *record
         return dray__fail(error, DRAY_EVERSION, "records of kind %u are not known", record->kind);
     if (record->kind != DRAY__RECORD_CLEAR)
         dray__ledger_count(ledger, record->owner, record->bytes);
+    ledger->record = record->seq;
+    if (record->missing)
+        close_chunk(ledger);
     int rc = handlers[record->kind](&p, error);
     ledger->number = 0;
     dray__arena_free(&p.arena);
@@ -399,4 +448,117 @@ void dray__replay_end(dray__ledger *ledger)
         dray__client_end(ledger->table, ledger->reader, false, "");
     ledger->reader = NULL;
     ledger->replaying = false;
+}
+
+/* ---- bytes that are lost --------------------------------------------------------------------- */
+
+typedef struct restoring {
+    dray__ledger *ledger;
+    dray__idmap wanted; /* a record's number -> its put */
+    uint64_t puts, bytes;
+} restoring;
+
+/* Reads up to the record's columns. */
+static dray__new_column *find_columns(replay *p, uint32_t *count)
+{
+    dray__reader *r = &p->r;
+    uint32_t rows = 0;
+    dray__get_u64(r);
+    dray__get_u32(r);
+    if (p->record->kind == DRAY__RECORD_INSERT) {
+        dray__get_text(r, &p->arena);
+        dray__get_bytes(r, 4 + 4 + 4 + 1 + 8 + 8);
+    } else {
+        dray__get_bytes(r, 4 + 8);
+        rows = dray__get_count(r, 8);
+        dray__get_bytes(r, 8 * (size_t)rows);
+    }
+    dray__new_column *columns = get_columns(p, count);
+    dray__get_tags(r, &p->arena, &rows);
+    if (p->record->kind == DRAY__RECORD_COMMIT) {
+        rows = dray__get_count(r, 4);
+        dray__get_bytes(r, 4 * (size_t)rows);
+    }
+    return columns;
+}
+
+static int restore_put(restoring *to, replay *p, dray__put *put, dray_error *error)
+{
+    uint32_t count = 0;
+    dray__new_column *columns = find_columns(p, &count);
+    int rc = p->r.failed || count != put->column_count
+                 ? dray__fail(error, DRAY_EFORMAT, "it is of other columns")
+                 : DRAY_OK;
+    for (uint32_t i = 0; i < count && !rc; i++) {
+        dray__put_column *column = &put->columns[i];
+        uint64_t head = columns[i].spec.ragged ? ((uint64_t)put->items + 1) * 8 : 0;
+        if (!column->chunk || !column->chunk->lost) { /* the bytes are here, or freed */
+            dray__get_bytes(&p->r, head);
+            dray__get_bytes(&p->r, columns[i].extent.bytes);
+            continue;
+        }
+        if (columns[i].extent.bytes != column->extent.bytes)
+            return dray__fail(error, DRAY_EFORMAT, "it is of other bytes");
+        rc = place_column(p, &columns[i], put->items, error);
+        if (!rc)
+            rc = dray__put_move(p->table, put, i, &columns[i].extent, error);
+        to->bytes += column->extent.bytes;
+    }
+    put->restored = p->table->restores;
+    to->puts += rc == DRAY_OK;
+    return rc;
+}
+
+static int restore_record(void *user, const dray__journal_record *record, dray_error *error)
+{
+    restoring *to = user;
+    dray__put *put = dray__idmap_get(&to->wanted, record->seq);
+    bool bytes = record->kind == DRAY__RECORD_INSERT || record->kind == DRAY__RECORD_COMMIT;
+    if (!put || !bytes || record->missing)
+        return DRAY_OK;
+    replay p = {.ledger = to->ledger,
+                .table = to->ledger->table,
+                .record = record,
+                .r = dray__reader_of(record->body, record->size)};
+    int rc = restore_put(to, &p, put, error);
+    dray__arena_free(&p.arena);
+    return rc ? dray__fail_prefix(error, rc, "record %llu: ", (unsigned long long)record->seq) : rc;
+}
+
+static void list_lost(restoring *to)
+{
+    const dray__table *table = to->ledger->table;
+    for (uint32_t i = 0; i < table->partition_count; i++) {
+        const dray__partition *p = table->partitions[i];
+        for (uint32_t k = 0; k < p->put_count; k++)
+            for (uint32_t c = 0; p->puts[k]->record && c < p->puts[k]->column_count; c++)
+                if (p->puts[k]->columns[c].chunk && p->puts[k]->columns[c].chunk->lost)
+                    dray__idmap_set(&to->wanted, p->puts[k]->record, p->puts[k]);
+    }
+}
+
+void dray__ledger_restore(dray__ledger *ledger)
+{
+    restoring to = {.ledger = ledger};
+    dray_error error = {0};
+    uint64_t end, last;
+    if (!ledger || ledger->replaying)
+        return;
+    list_lost(&to);
+    if (!to.wanted.count)
+        return;
+    ledger->table->restores++;
+    ledger->reader = dray__client_new(ledger->table, 0, "journal", &error);
+    if (ledger->reader)
+        dray__journal_read(ledger->path, restore_record, &to, &end, &last, &error);
+    if (error.code)
+        dray__log(DRAY_LOG_WARN, "queue: journal %s: %s", ledger->path, error.message);
+    close_chunk(ledger);
+    if (ledger->reader)
+        dray__client_end(ledger->table, ledger->reader, false, "");
+    ledger->reader = NULL;
+    dray__log(DRAY_LOG_INFO, "queue: journal %s: put %llu bytes of %llu of %llu puts back",
+              ledger->path, (unsigned long long)to.bytes, (unsigned long long)to.puts,
+              (unsigned long long)to.wanted.count);
+    dray__idmap_free(&to.wanted);
 }

@@ -59,6 +59,8 @@ void dray__arm_timer(dray__controller *self);
 void dray__cancel_waiting(dray__served *queue, const dray__client *client, uint32_t ticket);
 /* Where the queue's settings name a store: a space of its own there, and a cleaner. */
 int dray__store_use(dray__served *queue, dray_error *error);
+/* Drops all objects of a space that was the queue's before the controller was started anew. */
+void dray__store_forget(const dray__served *queue, uint64_t space);
 void dray__store_sweep(dray__served *queue, uint32_t client);
 /* The client wrote the object and does not know what became of it: nothing, if it is unknown here,
  * and then it is dropped. */

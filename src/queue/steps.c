@@ -130,9 +130,24 @@ static int do_fail(step *s, dray_error *error)
     return read_failed(s, dray__claim_fail, error);
 }
 
+/* What a journal has is put back before it is lost. */
+static int restore_or_lose(dray__table *table, dray__client *client, uint32_t ticket,
+                           const uint32_t *items, uint32_t count, const char *reason,
+                           dray_error *error)
+{
+    if (table->ledger) {
+        dray__claim_mark_lost(table, client, ticket, items, count);
+        dray__ledger_restore(table->ledger);
+    }
+    int rc = dray__claim_lost(table, client, ticket, items, count, reason, error);
+    if (table->ledger)
+        dray__table_lose_bytes(table);
+    return rc;
+}
+
 static int do_lost(step *s, dray_error *error)
 {
-    return read_failed(s, dray__claim_lost, error);
+    return read_failed(s, restore_or_lose, error);
 }
 
 static int do_release(step *s, dray_error *error)

@@ -14,12 +14,8 @@ int dray__store_use(dray__served *q, dray_error *error)
     int rc = dray__backend_find(settings->backend, &kind, error);
     if (rc || !kind)
         return rc;
-    if (settings->durability > DRAY_DURABILITY_NONE)
-        return dray__fail(error, DRAY_EUNSUPPORTED,
-                          "queue %s: a journal or checkpoint is of bytes in shared memory, not of "
-                          "those that %s holds",
-                          q->table->name, kind->name);
-    if (getrandom(&q->space, sizeof q->space, 0) != (ssize_t)sizeof q->space)
+    q->space = q->table->space; /* a journal's is there already */
+    if (!q->space && getrandom(&q->space, sizeof q->space, 0) != (ssize_t)sizeof q->space)
         return dray__fail_errno(error, errno, "getrandom");
     rc = dray__cleaner_new(kind, settings->backend_address, q->space, &q->cleaner, error);
     if (rc)
@@ -27,6 +23,16 @@ int dray__store_use(dray__served *q, dray_error *error)
     q->table->drop = dray__cleaner_drop;
     q->table->user = q->cleaner;
     return DRAY_OK;
+}
+
+void dray__store_forget(const dray__served *q, uint64_t space)
+{
+    const dray__backend_kind *kind = NULL;
+    const dray__settings *settings = &q->table->settings;
+    dray__cleaner *cleaner;
+    if (space && space != q->space && !dray__backend_find(settings->backend, &kind, NULL) && kind &&
+        !dray__cleaner_new(kind, settings->backend_address, space, &cleaner, NULL))
+        dray__cleaner_free(cleaner);
 }
 
 void dray__object_abandoned(dray__served *q, const dray__client *client, uint64_t id, uint64_t size)

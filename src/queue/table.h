@@ -197,6 +197,8 @@ typedef struct dray__put_tag {
 
 struct dray__put {
     uint64_t seq;
+    uint64_t record;            /* of the journal, with its bytes; 0: none */
+    uint64_t restored;          /* table->restores when they were read from there again */
     dray__partition *partition; /* NULL: cleared */
     uint32_t items;
     uint32_t pins;
@@ -244,6 +246,7 @@ typedef struct dray__claim {
     uint32_t *slots; /* DRAY__NONE: given back as failed */
     uint32_t count, active;
     int64_t hold_until;      /* INT64_MAX: as long as the session */
+    uint64_t restores;       /* of the table when it was made */
     uint64_t newest;         /* versions beyond it no longer exist; UINT64_MAX: all do */
     dray__crew *crew;        /* whose rank's share it is; NULL: nobody's */
     bool lockstep, follower; /* all of a round or none; the leader commits */
@@ -328,6 +331,8 @@ struct dray__table {
     uint32_t version_key;           /* of the tag that says which weights made a row */
     uint64_t rows, charged, hidden; /* hidden: cleared but pinned */
     uint64_t chunk_bytes;
+    uint64_t restores; /* how often bytes were read from the journal again */
+    uint64_t space;    /* of its objects, where a store holds the bytes; 0: not known yet */
     uint64_t inserted, refilled, lost[DRAY__CAUSES]; /* rows so far */
 
     uint64_t drops[DRAY__DROPS]; /* ids of chunks that are gone, a ring */
@@ -432,6 +437,9 @@ int dray__table_demand(dray__table *table, dray__client *client, dray__demand **
 int dray__table_decline(dray__table *table, uint64_t id, dray_error *error);
 int dray__table_refill(dray__table *table, dray__client *client, const dray__new_rows *rows,
                        uint32_t *first_slot, uint32_t *generation, dray_error *error);
+/* Does a task still need bytes of the row that are lost? */
+bool dray__needs_lost(const dray__table *table, const dray__partition *p, uint32_t slot,
+                      uint32_t *task);
 /* Rows of which some task still needs bytes in chunks that are lost are lost, too
  * (DRAY_LOSS_BYTES). */
 void dray__table_lose_bytes(dray__table *table);
@@ -515,7 +523,12 @@ int dray__claim_again(dray__table *table, dray__client *client, uint32_t task, d
 /* items: places in the claim; count 0: all that are left. Items given back before are skipped. */
 int dray__claim_fail(dray__table *table, dray__client *client, uint32_t ticket,
                      const uint32_t *items, uint32_t count, const char *reason, dray_error *error);
-/* Bytes of the rows are gone: they are lost, however often they were tried. */
+/* A reader says that it did not find bytes of the rows: what the task reads of them is lost, if it
+ * was not restored since it was claimed. */
+void dray__claim_mark_lost(dray__table *table, const dray__client *client, uint32_t ticket,
+                           const uint32_t *items, uint32_t count);
+/* Bytes of the rows are gone: they are lost, however often they were tried. Where there is a
+ * journal, those that are there (again) are given back, uncounted. */
 int dray__claim_lost(dray__table *table, dray__client *client, uint32_t ticket,
                      const uint32_t *items, uint32_t count, const char *reason, dray_error *error);
 int dray__claim_hold(dray__table *table, dray__client *client, uint32_t ticket, int64_t until,
@@ -562,6 +575,9 @@ int dray__put_prepare(dray__table *table, dray__partition *p, int writer,
                       const dray__new_tag *tags, uint32_t tag_count, bool every, uint32_t items,
                       dray__put **out, dray_error *error);
 void dray__put_discard(dray__table *table, dray__put *put);
+/* A column of the put lies elsewhere now, with as many bytes: in this client's chunk, or object. */
+int dray__put_move(dray__table *table, dray__put *put, uint32_t column, const dray__extent *to,
+                   dray_error *error);
 /* Records the put for rows: places, columns' bits, bytes. Row i is slots[i] (DRAY__NONE: skipped),
  * or first + i where slots is NULL; it has item i / divisor. stays[i]: the row's columns are not
  * complete yet; NULL: all are. Cannot fail. */

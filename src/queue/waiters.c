@@ -323,6 +323,7 @@ void dray__pump_all(dray__controller *self)
 void dray__release_held(dray__served *q)
 {
     const dray__ledger *ledger = q->table->ledger;
+    bool told = false;
     dray__waiter *next;
     for (dray__waiter *w = q->held.first; w; w = next) {
         next = w->next;
@@ -336,6 +337,13 @@ void dray__release_held(dray__served *q)
         if (!rc && copy && ledger->copied.code) {
             error = ledger->copied;
             rc = error.code;
+        }
+        if (!rc && ledger->missing && w->number >= ledger->missing && !told) {
+            told = true; /* whose record it was */
+            rc = dray__fail(&error, DRAY_EDEAD,
+                            "%s: its bytes were gone before they were in the journal: the keeper "
+                            "or store that held them ended, or lost them",
+                            dray__message_of(w->request));
         }
         if (rc) {
             dray__waiter_fail(w, &error);

@@ -1,0 +1,383 @@
+/* Bytes that are lost although the queue is there: of a keeper that is killed, of a redis-server
+ * that comes back empty. Where there is a journal they are put back from it, and no row is lost. */
+#include "queue/redis.h"
+#include "queue/three_tasks.h"
+
+#include "queue/keepers.h"
+
+#include <sys/resource.h>
+
+static keeper_of kept = {.host = "b"};
+static redis_server redis;
+
+static void folder_up(void)
+{
+    memset(&f, 0, sizeof f);
+    snprintf(f.journals, sizeof f.journals, "%.60s/dray-kept-XXXXXX",
+             getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+    if (!mkdtemp(f.journals))
+        die("mkdtemp", NULL);
+    fixture_up(&f);
+}
+
+static void folder_down(void)
+{
+    fixture_down(&f);
+    DIR *dir = opendir(f.journals);
+    for (struct dirent *entry; dir && (entry = readdir(dir));)
+        unlinkat(dirfd(dir), entry->d_name, 0);
+    if (dir)
+        closedir(dir);
+    rmdir(f.journals);
+}
+
+static dray_queue *open_kept(dray_context *context, int32_t durability, bool in_redis,
+                             const char *restore)
+{
+    dray_error error;
+    dray_queue *queue;
+    dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
+    o.tasks = three_tasks;
+    o.task_count = 3;
+    o.durability = durability;
+    o.restore = restore;
+    o.backend = in_redis ? DRAY_BACKEND_REDIS : DRAY_BACKEND_BUILTIN;
+    o.backend_address = in_redis ? redis.address : NULL;
+    OK(dray_queue_open(context, "kept", &o, &queue, &error));
+    return queue;
+}
+
+/* Claims and reads until the rows are there: what was lost is put back meanwhile. */
+static dray_batch *read_again(dray_queue *queue, const char *task, const char *column_name,
+                              uint32_t rows, dray_column *column)
+{
+    dray_error error;
+    for (int tries = 0; tries < 5; tries++) {
+        dray_claim_options o = want(task, rows);
+        dray_batch *batch;
+        OK(dray_claim(queue, &o, &batch, &error));
+        assert_int_equal(dray_batch_rows(batch), rows);
+        int rc = dray_batch_column(batch, column_name, column, &error);
+        if (!rc)
+            return batch;
+        if (rc != DRAY_EGONE)
+            die("read", &error);
+        dray_batch_free(batch);
+    }
+    fail_msg("%s", error.message);
+    return NULL;
+}
+
+static void check_ints(const dray_batch *batch, const dray_column *column, int32_t base, int32_t by)
+{
+    for (uint32_t i = 0; i < dray_batch_rows(batch); i++)
+        assert_int_equal(*(const int32_t *)column->cells[i],
+                         base + by * (int32_t)dray_batch_row(batch, i)->slot);
+}
+
+static void nothing_lost(dray_queue *queue)
+{
+    assert_true(status_has(queue, "\"lost\":{\"failed\":0,\"stale\":0,\"rolled_back\":0,"
+                                  "\"bytes_lost\":0}"));
+}
+
+/* A keeper is killed while rows are claimed, committed, and waiting: all are read afterwards. */
+static void test_keeper_dies(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_column column;
+    folder_up();
+    keeper_up(&kept);
+    dray_context *at_b = context_of("b", "producer"), *here = fixture_context(&f, "consumer");
+    dray_queue *b = open_kept(at_b, DRAY_DURABILITY_JOURNAL, false, NULL);
+    dray_queue *a = open_kept(here, DRAY_DURABILITY_JOURNAL, false, NULL);
+    insert_ints(b, "0", 40, 1);
+    OK(dray_seal(b, "0", 40, &error));
+    all_rows(b, "rollout", "responses", 500, 20);
+    dray_claim_options o = want("reward", 10);
+    dray_batch *claimed, *batch;
+    OK(dray_claim(a, &o, &claimed, &error));
+    assert_true(chunks_of(&kept) > 0);
+    keeper_down(&kept, SIGKILL);
+    /* It was claimed before: its extents are of the keeper that is gone. */
+    FAILS(DRAY_EGONE, dray_batch_column(claimed, "responses", &column, &error));
+    dray_batch_free(claimed);
+    batch = read_again(a, "reward", "responses", 20, &column);
+    check_ints(batch, &column, 500, 1);
+    set_ints(batch, "rewards", 1000);
+    OK(dray_batch_commit(batch, &error));
+    dray_batch_free(batch);
+    batch = read_again(a, "rollout", "prompts", 20, &column);
+    check_ints(batch, &column, 0, 10);
+    set_ints(batch, "responses", 500);
+    OK(dray_batch_commit(batch, &error));
+    dray_batch_free(batch);
+    nothing_lost(a);
+    keeper_up(&kept); /* and the producer goes on with the next one */
+    insert_ints(b, "1", 8, 1);
+    assert_true(chunks_of(&kept) > 0);
+    /* The coordinator, too: what the second keeper holds is in the journal. */
+    fixture_end(f.coordinator_pid, SIGKILL);
+    f.coordinator_pid = fixture_spawn(&f, false);
+    batch = read_again(a, "rollout", "prompts", 8, &column);
+    assert_string_equal(dray_batch_partition(batch), "1");
+    check_ints(batch, &column, 0, 10);
+    dray_batch_free(batch);
+    dray_queue_close(a);
+    dray_queue_close(b);
+    dray_close(here);
+    dray_close(at_b);
+    keeper_down(&kept, SIGTERM);
+    folder_down();
+}
+
+/* What was not in the journal yet when its keeper ended: the producer hears of it, the rows are
+ * refilled. The keeper is stopped, so that the journal cannot have read it. */
+static void test_gone_before_kept(void **state)
+{
+    (void)state;
+    dray_error error;
+    folder_up();
+    keeper_up(&kept);
+    dray_context *at_b = context_of("b", "producer");
+    dray_queue *b = open_kept(at_b, DRAY_DURABILITY_JOURNAL, false, NULL);
+    insert_ints(b, "0", 4, 1); /* the chunk is there */
+    kill(kept.pid, SIGSTOP);
+    pid_t killer = fork();
+    if (killer == 0) {
+        usleep(300000);
+        kill(kept.pid, SIGKILL);
+        _exit(0);
+    }
+    int32_t values[4] = {1, 2, 3, 4};
+    dray_column_data data = int_column("prompts", values);
+    dray_insert_options in = DRAY_INSERT_OPTIONS_INIT;
+    in.partition = "0";
+    in.rows = 4;
+    in.columns = &data;
+    in.column_count = 1;
+    FAILS(DRAY_EDEAD, dray_insert(b, &in, NULL, &error));
+    join(killer);
+    waitpid(kept.pid, NULL, 0);
+    unlink(kept.path);
+    keeper_up(&kept);
+    uint32_t rows = 0;
+    while (rows < 4) {
+        dray_refill refill = DRAY_REFILL_INIT;
+        OK(dray_refill_wait(b, 10 * DRAY__SECOND, &refill, &error));
+        assert_int_equal(refill.cause, DRAY_LOSS_BYTES);
+        assert_true(refill.slot >= 4);
+        refill_ints(b, &refill, 9);
+        rows += refill.rows;
+    }
+    dray_column column;
+    dray_context *here = fixture_context(&f, "consumer");
+    dray_queue *a = open_kept(here, DRAY_DURABILITY_JOURNAL, false, NULL);
+    dray_batch *batch = read_again(a, "rollout", "prompts", 8, &column);
+    for (int i = 0; i < 8; i++)
+        assert_int_equal(*(const int32_t *)column.cells[i], i < 4 ? i * 10 : 9);
+    dray_batch_free(batch);
+    dray_queue_close(a);
+    dray_queue_close(b);
+    dray_close(here);
+    dray_close(at_b);
+    keeper_down(&kept, SIGTERM);
+    folder_down();
+}
+
+/* The controller is killed: its successor puts the bytes into Redis again, and drops the old ones.
+ */
+static void test_redis_outlives_controller(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_column column;
+    folder_up();
+    redis_up(&redis, NULL);
+    dray_context *context = fixture_context(&f, "all");
+    dray_queue *queue = open_kept(context, DRAY_DURABILITY_JOURNAL, true, NULL);
+    insert_ints(queue, "0", 40, 4);
+    all_rows(queue, "rollout", "responses", 500, 20);
+    long keys = redis_keys(&redis);
+    assert_true(keys > 0);
+    for (int round = 0; round < 3; round++) {
+        fixture_end(f.coordinator_pid, SIGKILL);
+        if (round == 1) { /* and the server, with all that it held */
+            redis_kill(&redis);
+            redis_start(&redis, NULL);
+        }
+        f.coordinator_pid = fixture_spawn(&f, false);
+        dray_batch *batch = read_again(queue, "reward", "responses", 20, &column);
+        check_ints(batch, &column, 500, 1);
+        dray_batch_free(batch);
+        batch = read_again(queue, "rollout", "prompts", 20, &column);
+        check_ints(batch, &column, 0, 10);
+        dray_batch_free(batch);
+        redis_wait_keys(&redis, keys);
+    }
+    nothing_lost(queue);
+    all_rows(queue, "reward", "rewards", 0, 20);
+    all_rows(queue, "rollout", "responses", 0, 20);
+    all_rows(queue, "reward", "rewards", 0, 20);
+    all_rows(queue, "actor", NULL, 0, 40);
+    OK(dray_clear(queue, "0", &error));
+    redis_wait_keys(&redis, 0);
+    dray_queue_close(queue);
+    dray_close(context);
+    redis_down(&redis);
+    folder_down();
+}
+
+/* The server is killed, and comes back without its data, while rows are claimed and committed. */
+static void test_redis_restarts(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_column column;
+    folder_up();
+    redis_up(&redis, NULL);
+    dray_context *context = fixture_context(&f, "all");
+    dray_queue *queue = open_kept(context, DRAY_DURABILITY_JOURNAL, true, NULL);
+    for (int step = 0; step < 4; step++) {
+        char name[8];
+        snprintf(name, sizeof name, "%d", step);
+        insert_ints(queue, name, 16, 1);
+        OK(dray_seal(queue, name, 16, &error));
+        redis_kill(&redis);
+        redis_start(&redis, NULL);
+        dray_batch *batch = read_again(queue, "rollout", "prompts", 16, &column);
+        check_ints(batch, &column, 0, 10);
+        set_ints(batch, "responses", 100 * step);
+        OK(dray_batch_commit(batch, &error));
+        dray_batch_free(batch);
+        redis_kill(&redis);
+        redis_start(&redis, NULL);
+        batch = read_again(queue, "reward", "responses", 16, &column);
+        check_ints(batch, &column, 100 * step, 1);
+        set_ints(batch, "rewards", 7);
+        OK(dray_batch_commit(batch, &error));
+        dray_batch_free(batch);
+        redis_kill(&redis);
+        redis_start(&redis, NULL);
+        batch = read_again(queue, "actor", "rewards", 16, &column);
+        check_ints(batch, &column, 7, 1);
+        OK(dray_batch_commit(batch, &error));
+        dray_batch_free(batch);
+        OK(dray_queue_wait(queue, name, NULL, 0, &error));
+        OK(dray_clear(queue, name, &error));
+    }
+    nothing_lost(queue);
+    dray_queue_close(queue);
+    dray_close(context);
+    redis_down(&redis);
+    folder_down();
+}
+
+/* A checkpoint of what Redis holds is restored into shared memory, and the other way. */
+static void test_checkpoint(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_column column;
+    char path[160];
+    folder_up();
+    redis_up(&redis, NULL);
+    for (int way = 0; way < 2; way++) {
+        dray_context *context = fixture_context(&f, "all");
+        dray_queue *queue = open_kept(context, DRAY_DURABILITY_CHECKPOINT, way == 0, NULL);
+        snprintf(path, sizeof path, "%s/saved-%d", f.journals, way);
+        insert_ints(queue, "0", 20, 1);
+        all_rows(queue, "rollout", "responses", 50, 20);
+        OK(dray_queue_checkpoint(queue, path, &error));
+        dray_queue_close(queue);
+        dray_close(context);
+        fixture_end(f.coordinator_pid, SIGKILL);
+        f.coordinator_pid = fixture_spawn(&f, false);
+        context = fixture_context(&f, "all");
+        dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
+        o.tasks = three_tasks;
+        o.task_count = 3;
+        o.durability = DRAY_DURABILITY_CHECKPOINT;
+        o.restore = path;
+        OK(dray_queue_open(context, "kept", &o, &queue, &error));
+        dray_batch *batch = read_again(queue, "reward", "responses", 20, &column);
+        check_ints(batch, &column, 50, 1);
+        dray_batch_free(batch);
+        dray_queue_close(queue);
+        dray_close(context);
+        fixture_end(f.coordinator_pid, SIGKILL);
+        f.coordinator_pid = fixture_spawn(&f, false);
+    }
+    redis_down(&redis);
+    folder_down();
+}
+
+/* The disk is full: refused, by name, and nothing is acknowledged; then it goes on. */
+static void test_disk_full(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_column column;
+    folder_up();
+    redis_up(&redis, NULL);
+    dray_context *context = fixture_context(&f, "all");
+    dray_queue *queue = open_kept(context, DRAY_DURABILITY_JOURNAL, true, NULL);
+    insert_ints(queue, "0", 4, 1);
+    struct rlimit least = {4096, RLIM_INFINITY}, most = {RLIM_INFINITY, RLIM_INFINITY};
+    if (prlimit(f.coordinator_pid, RLIMIT_FSIZE, &least, NULL))
+        die("prlimit", NULL);
+    int rc = DRAY_OK;
+    for (int i = 0; i < 100 && !rc; i++) {
+        int32_t values[64] = {0};
+        dray_column_data data = int_column("prompts", values);
+        dray_insert_options in = DRAY_INSERT_OPTIONS_INIT;
+        in.partition = "full";
+        in.rows = 64;
+        in.columns = &data;
+        in.column_count = 1;
+        rc = dray_insert(queue, &in, NULL, &error);
+    }
+    assert_int_equal(rc, DRAY_EFULL);
+    assert_non_null(strstr(error.message, "journal"));
+    if (prlimit(f.coordinator_pid, RLIMIT_FSIZE, &most, NULL))
+        die("prlimit", NULL);
+    for (int i = 0; i < 100 && (rc = dray_seal(queue, "0", 4, &error)); i++)
+        usleep(50000);
+    OK(rc);
+    fixture_end(f.coordinator_pid, SIGKILL);
+    f.coordinator_pid = fixture_spawn(&f, false);
+    dray_claim_options o = want("rollout", 4);
+    dray_batch *batch;
+    o.partition = "0";
+    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_batch_column(batch, "prompts", &column, &error));
+    check_ints(batch, &column, 0, 10);
+    dray_batch_free(batch);
+    dray_queue_close(queue);
+    dray_close(context);
+    redis_down(&redis);
+    folder_down();
+}
+
+int main(void)
+{
+    bool redis_here = have_program("redis-server") && have_program("redis-cli") &&
+                      dray_queue_backend_built(DRAY_BACKEND_REDIS);
+    if (elsewhere()) /* it says itself what holds the bytes */
+        return 77;
+    const struct CMUnitTest own[] = {
+        cmocka_unit_test(test_keeper_dies),
+        cmocka_unit_test(test_gone_before_kept),
+    };
+    const struct CMUnitTest with_redis[] = {
+        cmocka_unit_test(test_redis_outlives_controller),
+        cmocka_unit_test(test_redis_restarts),
+        cmocka_unit_test(test_checkpoint),
+        cmocka_unit_test(test_disk_full),
+    };
+    int failed = cmocka_run_group_tests(own, NULL, NULL);
+    if (redis_here)
+        failed += cmocka_run_group_tests(with_redis, NULL, NULL);
+    return failed ? 1 : redis_here ? 0 : 77;
+}
