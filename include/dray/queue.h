@@ -64,7 +64,10 @@ typedef enum dray_durability {
      * happened; but claims from before are void: their commits get DRAY_ESTALE, unless they had
      * counted, and what was not read of them yet may be DRAY_EGONE. While the disk is full or
      * fails, calls that change the queue get DRAY_EFULL or DRAY_ESYS with the file's name; what
-     * such a call would have done may be done later. */
+     * such a call would have done may be done later. Bytes that whoever holds them loses are put
+     * back from the journal: reading them is DRAY_EGONE once, and they can be claimed again. Bytes
+     * that were gone before the journal had them: the call gets DRAY_EDEAD, and the rows are lost
+     * (DRAY_LOSS_BYTES). */
     DRAY_DURABILITY_JOURNAL
 } dray_durability;
 
@@ -79,7 +82,7 @@ typedef enum dray_queue_backend {
      * $DRAY_REDIS_PASSWORD, in the environment of every user and of the coordinator. Values are
      * written before the call that gives them returns, and read when a column is first looked at.
      * What the server loses is DRAY_EGONE for whoever reads it, and a loss of those rows
-     * (DRAY_LOSS_BYTES). */
+     * (DRAY_LOSS_BYTES), unless a journal has it. */
     DRAY_BACKEND_REDIS
 } dray_queue_backend;
 

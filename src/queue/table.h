@@ -540,7 +540,7 @@ int64_t dray__table_expire(dray__table *table, int64_t now);
 /* Takes its rows back, not counted; what it commits is stale. */
 void dray__claim_void(dray__table *table, dray__claim *claim);
 
-/* ---- between table.c, partitions.c, ready.c, claims.c, puts.c and policy.c ---- */
+/* ---- between table.c, partitions.c, ready.c, claims.c, commits.c, puts.c and policy.c ---- */
 
 bool dray__finished(const dray__partition *p, uint32_t task);
 /* Rows that are neither taken nor settled. */
@@ -605,6 +605,9 @@ void dray__chunks_orphan(dray__table *table, dray__client *client);
 /* The row's tag of that key, as committed last. false: it has none. */
 bool dray__row_tag(const dray__table *table, const dray__partition *p, uint32_t slot, uint32_t key,
                    double *value);
+/* The client's claim, whose rows are its own: DRAY_ESTALE, DRAY_EGONE, DRAY_EPERM. */
+int dray__claim_active(const dray__table *table, const dray__client *client, uint32_t ticket,
+                       dray__claim **out, dray_error *error);
 /* Marks the rows as claimed: one attempt more. */
 void dray__take_rows(dray__table *table, dray__partition *p, uint32_t task, const uint32_t *slots,
                      uint32_t count);
