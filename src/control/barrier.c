@@ -1,5 +1,10 @@
 /* Barriers: kept requests under a name, all answered when the last one comes, or when a member that
- * had entered dies. A barrier is forgotten when it opens, so its name can be used again at once. */
+ * had entered dies. A barrier is forgotten when it opens, so its name can be used again at once.
+ *
+ *   BARRIER  name, u32 count, i64 timeout, u32 n, n * u64 member -> u32 count, count * u64 member
+ *
+ * Who was there is told, so that those who meet again can say with whom: then one that died
+ * meanwhile is missed at once, not at the deadline. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "control/internal.h"
@@ -12,6 +17,8 @@ typedef struct barrier {
     char *name;
     uint32_t count, entered, capacity;
     dray__request **requests;
+    uint64_t *awaited; /* members; NULL: whoever comes */
+    uint32_t awaited_count;
 } barrier;
 
 struct dray__barriers {
@@ -29,6 +36,7 @@ static void forget(dray__barriers *barriers, barrier *b)
     while (*link != b)
         link = &(*link)->next;
     *link = b->next;
+    free(b->awaited);
     free(b->requests);
     free(b->name);
     free(b);
@@ -88,12 +96,76 @@ static int add(barrier *b, dray__request *request)
     return 0;
 }
 
+/* Everybody waits in vain. */
+static void fail_all(dray__barriers *barriers, barrier *b, const dray_error *error)
+{
+    for (uint32_t i = 0; i < b->entered; i++)
+        dray__request_fail(b->requests[i], error);
+    forget(barriers, b);
+}
+
+/* Tells all who was there. */
+static void open_barrier(dray__barriers *barriers, barrier *b)
+{
+    dray__writer all = {0};
+    dray__put_u32(&all, b->count);
+    for (uint32_t i = 0; i < b->count; i++)
+        dray__put_u64(&all, dray__request_session(b->requests[i])->member);
+    for (uint32_t i = 0; i < b->count; i++) {
+        dray__writer w = {.failed = all.failed};
+        dray__put_bytes(&w, all.data, all.size);
+        dray__request_reply(b->requests[i], &w, NULL, 0);
+        dray__writer_free(&w);
+    }
+    dray__writer_free(&all);
+    forget(barriers, b);
+}
+
+/* Whom the first one that knows it says that he waits for. */
+static int take_awaited(barrier *b, dray__request *request, dray_error *error)
+{
+    dray__reader *r = dray__request_payload(request);
+    uint32_t count = dray__get_count(r, sizeof *b->awaited);
+    uint64_t *members = calloc((size_t)count + 1, sizeof *members);
+    if (!members)
+        return dray__nomem(error);
+    for (uint32_t i = 0; i < count; i++)
+        members[i] = dray__get_u64(r);
+    int status = dray__reader_finish(r, "BARRIER", error);
+    if (status || !count || b->awaited) {
+        free(members);
+        return status;
+    }
+    b->awaited = members;
+    b->awaited_count = count;
+    return DRAY_OK;
+}
+
+/* Is one of them gone for good? One that a coordinator before this one knew may yet come back. */
+static int check_awaited(const barrier *b, const dray__coordinator *coordinator, dray_error *error)
+{
+    uint64_t generation = dray__coordinator_generation(coordinator);
+    for (uint32_t i = 0; i < b->awaited_count; i++) {
+        if (b->awaited[i] >> DRAY__GENERATION_SHIFT != (generation ? generation - 1 : 0))
+            continue;
+        const dray__session *s = coordinator->sessions;
+        while (s && (s->member != b->awaited[i] || s->ended))
+            s = s->next;
+        if (!s)
+            return dray__fail(error, DRAY_EDEAD, "barrier '%s': member %llu left before it",
+                              b->name, (unsigned long long)b->awaited[i]);
+    }
+    return DRAY_OK;
+}
+
 static void enter(dray__barriers *barriers, dray__request *request, char *name, uint32_t count,
                   int64_t timeout_ns)
 {
     dray_error error;
     barrier *b = find_or_make(barriers, name, count);
     int status = b ? check(b, count, dray__request_session(request), &error) : dray__nomem(&error);
+    if (!status)
+        status = take_awaited(b, request, &error);
     if (!status &&
         (dray__request_expire_at(request, dray__deadline(timeout_ns)) < 0 || add(b, request) < 0))
         status = dray__nomem(&error);
@@ -102,9 +174,9 @@ static void enter(dray__barriers *barriers, dray__request *request, char *name, 
             forget(barriers, b);
         dray__request_fail(request, &error);
     } else if (b->entered == b->count) {
-        for (uint32_t i = 0; i < b->count; i++)
-            dray__request_reply(b->requests[i], NULL, NULL, 0);
-        forget(barriers, b);
+        open_barrier(barriers, b);
+    } else if (check_awaited(b, dray__request_session(request)->coordinator, &error)) {
+        fail_all(barriers, b, &error);
     }
 }
 
@@ -115,7 +187,7 @@ void dray__barriers_enter(dray__barriers *barriers, dray__request *request)
     char *name = dray__get_string(r, DRAY__NAME_MAX);
     uint32_t count = dray__get_u32(r);
     int64_t timeout_ns = dray__get_i64(r);
-    int status = dray__reader_finish(r, "BARRIER", &error);
+    int status = r->failed ? dray__reader_finish(r, "BARRIER", &error) : DRAY_OK;
     if (!status && !dray__request_session(request))
         status = dray__fail(&error, DRAY_EPROTO, "BARRIER: HELLO expected first");
     if (!status && (!name[0] || !count || timeout_ns < 0))
@@ -128,6 +200,23 @@ void dray__barriers_enter(dray__barriers *barriers, dray__request *request)
         dray__request_fail(request, &error);
     } else {
         enter(barriers, request, name, count, timeout_ns);
+    }
+}
+
+void dray__barriers_ended(dray__barriers *barriers, const dray__session *session)
+{
+    dray_error error;
+    for (barrier *b = barriers->first, *next; b; b = next) {
+        next = b->next;
+        bool awaited = false;
+        for (uint32_t i = 0; i < b->awaited_count; i++)
+            awaited |= b->awaited[i] == session->member;
+        if (!awaited)
+            continue;
+        dray__fail(&error, DRAY_EDEAD, "barrier '%s': member %llu (%s %s, rank %u) left before it",
+                   b->name, (unsigned long long)session->member, session->role, session->name,
+                   session->rank);
+        fail_all(barriers, b, &error);
     }
 }
 

@@ -59,6 +59,17 @@ bool dray__channel_passes_fds(const dray__channel *channel);
  * the first call of this function; -1 when the process has no descriptors left. */
 int dray__channel_fd(dray__channel *channel);
 
+/* Members that met at a barrier; to begin with, nobody. `members` is the caller's to free. */
+typedef struct dray__party_of {
+    uint64_t *members;
+    uint32_t count;
+} dray__party_of;
+
+/* dray_barrier, for those who meet again and again: *party says who met last, and gets who does
+ * now. One of them that left since then is missed at once: DRAY_EDEAD. NULL: dray_barrier. */
+int dray__meet(dray_context *context, const char *name, uint32_t count, int64_t timeout_ns,
+               dray__party_of *party, dray_error *error);
+
 /* The context's default deadline for a timeout argument (DRAY_WAIT_DEFAULT = the context's). */
 int64_t dray__context_deadline(const dray_context *context, int64_t timeout_ns);
 /* Until when to wait for the answer to a request that was sent with this deadline: a second more,

@@ -413,8 +413,33 @@ void dray__context_return(dray_context *context, dray__channel *channel)
     dray__channel_close(channel);
 }
 
+/* Who was there. */
+static int get_party(dray__reader *r, dray__party_of *party, dray_error *error)
+{
+    uint32_t count = dray__get_count(r, sizeof *party->members);
+    uint64_t *members = calloc((size_t)count + 1, sizeof *members);
+    if (!members)
+        return dray__nomem(error);
+    for (uint32_t i = 0; i < count; i++)
+        members[i] = dray__get_u64(r);
+    int status = dray__reader_finish(r, "BARRIER", error);
+    if (status) {
+        free(members);
+        return status;
+    }
+    free(party->members);
+    *party = (dray__party_of){members, count};
+    return DRAY_OK;
+}
+
 int dray_barrier(dray_context *context, const char *name, uint32_t count, int64_t timeout_ns,
                  dray_error *error)
+{
+    return dray__meet(context, name, count, timeout_ns, NULL, error);
+}
+
+int dray__meet(dray_context *context, const char *name, uint32_t count, int64_t timeout_ns,
+               dray__party_of *party, dray_error *error)
 {
     if (!name || timeout_ns < DRAY_WAIT_DEFAULT)
         return dray__fail(error, DRAY_EINVALID, "dray_barrier: a name and a timeout expected");
@@ -428,9 +453,15 @@ int dray_barrier(dray_context *context, const char *name, uint32_t count, int64_
     dray__put_string(&w, name);
     dray__put_u32(&w, count);
     dray__put_i64(&w, left > 0 ? left : 0);
+    dray__put_u32(&w, party ? party->count : 0);
+    for (uint32_t i = 0; party && i < party->count; i++)
+        dray__put_u64(&w, party->members[i]);
+    dray__reply reply;
     status = dray__call(channel, DRAY__MSG_BARRIER, &w, NULL, 0, dray__answer_deadline(deadline_ns),
-                        NULL, error);
+                        &reply, error);
     dray__writer_free(&w);
+    if (!status && party)
+        status = get_party(&reply.payload, party, error);
     dray__context_return(context, channel);
     return status;
 }

@@ -125,6 +125,8 @@ dray__barriers *dray__barriers_new(void);
 void dray__barriers_free(dray__barriers *barriers);
 void dray__barriers_enter(dray__barriers *barriers, dray__request *request);
 void dray__barriers_expired(dray__barriers *barriers, dray__request *request, int channel_gone);
+/* Nobody waits for it any more. */
+void dray__barriers_ended(dray__barriers *barriers, const dray__session *session);
 void dray__barriers_status(dray__barriers *barriers, json_t *object);
 
 #endif

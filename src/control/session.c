@@ -356,6 +356,12 @@ static void expired(void *user, dray__request *request, int channel_gone)
     dray__barriers_expired(self->barriers, request, channel_gone);
 }
 
+static void session_ended(void *user, dray__session *session)
+{
+    sessions *self = user;
+    dray__barriers_ended(self->barriers, session);
+}
+
 static void free_sessions(void *user)
 {
     sessions *self = user;
@@ -370,6 +376,7 @@ int dray__sessions_add(dray__coordinator *coordinator, dray_error *error)
                                           .last = 0x00FF,
                                           .handle = handle,
                                           .expired = expired,
+                                          .session_ended = session_ended,
                                           .status = add_sessions,
                                           .free = free_sessions};
     sessions *self = calloc(1, sizeof *self);

@@ -46,6 +46,7 @@ typedef struct save {
     char base[64];         /* rank 0's: the step that this one is a delta on; "": none */
     int lock;              /* rank 0's, on DIR */
     uint32_t meetings;     /* so far */
+    dray__party_of party;  /* who came */
     dray_layout **layouts; /* of all ranks */
     dray_layout *files;
     dray_plan *plan;
@@ -350,13 +351,15 @@ static int failed_rank(const save *s, const char *failed, dray_error *error)
     return DRAY_OK;
 }
 
+/* A rank that came to the last meeting and died since then is missed at once. */
 static int wait_for_all(save *s, dray_error *error)
 {
     char name[200];
     snprintf(name, sizeof name, "%.120s/%" PRIu64 "/%" PRIu32,
              s->options.name ? s->options.name : "checkpoint", s->options.version, s->meetings++);
-    return dray_barrier(s->context, name, s->options.world,
-                        s->options.timeout_ns ? s->options.timeout_ns : DRAY_WAIT_DEFAULT, error);
+    return dray__meet(s->context, name, s->options.world,
+                      s->options.timeout_ns ? s->options.timeout_ns : DRAY_WAIT_DEFAULT, &s->party,
+                      error);
 }
 
 /* Waits for all ranks. One that failed (status) comes, too, and says so: all of them end here, and
@@ -670,6 +673,7 @@ static void end(save *s)
     for (uint32_t rank = 0; s->layouts && rank < s->options.world; rank++)
         dray_layout_free(s->layouts[rank]);
     free(s->layouts);
+    free(s->party.members);
     dray_layout_free(s->files);
     dray_plan_free(s->plan);
     dray__sums_free(&s->sums);
