@@ -1,6 +1,7 @@
 /* weights: random histories of the registry. Publishers and engine ranks open, publish, begin,
- * write, vote, prefetch, leave, die and time out in any order, also with messages twice and late; a
- * simple model says what must never happen:
+ * write, vote, prefetch, leave, die and time out in any order, also with messages twice and late,
+ * and the registry itself dies with its coordinator: whoever lives comes back to the next one,
+ * sooner or later, and says what it was. A simple model says what must never happen:
  *
  *  - a group is reported whole only with a version that all of its ranks voted for in one attempt,
  *    while none of them wrote anything else since;
@@ -39,6 +40,10 @@ typedef struct rank {
     uint8_t purpose;
     bool asked; /* to write */
     ticket *begin, *vote;
+    /* What it has heard of its group, and says when it comes back (`away`: it has not yet). */
+    bool away, has_staged;
+    uint8_t state;
+    uint64_t goal_incarnation, version, incarnation, staged_version, staged_incarnation;
 } rank;
 
 static dray__registry *r;
@@ -46,7 +51,11 @@ static ticket *tickets;
 static uint32_t ticket_count;
 static uint64_t next_member, version, seed_state;
 static uint64_t publisher_key[PUBLISHERS], publisher_member[PUBLISHERS];
-static uint64_t published[PUBLISHERS];
+static uint64_t published[PUBLISHERS], waited[PUBLISHERS];
+static uint64_t known_incarnation[PUBLISHERS]; /* of those that are away */
+static bool publisher_away[PUBLISHERS];
+static uint64_t generation;
+static bool dying; /* the registry: nobody hears what it answers */
 static rank ranks[GROUPS][RANKS];
 
 static uint32_t draw(uint32_t n)
@@ -60,6 +69,8 @@ static void answer(void *user, void *at, const dray_error *error, dray__writer *
     (void)user;
     ticket *t = at;
     assert_int_equal(t->answered++, 0);
+    if (dying)
+        return;
     t->fd = fd;
     if (error) {
         t->code = error->code;
@@ -117,6 +128,22 @@ static void put_half(dray__writer *w, uint32_t index)
 
 /* ---- what members do ------------------------------------------------------------------------ */
 
+/* What a publisher published last, to the next coordinator. */
+static void put_publisher_claim(dray__writer *w, uint32_t i)
+{
+    dray__sums sums = {0};
+    if (published[i])
+        dray__sums_add(&sums, "w", DRAY_F32, 10, published[i]);
+    dray__put_u64(w, 0);
+    dray__put_u64(w, known_incarnation[i]);
+    dray__put_u8(w, published[i] != 0);
+    dray__put_u64(w, published[i]);
+    dray__put_u8(w, 1);
+    dray__put_u8(w, waited[i] < published[i]);
+    dray__sums_put(w, &sums);
+    dray__sums_free(&sums);
+}
+
 static void open_publisher(uint32_t i)
 {
     dray__writer w = {0};
@@ -129,13 +156,18 @@ static void open_publisher(uint32_t i)
     dray__put_u32(&w, 0);
     dray__put_u64(&w, 0);
     put_half(&w, i);
-    publisher_member[i] = ++next_member;
+    if (publisher_away[i])
+        put_publisher_claim(&w, i);
+    else
+        publisher_member[i] = ++next_member;
     const ticket *t = send(publisher_member[i], DRAY__MSG_PUBLISHER_OPEN, &w);
     if (t->code == 0)
         publisher_key[i] = first_u64(t);
     else
         publisher_member[i] = 0;
-    published[i] = 0;
+    if (t->code || !publisher_away[i])
+        published[i] = waited[i] = 0;
+    publisher_away[i] = false;
 }
 
 static void open_rank(rank *k)
@@ -152,7 +184,19 @@ static void open_rank(rank *k)
     dray__put_u32(&w, 1);
     dray__put_u32(&w, 0);
     put_half(&w, k->index);
-    *k = (rank){.member = ++next_member, .group = k->group, .index = k->index};
+    if (k->away) {
+        dray__put_u64(&w, 0);
+        dray__put_u8(&w, k->state);
+        dray__put_u8(&w, DRAY_MODE_TENSOR);
+        dray__put_u64(&w, k->version);
+        dray__put_u64(&w, k->incarnation);
+        dray__put_u8(&w, k->has_staged);
+        dray__put_u64(&w, k->has_staged ? k->staged_version : 0);
+        dray__put_u64(&w, k->has_staged ? k->staged_incarnation : 0);
+    } else {
+        *k = (rank){.member = ++next_member, .group = k->group, .index = k->index};
+    }
+    k->away = false;
     const ticket *t = send(k->member, DRAY__MSG_SUBSCRIBER_OPEN, &w);
     assert_int_equal(t->code, 0);
     k->key = first_u64(t);
@@ -162,6 +206,11 @@ static void die(uint64_t *member)
 {
     uint64_t gone = *member;
     *member = 0;
+    for (uint32_t i = 0; i < PUBLISHERS; i++)
+        publisher_away[i] = publisher_away[i] && member != &publisher_member[i];
+    for (uint32_t g = 0; g < GROUPS; g++)
+        for (uint32_t i = 0; i < RANKS; i++)
+            ranks[g][i].away = ranks[g][i].away && member != &ranks[g][i].member;
     for (uint32_t i = 0; i < ticket_count;
          i++) /* what it waits for first, as the coordinator does */
         if (!tickets[i].answered && tickets[i].rank && tickets[i].rank->member == 0)
@@ -191,6 +240,7 @@ static void wait_for_readers(uint32_t i)
     dray__put_u64(&w, published[i]);
     dray__put_i64(&w, draw(2) ? 0 : 1000000000);
     send(publisher_member[i], DRAY__MSG_PUBLISHER_WAIT, &w);
+    waited[i] = published[i];
 }
 
 static void begin(rank *k, uint8_t purpose)
@@ -226,10 +276,13 @@ static void ask_to_write(rank *k)
     if (t->code || !t->answered)
         return;
     k->asked = true;
-    if (k->purpose == DRAY__PREFETCH)
+    if (k->purpose == DRAY__PREFETCH) {
         k->staged = 0;
-    else
+        k->has_staged = false;
+    } else {
         k->holds = 0;
+        k->state = DRAY_GROUP_TORN;
+    }
 }
 
 static void vote(rank *k, bool ok)
@@ -270,16 +323,73 @@ static void hear(rank *k)
             dray__reader in = dray__reader_of(k->begin->data, k->begin->size);
             k->attempt = dray__get_u64(&in);
             dray__get_u8(&in);
-            dray__get_u64(&in);
+            k->goal_incarnation = dray__get_u64(&in);
             k->goal = dray__get_u64(&in);
         }
         k->begin = NULL;
     }
     if (k->vote && k->vote->answered) {
+        if (k->vote->code == 0 && k->purpose == DRAY__PREFETCH) {
+            k->has_staged = true;
+            k->staged_version = k->goal;
+            k->staged_incarnation = k->goal_incarnation;
+        } else if (k->vote->code == 0) {
+            k->state = DRAY_GROUP_WHOLE;
+            k->version = k->goal;
+            k->incarnation = k->goal_incarnation;
+            k->has_staged = k->has_staged && k->purpose != DRAY__COMMIT;
+        }
         k->vote = NULL;
         k->attempt = 0;
         k->asked = false;
     }
+}
+
+/* ---- the coordinator dies ---------------------------------------------------------------------
+ */
+
+static void new_registry(void)
+{
+    dray__registry_ops ops = {answer, expire_at, NULL};
+    assert_int_equal(dray__registry_new(&ops, &r, NULL), 0);
+    dray__registry_begin(r, ++generation);
+}
+
+/* Publishers know their incarnation once they have published. */
+static void note_incarnations(void)
+{
+    for (const struct entry *e = r->entries; e; e = e->next)
+        for (uint32_t i = 0; i < PUBLISHERS; i++)
+            if (e->gang && e->key == publisher_key[i] && !e->gang->broken && published[i])
+                known_incarnation[i] = e->gang->incarnation;
+}
+
+static void restart(void)
+{
+    memset(known_incarnation, 0, sizeof known_incarnation);
+    note_incarnations();
+    for (uint32_t i = 0; i < PUBLISHERS; i++)
+        if (publisher_member[i] && !publisher_away[i]) {
+            publisher_away[i] = known_incarnation[i] != 0;
+            if (!publisher_away[i]) /* one that cannot claim anything opens anew */
+                publisher_member[i] = 0;
+        }
+    for (uint32_t g = 0; g < GROUPS; g++)
+        for (uint32_t i = 0; i < RANKS; i++) {
+            rank *k = &ranks[g][i];
+            if (draw(2)) /* else even what was answered is lost on its way */
+                hear(k);
+            k->begin = k->vote = NULL;
+            k->attempt = 0;
+            k->asked = false;
+            k->away = k->member != 0;
+        }
+    dying = true;
+    dray__registry_free(r);
+    dying = false;
+    for (uint32_t i = 0; i < ticket_count; i++)
+        tickets[i].answered = 1;
+    new_registry();
 }
 
 /* ---- what must hold ------------------------------------------------------------------------- */
@@ -317,7 +427,15 @@ static void act(void)
     rank *k = &ranks[draw(GROUPS)][draw(RANKS)];
     uint32_t i = draw(PUBLISHERS), what = draw(100);
     hear(k);
-    if (what < 3 && k->member)
+    if (draw(120) == 0)
+        restart();
+    else if (k->away && what < 60)
+        open_rank(k);
+    else if (publisher_away[i] && what < 80)
+        open_publisher(i);
+    else if (k->away || publisher_away[i])
+        return;
+    else if (what < 3 && k->member)
         die(&k->member);
     else if (what < 4 && publisher_member[i])
         die(&publisher_member[i]);
@@ -351,12 +469,12 @@ static void act(void)
 
 static void run(uint64_t seed)
 {
-    dray__registry_ops ops = {answer, expire_at, NULL};
-    assert_int_equal(dray__registry_new(&ops, &r, NULL), 0);
     seed_state = seed;
     ticket_count = 0;
-    version = next_member = 0;
+    version = next_member = generation = 0;
+    new_registry();
     memset(publisher_member, 0, sizeof publisher_member);
+    memset(publisher_away, 0, sizeof publisher_away);
     for (uint32_t g = 0; g < GROUPS; g++)
         for (uint32_t i = 0; i < RANKS; i++)
             ranks[g][i] = (rank){.group = g, .index = i};
