@@ -198,11 +198,13 @@ static int base_of(const char *folder, const char *name, char base[64], uint32_t
     return dray__overlay_base_name(path, base, number, error);
 }
 
-/* By age and number alone. */
+/* By age and number alone, the new one being the newest. */
 static bool stays(const save *s, const step *steps, size_t count, size_t i)
 {
-    return steps[i].version != s->options.version &&
-           (!s->options.keep || count - i < s->options.keep);
+    size_t kept = 2; /* the new one, and this */
+    for (size_t k = i + 1; k < count; k++)
+        kept += steps[k].version != s->options.version;
+    return steps[i].version != s->options.version && (!s->options.keep || kept <= s->options.keep);
 }
 
 /* Does a step build on another one, itself or through its bases? One that cannot be read does not.
@@ -377,6 +379,9 @@ static int meet(save *s, int status, dray_error *error)
     int rc = wait_for_all(s, &why);
     if (!rc && (status || (rc = failed_rank(s, failed, &why))))
         wait_for_all(s, NULL);
+    /* Where one died, rank 0 has cleared up, which may be what this rank stumbled over. */
+    if (rc == DRAY_EDEAD)
+        status = DRAY_OK;
     if (!status && rc && error)
         *error = why;
     return status ? status : rc;
