@@ -242,7 +242,7 @@ int dray__delta_decode(dray__delta_coder *coder, const uint8_t *data, size_t siz
     size_t wanted = gaps + count * element;
     data += HEAD;
     size -= HEAD;
-    if (!packed && size != wanted)
+    if (packed ? !wanted : size != wanted)
         return bad(size, count, error);
     int rc = packed ? unpack(coder, &data, size, wanted, error) : DRAY_OK;
     return rc ? rc : apply_entries(data, count, gaps, element, copy, base, error);
