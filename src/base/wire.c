@@ -62,12 +62,6 @@ void dray__put_u16(dray__writer *w, uint16_t value)
     dray__put_bytes(w, &value, sizeof value);
 }
 
-void dray__put_u32(dray__writer *w, uint32_t value)
-{
-    value = htole32(value);
-    dray__put_bytes(w, &value, sizeof value);
-}
-
 void dray__put_u32_at(dray__writer *w, size_t at, uint32_t value)
 {
     for (size_t byte = 0; byte < 4 && !w->failed; byte++)
@@ -149,13 +143,6 @@ uint16_t dray__get_u16(dray__reader *r)
     uint16_t value;
     get(r, &value, sizeof value);
     return le16toh(value);
-}
-
-uint32_t dray__get_u32(dray__reader *r)
-{
-    uint32_t value;
-    get(r, &value, sizeof value);
-    return le32toh(value);
 }
 
 uint64_t dray__get_u64(dray__reader *r)

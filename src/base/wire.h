@@ -8,7 +8,9 @@
 #define DRAY_BASE_WIRE_H
 
 #include <dray/dray.h>
+#include <endian.h>
 #include <stdbool.h>
+#include <string.h>
 
 typedef struct dray__writer {
     uint8_t *data;
@@ -22,7 +24,17 @@ void *dray__put_space(dray__writer *w, size_t size); /* NULL when out of memory 
 void dray__put_bytes(dray__writer *w, const void *data, size_t size);
 void dray__put_u8(dray__writer *w, uint8_t value);
 void dray__put_u16(dray__writer *w, uint16_t value);
-void dray__put_u32(dray__writer *w, uint32_t value);
+/* A claim's answer is some hundreds of these. */
+static inline void dray__put_u32(dray__writer *w, uint32_t value)
+{
+    value = htole32(value);
+    if (w->failed || w->capacity - w->size < sizeof value) {
+        dray__put_bytes(w, &value, sizeof value);
+        return;
+    }
+    memcpy(w->data + w->size, &value, sizeof value);
+    w->size += sizeof value;
+}
 void dray__put_u32_at(dray__writer *w, size_t at, uint32_t value); /* over one that was put */
 void dray__put_u64(dray__writer *w, uint64_t value);
 void dray__put_i64(dray__writer *w, int64_t value);
@@ -41,7 +53,16 @@ dray__reader dray__reader_of(const void *data, size_t size);
 const void *dray__get_bytes(dray__reader *r, size_t size); /* borrowed; NULL when short */
 uint8_t dray__get_u8(dray__reader *r);
 uint16_t dray__get_u16(dray__reader *r);
-uint32_t dray__get_u32(dray__reader *r);
+static inline uint32_t dray__get_u32(dray__reader *r)
+{
+    uint32_t value = 0;
+    r->failed |= r->size - r->at < sizeof value;
+    if (r->failed)
+        return 0;
+    memcpy(&value, r->data + r->at, sizeof value);
+    r->at += sizeof value;
+    return le32toh(value);
+}
 uint64_t dray__get_u64(dray__reader *r);
 int64_t dray__get_i64(dray__reader *r);
 double dray__get_f64(dray__reader *r);

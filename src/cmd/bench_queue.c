@@ -1,9 +1,9 @@
 /* dray bench queue: the queue against what it stands on: put and read against two memcpys, claims
  * against an echo on a socket of the same kind. The coordinator is a process of its own. */
-#include "cmd/bench.h"
+#include "cmd/bench_queue.h"
 #include "run/coordinator.h"
 
-#include <dray/queue.h>
+#include <dirent.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -14,24 +14,11 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SAMPLES = 256, COLUMNS_MAX = 32, CLAIM = 32, ECHO_BYTES = 200, BLOCKS = 10 };
+enum { ECHO_BYTES = 200, BLOCKS = 10 };
 
-typedef struct setup {
-    bench *b;
-    char folder[64], socket[96], keeper[96];
-    pid_t coordinator;
-    dray_context *context;
-    dray_queue *queue;
-    uint32_t columns;
-    size_t cell; /* bytes of one sample in one column */
-    uint8_t *source, *target;
-    size_t bytes;
-    int round;
-    char names[COLUMNS_MAX][8];
-    const char *list[COLUMNS_MAX];
-} setup;
+typedef queue_bench setup;
 
-static void must(const setup *s, int rc, const dray_error *error)
+void queue_bench_must(const setup *s, int rc, const dray_error *error)
 {
     if (rc)
         bench_die(s->b, "%s: %s", dray_error_name(rc), error->message);
@@ -43,8 +30,10 @@ static void serve(const setup *s)
 {
     dray_error error;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    dray__serve_options options = {
-        .unix_path = s->socket, .keeper_path = s->keeper, .start_keeper = true};
+    dray__serve_options options = {.unix_path = s->socket,
+                                   .keeper_path = s->keeper,
+                                   .start_keeper = true,
+                                   .journal = s->journal};
     if (dray__serve(&options, &error))
         fprintf(stderr, "dray bench queue: coordinator: %s\n", error.message);
     _exit(0);
@@ -61,6 +50,7 @@ static void start(setup *s)
         bench_die(s->b, "a folder in %s: %s", tmp ? tmp : "/tmp", strerror(errno));
     snprintf(s->socket, sizeof s->socket, "%s/socket", s->folder);
     snprintf(s->keeper, sizeof s->keeper, "%s/keeper", s->folder);
+    snprintf(s->journal, sizeof s->journal, "%s/journal", s->folder);
     fflush(NULL);
     s->coordinator = fork();
     if (s->coordinator < 0)
@@ -70,7 +60,17 @@ static void start(setup *s)
     snprintf(address, sizeof address, "unix:%s", s->socket);
     options.address = address;
     options.name = "dray bench queue";
-    must(s, dray_open(&options, &s->context, &error), &error);
+    queue_bench_must(s, dray_open(&options, &s->context, &error), &error);
+}
+
+static void empty_folder(const char *path)
+{
+    DIR *dir = opendir(path);
+    for (struct dirent *entry; dir && (entry = readdir(dir));)
+        unlinkat(dirfd(dir), entry->d_name, 0);
+    if (dir)
+        closedir(dir);
+    rmdir(path);
 }
 
 static void stop(setup *s)
@@ -80,12 +80,13 @@ static void stop(setup *s)
     waitpid(s->coordinator, NULL, 0);
     unlink(s->socket);
     unlink(s->keeper);
+    empty_folder(s->journal);
     rmdir(s->folder);
 }
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
-static void name_columns(setup *s, uint32_t columns)
+void queue_bench_columns(setup *s, uint32_t columns)
 {
     s->columns = columns;
     for (uint32_t c = 0; c < columns; c++) {
@@ -94,15 +95,16 @@ static void name_columns(setup *s, uint32_t columns)
     }
 }
 
-static dray_queue *open_queue(const setup *s, const char *name, const dray_queue_task *tasks,
-                              uint32_t count)
+dray_queue *queue_bench_open(const setup *s, const char *name, const dray_queue_task *tasks,
+                             uint32_t count, int32_t durability)
 {
     dray_queue *queue;
     dray_error error;
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     options.tasks = tasks;
     options.task_count = count;
-    must(s, dray_queue_open(s->context, name, &options, &queue, &error), &error);
+    options.durability = durability;
+    queue_bench_must(s, dray_queue_open(s->context, name, &options, &queue, &error), &error);
     return queue;
 }
 
@@ -113,7 +115,7 @@ static dray_batch *claim(const setup *s, const char *task, uint32_t count)
     dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
     o.task = task;
     o.count = count;
-    must(s, dray_claim(s->queue, &o, &batch, &error), &error);
+    queue_bench_must(s, dray_claim(s->queue, &o, &batch, &error), &error);
     return batch;
 }
 
@@ -126,9 +128,9 @@ static void put(const setup *s)
         dray_column_data column = {.name = s->list[c], .dtype = DRAY_U8, .ndim = 1};
         column.shape[0] = (int64_t)s->cell;
         column.values = s->source + c * s->cell * SAMPLES;
-        must(s, dray_batch_set(batch, &column, &error), &error);
+        queue_bench_must(s, dray_batch_set(batch, &column, &error), &error);
     }
-    must(s, dray_batch_commit(batch, &error), &error);
+    queue_bench_must(s, dray_batch_commit(batch, &error), &error);
     dray_batch_free(batch);
 }
 
@@ -138,17 +140,16 @@ static void get(const setup *s)
     dray_error error;
     dray_batch *batch = claim(s, "read", SAMPLES);
     for (uint32_t c = 0; c < s->columns; c++)
-        must(s,
-             dray_batch_gather(batch, s->list[c], s->target + c * s->cell * SAMPLES,
-                               s->cell * SAMPLES, NULL, &error),
-             &error);
-    must(s, dray_batch_commit(batch, &error), &error);
+        queue_bench_must(s,
+                         dray_batch_gather(batch, s->list[c], s->target + c * s->cell * SAMPLES,
+                                           s->cell * SAMPLES, NULL, &error),
+                         &error);
+    queue_bench_must(s, dray_batch_commit(batch, &error), &error);
     dray_batch_free(batch);
 }
 
-static double put_and_read(void *state)
+double queue_bench_put_and_read(setup *s)
 {
-    setup *s = state;
     dray_error error;
     char name[16];
     snprintf(name, sizeof name, "%d", s->round++);
@@ -156,10 +157,10 @@ static double put_and_read(void *state)
     o.partition = name;
     o.rows = SAMPLES;
     double begin = bench_now();
-    must(s, dray_insert(s->queue, &o, NULL, &error), &error);
+    queue_bench_must(s, dray_insert(s->queue, &o, NULL, &error), &error);
     put(s);
     get(s);
-    must(s, dray_clear(s->queue, name, &error), &error);
+    queue_bench_must(s, dray_clear(s->queue, name, &error), &error);
     return bench_now() - begin;
 }
 
@@ -185,19 +186,19 @@ typedef struct shape {
 /* One more round of a shape. */
 static double once(setup *s, const shape *of)
 {
-    name_columns(s, of->columns);
+    queue_bench_columns(s, of->columns);
     s->queue = of->queue;
     s->cell = s->bytes / of->columns / SAMPLES;
-    return put_and_read(s);
+    return queue_bench_put_and_read(s);
 }
 
 static void open_shape(setup *s, shape *of)
 {
-    name_columns(s, of->columns);
+    queue_bench_columns(s, of->columns);
     const dray_queue_task tasks[] = {
         {.name = "write", .writes = s->list, .writes_count = of->columns},
         {.name = "read", .needs = s->list, .needs_count = of->columns}};
-    of->queue = open_queue(s, of->what, tasks, 2);
+    of->queue = queue_bench_open(s, of->what, tasks, 2, DRAY_DURABILITY_NONE);
     of->seconds = calloc(bench_repeats(s->b), sizeof *of->seconds);
     if (!of->seconds)
         bench_die(s->b, "no memory");
@@ -263,8 +264,8 @@ static void bench_bytes(setup *s)
 /* ---- claims ---------------------------------------------------------------------------------- */
 
 /* A queue whose one partition has `rows` rows of `columns` columns, all ready for `tasks` tasks. */
-static dray_queue *open_ready(setup *s, const char *name, uint32_t rows, uint32_t columns,
-                              uint32_t tasks)
+dray_queue *queue_bench_ready(setup *s, const char *name, uint32_t rows, uint32_t columns,
+                              uint32_t tasks, int32_t durability)
 {
     static const char *const task_names[] = {"t0", "t1", "t2", "t3", "t4", "t5", "t6", "t7"};
     dray_error error;
@@ -273,19 +274,19 @@ static dray_queue *open_ready(setup *s, const char *name, uint32_t rows, uint32_
     uint8_t *zeros = calloc(rows, 1);
     if (!zeros)
         bench_die(s->b, "no memory");
-    name_columns(s, columns);
+    queue_bench_columns(s, columns);
     for (uint32_t c = 0; c < columns; c++)
         data[c] = (dray_column_data){.name = s->list[c], .dtype = DRAY_U8, .values = zeros};
     for (uint32_t t = 0; t < tasks; t++)
         table[t] =
             (dray_queue_task){.name = task_names[t], .needs = s->list, .needs_count = columns};
-    dray_queue *queue = open_queue(s, name, table, tasks);
+    dray_queue *queue = queue_bench_open(s, name, table, tasks, durability);
     dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
     o.partition = "p";
     o.rows = rows;
     o.columns = data;
     o.column_count = columns;
-    must(s, dray_insert(queue, &o, NULL, &error), &error);
+    queue_bench_must(s, dray_insert(queue, &o, NULL, &error), &error);
     free(zeros);
     return queue;
 }
@@ -387,7 +388,7 @@ static void bench_claim(setup *s, const echo *e)
 {
     int rounds = bench_quick(s->b) ? 20 : 500;
     sampled claims = sampled_new(s, rounds * BLOCKS), echoes = sampled_new(s, rounds * BLOCKS);
-    s->queue = open_ready(s, "thousand of one column", 1000, 1, 1);
+    s->queue = queue_bench_ready(s, "thousand of one column", 1000, 1, 1, DRAY_DURABILITY_NONE);
     for (int i = 0; i < BLOCKS; i++) {
         bench_doing(s->b, "claims and echoes, %d of %d", i + 1, BLOCKS);
         echoes_block(s, e, &echoes, rounds);
@@ -405,7 +406,7 @@ static void bench_claim(setup *s, const echo *e)
 }
 
 /* Claims whose commit rides on the next one; samples per second. */
-static double stream_rate(const setup *s, uint32_t count, uint32_t rows, const char *task)
+double queue_bench_stream(const setup *s, uint32_t count, uint32_t rows, const char *task)
 {
     dray_error error;
     dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
@@ -415,11 +416,11 @@ static double stream_rate(const setup *s, uint32_t count, uint32_t rows, const c
     dray_batch *batch = claim(s, task, count);
     for (uint32_t done = count; done < rows; done += count) {
         dray_batch *next;
-        must(s, dray_batch_commit_claim(batch, &o, 1, NULL, &next, &error), &error);
+        queue_bench_must(s, dray_batch_commit_claim(batch, &o, 1, NULL, &next, &error), &error);
         dray_batch_free(batch);
         batch = next;
     }
-    must(s, dray_batch_commit(batch, &error), &error);
+    queue_bench_must(s, dray_batch_commit(batch, &error), &error);
     dray_batch_free(batch);
     return rows / (bench_now() - begin);
 }
@@ -428,11 +429,11 @@ static void bench_streams(setup *s)
 {
     uint32_t rows = bench_quick(s->b) ? 3200 : 320000;
     bench_doing(s->b, "claims and commits of %u rows", (unsigned)rows);
-    s->queue = open_ready(s, "stream", rows, 1, 2);
-    bench_row(s->b, "claims of 32 with their commits, samples", stream_rate(s, CLAIM, rows, "t0"),
-              "1/s", 0, 200000);
-    bench_row(s->b, "claims of 1 with their commits, samples", stream_rate(s, 1, rows / 16, "t1"),
-              "1/s", 0, 0);
+    s->queue = queue_bench_ready(s, "stream", rows, 1, 2, DRAY_DURABILITY_NONE);
+    bench_row(s->b, "claims of 32 with their commits, samples",
+              queue_bench_stream(s, CLAIM, rows, "t0"), "1/s", 0, 200000);
+    bench_row(s->b, "claims of 1 with their commits, samples",
+              queue_bench_stream(s, 1, rows / 16, "t1"), "1/s", 0, 0);
     dray_queue_close(s->queue);
 }
 
@@ -442,8 +443,9 @@ static void bench_sizes(setup *s)
     int rounds = bench_quick(s->b) ? 20 : 300;
     sampled small = sampled_new(s, rounds * BLOCKS), large = sampled_new(s, rounds * BLOCKS);
     bench_doing(s->b, "a table of a million rows");
-    dray_queue *thousand = open_ready(s, "thousand", 1000, 16, 8);
-    dray_queue *million = open_ready(s, "million", bench_quick(s->b) ? 10000 : 1000000, 16, 8);
+    dray_queue *thousand = queue_bench_ready(s, "thousand", 1000, 16, 8, DRAY_DURABILITY_NONE);
+    dray_queue *million = queue_bench_ready(s, "million", bench_quick(s->b) ? 10000 : 1000000, 16,
+                                            8, DRAY_DURABILITY_NONE);
     for (int i = 0; i < BLOCKS; i++) {
         s->queue = thousand;
         claims_block(s, &small, rounds);
@@ -496,7 +498,9 @@ int bench_queue(int argc, char **argv)
         .children = children,
         .doc = "Puts and reads samples, claims and commits them, through a coordinator of its own."
                "\vBytes are compared with two memcpys of as many, claims with an echo of 200 bytes "
-               "by another process over a Unix socket, both measured in turns with the work."};
+               "by another process over a Unix socket, a journal with appending as many bytes to a "
+               "file "
+               "beside it, with as many fdatasyncs; all measured in turns with the work."};
     arguments a = {0};
     cmd_parse(&argp, argc, argv, &a);
     setup s = {.b = bench_new("queue", &a.settings)};
@@ -506,6 +510,7 @@ int bench_queue(int argc, char **argv)
     bench_claim(&s, &e);
     bench_streams(&s);
     bench_sizes(&s);
+    queue_bench_journal(&s);
     stop(&s);
     close(e.fd);
     waitpid(e.pid, NULL, 0);

@@ -114,7 +114,8 @@ ssize_t dray__frame_send(int socket, const uint8_t *data, size_t size, const int
     }
     ssize_t n;
     do
-        n = sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        n = fd_count ? sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT)
+                     : send(socket, data, size, MSG_NOSIGNAL | MSG_DONTWAIT);
     while (n < 0 && errno == EINTR);
     return n < 0 ? -errno : n;
 }

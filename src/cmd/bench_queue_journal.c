@@ -1,0 +1,164 @@
+/* A queue with a journal against the same without one, and against appending as many bytes to a
+ * file beside it with as many fdatasyncs: it cannot be faster than either. */
+#include "cmd/bench_queue.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    JOURNAL_COLUMNS = 8,
+    COMMITS = 4,        /* a round: insert, put, read, clear; each is acknowledged by itself */
+    RECORD_BYTES = 256, /* of a commit without outputs, about */
+    APPENDS = 100
+};
+
+typedef struct appended {
+    int fd;
+    off_t end;
+} appended;
+
+static appended open_file(const queue_bench *s)
+{
+    char path[160];
+    snprintf(path, sizeof path, "%s/append", s->folder);
+    appended f = {open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600), 0};
+    if (f.fd < 0)
+        bench_die(s->b, "%s: %s", path, strerror(errno));
+    unlink(path);
+    return f;
+}
+
+static void append(const queue_bench *s, appended *f, const uint8_t *data, size_t bytes)
+{
+    for (size_t done = 0; done < bytes;) {
+        ssize_t n = pwrite(f->fd, data + done, bytes - done, f->end);
+        if (n <= 0)
+            bench_die(s->b, "appending: %s", strerror(errno));
+        done += (size_t)n;
+        f->end += n;
+    }
+    if (fdatasync(f->fd) < 0)
+        bench_die(s->b, "fdatasync: %s", strerror(errno));
+}
+
+/* Seconds of what a round of put and read must at least write. */
+static double append_round(const queue_bench *s)
+{
+    appended f = open_file(s);
+    double begin = bench_now();
+    append(s, &f, s->source, s->bytes);
+    for (int i = 1; i < COMMITS; i++)
+        append(s, &f, s->source, RECORD_BYTES);
+    double seconds = bench_now() - begin;
+    close(f.fd);
+    return seconds;
+}
+
+static double lesser(double a, double b)
+{
+    return a < b ? a : b;
+}
+
+static dray_queue *open_shape(queue_bench *s, const char *name, int32_t durability)
+{
+    queue_bench_columns(s, JOURNAL_COLUMNS);
+    const dray_queue_task tasks[] = {
+        {.name = "write", .writes = s->list, .writes_count = JOURNAL_COLUMNS},
+        {.name = "read", .needs = s->list, .needs_count = JOURNAL_COLUMNS}};
+    return queue_bench_open(s, name, tasks, 2, durability);
+}
+
+static double round_of(queue_bench *s, dray_queue *queue)
+{
+    s->queue = queue;
+    return queue_bench_put_and_read(s);
+}
+
+static void bench_journal_bytes(queue_bench *s)
+{
+    unsigned repeats = bench_repeats(s->b);
+    double *times = calloc(3 * (size_t)repeats, sizeof *times);
+    double *with = times, *without = times + repeats, *file = times + 2 * repeats;
+    s->bytes = bench_quick(s->b) ? (size_t)4 << 20 : (size_t)64 << 20;
+    s->cell = s->bytes / JOURNAL_COLUMNS / SAMPLES;
+    s->source = malloc(s->bytes);
+    s->target = malloc(s->bytes);
+    if (!times || !s->source || !s->target)
+        bench_die(s->b, "no memory for %zu bytes, twice", s->bytes);
+    for (size_t i = 0; i < s->bytes; i++)
+        s->source[i] = (uint8_t)(i * 2654435761u >> 13);
+    dray_queue *plain = open_shape(s, "without a journal", DRAY_DURABILITY_NONE),
+               *safe = open_shape(s, "with a journal", DRAY_DURABILITY_JOURNAL);
+    for (int i = 0; i < 2; i++) { /* from there on memory is recycled */
+        round_of(s, plain);
+        round_of(s, safe);
+    }
+    for (unsigned r = 0; r < repeats; r++) {
+        bench_doing(s->b, "put and read with a journal, round %u of %u", r + 1, repeats);
+        file[r] = append_round(s);
+        without[r] = round_of(s, plain);
+        with[r] = round_of(s, safe);
+    }
+    bench_doing(s->b, NULL);
+    double bytes = (double)s->bytes;
+    double limit = lesser(bytes / bench_percentile(without, repeats, 0.5),
+                          bytes / bench_percentile(file, repeats, 0.5));
+    bench_row(s->b, "put + read with a journal, against fdatasync",
+              bytes / bench_percentile(with, repeats, 0.5), "B/s", limit, 0.8);
+    dray_queue_close(plain);
+    dray_queue_close(safe);
+    free(s->source);
+    free(s->target);
+    free(times);
+}
+
+/* Appends of a commit's size, each synced: per second. */
+static double append_rate(const queue_bench *s)
+{
+    static const uint8_t record[RECORD_BYTES];
+    appended f = open_file(s);
+    append(s, &f, record, sizeof record);
+    double begin = bench_now();
+    for (int i = 0; i < APPENDS; i++)
+        append(s, &f, record, sizeof record);
+    double rate = APPENDS / (bench_now() - begin);
+    close(f.fd);
+    return rate;
+}
+
+static void bench_journal_commits(queue_bench *s)
+{
+    unsigned repeats = bench_repeats(s->b);
+    uint32_t rows = bench_quick(s->b) ? 10 * CLAIM : 100 * CLAIM;
+    double *rates = calloc(3 * (size_t)repeats, sizeof *rates);
+    double *with = rates, *without = rates + repeats, *file = rates + 2 * repeats;
+    if (!rates)
+        bench_die(s->b, "no memory");
+    for (unsigned r = 0; r < repeats; r++) {
+        char name[32];
+        for (int32_t journal = 0; journal < 2; journal++) {
+            bench_doing(s->b, "commits with a journal, round %u of %u", r + 1, repeats);
+            snprintf(name, sizeof name, "commits %d %u", (int)journal, r);
+            s->queue = queue_bench_ready(s, name, rows, 1, 1,
+                                         journal ? DRAY_DURABILITY_JOURNAL : DRAY_DURABILITY_NONE);
+            (journal ? with : without)[r] = queue_bench_stream(s, CLAIM, rows, "t0");
+            dray_queue_close(s->queue);
+        }
+        file[r] = CLAIM * append_rate(s);
+    }
+    bench_doing(s->b, NULL);
+    bench_row(s->b, "commits of 32 with a journal, samples, against fdatasync",
+              bench_percentile(with, repeats, 0.5), "1/s",
+              lesser(bench_percentile(without, repeats, 0.5), bench_percentile(file, repeats, 0.5)),
+              0.8);
+    free(rates);
+}
+
+void queue_bench_journal(queue_bench *s)
+{
+    bench_journal_bytes(s);
+    bench_journal_commits(s);
+}
