@@ -1,4 +1,4 @@
-/* What coordinator.c (connections, requests), session.c and barrier.c share. */
+/* What coordinator.c, connection.c, request.c, session.c and barrier.c share. */
 #ifndef DRAY_CONTROL_INTERNAL_H
 #define DRAY_CONTROL_INTERNAL_H
 
@@ -7,7 +7,9 @@
 #include "control/frame.h"
 #include "control/token.h"
 
+#include <event2/util.h>
 #include <stdbool.h>
+#include <sys/time.h>
 
 enum { DRAY__GENERATION_SHIFT = 32 }; /* of member ids */
 enum { DRAY__TOKEN = 16, DRAY__NAME_MAX = 256, DRAY__ROLE_MAX = 64 };
@@ -115,6 +117,23 @@ struct dray__coordinator {
     uint32_t service_count;
     dray__writer scratch;
 };
+
+/* connection.c */
+struct timeval dray__interval(int64_t ns);
+void dray__connection_add(const dray__listener *listener, int fd);
+/* Sends the frame, or keeps it until there is room. */
+void dray__connection_send(dray__connection *connection, dray__frame *frame, const int *fds);
+/* The same of an error, as the answer to message `id`. */
+void dray__connection_fail(dray__connection *connection, uint16_t type, uint64_t id,
+                           const dray_error *error);
+void dray__connection_close(dray__connection *connection);
+void dray__session_end(dray__session *session);
+void dray__reap(evutil_socket_t fd, short what, void *coordinator);
+void dray__sweep_strangers(evutil_socket_t fd, short what, void *coordinator);
+
+/* request.c */
+void dray__request_unlink(dray__request *request);
+void dray__request_free(dray__request *request);
 
 /* The service of 0x0001..0x00FF. */
 int dray__sessions_add(dray__coordinator *coordinator, dray_error *error);

@@ -1,0 +1,506 @@
+/* Connections: reading frames, handing them to services, sending replies, and closing what has
+ * ended. Nothing is closed or freed inside a service's callback: a connection that must go is
+ * marked as doomed, and the reaper closes it from the loop. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "control/internal.h"
+
+#include <errno.h>
+#include <event2/event.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum {
+    KEPT_REQUESTS = 4096,     /* unanswered requests of one connection */
+    KEPT_BYTES = 256 << 20,   /* and their payloads */
+    STRANGER_BYTES = 4 << 10, /* of a message over TCP before it said who it is */
+    STRANGERS = 256           /* connections over TCP that did not say who they are */
+};
+
+#define HANDSHAKE_NS (10 * DRAY__SECOND) /* for TLS */
+
+struct timeval dray__interval(int64_t ns)
+{
+    ns = ns < 0 ? 0 : ns;
+    int64_t us = ns / 1000 + (ns % 1000 != 0);
+    return (struct timeval){.tv_sec = us / 1000000, .tv_usec = us % 1000000};
+}
+
+/* ---- sending --------------------------------------------------------------------------------- */
+
+static void doom(dray__connection *connection)
+{
+    if (connection->doomed)
+        return;
+    connection->doomed = true;
+    event_del(connection->readable);
+    event_del(connection->writable);
+    event_active(connection->coordinator->reaper, EV_TIMEOUT, 0);
+}
+
+static void free_outgoing(dray__outgoing *frame)
+{
+    dray__close_fds(frame->fds, frame->fd_count);
+    free(frame);
+}
+
+/* What TLS took, but the socket did not yet. true: nothing is left. */
+static bool flush_tls(dray__connection *connection)
+{
+    int code = connection->tls ? dray__tls_flush(connection->tls) : 0;
+    if (code == -EAGAIN)
+        event_add(connection->writable, NULL);
+    else if (code)
+        doom(connection);
+    return code == 0;
+}
+
+static void flush(dray__connection *connection)
+{
+    while (connection->out) {
+        dray__outgoing *frame = connection->out;
+        ssize_t n = dray__link_send(connection->fd, connection->tls, frame->data + frame->at,
+                                    frame->size - frame->at, frame->fds, frame->fd_count);
+        if (n == -EAGAIN) {
+            event_add(connection->writable, NULL);
+            return;
+        }
+        if (n < 0) {
+            doom(connection);
+            return;
+        }
+        dray__close_fds(frame->fds, frame->fd_count);
+        frame->fd_count = 0;
+        frame->at += (size_t)n;
+        connection->out_bytes -= (size_t)n;
+        if (frame->at < frame->size)
+            continue;
+        connection->out = frame->next;
+        if (!connection->out)
+            connection->out_last = &connection->out;
+        free_outgoing(frame);
+    }
+    if (flush_tls(connection))
+        event_del(connection->writable);
+}
+
+/* Keeps what could not be sent. The descriptors are still the caller's: ours are copies. */
+static int enqueue(dray__connection *connection, const uint8_t *data, size_t size, const int *fds,
+                   uint32_t fd_count)
+{
+    dray__outgoing *frame = malloc(sizeof *frame + size);
+    if (!frame)
+        return -1;
+    frame->next = NULL;
+    frame->size = size;
+    frame->at = 0;
+    frame->fd_count = 0;
+    memcpy(frame->data, data, size);
+    for (uint32_t i = 0; i < fd_count; i++) {
+        int copy = fcntl(fds[i], F_DUPFD_CLOEXEC, 0);
+        if (copy < 0) {
+            free_outgoing(frame);
+            return -1;
+        }
+        frame->fds[frame->fd_count++] = copy;
+    }
+    *connection->out_last = frame;
+    connection->out_last = &frame->next;
+    connection->out_bytes += size;
+    event_add(connection->writable, NULL);
+    return 0;
+}
+
+static void send_bytes(dray__connection *connection, const uint8_t *data, size_t size,
+                       const int *fds, uint32_t fd_count)
+{
+    if (!connection->out) {
+        ssize_t n = dray__link_send(connection->fd, connection->tls, data, size, fds, fd_count);
+        if (n < 0 && n != -EAGAIN) {
+            doom(connection);
+            return;
+        }
+        if (n > 0) {
+            data += n;
+            size -= (size_t)n;
+            fd_count = 0;
+        }
+        if (!size) {
+            flush_tls(connection);
+            return;
+        }
+    }
+    /* One frame may always wait, whatever its size. */
+    if (connection->out && connection->out_bytes + size > connection->coordinator->unread_bytes) {
+        dray__log(DRAY_LOG_WARN, "control: closing a connection that leaves %zu bytes unread",
+                  connection->out_bytes + size);
+        doom(connection);
+    } else if (enqueue(connection, data, size, fds, fd_count) < 0) {
+        doom(connection);
+    }
+}
+
+void dray__connection_send(dray__connection *connection, dray__frame *frame, const int *fds)
+{
+    if (connection->doomed)
+        return;
+    dray__writer *out = &connection->coordinator->scratch;
+    dray__writer_reset(out);
+    if (dray__frame_put(out, frame, NULL) != DRAY_OK) {
+        doom(connection);
+        return;
+    }
+    send_bytes(connection, out->data, out->size, fds, frame->fd_count);
+    if (out->capacity > 1u << 20)
+        dray__writer_free(out);
+}
+
+void dray__connection_fail(dray__connection *connection, uint16_t type, uint64_t id,
+                           const dray_error *error)
+{
+    dray__writer payload = {0};
+    dray__frame_put_error(&payload, error);
+    dray__frame frame = {.type = type,
+                         .flags = DRAY__FRAME_REPLY | DRAY__FRAME_ERROR,
+                         .id = id,
+                         .payload = payload.data,
+                         .size = (uint32_t)payload.size};
+    if (payload.failed)
+        doom(connection);
+    else
+        dray__connection_send(connection, &frame, NULL);
+    dray__writer_free(&payload);
+}
+
+/* ---- receiving ------------------------------------------------------------------------------- */
+
+static const dray__registered *service_of(const dray__coordinator *coordinator, uint16_t type)
+{
+    for (uint32_t i = 0; i < coordinator->service_count; i++)
+        if (type >= coordinator->services[i].service.first &&
+            type <= coordinator->services[i].service.last)
+            return &coordinator->services[i];
+    return NULL;
+}
+
+static int admit(const dray__connection *connection, const dray__frame *frame,
+                 const dray__registered *registered, dray_error *error)
+{
+    if (!registered)
+        return dray__fail(error, DRAY_EUNSUPPORTED, "message %04x (%s): not served here",
+                          frame->type, dray__message_name(frame->type));
+    uint32_t may = connection->session ? connection->session->may : connection->may;
+    if (!(may & dray__message_senders(frame->type)))
+        return dray__fail(error, DRAY_EPERM, "message %s: a session of the role %s may not send it",
+                          dray__message_name(frame->type),
+                          connection->session ? connection->session->role : "?");
+    bool greets = frame->type == DRAY__MSG_HELLO || frame->type == DRAY__MSG_ATTACH ||
+                  frame->type == DRAY__MSG_PING || frame->type == DRAY__MSG_RETURN;
+    if (!connection->session && !greets && !connection->coordinator->sessionless)
+        return dray__fail(error, DRAY_EPROTO, "message %s: HELLO or ATTACH expected first",
+                          dray__message_name(frame->type));
+    if (connection->request_count >= KEPT_REQUESTS ||
+        frame->size > KEPT_BYTES - connection->request_bytes)
+        return dray__fail(error, DRAY_EFULL, "message %s: %zu requests wait for their answers",
+                          dray__message_name(frame->type), connection->request_count);
+    return DRAY_OK;
+}
+
+static void dispatch(dray__connection *connection, const dray__frame *frame, int *fds)
+{
+    dray_error error;
+    const dray__registered *registered = service_of(connection->coordinator, frame->type);
+    int status = admit(connection, frame, registered, &error);
+    dray__request *request = status ? NULL : malloc(sizeof *request + frame->size);
+    if (!status && !request)
+        status = dray__nomem(&error);
+    if (status) {
+        dray__close_fds(fds, frame->fd_count);
+        if (frame->id)
+            dray__connection_fail(connection, frame->type, frame->id, &error);
+        return;
+    }
+    *request = (dray__request){.connection = connection,
+                               .coordinator = connection->coordinator,
+                               .session = connection->session,
+                               .next = connection->requests,
+                               .link = &connection->requests,
+                               .service = &registered->service,
+                               .self = registered->self,
+                               .id = frame->id,
+                               .type = frame->type,
+                               .fd_count = frame->fd_count,
+                               .size = frame->size};
+    memcpy(request->fds, fds, sizeof(int) * frame->fd_count);
+    if (frame->size)
+        memcpy(request->payload, frame->payload, frame->size);
+    request->reader = dray__reader_of(request->payload, frame->size);
+    if (request->next)
+        request->next->link = &request->next;
+    connection->requests = request;
+    connection->request_count++;
+    connection->request_bytes += frame->size;
+    registered->service.handle(registered->self, request);
+}
+
+/* The stream cannot be read any further: say why, as far as the socket takes it, and close. */
+static void give_up(dray__connection *connection, const dray__frame *frame, const dray_error *error)
+{
+    dray__log(DRAY_LOG_WARN, "control: closing a connection: %s", error->message);
+    dray__connection_fail(connection, frame->type, frame->id, error);
+    doom(connection);
+}
+
+static bool find_key(void *user, dray__tls_key *key)
+{
+    const dray__connection *connection = user;
+    return dray__token_answer(&connection->coordinator->master, key);
+}
+
+/* Over TCP nothing is read before the other side has proven who it is. true: it has. */
+static bool proven(dray__connection *connection)
+{
+    dray_error error;
+    if (connection->may)
+        return true;
+    int status = dray__tls_handshake(connection->tls, &error);
+    if (status == DRAY_OK) {
+        connection->may = dray__role_bits(dray__token_role_of(dray__tls_identity(connection->tls)));
+    } else if (status == DRAY_EAGAIN) {
+        if (dray__tls_unsent(connection->tls))
+            event_add(connection->writable, NULL);
+        else
+            event_del(connection->writable);
+    } else {
+        dray__log(DRAY_LOG_WARN, "control: closing a connection: %s", error.message);
+        doom(connection);
+    }
+    return connection->may;
+}
+
+static void on_readable(evutil_socket_t fd, short what, void *user)
+{
+    (void)what;
+    dray__connection *connection = user;
+    dray_error error;
+    dray__frame frame = {0};
+    int fds[DRAY__FRAME_FDS];
+    if (!proven(connection))
+        return;
+    int status = dray__inbox_fill(&connection->inbox, fd, &error);
+    if (status == DRAY_EPROTO)
+        give_up(connection, &frame, &error);
+    else if (status && status != DRAY_EAGAIN)
+        doom(connection);
+    while (!status && !connection->doomed) {
+        status = dray__inbox_take(&connection->inbox, &frame, fds, &error);
+        if (!status && frame.flags) {
+            dray__close_fds(fds, frame.fd_count);
+            status = dray__fail(&error, DRAY_EPROTO, "frame %s: a request expected, flags are %x",
+                                dray__message_name(frame.type), frame.flags);
+        }
+        if (!status)
+            dispatch(connection, &frame, fds);
+        else if (status != DRAY_EAGAIN)
+            give_up(connection, &frame, &error);
+    }
+    /* TLS has read further: go on with it after the others' turn. */
+    if (!connection->doomed && connection->tls && dray__tls_pending(connection->tls))
+        event_active(connection->readable, EV_READ, 0);
+}
+
+static void on_writable(evutil_socket_t fd, short what, void *user)
+{
+    (void)fd, (void)what;
+    if (proven(user))
+        flush(user);
+}
+
+/* ---- connections ----------------------------------------------------------------------------- */
+
+/* Tells the owners of everything that the connection still waits for, and frees it. */
+void dray__connection_close(dray__connection *connection)
+{
+    dray__coordinator *coordinator = connection->coordinator;
+    while (connection->requests) {
+        dray__request *request = connection->requests;
+        dray__request_unlink(request);
+        if (request->timer)
+            event_del(request->timer);
+        if (request->service->expired)
+            request->service->expired(request->self, request, 1);
+    }
+    bool alone = !connection->session || !connection->session->ended;
+    for (uint32_t i = 0; alone && i < coordinator->service_count; i++)
+        if (coordinator->services[i].service.channel_ended)
+            coordinator->services[i].service.channel_ended(coordinator->services[i].self,
+                                                           connection->id);
+    dray__connection **link = &coordinator->connections;
+    while (*link != connection)
+        link = &(*link)->next;
+    *link = connection->next;
+    event_free(connection->readable);
+    event_free(connection->writable);
+    dray__tls_goodbye(connection->tls);
+    dray__tls_free(connection->tls);
+    close(connection->fd);
+    dray__inbox_free(&connection->inbox);
+    while (connection->out) {
+        dray__outgoing *frame = connection->out;
+        connection->out = frame->next;
+        free_outgoing(frame);
+    }
+    free(connection);
+}
+
+void dray__session_end(dray__session *session)
+{
+    dray__coordinator *coordinator = session->coordinator;
+    session->ended = true;
+    for (dray__connection *c = coordinator->connections, *next; c; c = next) {
+        next = c->next;
+        if (c->session == session)
+            dray__connection_close(c);
+    }
+    for (uint32_t i = 0; i < coordinator->service_count; i++) {
+        const dray__registered *r = &coordinator->services[i];
+        if (r->service.session_ended)
+            r->service.session_ended(r->self, session);
+    }
+    dray__session **link = &coordinator->sessions;
+    while (*link != session)
+        link = &(*link)->next;
+    *link = session->next;
+    dray__log(DRAY_LOG_INFO, "control: member %llu (%s %s, rank %u) left",
+              (unsigned long long)session->member, session->role, session->name, session->rank);
+    free(session->name);
+    free(session->role);
+    free(session);
+}
+
+static dray__connection *find_doomed(dray__coordinator *coordinator)
+{
+    for (dray__connection *c = coordinator->connections; c; c = c->next)
+        if (c->doomed)
+            return c;
+    return NULL;
+}
+
+/* Callbacks of services may doom further connections, so the search begins anew each time. */
+void dray__reap(evutil_socket_t fd, short what, void *user)
+{
+    (void)fd, (void)what;
+    dray__connection *connection;
+    while ((connection = find_doomed(user))) {
+        if (connection->session && connection->session->first == connection)
+            dray__session_end(connection->session);
+        else
+            dray__connection_close(connection);
+    }
+}
+
+void dray__sweep_strangers(evutil_socket_t fd, short what, void *user)
+{
+    (void)fd, (void)what;
+    const dray__coordinator *coordinator = user;
+    int64_t now = dray__now(), hello_ns = coordinator->hello_ns;
+    for (dray__connection *c = coordinator->connections; c; c = c->next) {
+        int64_t most = !c->may && hello_ns > HANDSHAKE_NS ? HANDSHAKE_NS : hello_ns;
+        if (!c->session && now - c->since_ns >= most)
+            doom(c);
+    }
+}
+
+/* Whoever opens connections over TCP and says nothing cannot keep others out: the oldest such one
+ * makes room for the newest. */
+static void limit_strangers(dray__coordinator *coordinator)
+{
+    dray__connection *oldest = NULL;
+    uint32_t count = 0;
+    for (dray__connection *c = coordinator->connections; c; c = c->next)
+        if (!c->local && !c->session && !c->doomed) {
+            oldest = c; /* the newest comes first in the list */
+            count++;
+        }
+    if (count > STRANGERS)
+        doom(oldest);
+}
+
+/* Only the user who runs the coordinator, and root, may talk to it over a Unix socket. */
+static int check_peer(int fd, int64_t *pid)
+{
+    struct ucred peer;
+    socklen_t size = sizeof peer;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) < 0 || size != sizeof peer)
+        return -1;
+    if (peer.uid != geteuid() && peer.uid != 0) {
+        dray__log(DRAY_LOG_WARN, "control: refused a connection of user %u", peer.uid);
+        return -1;
+    }
+    *pid = peer.pid;
+    return 0;
+}
+
+static void free_connection(dray__connection *connection)
+{
+    if (connection->readable)
+        event_free(connection->readable);
+    if (connection->writable)
+        event_free(connection->writable);
+    dray__tls_free(connection->tls);
+    close(connection->fd);
+    free(connection);
+}
+
+/* What a connection needs besides its memory; -1: it cannot be served. */
+static int prepare(dray__connection *connection)
+{
+    struct event_base *base = connection->coordinator->base;
+    int fd = connection->fd;
+    if (connection->local) {
+        if (check_peer(fd, &connection->pid) < 0)
+            return -1;
+        connection->may = DRAY__MAY_ALL;
+    } else {
+        dray__address_keep(fd);
+        if (dray__tls_accept(fd, find_key, connection, &connection->tls, NULL))
+            return -1;
+        connection->inbox.tls = connection->tls;
+        connection->inbox.most = STRANGER_BYTES;
+    }
+    connection->readable = event_new(base, fd, EV_READ | EV_PERSIST, on_readable, connection);
+    connection->writable = event_new(base, fd, EV_WRITE | EV_PERSIST, on_writable, connection);
+    return connection->readable && connection->writable &&
+                   event_add(connection->readable, NULL) == 0
+               ? 0
+               : -1;
+}
+
+void dray__connection_add(const dray__listener *listener, int fd)
+{
+    dray__coordinator *coordinator = listener->coordinator;
+    dray__connection *connection = calloc(1, sizeof *connection);
+    if (!connection) {
+        close(fd);
+        return;
+    }
+    connection->coordinator = coordinator;
+    connection->id = ++coordinator->connection_ids;
+    connection->fd = fd;
+    connection->local = listener->local;
+    connection->since_ns = dray__now();
+    connection->out_last = &connection->out;
+    if (prepare(connection) < 0) {
+        free_connection(connection);
+        return;
+    }
+    connection->next = coordinator->connections;
+    coordinator->connections = connection;
+    if (!listener->local)
+        limit_strangers(coordinator);
+}
