@@ -29,6 +29,7 @@ struct dray__cuda_job {
     dray__gpu_memory *memory; /* pieces | quants | tiles | sums | most | stop */
     uint64_t quants_at, tiles_at, sums_at, most_at, stop_at;
     dray__gpu_memory *back; /* of the host: sums | the word that is written to stop */
+    uint64_t stop_word_at;
     CUstream streams[STREAMS], control;
     CUevent events[EVENTS];
     int fd;
@@ -55,8 +56,14 @@ static int make_memory(dray__cuda_job *job, dray_error *error)
     job->sums_at = job->tiles_at + aligned(p->tile_count * sizeof *p->tiles);
     job->most_at = job->sums_at + aligned(sums);
     job->stop_at = job->most_at + aligned(p->most_count * sizeof(uint32_t));
+    job->stop_word_at = aligned(sums);
+    const uint32_t stop = 1;
     int rc = dray__gpu_take(job->gpu, job->stop_at + 256, false, &job->memory, error);
-    return rc ? rc : dray__gpu_take(job->gpu, aligned(sums) + 256, true, &job->back, error);
+    if (!rc)
+        rc = dray__gpu_take(job->gpu, job->stop_word_at + 256, true, &job->back, error);
+    if (!rc)
+        memcpy(job->back->host + job->stop_word_at, &stop, sizeof stop);
+    return rc;
 }
 
 static int make_streams(dray__cuda_job *job, dray_error *error)
@@ -326,6 +333,9 @@ static int look(dray__cuda_job *job, dray_error *error)
     CUresult result = cuda->cuEventQuery(job->events[FINISHED]);
     uint64_t count;
     float ms = 0;
+    /* The word that stops must not arrive when the next run has begun. */
+    if (result == CUDA_SUCCESS && atomic_load(&job->stopped))
+        result = cuda->cuStreamQuery(job->control);
     if (result == CUDA_ERROR_NOT_READY)
         return DRAY_EAGAIN;
     job->running = false;
@@ -361,14 +371,15 @@ int dray__cuda_job_fd(const dray__cuda_job *job)
 
 void dray__cuda_job_abort(dray__cuda_job *job)
 {
-    uint64_t at = job->back->bytes - sizeof(uint32_t);
-    uint32_t one = 1;
-    if (!job->running || dray__cuda_enter(job->gpu->device, NULL))
+    if (!job->running || atomic_exchange(&job->stopped, true) ||
+        dray__cuda_enter(job->gpu->device, NULL))
         return;
-    atomic_store(&job->stopped, true);
-    memcpy(job->back->host + at, &one, sizeof one);
-    job->gpu->cuda->cuMemcpyHtoDAsync(job->memory->device + job->stop_at, job->back->host + at,
-                                      sizeof one, job->control);
+    const dray__cuda *cuda = job->gpu->cuda;
+    /* After the run has begun by clearing the word. */
+    if (cuda->cuStreamWaitEvent(job->control, job->events[BEGUN], 0) == CUDA_SUCCESS)
+        cuda->cuMemcpyHtoDAsync(job->memory->device + job->stop_at,
+                                job->back->host + job->stop_word_at, sizeof(uint32_t),
+                                job->control);
     dray__cuda_leave();
 }
 

@@ -19,6 +19,7 @@ enum { SOURCE = 1, WRITTEN = 2, BACK = 4, SCALES = 8 }; /* of dray__gpu_launch.w
 #define KERNEL(blocks) extern "C" __global__ void __launch_bounds__(DRAY__GPU_THREADS, blocks)
 #define LAUNCH const __grid_constant__ dray__gpu_launch
 #define INLINE static __device__ __forceinline__
+#define WATCHING INLINE
 #define SHARED __shared__
 #define THREAD threadIdx.x
 #define THREADS blockDim.x
@@ -27,7 +28,7 @@ enum { SOURCE = 1, WRITTEN = 2, BACK = 4, SCALES = 8 }; /* of dray__gpu_launch.w
 #define UNROLL _Pragma("unroll")
 #define SYNC() __syncthreads()
 #define SYNC_OR(flag) __syncthreads_or(flag)
-extern __shared__ uint32_t staged[]; /* as many bytes as the launch says */
+extern __shared__ __align__(16) uint32_t staged[]; /* as many bytes as the launch says */
 
 /* What is moved is read once, and comes from memory that other processors write between launches:
  * no first-level cache. What was just written is read back from where it went. */
@@ -76,6 +77,16 @@ INLINE void put16(u64 at, const u32 *v)
 INLINE void put8(u64 at, const u32 *v)
 {
     asm volatile("st.global.v2.u32 [%0], {%1,%2};" ::"l"(at), "r"(v[0]), "r"(v[1]) : "memory");
+}
+/* To and from staged memory. */
+INLINE void keep16(u32 *room, const u32 *v)
+{
+    *(uint4 *)room = make_uint4(v[0], v[1], v[2], v[3]);
+}
+INLINE void kept16(const u32 *room, u32 *v)
+{
+    uint4 w = *(const uint4 *)room;
+    v[0] = w.x, v[1] = w.y, v[2] = w.z, v[3] = w.w;
 }
 #define AT(type, at) (*(volatile type *)(at))
 #define FLOAT_BITS(f) __float_as_uint(f)
@@ -127,6 +138,8 @@ INLINE void pair_of_e4m3(u32 pair, u32 *low, u32 *high)
 #pragma GCC diagnostic ignored "-Wuninitialized"
 
 #define KERNEL(blocks) void
+/* Reads what is written meanwhile, on purpose. */
+#define WATCHING static __attribute__((no_sanitize("thread")))
 #define LAUNCH dray__gpu_launch
 #define INLINE static inline
 #define SHARED static _Thread_local
@@ -149,6 +162,8 @@ INLINE void get8(u64 at, u32 *v)
     memcpy(v, (const void *)at, 8);
 }
 #define back16 get16
+#define keep16(room, v) memcpy(room, v, 16)
+#define kept16(room, v) memcpy(v, room, 16)
 #define get4(at) (*(const u32 *)(at))
 #define get2(at) ((u32) * (const uint16_t *)(at))
 #define get1(at) ((u32) * (const uint8_t *)(at))

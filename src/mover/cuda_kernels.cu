@@ -10,7 +10,7 @@
 
 /* Loads under way in a thread before the first of them is used. */
 #define BATCH 8
-#define STRIP_BATCH 8
+#define STRIP_BATCH 4
 #define LINE_BATCH 4
 
 /* ---- tiles of pieces --------------------------------------------------------------------------
@@ -65,7 +65,7 @@ INLINE stand stand_in(u32 columns)
     return s;
 }
 
-INLINE u32 stopped(const dray__gpu_launch *l)
+WATCHING u32 stopped(const dray__gpu_launch *l)
 {
     return *(const volatile u32 *)l->stop;
 }
@@ -468,7 +468,9 @@ typedef struct strip {
     u64 source, destination, scale, cell; /* cell: its number */
     u64 start[4];                         /* global */
     u64 scale_row, scale_column;
+    u64 row;                    /* the cell's first, in the tensor */
     u32 extent[4], first, last; /* rows */
+    u32 flat;                   /* rows go along one dimension */
 } strip;
 
 INLINE strip strip_of(const dray__gpu_quant *q, u32 index)
@@ -500,6 +502,8 @@ INLINE strip strip_of(const dray__gpu_quant *q, u32 index)
         else
             s.scale_column = number;
     }
+    s.row = (s.start[0] * q->shape[1] + s.start[1]) * q->shape[2] + s.start[2];
+    s.flat = s.extent[0] == 1 && s.extent[1] == 1;
     u32 rows = s.extent[0] * s.extent[1] * s.extent[2];
     u32 each = (rows + q->strips - 1) / q->strips;
     s.first = part * each < rows ? part * each : rows;
@@ -514,19 +518,16 @@ typedef struct line {
 
 INLINE line line_of(const dray__gpu_quant *q, const strip *s, u32 row)
 {
-    u32 at[3] = {0, 0, row};
-    if (s->extent[0] != 1 || s->extent[1] != 1) {
-        at[2] = row % s->extent[2];
-        row /= s->extent[2];
-        at[1] = row % s->extent[1];
-        at[0] = row / s->extent[1];
-    }
-    line n = {s->source, s->destination, 0};
-    UNROLL
-    for (int d = 0; d < 3; d++) {
-        n.source += at[d] * (u64)q->source_stride[d];
-        n.destination += at[d] * (u64)q->destination_stride[d];
-        n.row = n.row * q->shape[d] + s->start[d] + at[d];
+    line n;
+    u32 at = s->flat ? row : row % s->extent[2];
+    n.source = s->source + at * (u64)q->source_stride[2];
+    n.destination = s->destination + at * (u64)q->destination_stride[2];
+    n.row = s->row + at;
+    if (!s->flat) {
+        u32 i = row / s->extent[2] % s->extent[1], j = row / s->extent[2] / s->extent[1];
+        n.source += i * (u64)q->source_stride[1] + j * (u64)q->source_stride[0];
+        n.destination += i * (u64)q->destination_stride[1] + j * (u64)q->destination_stride[0];
+        n.row += (j * q->shape[1] + i) * q->shape[2];
     }
     return n;
 }
@@ -603,11 +604,12 @@ INLINE u32 read_strip(const dray__gpu_quant *q, const strip *s, u32 keep, const 
                     u32 a = group_most(&g[i], from, elements);
                     most = a > most ? a : most;
                     u32 *room = staged + ((r + i * at.down - s->first) * columns + c) * held;
-                    if (keep) {
-                        UNROLL
-                        for (u32 k = 0; k < 8; k++)
-                            if (k < held)
-                                room[k] = g[i].v[k];
+                    if (keep && held == 1) {
+                        room[0] = g[i].v[0];
+                    } else if (keep) {
+                        keep16(room, g[i].v);
+                        if (held == 8)
+                            keep16(room + 4, g[i].v + 4);
                     }
                 }
         }
@@ -684,11 +686,12 @@ INLINE void write_strip(const dray__gpu_launch *l, const dray__gpu_quant *q, con
             u64 put = n.destination + (u64)(c * (int64_t)elements * q->destination_stride[3]);
             group g = {{0, 0, 0, 0, 0, 0, 0, 0}};
             const u32 *room = staged + ((r - s->first) * columns + c) * held;
-            if (kept) {
-                UNROLL
-                for (u32 k = 0; k < 8; k++)
-                    if (k < held)
-                        g.v[k] = room[k];
+            if (kept && held == 1) {
+                g.v[0] = room[0];
+            } else if (kept) {
+                kept16(room, g.v);
+                if (held == 8)
+                    kept16(room + 4, g.v + 4);
             } else {
                 g = load_group(n.source + (u64)(c * (int64_t)elements * q->source_stride[3]), in,
                                elements);
@@ -728,7 +731,7 @@ KERNEL(2) dray_most(LAUNCH l)
     }
 }
 
-KERNEL(2) dray_quantise(LAUNCH l)
+KERNEL(3) dray_quantise(LAUNCH l)
 {
     SHARED u32 room[DRAY__GPU_THREADS];
     totals t = {{0, 0, 0, 0}, NOBODY};
