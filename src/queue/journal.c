@@ -237,8 +237,10 @@ static int put_record(dray__journal *j, dray__entry *entry, dray_error *error)
         int rc = at ? j->options.fetch(j->options.user, &entry->pieces[i], at, error) : DRAY_OK;
         if (rc && rc != DRAY_EGONE)
             return rc;
-        if (rc)
+        if (rc) {
             memset(at, 0, entry->pieces[i].bytes);
+            *error = (dray_error){0};
+        }
         entry->missing |= rc != DRAY_OK;
     }
     dray__put_u32_at(w, flags_at, entry->missing ? MISSING : 0);

@@ -144,6 +144,7 @@ static void test_gone_before_kept(void **state)
     dray_queue *b = open_kept(at_b, DRAY_DURABILITY_JOURNAL, false, NULL);
     insert_ints(b, "0", 4, 1); /* the chunk is there */
     kill(kept.pid, SIGSTOP);
+    waitpid(kept.pid, NULL, WUNTRACED);
     pid_t killer = fork();
     if (killer == 0) {
         usleep(300000);
