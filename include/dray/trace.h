@@ -28,6 +28,16 @@ int dray_trace_open(const char *path, const char *process, dray_error *error);
 void dray_trace_span(dray_span_kind kind, const char *name, int64_t begin_ns, int64_t end_ns,
                      int64_t step);
 
+/* The same of work on samples: in the merged file args has "partition", "task" and "rows", too.
+ * partition, task: copied, and kept for the life of the process; NULL: none. rows: -1: not said.
+ * The queue records so what it does: "queue put", "queue read" (bytes), "queue insert", "queue
+ * claim", "queue commit", "queue wait", "queue refill" (for answers). Threads: any. Takes a lock
+ * for a moment. Since 0.1. */
+void dray_trace_samples(dray_span_kind kind, const char *name, int64_t begin_ns, int64_t end_ns,
+                        const char *partition, const char *task, int64_t rows);
+/* 1: spans are recorded now. */
+int dray_trace_is_on(void);
+
 int64_t dray_trace_now(void); /* CLOCK_MONOTONIC, ns */
 
 /* Appends what was recorded, by all threads, to the file, so that it survives the process being

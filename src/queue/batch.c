@@ -242,6 +242,15 @@ static int read_column(dray_batch *batch, dray__batch_column *column, dray_error
     return DRAY_OK;
 }
 
+static int read_traced(dray_batch *batch, dray__batch_column *column, dray_error *error)
+{
+    int64_t begin = dray_trace_now();
+    int rc = read_column(batch, column, error);
+    dray_trace_samples(DRAY_SPAN_TRANSFER, "queue read", begin, dray_trace_now(), batch->partition,
+                       batch->task->name, batch->row_count);
+    return rc;
+}
+
 static int find_column(dray_batch *batch, const char *name, dray__batch_column **out,
                        dray_error *error)
 {
@@ -251,7 +260,7 @@ static int find_column(dray_batch *batch, const char *name, dray__batch_column *
     for (uint32_t i = 0; i < batch->column_count; i++)
         if (strcmp(batch->columns[i].name, name) == 0) {
             *out = &batch->columns[i];
-            return (*out)->cells ? DRAY_OK : read_column(batch, *out, error);
+            return (*out)->cells ? DRAY_OK : read_traced(batch, *out, error);
         }
     char hint[300];
     return dray__fail(error, DRAY_ENOENT, "task %s does not need a column %s%s", batch->task->name,
@@ -374,10 +383,13 @@ int dray_batch_set(dray_batch *batch, const dray_column_data *column, dray_error
         rc = find_output(batch, column->name, &output, error);
     if (rc)
         return rc;
+    int64_t begin = dray_trace_now();
     do
         rc = dray__queue_write(batch->queue, column, &spec, batch->row_count, &fresh.extent,
                                &fresh.span, error);
     while (rc == DRAY_ECLOSED && dray__queue_come_back(batch->queue) == DRAY_OK);
+    dray_trace_samples(DRAY_SPAN_TRANSFER, "queue put", begin, dray_trace_now(), batch->partition,
+                       batch->task->name, batch->row_count);
     if (rc)
         return rc;
     if (output->name)
@@ -528,10 +540,17 @@ void dray__batch_commit_done(dray_batch *batch, int rc, dray__reader *reply)
     outputs_done(batch, false);
 }
 
+void dray__trace_commit(const dray_batch *batch, int64_t begin_ns)
+{
+    dray_trace_samples(DRAY_SPAN_WAIT, "queue commit", begin_ns, dray_trace_now(), batch->partition,
+                       batch->task->name, batch->row_count);
+}
+
 int dray_batch_commit(dray_batch *batch, dray_error *error)
 {
     if (batch->committed)
         return DRAY_OK;
+    int64_t begin = dray_trace_now();
     int rc = dray__batch_put_commit(batch, dray__queue_begin(batch->queue), error);
     if (rc) {
         dray__storage_untell(&batch->queue->storage, false);
@@ -540,6 +559,8 @@ int dray_batch_commit(dray_batch *batch, dray_error *error)
     dray__reply reply;
     rc = dray__queue_command(batch->queue, DRAY__MSG_QUEUE_COMMIT, &reply, error);
     dray__batch_commit_done(batch, rc, &reply.payload);
+    if (!rc)
+        dray__trace_commit(batch, begin);
     return rc ? rc : dray__reader_finish(&reply.payload, "QUEUE_COMMIT", error);
 }
 

@@ -366,6 +366,13 @@ static int put_claim(dray_queue *queue, const dray_claim_options *options, uint3
     return rc;
 }
 
+/* The wait for rows, since `begin`. */
+static void trace_claim(const dray_batch *batch, int64_t begin)
+{
+    dray_trace_samples(DRAY_SPAN_WAIT, "queue claim", begin, dray_trace_now(), batch->partition,
+                       batch->task->name, batch->row_count);
+}
+
 static int read_claim(dray_queue *queue, uint32_t ticket, uint32_t count, dray__reply *reply,
                       uint32_t *which, dray_batch **out, dray_error *error)
 {
@@ -390,7 +397,7 @@ static int read_claim(dray_queue *queue, uint32_t ticket, uint32_t count, dray__
 int dray_claim_any(dray_queue *queue, const dray_claim_options *options, uint32_t count,
                    uint32_t *which, dray_batch **out, dray_error *error)
 {
-    int64_t deadline;
+    int64_t deadline, begin = dray_trace_now();
     dray__queue_begin(queue);
     int rc = put_claim(queue, options, count, &deadline, error);
     if (rc)
@@ -403,9 +410,11 @@ int dray_claim_any(dray_queue *queue, const dray_claim_options *options, uint32_
         dray__queue_release(queue, ticket); /* the answer may be on its way */
     if (!rc)
         rc = read_claim(queue, ticket, count, &reply, which, &batch, error);
-    if (!rc)
-        *out = batch;
-    return rc;
+    if (rc)
+        return rc;
+    trace_claim(batch, begin);
+    *out = batch;
+    return DRAY_OK;
 }
 
 /* The claim's part of the answer to a commit with a claim. */
@@ -429,7 +438,7 @@ int dray_batch_commit_claim(dray_batch *batch, const dray_claim_options *options
     dray_queue *queue = batch->queue;
     if (batch->committed)
         return dray_claim_any(queue, options, count, which, out, error);
-    int64_t deadline;
+    int64_t deadline, begin = dray_trace_now();
     int rc = dray__batch_put_commit(batch, dray__queue_begin(queue), error);
     if (rc) {
         dray__storage_untell(&queue->storage, false);
@@ -448,10 +457,13 @@ int dray_batch_commit_claim(dray_batch *batch, const dray_claim_options *options
     if (rc)
         return rc;
     batch->rides = true;
+    dray__trace_commit(batch, begin);
     rc = read_next(queue, ticket, count, &reply, which, &next, error);
-    if (!rc)
-        *out = next;
-    return rc;
+    if (rc)
+        return rc;
+    trace_claim(next, begin);
+    *out = next;
+    return DRAY_OK;
 }
 
 int dray_claim(dray_queue *queue, const dray_claim_options *options, dray_batch **out,
@@ -487,6 +499,7 @@ int dray__claim_start_after(dray_queue *queue, dray_batch *batch, const dray_cla
     if (rc)
         return rc;
     queue->started = queue->tickets;
+    queue->started_ns = dray_trace_now();
     queue->started_count = count;
     queue->riding = batch;
     return DRAY_OK;
@@ -514,11 +527,15 @@ int dray_claim_poll(dray_queue *queue, uint32_t *which, dray_batch **out, dray_e
         dray__batch_commit_done(batch, rc, &reply.payload);
     if (rc)
         return rc;
-    if (batch)
+    if (batch) {
         batch->rides = true;
+        dray__trace_commit(batch, queue->started_ns);
+    }
     rc = batch ? read_next(queue, ticket, count, &reply, which, &next, error)
                : read_claim(queue, ticket, count, &reply, which, &next, error);
-    if (!rc)
-        *out = next;
-    return rc;
+    if (rc)
+        return rc;
+    trace_claim(next, queue->started_ns);
+    *out = next;
+    return DRAY_OK;
 }

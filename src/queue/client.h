@@ -14,6 +14,7 @@
 #include "queue/table.h"
 
 #include <dray/queue.h>
+#include <dray/trace.h>
 
 typedef struct dray__task_info {
     char *name;
@@ -58,6 +59,7 @@ struct dray_queue {
     uint32_t tickets;
     uint32_t *released; /* tickets to be released with the next request */
     uint32_t released_count;
+    int64_t started_ns;
     uint32_t started, started_count; /* ticket and choices of dray_claim_start; 0: none */
     dray_batch *riding;              /* whose commit went with it; NULL: none */
     dray__writer out, sent;          /* sent: a copy, to be sent again */
@@ -191,6 +193,8 @@ int dray__names_read(dray__names *names, dray__reader *r, dray_error *error);
 void dray__names_free(dray__names *names);
 /* Forgets what the numbers mean; the names stay. */
 void dray__names_retire(dray__names *names);
+/* The span of a commit that counted, begun at begin_ns. */
+void dray__trace_commit(const dray_batch *batch, int64_t begin_ns);
 /* The parts of the request that commits and claims. put_commit checks that all is set; commit_done
  * takes the answer: rc, and where it is DRAY_OK the reply. */
 int dray__batch_put_commit(dray_batch *batch, dray__writer *w, dray_error *error);

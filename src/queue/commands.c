@@ -59,9 +59,12 @@ int dray_queue_wait(dray_queue *queue, const char *partition, const char *task, 
     if (rc)
         return rc;
     int64_t deadline = dray__context_deadline(queue->context, timeout_ns);
+    int64_t begin = dray_trace_now();
     dray__put_u32(w, t);
     dray__put_i64(w, timeout_ns ? deadline - dray__now() : 0);
-    return dray__queue_call(queue, DRAY__MSG_QUEUE_WAIT, deadline, NULL, error);
+    rc = dray__queue_call(queue, DRAY__MSG_QUEUE_WAIT, deadline, NULL, error);
+    dray_trace_samples(DRAY_SPAN_WAIT, "queue wait", begin, dray_trace_now(), partition, task, -1);
+    return rc;
 }
 
 /* ---- asynchronous rollout -------------------------------------------------------------------- */
@@ -222,10 +225,13 @@ int dray_refill_wait(dray_queue *queue, int64_t timeout_ns, dray_refill *out, dr
     int64_t deadline = dray__context_deadline(queue->context, timeout_ns);
     dray__put_i64(dray__queue_begin(queue), timeout_ns ? deadline - dray__now() : 0);
     dray__reply reply;
+    int64_t begin = dray_trace_now();
     rc = dray__queue_call(queue, DRAY__MSG_QUEUE_REFILL, deadline, &reply, error);
     if (rc)
         return rc;
     read_refill(queue, &reply.payload, &filled);
+    dray_trace_samples(DRAY_SPAN_WAIT, "queue refill", begin, dray_trace_now(), filled.partition,
+                       filled.task, filled.rows);
     rc = dray__reader_finish(&reply.payload, "QUEUE_REFILL", error);
     if (!rc)
         dray__options_fill(out, &filled, sizeof filled);

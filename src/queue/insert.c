@@ -236,6 +236,7 @@ static int insert_once(dray_queue *queue, const dray_insert_options *o, inserted
     uint32_t each = o->refill ? o->rows : o->group_size; /* a refill is of one group */
     uint32_t items = o->once_per_group && each ? o->rows / each : o->rows, done = 0;
     int rc = DRAY_OK;
+    int64_t begin = dray_trace_now();
     for (; !rc && done < o->column_count; done += rc == DRAY_OK) {
         inserted *column = &columns[done];
         rc = dray__spec_of(&o->columns[done], &column->spec, error);
@@ -244,8 +245,15 @@ static int insert_once(dray_queue *queue, const dray_insert_options *o, inserted
                                    &column->span, error);
     }
     bool sent = rc == DRAY_OK;
+    int64_t put = dray_trace_now();
+    if (done)
+        dray_trace_samples(DRAY_SPAN_TRANSFER, "queue put", begin, put, o->partition, NULL,
+                           o->rows);
     if (sent)
         rc = send_insert(queue, o, columns, ticket, deadline, first_slot, error);
+    if (sent)
+        dray_trace_samples(DRAY_SPAN_WAIT, "queue insert", put, dray_trace_now(), o->partition,
+                           NULL, o->rows);
     /* Without an answer the rows may be there or not: what they hold must stay as it is. So must
      * what is done, but not in the journal yet. */
     bool given_up = rc && !(sent && (rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED ||

@@ -70,6 +70,23 @@ static void write_us(FILE *out, const char *key, int64_t ns)
     write_text(out, ",\"%s\":%" PRId64 ".%03d", key, ns / 1000, (int)(ns % 1000));
 }
 
+static void write_number(FILE *out, const char *key, int64_t value, const char **comma)
+{
+    if (value < 0)
+        return;
+    write_text(out, "%s\"%s\":%" PRId64, *comma, key, value);
+    *comma = ",";
+}
+
+static void write_member(FILE *out, const char *key, const char *value, const char **comma)
+{
+    if (!value)
+        return;
+    write_text(out, "%s\"%s\":", *comma, key);
+    write_string(out, value);
+    *comma = ",";
+}
+
 static void write_span(merge *m, size_t process, const dray__span *span)
 {
     begin_event(m, 'X', process, span->thread + 1);
@@ -77,10 +94,13 @@ static void write_span(merge *m, size_t process, const dray__span *span)
     write_us(m->out, "dur", span->end_ns - span->begin_ns);
     write_text(m->out, ",\"cat\":\"%s\",\"name\":", dray__span_kind_name(span->kind));
     write_string(m->out, span->name);
-    if (span->step >= 0)
-        write_text(m->out, ",\"args\":{\"step\":%" PRId64 "}}", span->step);
-    else
-        fputs(",\"args\":{}}", m->out);
+    const char *comma = "";
+    fputs(",\"args\":{", m->out);
+    write_number(m->out, "step", span->step, &comma);
+    write_member(m->out, "partition", span->partition, &comma);
+    write_member(m->out, "task", span->task, &comma);
+    write_number(m->out, "rows", span->rows, &comma);
+    fputs("}}", m->out);
 }
 
 /* ---- files ----------------------------------------------------------------------------------- */

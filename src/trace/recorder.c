@@ -20,8 +20,8 @@
 enum { RING = 1 << 15, THREAD_NAME = 16 };
 
 typedef struct record {
-    const char *name;
-    int64_t begin_ns, end_ns, step;
+    const char *name, *partition, *task; /* the last two interned; NULL: none */
+    int64_t begin_ns, end_ns, step, rows;
     uint32_t kind;
 } record;
 
@@ -45,6 +45,9 @@ static pthread_key_t ended; /* its destructor runs when a thread with a ring end
 static ring *rings;
 static int file = -1;
 static dray__map names;
+static dray__map interned; /* -> place in texts; the texts stay */
+static char **texts;
+static uint32_t text_count, text_capacity;
 static uint32_t name_count, thread_count;
 static uint64_t lost; /* of rings that are gone */
 
@@ -105,11 +108,8 @@ static ring *make_ring(void)
     return mine = r;
 }
 
-void dray_trace_span(dray_span_kind kind, const char *name, int64_t begin_ns, int64_t end_ns,
-                     int64_t step)
+static void add(const record *span)
 {
-    if (!atomic_load_explicit(&on, memory_order_acquire))
-        return;
     ring *r = mine ? mine : make_ring();
     if (!r)
         return;
@@ -118,13 +118,70 @@ void dray_trace_span(dray_span_kind kind, const char *name, int64_t begin_ns, in
         atomic_fetch_add_explicit(&r->lost, 1, memory_order_relaxed);
         return;
     }
-    begin_ns = begin_ns < 0 ? 0 : begin_ns;
-    r->records[head % RING] = (record){.name = name,
-                                       .begin_ns = begin_ns,
-                                       .end_ns = end_ns < begin_ns ? begin_ns : end_ns,
-                                       .step = step < 0 ? -1 : step,
-                                       .kind = (uint32_t)kind};
+    record *to = &r->records[head % RING];
+    *to = *span;
+    to->begin_ns = span->begin_ns < 0 ? 0 : span->begin_ns;
+    to->end_ns = span->end_ns < to->begin_ns ? to->begin_ns : span->end_ns;
+    to->step = span->step < 0 ? -1 : span->step;
     atomic_store_explicit(&r->head, head + 1, memory_order_release);
+}
+
+void dray_trace_span(dray_span_kind kind, const char *name, int64_t begin_ns, int64_t end_ns,
+                     int64_t step)
+{
+    if (!atomic_load_explicit(&on, memory_order_acquire))
+        return;
+    add(&(record){.name = name,
+                  .begin_ns = begin_ns,
+                  .end_ns = end_ns,
+                  .step = step,
+                  .rows = -1,
+                  .kind = (uint32_t)kind});
+}
+
+/* Under the lock. NULL: without memory. */
+static const char *intern(const char *text)
+{
+    uint32_t at;
+    if (dray__map_get(&interned, text, &at))
+        return texts[at];
+    if (text_count == text_capacity) {
+        uint32_t capacity = text_capacity ? 2 * text_capacity : 64;
+        char **grown = realloc(texts, capacity * sizeof(char *));
+        if (!grown)
+            return NULL;
+        texts = grown;
+        text_capacity = capacity;
+    }
+    char *copy = strdup(text);
+    if (!copy || !dray__map_set(&interned, text, text_count)) {
+        free(copy);
+        return NULL;
+    }
+    return texts[text_count++] = copy;
+}
+
+void dray_trace_samples(dray_span_kind kind, const char *name, int64_t begin_ns, int64_t end_ns,
+                        const char *partition, const char *task, int64_t rows)
+{
+    if (!atomic_load_explicit(&on, memory_order_acquire))
+        return;
+    record span = {.name = name,
+                   .begin_ns = begin_ns,
+                   .end_ns = end_ns,
+                   .step = -1,
+                   .rows = rows < 0 ? -1 : rows,
+                   .kind = (uint32_t)kind};
+    pthread_mutex_lock(&lock);
+    span.partition = partition && *partition ? intern(partition) : NULL;
+    span.task = task && *task ? intern(task) : NULL;
+    pthread_mutex_unlock(&lock);
+    add(&span);
+}
+
+int dray_trace_is_on(void)
+{
+    return atomic_load_explicit(&on, memory_order_relaxed);
 }
 
 int64_t dray_trace_now(void)
@@ -190,6 +247,9 @@ static void drain(chunk *c, ring *r)
         dray__put_i64(&c->spans, span->begin_ns);
         dray__put_i64(&c->spans, span->end_ns);
         dray__put_i64(&c->spans, span->step);
+        dray__put_u32(&c->spans, span->partition ? name_id(c, span->partition) + 1 : 0);
+        dray__put_u32(&c->spans, span->task ? name_id(c, span->task) + 1 : 0);
+        dray__put_i64(&c->spans, span->rows);
         c->span_count++;
     }
     atomic_store_explicit(&r->tail, tail, memory_order_release);

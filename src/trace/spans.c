@@ -182,12 +182,17 @@ int dray__spans_next(dray__spans *spans, dray__span *out, dray_error *error)
     out->begin_ns = dray__get_i64(r);
     out->end_ns = dray__get_i64(r);
     out->step = dray__get_i64(r);
+    uint32_t partition = dray__get_u32(r), task = dray__get_u32(r);
+    out->rows = dray__get_i64(r);
     spans->left--;
-    if (kind > DRAY_SPAN_TRANSFER || name >= spans->names.count ||
-        out->thread >= spans->threads.count || out->begin_ns < 0 || out->end_ns < out->begin_ns)
+    if (partition > spans->names.count || task > spans->names.count || kind > DRAY_SPAN_TRANSFER ||
+        name >= spans->names.count || out->thread >= spans->threads.count || out->begin_ns < 0 ||
+        out->end_ns < out->begin_ns)
         return dray__fail(error, DRAY_EFORMAT, "%s: malformed span", spans->label);
     out->kind = (dray_span_kind)kind;
     out->name = spans->names.items[name];
+    out->partition = partition ? spans->names.items[partition - 1] : NULL;
+    out->task = task ? spans->names.items[task - 1] : NULL;
     return DRAY_OK;
 }
 

@@ -12,15 +12,17 @@
 
 #include <dray/trace.h>
 
-#define DRAY__SPANS_VERSION 1u
+#define DRAY__SPANS_VERSION 2u
 #define DRAY__SPANS_CHUNK 0x4B4E4843u /* "CHNK" */
-enum { DRAY__SPAN_BYTES = 1 + 4 + 4 + 3 * 8, DRAY__SPAN_NAME_MAX = 1024 };
+enum { DRAY__SPAN_BYTES = 1 + 4 + 4 + 3 * 8 + 4 + 4 + 8, DRAY__SPAN_NAME_MAX = 1024 };
 
 typedef struct dray__span {
     dray_span_kind kind;
     const char *name;
     uint32_t thread; /* from 0, in the order of their first spans */
     int64_t begin_ns, end_ns, step;
+    const char *partition, *task; /* NULL: none */
+    int64_t rows;                 /* -1: not said */
 } dray__span;
 
 typedef struct dray__spans dray__spans;

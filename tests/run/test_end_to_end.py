@@ -39,6 +39,14 @@ events = json.loads((first / "trace.json").read_text())
 spans = {e["name"] for e in (events["traceEvents"] if isinstance(events, dict) else events)
          if e.get("ph") == "X"}
 check({"rollout", "actor", "update weights", "reward"} <= spans, f"timeline: {spans}")
+kept = [e for e in (events["traceEvents"] if isinstance(events, dict) else events)
+        if e.get("ph") == "X" and e["name"].startswith("queue ")]
+check({"queue insert", "queue put", "queue claim", "queue read", "queue commit"} <=
+      {e["name"] for e in kept}, "the queue's timeline")
+check({e["args"]["task"] for e in kept if e["name"] == "queue claim"} >= {"rollout", "reward"},
+      "tasks of claims")
+check(sum(e["args"]["rows"] for e in kept
+          if e["name"] == "queue commit" and e["args"]["task"] == "reward") >= 16 * 6, "rows")
 
 # The resolved job is a job, and gives the same run, whatever it was made from.
 again = work / "again"
