@@ -34,6 +34,7 @@ redis-server   cmd:redis-server      a store of samples, for the tests of that b
 redis-tools    cmd:redis-cli         looks into it from outside
 libucx-dev     pc:ucx                headers of UCX: updates between hosts over RDMA
 iproute2       cmd:ip                network namespaces, whose link a test cuts
+iperf3         cmd:iperf3            what a link between them carries
 util-linux     cmd:setarch           runs thread-sanitizer tests at fixed addresses
 python3        python                the test oracles: PyTorch, transformers, safetensors
 python3-venv   python                the same: makes their environment under build/venv

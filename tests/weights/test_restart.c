@@ -14,7 +14,7 @@
 #define LONG (20 * DRAY__SECOND)
 /* Of the update that the coordinator does not outlive: a rank that begins it with the next one
  * waits for the other, which may have failed with the last. */
-#define TRIAL (3 * DRAY__SECOND)
+#define TRIAL (3 * DRAY__SECOND / 2)
 
 enum { FIRST, SECOND = 2, TRIED = 4, THIRD = 6, OVER = 8, PREFETCHED = 10 }; /* + rank */
 
