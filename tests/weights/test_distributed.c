@@ -421,51 +421,65 @@ static int finish(engine *e, dray_error *said)
     return rc;
 }
 
+typedef struct peer_case {
+    int signal;
+    int64_t pause_ms, timeout_s;
+    int outcome;
+} peer_case;
+
+/* In a process of its own, with a coordinator of its own: most of a case is waiting. */
+static void run_peer_case(void *user)
+{
+    const peer_case *c = user;
+    f = (coordinator_fixture){0};
+    fixture_fork(&f, dray__registry_add);
+    scene s = {.config = wide_config(), .from = DRAY_F32, .board = board_new()};
+    s.config.vocab_size = 16384;
+    pid_t pid = spawn(run_big_trainer, &s);
+    await_flag(s.board, 0);
+    engine e;
+    fixture_host = "engines";
+    engine_open(&e, f.unix_address, &s.config, DRAY_F32, DRAY_F32, "engine", 0, 1);
+    int64_t begin = dray__now();
+    start_some(&e, c->timeout_s * DRAY__SECOND);
+    kill(pid, c->signal);
+    dray_error said = {0};
+    if (c->outcome == DRAY_OK) {
+        int64_t until = dray__deadline(c->pause_ms * DRAY__MILLISECOND);
+        while (dray__now() < until && dray_update_poll(e.subscriber, NULL) == DRAY_EAGAIN)
+            usleep(1000);
+        kill(pid, SIGCONT);
+    }
+    int rc = finish(&e, &said);
+    fprintf(stderr, "%s after %.1f s: %s\n", dray_error_name(rc),
+            (double)(dray__now() - begin) * 1e-9, said.message);
+    CHECK(rc == c->outcome);
+    CHECK(dray__now() - begin < (c->timeout_s + 2) * DRAY__SECOND);
+    if (rc == DRAY_OK)
+        CHECK(engine_wrong(&e, 7) == 0);
+    else
+        CHECK(strstr(said.message, "trainer"));
+    raise_flag(s.board, 1);
+    kill(pid, SIGCONT);
+    end_of(pid);
+    engine_close(&e);
+    munmap(s.board, sizeof(board));
+    fixture_stop(&f);
+}
+
 static void test_peers(void **state)
 {
     (void)state;
-    static const struct {
-        int signal;
-        int64_t pause_ms, timeout_s;
-        int outcome;
-    } cases[] = {
+    peer_case cases[] = {
         {SIGKILL, 0, 20, DRAY_ETORN},      /* dies */
         {SIGSTOP, 3500, 30, DRAY_OK},      /* silent for longer than a connection is waited for */
         {SIGSTOP, 1000000, 4, DRAY_ETORN}, /* for ever */
     };
-    for (size_t i = 0; i < 3; i++) {
-        scene s = {.config = wide_config(), .from = DRAY_F32, .board = board_new()};
-        s.config.vocab_size = 16384;
-        pid_t pid = spawn(run_big_trainer, &s);
-        await_flag(s.board, 0);
-        engine e;
-        fixture_host = "engines";
-        engine_open(&e, f.unix_address, &s.config, DRAY_F32, DRAY_F32, "engine", 0, 1);
-        int64_t begin = dray__now();
-        start_some(&e, cases[i].timeout_s * DRAY__SECOND);
-        kill(pid, cases[i].signal);
-        dray_error said = {0};
-        if (cases[i].outcome == DRAY_OK) {
-            int64_t until = dray__deadline(cases[i].pause_ms * DRAY__MILLISECOND);
-            while (dray__now() < until && dray_update_poll(e.subscriber, NULL) == DRAY_EAGAIN)
-                usleep(1000);
-            kill(pid, SIGCONT);
-        }
-        int rc = finish(&e, &said);
-        fprintf(stderr, "%s after %.1f s: %s\n", dray_error_name(rc),
-                (double)(dray__now() - begin) * 1e-9, said.message);
-        assert_int_equal(rc, cases[i].outcome);
-        assert_true(dray__now() - begin < (cases[i].timeout_s + 2) * DRAY__SECOND);
-        if (rc == DRAY_OK)
-            assert_int_equal(engine_wrong(&e, 7), 0);
-        else
-            assert_non_null(strstr(said.message, "trainer"));
-        raise_flag(s.board, 1);
-        kill(pid, SIGCONT);
-        end_of(pid);
-        engine_close(&e);
-        munmap(s.board, sizeof(board));
-    }
+    pid_t pids[3];
+    for (size_t i = 0; i < 3; i++)
+        pids[i] = spawn(run_peer_case, &cases[i]);
+    for (size_t i = 0; i < 3; i++)
+        must_end_well(pids[i]);
 }
 
 /* A reader that is dropped is told so by the data server itself: the memory may change. */

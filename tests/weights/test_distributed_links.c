@@ -149,19 +149,13 @@ static void test_link_that_does_not(void **state)
     test_cut(1000 * DRAY__SECOND, 5 * DRAY__SECOND);
 }
 
-static int cut_links(void)
+/* One of them, between hosts of its own: both wait most of the time. 77: there are no hosts. */
+static int cut_links(int which)
 {
-    const struct CMUnitTest tests[] = {
-        CLUSTER_TEST(test_link_that_returns),
-        CLUSTER_TEST(test_link_that_does_not),
+    const struct CMUnitTest tests[][1] = {
+        {CLUSTER_TEST(test_link_that_returns)},
+        {CLUSTER_TEST(test_link_that_does_not)},
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
-
-int main(void)
-{
-    if (geteuid() != 0 || system("command -v ip >/dev/null && command -v tc >/dev/null") != 0)
-        return 77;
     if (!add_hosts()) {
         remove_hosts();
         return 77; /* a container that has no namespaces to give */
@@ -169,8 +163,28 @@ int main(void)
     fflush(NULL);
     pid_t child = fork(); /* whatever becomes of them, the hosts go away */
     if (child == 0)
-        exit(cut_links());
+        exit(cmocka_run_group_tests(tests[which], NULL, NULL));
     int status = child < 0 ? 1 : end_of(child);
     remove_hosts();
     return status != 0;
+}
+
+int main(void)
+{
+    if (geteuid() != 0 || system("command -v ip >/dev/null && command -v tc >/dev/null") != 0)
+        return 77;
+    pid_t pids[2];
+    int worst = 0;
+    for (int i = 0; i < 2; i++) {
+        pids[i] = fork();
+        if (pids[i] == 0)
+            exit(cut_links(i));
+    }
+    for (int i = 0; i < 2; i++) {
+        int status = pids[i] < 0 ? 1 : end_of(pids[i]);
+        int code = WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+        if (code && worst != 1)
+            worst = code == 77 ? 77 : 1;
+    }
+    return worst;
 }
