@@ -89,6 +89,7 @@ INLINE void kept16(const u32 *room, u32 *v)
     v[0] = w.x, v[1] = w.y, v[2] = w.z, v[3] = w.w;
 }
 #define AT(type, at) (*(volatile type *)(at))
+#define FLAG(at) (*(const volatile u32 *)(at)) /* written while the kernel runs */
 #define FLOAT_BITS(f) __float_as_uint(f)
 #define BITS_FLOAT(b) __uint_as_float(b)
 #define DOUBLE_BITS(d) ((u64)__double_as_longlong(d))
@@ -176,6 +177,7 @@ INLINE void put8(u64 at, const u32 *v)
     memcpy((void *)at, v, 8);
 }
 #define AT(type, at) (*(volatile type *)(at))
+#define FLAG(at) __atomic_load_n(at, __ATOMIC_RELAXED)
 INLINE u32 FLOAT_BITS(float f)
 {
     u32 bits;

@@ -67,7 +67,7 @@ INLINE stand stand_in(u32 columns)
 
 WATCHING u32 stopped(const dray__gpu_launch *l)
 {
-    return *(const volatile u32 *)l->stop;
+    return FLAG(l->stop);
 }
 
 /* The tile's row factors. Two tables take turns, so that no thread overwrites what a slower one

@@ -55,7 +55,10 @@ static inline void memory_put(dray_region *region, uint64_t offset, const void *
         memcpy(base + offset, from, bytes);
     } else if (dray_region_get_kind(region) == DRAY_REGION_CUDA) {
         uint64_t at = dray_region_device_address(region) + offset;
-        memory_must(!memory_enter(region)->cuMemcpyHtoD(at, from, bytes), region, "writing");
+        const dray__cuda *cuda = memory_enter(region);
+        /* it returns before the bytes are there */
+        memory_must(!cuda->cuMemcpyHtoD(at, from, bytes) && !cuda->cuCtxSynchronize(), region,
+                    "writing");
         dray__cuda_leave();
     } else {
         memory_must(pwrite(dray_region_fd(region), from, bytes, (off_t)offset) == (ssize_t)bytes,

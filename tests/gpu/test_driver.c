@@ -185,6 +185,7 @@ static void rectangles(void)
     draw(2);
     OK(cu->cuMemAlloc(&a, BYTES));
     OK(cu->cuMemsetD8(a, 0xEE, BYTES));
+    OK(cu->cuCtxSynchronize()); /* streams of the other sort do not wait for it */
     OK(cu->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
     CUDA_MEMCPY2D r = {.srcMemoryType = CU_MEMORYTYPE_HOST,
                        .srcHost = pattern,
@@ -211,6 +212,7 @@ static void rectangles(void)
         size_t bytes[] = {1000, 500}, first = 0;
         CUmemcpyAttributes attributes = {.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM};
         OK(cu->cuMemcpyHtoD(a, pattern, BYTES));
+        OK(cu->cuCtxSynchronize());
         from[1] = a + MIB + 2000;
         OK(cu->cuMemcpyBatchAsync(to, from, bytes, 2, &attributes, &first, 1, stream));
         OK(cu->cuStreamSynchronize(stream));

@@ -57,6 +57,7 @@ static inline void start(const char *visible)
 static inline void put(uint64_t address, const void *data, size_t bytes)
 {
     CHECK(cu->cuMemcpyHtoD(address, data, bytes) == 0);
+    CHECK(cu->cuCtxSynchronize() == 0); /* it returns before the bytes are there */
 }
 
 static inline bool has(uint64_t address, const void *data, size_t bytes)

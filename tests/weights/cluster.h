@@ -83,15 +83,14 @@ static inline int cluster_stop(void **state)
 static dray_region_kind cluster_kind = DRAY_REGION_SHARED;
 
 /* Ranks that are processes see one GPU each, in turns: the same one has another number in each. */
+static int cluster_gpus; /* 0: the suite needs none */
+
 static inline void cluster_choose_gpu(uint32_t rank)
 {
-    static int count;
     char text[16];
-    if (cluster_kind != DRAY_REGION_CUDA && cluster_kind != DRAY_REGION_PINNED)
+    if (!cluster_gpus)
         return;
-    if (!count)
-        count = gpu_is_real() ? gpu_real_count() : atoi(getenv("FAKE_CUDA_DEVICES"));
-    snprintf(text, sizeof text, "%u", rank % (uint32_t)count);
+    snprintf(text, sizeof text, "%u", rank % (uint32_t)cluster_gpus);
     setenv("CUDA_VISIBLE_DEVICES", text, 0); /* the first rank of a process chooses */
 }
 
@@ -117,8 +116,10 @@ static inline int cluster_main(int argc, char **argv, const struct CMUnitTest *t
     for (int kind = DRAY_REGION_HOST; argc > 1 && kind <= DRAY_REGION_FILE; kind++)
         if (strcmp(dray_region_kind_name((dray_region_kind)kind), argv[1]) == 0)
             cluster_kind = (dray_region_kind)kind;
-    if (cluster_kind == DRAY_REGION_CUDA || cluster_kind == DRAY_REGION_PINNED)
+    if (cluster_kind == DRAY_REGION_CUDA || cluster_kind == DRAY_REGION_PINNED) {
         gpu_begin(gpu_is_real() ? 1 : 2);
+        cluster_gpus = gpu_is_real() ? gpu_real_count() : 2;
+    }
     for (size_t i = 0; i < count; i++)
         failed += cluster_run_apart(&tests[i]);
     return failed;

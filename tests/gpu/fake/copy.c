@@ -27,6 +27,18 @@ static CUresult check(context *c, const copy *k)
     return rc ? rc : fake_may(c, k->to, span(k, k->to_pitch, k->to_plane), true, k->to_device);
 }
 
+/* A word may be looked at by a kernel that runs: it comes whole. */
+static void move(uintptr_t to, uintptr_t from, size_t bytes)
+{
+    uint32_t word;
+    if (bytes != sizeof word || to % sizeof word) {
+        memmove((void *)to, (const void *)from, bytes);
+        return;
+    }
+    memcpy(&word, (const void *)from, sizeof word);
+    __atomic_store_n((uint32_t *)to, word, __ATOMIC_RELAXED);
+}
+
 static CUresult do_copy(context *c, void *argument)
 {
     const copy *k = argument;
@@ -37,8 +49,8 @@ static CUresult do_copy(context *c, void *argument)
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     for (size_t z = 0; z < k->depth; z++)
         for (size_t y = 0; y < k->height; y++)
-            memmove((void *)(k->to + z * k->to_plane + y * k->to_pitch),
-                    (const void *)(k->from + z * k->from_plane + y * k->from_pitch), k->width);
+            move(k->to + z * k->to_plane + y * k->to_pitch,
+                 k->from + z * k->from_plane + y * k->from_pitch, k->width);
     return CUDA_SUCCESS;
 }
 
@@ -67,10 +79,46 @@ static CUresult run_of(uintptr_t to, bool to_device, uintptr_t from, bool from_d
     return submit(&k, stream, wait);
 }
 
+typedef struct staged {
+    uintptr_t to;
+    size_t bytes;
+    void *from;
+} staged;
+
+static CUresult do_staged(context *c, void *argument)
+{
+    const staged *s = argument;
+    CUresult rc = __atomic_load_n(&c->sticky, __ATOMIC_SEQ_CST);
+    if (!rc)
+        rc = fake_may(c, s->to, s->bytes, true, true) ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS;
+    if (!rc)
+        memcpy((void *)s->to, s->from, s->bytes);
+    free(s->from);
+    return rc;
+}
+
+/* From pageable memory, as the reference has it: what comes before is waited for, the call returns
+ * when the bytes are out of the caller's hands, and they arrive later. Streams that do not wait for
+ * the default one have to be told. */
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes)
 {
     ENTER(cuMemcpyHtoD);
-    return run_of(to, true, (uintptr_t)from, false, bytes, NULL, true);
+    CURRENT(c);
+    CUresult rc = fake_may(c, to, bytes, true, true);
+    if (!rc)
+        rc = fake_may(c, (uintptr_t)from, bytes, false, false);
+    if (!rc)
+        rc = fake_stream_wait(c, NULL);
+    staged s = {to, bytes, rc ? NULL : malloc(bytes + 1)};
+    if (!rc && !s.from)
+        rc = CUDA_ERROR_OUT_OF_MEMORY;
+    if (rc)
+        return rc;
+    memcpy(s.from, from, bytes);
+    rc = fake_submit(c, NULL, do_staged, &s, sizeof s);
+    if (rc)
+        free(s.from);
+    return rc;
 }
 
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
@@ -82,7 +130,7 @@ CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
 CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes)
 {
     ENTER(cuMemcpyDtoD);
-    return run_of(to, true, from, true, bytes, NULL, true);
+    return run_of(to, true, from, true, bytes, NULL, false); /* nobody waits for it */
 }
 
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
@@ -252,7 +300,8 @@ static CUresult do_fill(context *c, void *argument)
     return CUDA_SUCCESS;
 }
 
-static CUresult fill(const filling *f, CUstream stream, bool wait)
+/* Of GPU memory nobody waits for. */
+static CUresult fill(const filling *f, CUstream stream)
 {
     CURRENT(c);
     if (f->to % f->size)
@@ -260,25 +309,23 @@ static CUresult fill(const filling *f, CUstream stream, bool wait)
     CUresult rc = fake_may(c, f->to, f->count * f->size, true, true);
     if (!rc)
         rc = fake_submit(c, stream, do_fill, f, sizeof *f);
-    if (!rc && wait)
-        rc = fake_stream_wait(c, stream);
     return rc;
 }
 
 CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count)
 {
     ENTER(cuMemsetD8);
-    return fill(&(filling){to, count, value, 1}, NULL, true);
+    return fill(&(filling){to, count, value, 1}, NULL);
 }
 
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream)
 {
     ENTER(cuMemsetD8Async);
-    return fill(&(filling){to, count, value, 1}, stream, false);
+    return fill(&(filling){to, count, value, 1}, stream);
 }
 
 CUresult cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t count, CUstream stream)
 {
     ENTER(cuMemsetD32Async);
-    return fill(&(filling){to, count, value, 4}, stream, false);
+    return fill(&(filling){to, count, value, 4}, stream);
 }
