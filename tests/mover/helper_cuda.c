@@ -47,6 +47,7 @@ static CUdeviceptr put(const void *data, size_t size)
     CUdeviceptr at;
     cuda(cu->cuMemAlloc(&at, size + 16));
     cuda(data ? cu->cuMemcpyHtoD(at, data, size) : cu->cuMemsetD8(at, 0xA5, size));
+    cuda(cu->cuCtxSynchronize()); /* neither waits until the bytes are there */
     return at;
 }
 

@@ -84,6 +84,7 @@ static both both_new(size_t bytes)
     }
     CUDA(cu->cuMemAlloc(&b.device, bytes));
     CUDA(cu->cuMemcpyHtoD(b.device, b.host, bytes));
+    CUDA(cu->cuCtxSynchronize()); /* it returns before the bytes are there */
     return b;
 }
 
@@ -491,6 +492,7 @@ static void fill_values(both *b, int32_t dtype)
             dray__cast_find(DRAY_F32, dtype)(&f, b->host + i * size, 1);
     }
     CUDA(cu->cuMemcpyHtoD(b->device, b->host, b->bytes));
+    CUDA(cu->cuCtxSynchronize());
 }
 
 static int64_t dense_strides(uint32_t ndim, const int64_t *extent, int64_t size, int64_t *stride)
