@@ -13,8 +13,12 @@
 #include "control/protocol.h"
 
 #include <dray/dray.h>
+#include <sys/types.h>
 
 typedef struct dray__channel dray__channel;
+
+/* This process, once it has had a channel, by asking the kernel after forks only. */
+pid_t dray__channel_pid(void);
 
 typedef struct dray__reply {
     dray__reader payload; /* valid until the channel's next call */

@@ -604,7 +604,8 @@ static bool ride(dray_queue *queue, uint32_t ticket)
 {
     if (!queue->released)
         queue->released = calloc(RIDES, sizeof *queue->released);
-    if (!queue->released || queue->released_count == RIDES || queue->storage.pid != getpid())
+    if (!queue->released || queue->released_count == RIDES ||
+        queue->storage.pid != dray__channel_pid())
         return false;
     queue->released[queue->released_count++] = ticket;
     return true;
@@ -615,7 +616,7 @@ void dray_batch_free(dray_batch *batch)
     if (!batch)
         return;
     outputs_done(batch, true);
-    if (batch->queue->storage.pid == getpid()) /* a fork shares no mappings to count */
+    if (batch->queue->storage.pid == dray__channel_pid()) /* a fork shares no mappings to count */
         for (uint32_t i = 0; i < batch->mapping_count; i++)
             dray__mapping_put(batch->mappings[i]);
     dray__buffers_free(batch->buffers);

@@ -119,7 +119,7 @@ void dray__queue_release(dray_queue *queue, uint32_t ticket)
 
 int dray__queue_check_fork(const dray_queue *queue, dray_error *error)
 {
-    if (queue->storage.pid == getpid())
+    if (queue->storage.pid == dray__channel_pid())
         return DRAY_OK;
     return dray__fail(error, DRAY_ECLOSED, "queue %s belongs to process %d, this is its fork",
                       queue->name, (int)queue->storage.pid);

@@ -28,7 +28,7 @@ typedef struct queue_fixture {
     char folder[64], socket[96], keeper[96], address[112];
     pid_t coordinator_pid, keeper_pid;
     bool without_keeper;
-    char journals[96]; /* folder of durable queues; "": none. The test's to empty */
+    char journals[96];            /* folder of durable queues; "": none. The test's to empty */
     void (*prepare)(bool keeper); /* called first in each server; NULL: nothing */
 } queue_fixture;
 

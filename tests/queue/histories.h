@@ -9,7 +9,7 @@
 #define DRAY_TESTS_QUEUE_HISTORIES_H
 
 #include "base/random.h"
-#include "queue/fixture.h"
+#include "queue/one_fixture.h"
 
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -26,7 +26,6 @@ typedef struct random {
     uint64_t seed, stream, draws;
 } random_state;
 
-static queue_fixture f;
 static ledger *book;
 static uint64_t base_seed;
 
@@ -379,20 +378,6 @@ static inline void run_histories(uint64_t operations)
     munmap(book, sizeof *book);
     free(d);
     wait_for_chunks(&f, 0);
-}
-
-static inline int up(void **state)
-{
-    (void)state;
-    fixture_up(&f);
-    return 0;
-}
-
-static inline int down(void **state)
-{
-    (void)state;
-    fixture_down(&f);
-    return 0;
 }
 
 #endif

@@ -1,7 +1,5 @@
 /* What is left when processes die, stop, or take too long: claimers, producers, the keeper. */
-#include "queue/fixture.h"
-
-static queue_fixture f;
+#include "queue/one_fixture.h"
 
 static const char *const prompts[] = {"prompts"}, *const responses[] = {"responses"};
 static const dray_queue_task tasks[] = {
@@ -318,20 +316,6 @@ static void test_keeper_is_gone(void **state)
     dray_queue_close(queue);
     dray_close(context);
     fixture_down(&own);
-}
-
-static int up(void **state)
-{
-    (void)state;
-    fixture_up(&f);
-    return 0;
-}
-
-static int down(void **state)
-{
-    (void)state;
-    fixture_down(&f);
-    return 0;
 }
 
 int main(void)

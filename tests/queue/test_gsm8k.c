@@ -1,13 +1,11 @@
 /* Real samples: the questions of GSM8K with a model's solutions ($DRAY_GSM8K, the folder with
  * example_model_solutions.jsonl) through four tasks of two ranks each, balanced by tokens. */
-#include "queue/fixture.h"
+#include "queue/one_fixture.h"
 
 #include <jansson.h>
 #include <sys/mman.h>
 
 enum { SAMPLES_MAX = 2048, TASKS = 4, RANKS = 2, CLAIM = 256, CAP = 1024 };
-
-static queue_fixture f;
 
 typedef struct sample {
     char *question, *truth, *solution;
@@ -326,20 +324,6 @@ static void test_balanced_ranks(void **state)
     munmap(ledger, TASKS * sizeof *ledger);
     dray_queue_close(queue);
     dray_close(context);
-}
-
-static int up(void **state)
-{
-    (void)state;
-    fixture_up(&f);
-    return 0;
-}
-
-static int down(void **state)
-{
-    (void)state;
-    fixture_down(&f);
-    return 0;
 }
 
 int main(void)

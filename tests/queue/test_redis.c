@@ -213,6 +213,23 @@ static void round_trip_with(const char *address, redis_server *servers, int coun
         assert_int_equal(redis_keys(&servers[s]), 0); /* the queue took them with it */
 }
 
+static dray_queue *begin(redis_server *r, const char *const *options, queue_fixture *f,
+                         dray_context **context)
+{
+    redis_up(r, options);
+    fixture_up(f);
+    *context = fixture_context(f, "worker");
+    return open_queue(*context, r->address);
+}
+
+static void end(dray_queue *queue, dray_context *context, queue_fixture *f, redis_server *r)
+{
+    dray_queue_close(queue);
+    dray_close(context);
+    fixture_down(f);
+    redis_down(r);
+}
+
 static void columns_come_back_and_keys_go(void **state)
 {
     (void)state;
@@ -243,10 +260,8 @@ static void what_redis_lost_is_refilled(void **state)
     dray_error error;
     dray_batch *batch;
     dray_column column;
-    redis_up(&r, NULL);
-    fixture_up(&f);
-    dray_context *context = fixture_context(&f, "worker");
-    dray_queue *queue = open_queue(context, r.address);
+    dray_context *context;
+    dray_queue *queue = begin(&r, NULL, &f, &context);
     OK(insert_rows(queue, "p", 6, 100, 0, &error));
     OK(dray_seal(queue, "p", 6, &error));
     OK(claim(queue, "answer", 4, &batch, &error));
@@ -273,10 +288,7 @@ static void what_redis_lost_is_refilled(void **state)
         OK(answer(batch, &error));
         done += dray_batch_rows(batch);
     }
-    dray_queue_close(queue);
-    dray_close(context);
-    fixture_down(&f);
-    redis_down(&r);
+    end(queue, context, &f, &r);
 }
 
 static const char *const with_log[] = {"--appendonly", "yes", "--appendfsync", "always", NULL};
@@ -293,10 +305,8 @@ static void with_its_log_nothing_is_lost(void **state)
     redis_server r;
     queue_fixture f = {.without_keeper = true};
     dray_error error;
-    redis_up(&r, with_log);
-    fixture_up(&f);
-    dray_context *context = fixture_context(&f, "worker");
-    dray_queue *queue = open_queue(context, r.address);
+    dray_context *context;
+    dray_queue *queue = begin(&r, with_log, &f, &context);
     for (int i = 0; i < 3; i++) {
         char name[16];
         snprintf(name, sizeof name, "p%d", i);
@@ -305,10 +315,7 @@ static void with_its_log_nothing_is_lost(void **state)
         run_tasks(queue, 40, 16, 5000);
     }
     redis_wait_keys(&r, 0);
-    dray_queue_close(queue);
-    dray_close(context);
-    fixture_down(&f);
-    redis_down(&r);
+    end(queue, context, &f, &r);
 }
 
 /* The server comes back a second after the put began. */
@@ -328,10 +335,8 @@ static void calls_wait_for_a_server_that_comes_back(void **state)
     redis_server r;
     queue_fixture f = {.without_keeper = true};
     dray_error error;
-    redis_up(&r, NULL);
-    fixture_up(&f);
-    dray_context *context = fixture_context(&f, "worker");
-    dray_queue *queue = open_queue(context, r.address);
+    dray_context *context;
+    dray_queue *queue = begin(&r, NULL, &f, &context);
     OK(insert_rows(queue, "a", 4, 100, 0, &error));
     redis_kill(&r);
     pid_t later = child(restart_later, &r);
@@ -385,10 +390,7 @@ static void nothing_hangs_past_its_deadline(void **state)
     FAILS(DRAY_ETIMEDOUT, insert_rows(queue, "r", 5, 100, 0, &error));
     assert_non_null(strstr(error.message, "not reached in time"));
     assert_true(dray__now() - before < 5 * DRAY__SECOND);
-    dray_queue_close(queue);
-    dray_close(context);
-    fixture_down(&f);
-    redis_down(&r);
+    end(queue, context, &f, &r);
 }
 
 static void a_full_server_is_an_error_and_passes(void **state)
@@ -399,10 +401,8 @@ static void a_full_server_is_an_error_and_passes(void **state)
     dray_error error;
     static const char *const small[] = {"--maxmemory", "12mb", "--maxmemory-policy", "noeviction",
                                         NULL};
-    redis_up(&r, small);
-    fixture_up(&f);
-    dray_context *context = fixture_context(&f, "worker");
-    dray_queue *queue = open_queue(context, r.address);
+    dray_context *context;
+    dray_queue *queue = begin(&r, small, &f, &context);
     int rc = DRAY_OK, parts = 0;
     char name[16];
     for (; !rc && parts < 100; parts++) {
@@ -420,10 +420,7 @@ static void a_full_server_is_an_error_and_passes(void **state)
     OK(rc);
     run_tasks(queue, 4, 4, 500000);
     redis_wait_keys(&r, 0); /* also what the failed insert had written so far */
-    dray_queue_close(queue);
-    dray_close(context);
-    fixture_down(&f);
-    redis_down(&r);
+    end(queue, context, &f, &r);
 }
 
 static void passwords_are_asked_for(void **state)
@@ -500,10 +497,8 @@ static void what_a_dead_producer_left_goes(void **state)
     dray_error error;
     int ready[2];
     char byte;
-    redis_up(&r, NULL);
-    fixture_up(&f);
-    dray_context *context = fixture_context(&f, "worker");
-    dray_queue *queue = open_queue(context, r.address);
+    dray_context *context;
+    dray_queue *queue = begin(&r, NULL, &f, &context);
     assert_int_equal(pipe(ready), 0);
     pid_t pid = child(produce_and_wait, &(producer){&f, r.address, ready[1]});
     assert_int_equal(read(ready[0], &byte, 1), 1);
@@ -516,10 +511,7 @@ static void what_a_dead_producer_left_goes(void **state)
     close(ready[0]);
     close(ready[1]);
     (void)error;
-    dray_queue_close(queue);
-    dray_close(context);
-    fixture_down(&f);
-    redis_down(&r);
+    end(queue, context, &f, &r);
 }
 
 static void bad_backends_are_refused(void **state)

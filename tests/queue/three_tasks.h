@@ -2,9 +2,7 @@
 #ifndef DRAY_TESTS_QUEUE_THREE_TASKS_H
 #define DRAY_TESTS_QUEUE_THREE_TASKS_H
 
-#include "queue/fixture.h"
-
-static queue_fixture f;
+#include "queue/one_fixture.h"
 
 static const char *const prompts[] = {"prompts"};
 static const char *const responses[] = {"responses"};
@@ -111,20 +109,6 @@ static inline void refill_ints(dray_queue *queue, const dray_refill *refill, int
     o.columns = &column;
     o.column_count = 1;
     OK(dray_insert(queue, &o, NULL, &error));
-}
-
-static inline int up(void **state)
-{
-    (void)state;
-    fixture_up(&f);
-    return 0;
-}
-
-static inline int down(void **state)
-{
-    (void)state;
-    fixture_down(&f);
-    return 0;
 }
 
 #endif

@@ -1,0 +1,23 @@
+/* For programs whose tests have one coordinator and keeper each, or all together. */
+#ifndef DRAY_TESTS_QUEUE_ONE_FIXTURE_H
+#define DRAY_TESTS_QUEUE_ONE_FIXTURE_H
+
+#include "queue/fixture.h"
+
+static queue_fixture f;
+
+static inline int up(void **state)
+{
+    (void)state;
+    fixture_up(&f);
+    return 0;
+}
+
+static inline int down(void **state)
+{
+    (void)state;
+    fixture_down(&f);
+    return 0;
+}
+
+#endif
