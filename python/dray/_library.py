@@ -138,6 +138,7 @@ _FUNCTIONS = {
     "dray_layout_add_tensor": (_CODE, [_P, c.c_char_p, c.c_int, c.c_uint32, _P, _P]),
     "dray_layout_add_block": (_CODE, [_P, _P]),
     "dray_layout_add_dense": (_CODE, [_P, c.c_uint32, c.c_uint32, _P, _P, c.c_uint64]),
+    "dray_layout_add_range": (_CODE, [_P, c.c_uint32, c.c_uint32, c.c_uint64, c.c_int64, c.c_int64]),
     "dray_layout_add_dtensor": (_CODE, [_P, c.c_uint32, c.c_uint32, c.c_uint64, _P, _P, _P]),
     "dray_layout_find": (_CODE, [_P, c.c_char_p, _P]),
     "dray_layout_pack": (_CODE, [_P, _OUT, c.POINTER(c.c_size_t)]),

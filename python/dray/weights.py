@@ -111,7 +111,6 @@ class Layout:
         self.pointer = c.c_void_p()
         self.regions = []
         self._index = {}
-        self._bases = []
         call("dray_layout_new", c.byref(self.pointer))
 
     def close(self):
@@ -131,13 +130,16 @@ class Layout:
         if not tensor.is_cuda:
             return at, size, None, storage
         s = _g.storage_of(at)
-        if s["form"] == _g.FORM_VMM and at + size <= s["base"] + s["bytes"]:
+        if s["form"] == _g.FORM_VMM:
             at, size = s["base"], s["bytes"]
         return at, size, s["uuid"], storage
 
     def region_of(self, tensor, name):
         """The region that has the tensor, and where in it the tensor begins."""
         at, size, uuid, keep = self._extent(tensor)
+        return self._region(at, size, uuid, keep, name), tensor.data_ptr() - at
+
+    def _region(self, at, size, uuid, keep, name):
         if at not in self._index:
             region = _g.Region.over(at, size, name, uuid is not None, keep)
             info = _RegionInfo(_g.CUDA if uuid else _g.HOST, size, name.encode())
@@ -147,8 +149,31 @@ class Layout:
             call("dray_layout_add_region", self.pointer, c.byref(info), c.byref(index))
             self._index[at] = index.value
             self.regions.append(region)
-            self._bases.append(at)
-        return self._index[at], tensor.data_ptr() - at
+        return self._index[at]
+
+    def _spans(self, tensor):
+        """Does it lie in several allocations, as in PyTorch's expandable segments?"""
+        if not tensor.is_cuda:
+            return False
+        s = _g.storage_of(tensor.data_ptr())
+        last = tensor.data_ptr() + sum((n - 1) * t for n, t in zip(tensor.shape, tensor.stride())
+                                       ) * tensor.element_size()
+        return s["form"] == _g.FORM_VMM and last >= s["base"] + s["bytes"]
+
+    def _add_pieces(self, index, local, shape, start, name):
+        """Rows of the whole tensor that are dense here, allocation by allocation."""
+        if not local.is_contiguous() or list(local.shape[1:]) != list(shape[1:]):
+            raise DrayError(-26, f"{name} lies in several allocations (expandable segments), and is "
+                            "not whole rows: allocate it in dray.gpu.use_arena()")
+        element, at = local.element_size(), local.data_ptr()
+        end = at + local.numel() * element
+        first = (start[0] if start else 0) * (local.numel() // max(1, local.shape[0]))
+        while at < end:
+            s = _g.storage_of(at)
+            count = (min(end, s["base"] + s["bytes"]) - at) // element
+            region = self._region(s["base"], s["bytes"], s["uuid"], local.untyped_storage(), name)
+            call("dray_layout_add_range", self.pointer, index, region, at - s["base"], first, count)
+            at, first = at + count * element, first + count
 
     def add_tensor(self, name, dtype, shape):
         index = c.c_uint32()
@@ -168,6 +193,13 @@ class Layout:
             return
         if not local.is_contiguous():
             raise DrayError(-1, f"{name}: the local shard is not contiguous")
+        if self._spans(local):
+            start = None
+            if mesh is not None:
+                from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+                _, start = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+            self._add_pieces(tensor, local, parameter.shape, start, name)
+            return
         region, offset = self.region_of(local, name)
         if mesh is None:
             self._dense(tensor, region, [0] * local.dim(), local.shape, offset)
@@ -190,6 +222,9 @@ class Layout:
         tensor = self.add_tensor(block.name, view.dtype, tuple(block.shape))
         if view.numel() == 0:
             return
+        if self._spans(view):
+            self._add_pieces(tensor, view, block.shape, block.start, block.name)
+            return
         region, offset = self.region_of(view, block.name)
         element, dims = view.element_size(), view.dim()
         b = _Block(tensor=tensor, region=region, offset=offset)
@@ -200,9 +235,6 @@ class Layout:
 
     def live(self):
         return (c.c_void_p * max(1, len(self.regions)))(*(r.pointer.value for r in self.regions))
-
-    def bases(self):
-        return list(self._bases)
 
 
 # ---- sessions ------------------------------------------------------------------------------------
@@ -337,8 +369,6 @@ class Publisher:
         except DrayError as e:
             names = ", ".join(p.name.decode("utf-8", "replace") for p in pins[:count.value])
             raise DrayError(e.code, f"{e} ({names})" if names else str(e)) from None
-        for region in self._layout.regions:
-            region.withdrawn()
         self._published = None
         self._known = None  # said anew by the next publish
 

@@ -372,10 +372,12 @@ static uint64_t oldest_attempt(const dray__registry *r, const struct gang *gang)
     return oldest;
 }
 
-void dray__reg_gang_withdraw(struct gang *gang)
+/* What other ranks have announced beyond it waits for this rank still: it is not touched. */
+void dray__reg_gang_withdraw(const struct entry *entry)
 {
-    for (struct version *version = gang->versions; version; version = version->next)
-        version->withdrawn = true;
+    struct version *version = entry->gang->versions;
+    for (; version; version = version->next)
+        version->withdrawn |= entry->has_published && version->number <= entry->published;
 }
 
 bool dray__reg_gang_read(const struct gang *gang)

@@ -102,7 +102,7 @@ static void take_back(dray__registry *r, struct entry *entry)
     }
     for (struct pin *pin = r->pins; pin; pin = pin->next)
         pin->revoked |= pin->owner == entry->key;
-    dray__reg_gang_withdraw(entry->gang);
+    dray__reg_gang_withdraw(entry);
     entry->gang->set.id = r->next_id++;
     entry->released = true;
 }

@@ -320,7 +320,7 @@ bool dray__reg_release_expired(dray__registry *r, struct entry *entry, void *tic
 int dray__reg_pins_request(struct dray__reg_call *call, uint16_t type, bool *known,
                            dray_error *error);
 /* registry_gang.c: the versions that can no longer be read, and who still does. */
-void dray__reg_gang_withdraw(struct gang *gang);
+void dray__reg_gang_withdraw(const struct entry *entry); /* those that have this rank's part */
 void dray__reg_gang_drop_readers(dray__registry *r, struct gang *gang);
 bool dray__reg_gang_read(const struct gang *gang);
 

@@ -59,6 +59,9 @@ int dray__opening_get(const dray_handle *handle, int fd, bool writable, dray__cu
 void dray__opening_put(dray__opening *opening);
 int dray__opening_reach(dray__opening *opening, dray__cuda_device *device, dray_error *error);
 
+/* Makes the pages of writable host memory, by several threads: what registering would do by one. */
+void dray__populate(void *memory, uint64_t bytes);
+
 /* ---- what lies at an address -------------------------------------------------------------------
  */
 typedef struct dray__cuda_storage {

@@ -205,7 +205,7 @@ static int check_exports(const dray_arena *a, dray_error *error)
         exports += a->parts[i]->chunk.exports;
     return exports ? dray__fail(error, DRAY_EBUSY,
                                 "arena %s: %u regions over it were exported: take them back first "
-                                "(dray_publisher_release, then dray_region_withdrawn)",
+                                "(dray_publisher_release, or dray_region_withdrawn)",
                                 a->tag, exports)
                    : DRAY_OK;
 }

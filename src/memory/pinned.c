@@ -36,7 +36,10 @@ static int alloc(dray_region *region, dray_error *error)
     int rc = dray__cuda_device_here(NULL, &device, error);
     if (rc == DRAY_OK)
         rc = dray__shared_alloc(region, error);
-    return rc ? rc : enlist(region, device, error);
+    if (rc)
+        return rc;
+    dray__populate(region->base, region->mapped_bytes);
+    return enlist(region, device, error);
 }
 
 static int import(dray_region *region, const dray_handle *handle, int fd, dray_error *error)

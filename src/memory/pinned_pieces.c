@@ -29,8 +29,9 @@ static void *populate(void *user)
     return NULL;
 }
 
-static void populate_all(uint8_t *base, uint64_t bytes)
+void dray__populate(void *memory, uint64_t bytes)
 {
+    uint8_t *base = memory;
     cpu_set_t set;
     uint32_t cores = sched_getaffinity(0, sizeof set, &set) == 0 ? (uint32_t)CPU_COUNT(&set) : 1,
              count = 0;
@@ -76,7 +77,7 @@ static int make_piece(uint64_t bytes, struct dray__pinned_piece *out, dray_error
     if (before < HUGE_PAGE)
         munmap(base + bytes, HUGE_PAGE - before);
     madvise(base, bytes, MADV_HUGEPAGE);
-    populate_all(base, bytes);
+    dray__populate(base, bytes);
     CUresult result = cuda->cuMemHostRegister(base, bytes, CU_MEMHOSTREGISTER_PORTABLE);
     if (result) {
         munmap(base, bytes);

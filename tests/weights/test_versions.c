@@ -551,6 +551,36 @@ static void test_release_names_who_pins(void **state)
 }
 
 /* Freed behind the publisher's back: said, and not read. */
+/* One rank has published when the memory of the other one moves: its part stays. */
+static void test_ranks_move_one_after_the_other(void **state)
+{
+    (void)state;
+    trainer t[2];
+    engine e;
+    dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+    for (uint32_t i = 0; i < 2; i++)
+        trainer_open(&t[i], f.unix_address, &config, DRAY_F32, i, 2, 1, cluster_kind);
+    open_engine(&e, "engine", DRAY_F32);
+    for (uint64_t version = 1; version < 4; version++) {
+        for (int i = 0; i < 2; i++) {
+            if (version > 1) {
+                dray_region_free(t[i].region[0]);
+                MUST(dray_regions_for_layout(t[i].layout, 1, t[i].region, error));
+                MUST(dray_publisher_move(t[i].publisher, t[i].region, error));
+            }
+            write_version(&t[i], version, version);
+        }
+        MUST(dray_update_weights(e.subscriber, NULL, &report, error));
+        assert_int_equal(report.version, version);
+        assert_int_equal(engine_wrong(&e, version), 0);
+        for (int i = 0; i < 2; i++)
+            MUST(dray_publisher_wait(t[i].publisher, version, LONG, NULL, error));
+    }
+    engine_close(&e);
+    for (int i = 0; i < 2; i++)
+        trainer_close(&t[i]);
+}
+
 static void test_freed_regions_are_found(void **state)
 {
     (void)state;
@@ -596,6 +626,7 @@ int main(int argc, char **argv)
         T(test_snapshot_lets_the_trainer_go_on),
         T(test_idle_engines_let_go),
         T(test_release_names_who_pins),
+        T(test_ranks_move_one_after_the_other),
         T(test_freed_regions_are_found),
     };
     return CLUSTER_MAIN(tests);
