@@ -151,11 +151,12 @@ INLINE void move_line(const spot *at, const u64 *factors, totals *t, const u32 b
     t->of[2] += factors[0] * back;
 }
 
+/* sink: nothing is written; more threads then do less each. */
 INLINE void move_words(const spot *at, const u64 *factors, totals *t, const u32 bytes,
-                       const u32 unit)
+                       const u32 unit, const u32 sink)
 {
-    const u32 per_word = bytes > unit ? bytes / unit : 1;
-    u32 wanted = at->wanted, columns = at->columns * unit / bytes;
+    const u32 batch = sink ? BATCH / 2 : BATCH, per_word = bytes > unit ? bytes / unit : 1;
+    u32 wanted = sink ? SOURCE : at->wanted, columns = at->columns * unit / bytes;
     stand s = stand_in(columns);
     if (at->rows == 1) {
         move_line(at, factors, t, bytes, unit);
@@ -173,17 +174,17 @@ INLINE void move_words(const spot *at, const u64 *factors, totals *t, const u32 
         u64 from = at->source + (u64)c * bytes + (u64)(s.row * at->source_stride);
         u64 to = at->destination + (u64)c * bytes + (u64)(s.row * at->destination_stride);
         int64_t from_step = s.down * at->source_stride, to_step = s.down * at->destination_stride;
-        for (u32 r = s.row; r < at->rows; r += BATCH * s.down) {
+        for (u32 r = s.row; r < at->rows; r += batch * s.down) {
             words w[BATCH];
             UNROLL
-            for (u32 i = 0; i < BATCH; i++)
+            for (u32 i = 0; i < batch; i++)
                 if (r + i * s.down < at->rows)
                     w[i] = load(from + (u64)(i * from_step), bytes);
             UNROLL
-            for (u32 i = 0; i < BATCH; i++) {
+            for (u32 i = 0; i < batch; i++) {
                 if (r + i * s.down >= at->rows)
                     break;
-                if (at->destination)
+                if (!sink && at->destination)
                     store(to + (u64)(i * to_step), &w[i], bytes);
                 if (wanted & (SOURCE | WRITTEN))
                     t->of[0] +=
@@ -191,17 +192,17 @@ INLINE void move_words(const spot *at, const u64 *factors, totals *t, const u32 
             }
             if (wanted & BACK) {
                 UNROLL
-                for (u32 i = 0; i < BATCH; i++)
+                for (u32 i = 0; i < batch; i++)
                     if (r + i * s.down < at->rows)
                         w[i] = load_back(to + (u64)(i * to_step), bytes);
                 UNROLL
-                for (u32 i = 0; i < BATCH; i++)
+                for (u32 i = 0; i < batch; i++)
                     if (r + i * s.down < at->rows)
                         t->of[2] +=
                             factors[r + i * s.down] * word_sum(&w[i], column, bytes, unit, shift);
             }
-            from += (u64)(BATCH * from_step);
-            to += (u64)(BATCH * to_step);
+            from += (u64)(batch * from_step);
+            to += (u64)(batch * to_step);
         }
     }
     t->of[1] = t->of[0]; /* the same bits */
@@ -219,11 +220,33 @@ KERNEL(2) dray_words(LAUNCH l)
             break;
         flush(&l, &t, p->sum);
         if (p->unit == 2)
-            move_words(&at, factors[table], &t, 16, 2);
+            move_words(&at, factors[table], &t, 16, 2, 0);
         else if (p->unit == 4)
-            move_words(&at, factors[table], &t, 16, 4);
+            move_words(&at, factors[table], &t, 16, 4, 0);
         else
-            move_words(&at, factors[table], &t, 16, 1);
+            move_words(&at, factors[table], &t, 16, 1, 0);
+    }
+    if (l.wanted)
+        flush(&l, &t, NOBODY);
+}
+
+KERNEL(3) dray_sum(LAUNCH l)
+{
+    SHARED u64 factors[2][DRAY__GPU_ROWS];
+    totals t = {{0, 0, 0, 0}, NOBODY};
+    u32 table = 0;
+    for (u32 i = BLOCK; i < l.count; i += BLOCKS, table ^= 1) {
+        const dray__gpu_piece *p = &l.pieces[l.tiles[i].piece];
+        spot at = spot_of(&l, p, l.tiles[i].index);
+        if (!begin_tile(&l, &at, factors[table]))
+            break;
+        flush(&l, &t, p->sum);
+        if (p->unit == 2)
+            move_words(&at, factors[table], &t, 16, 2, 1);
+        else if (p->unit == 4)
+            move_words(&at, factors[table], &t, 16, 4, 1);
+        else
+            move_words(&at, factors[table], &t, 16, 1, 1);
     }
     if (l.wanted)
         flush(&l, &t, NOBODY);
@@ -241,13 +264,13 @@ KERNEL(2) dray_narrow(LAUNCH l)
             break;
         flush(&l, &t, p->sum);
         if (p->word == 8)
-            move_words(&at, factors[table], &t, 8, p->unit);
+            move_words(&at, factors[table], &t, 8, p->unit, 0);
         else if (p->word == 4)
-            move_words(&at, factors[table], &t, 4, p->unit);
+            move_words(&at, factors[table], &t, 4, p->unit, 0);
         else if (p->word == 2)
-            move_words(&at, factors[table], &t, 2, p->unit);
+            move_words(&at, factors[table], &t, 2, p->unit, 0);
         else
-            move_words(&at, factors[table], &t, 1, p->unit);
+            move_words(&at, factors[table], &t, 1, p->unit, 0);
     }
     if (l.wanted)
         flush(&l, &t, NOBODY);
@@ -421,7 +444,7 @@ INLINE void turn_in(const dray__gpu_piece *p, const spot *at, u32 by_column, u32
 }
 
 /* Elements are at most 4 bytes, and lie at multiples of that. */
-KERNEL(3) dray_turn(LAUNCH l)
+KERNEL(4) dray_turn(LAUNCH l)
 {
     SHARED u64 factors[SIDE];
     SHARED u32 columns[SIDE], tile[SIDE][SIDE + 1];
@@ -770,7 +793,7 @@ KERNEL(3) dray_quantise(LAUNCH l)
         flush(&l, &t, NOBODY);
 }
 
-KERNEL(3) dray_dequantise(LAUNCH l)
+KERNEL(4) dray_dequantise(LAUNCH l)
 {
     totals t = {{0, 0, 0, 0}, NOBODY};
     for (u32 i = BLOCK; i < l.count; i += BLOCKS) {

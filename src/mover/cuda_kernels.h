@@ -80,11 +80,12 @@ typedef struct dray__gpu_launch {
     uint32_t wanted;             /* bit set of sums */
 } dray__gpu_launch;
 
-/* words: rows of 16-byte words, nothing converted. narrow: the same in smaller words. cast: rows of
- * elements, 8 at once. any: one element at a time, any strides. turn: through shared memory. most,
- * quantise, dequantise: boxes. */
+/* words: rows of 16-byte words, nothing converted. sum: the same, summed alone. narrow: the same in
+ * smaller words. cast: rows of elements, 8 at once. any: one element at a time, any strides. turn:
+ * through shared memory. most, quantise, dequantise: boxes. */
 #define DRAY__GPU_KERNELS(XX)                                                                      \
     XX(dray_words)                                                                                 \
+    XX(dray_sum)                                                                                   \
     XX(dray_narrow)                                                                                \
     XX(dray_cast)                                                                                  \
     XX(dray_any)                                                                                   \

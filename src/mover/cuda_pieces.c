@@ -179,7 +179,7 @@ static uint32_t tile_width(uint32_t columns)
         uint32_t rest = columns % w;
         double steps = (double)(columns / w) / (DRAY__GPU_THREADS / w);
         steps += rest ? 1.0 / (DRAY__GPU_THREADS / rest) : 0;
-        if (steps < least * 0.95) {
+        if (steps < least * 0.9) {
             least = steps;
             width = w;
         }
@@ -272,7 +272,9 @@ static uint32_t copy_pieces(const dray__gpu_piece *p, uint64_t tile_bytes, dray_
                                     (uint64_t)part[i] * unit,
                                 WORD);
         made->word = (uint16_t)width;
-        kernels[n++] = width == WORD ? DRAY__GPU_dray_words : DRAY__GPU_dray_narrow;
+        kernels[n++] = width != WORD ? DRAY__GPU_dray_narrow
+                       : sink        ? DRAY__GPU_dray_sum
+                                     : DRAY__GPU_dray_words;
         /* Words that are less than an element: its columns stay whole. */
         if (width > unit)
             cut(made, width / unit, width, 8, tile_bytes);

@@ -83,6 +83,10 @@ def check_casts(part):
             converted = tensor.to(TORCH[target])
             want = converted.view(integer).numpy().view(BITS[target])
             nan = torch.isnan(converted).numpy()
+            if target == "F8_E4M3":  # PyTorch before 2.13 makes NaN of what is too large
+                over = nan & ~torch.isnan(tensor).numpy()
+                sign = torch.signbit(tensor.double()).numpy().astype(np.uint8) << 7
+                want = np.where(over, sign | 0x7E, want)
             for name in names:
                 got = np.frombuffer(call(bits.tobytes(), "cast", name, source, target), BITS[target])
                 same = got == want
