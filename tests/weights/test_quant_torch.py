@@ -22,7 +22,9 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import dray  # noqa: E402
 
 SEED = int(os.environ.get("DRAY_TEST_SEED", random.randrange(1 << 32)))
-ROUNDS = 6 * int(os.environ.get("DRAY_TEST_SCALE", "1"))
+SCALE = int(os.environ.get("DRAY_TEST_SCALE", "1"))
+ROUNDS = 6 * SCALE
+SMALL_ROUNDS, SMALL = 8 * SCALE, 64  # 512 placements
 print("DRAY_TEST_SEED=%d" % SEED)
 
 DTYPES = {2: torch.float32, 3: torch.bfloat16, 4: torch.float16, 5: torch.float8_e4m3fn,
@@ -83,21 +85,22 @@ def power_of_two(scale):
 class Tensor:
     """One tensor of the model: as floats, and as it looks quantised (if it is)."""
 
-    def __init__(self, rng, index):
+    def __init__(self, rng, index, large=330):
         self.name = "layer.%d.weight" % index
         self.ndim = rng.choice([2, 2, 2, 3])
-        self.shape = [rng.randint(1, 330), rng.randint(1, 330)]
+        self.shape = [rng.randint(1, large), rng.randint(1, large)]
         if self.ndim == 3:
-            self.shape = [rng.randint(1, 6), rng.randint(1, 150), rng.randint(1, 150)]
+            self.shape = [rng.randint(1, 6), rng.randint(1, large // 2), rng.randint(1, large // 2)]
         self.dtype = rng.choice([F32, BF16, BF16, F16])
         x = torch.randn(self.shape, generator=torch.Generator().manual_seed(rng.getrandbits(32)))
         self.x = (x * 10.0 ** rng.uniform(-5, 2)).to(DTYPES[self.dtype])
         self.kind = rng.choice([NONE, BLOCK, BLOCK, BLOCK, TENSOR])
         self.format = rng.randint(0, 1)
         self.qdtype = rng.choice([E4M3, E4M3, E5M2])
-        size = rng.choice([128, 128, 32, 1000])
-        self.block = [size, size] if rng.random() < 0.7 else [rng.randint(1, 200),
-                                                              rng.randint(1, 200)]
+        size = rng.choice([128, 128, 32, 1000] if large > 128 else [4, 4, 1, 1000])
+        most = 200 * large // 330
+        self.block = [size, size] if rng.random() < 0.7 else [rng.randint(1, most),
+                                                              rng.randint(1, most)]
         if self.kind:
             self.quantise()
 
@@ -135,10 +138,10 @@ def cuts(rng, n, parts):
 class Member:
     """A layout, its memory, and what must lie in it: (view, expected)."""
 
-    def __init__(self):
+    def __init__(self, room=1 << 24):
         self.layout = dray.Layout()
         self.blocks, self.size = [], 0
-        self.room = 1 << 24
+        self.room = room
         self.region = self.layout.add_region(self.room, 2)
 
     def add(self, name, dtype, shape):
@@ -335,11 +338,15 @@ def run_update(address, model, sources, group, hosts, runs, what, most_wire=None
     return reports
 
 
-def round_of(rng, address, number):
+def round_of(rng, address, number, small=False):
+    """small: placements matter more than sizes: many small tensors, each cut in a way of its own."""
     hosts = rng.choice([1, 1, 3])
-    sources = [Member() for _ in range(rng.randint(1, 4))]
-    group = [Member() for _ in range(rng.randint(1, 3))]
+    room = 1 << (22 if small else 24)
+    sources = [Member(room) for _ in range(rng.randint(1, 4))]
+    group = [Member(room) for _ in range(rng.randint(1, 3))]
     tensors = [Tensor(rng, i) for i in range(rng.randint(3, 7))]
+    if small:
+        tensors = [Tensor(rng, i, 40) for i in range(SMALL)]
     for t in tensors:
         backwards = rng.random() < 0.25  # quantised there, floats here
         alike = rng.random() < 0.15      # quantised on both sides
@@ -360,7 +367,9 @@ def round_of(rng, address, number):
         runs += [(BUCKET, 128 << 10, 0)]
     what = "round %d, %d -> %d ranks on %d hosts, tensors %s" % (
         number, len(sources), len(group), hosts,
-        ["%s %d %s" % (t.shape, t.kind, t.block) for t in tensors])
+        ["%s %d %s" % (t.shape, t.kind, t.block) for t in tensors[:8]])
+    if small:
+        runs = runs[1:3]
     run_update(address, b"model-%d" % number, sources, group, hosts, runs, what)
 
 
@@ -510,6 +519,8 @@ def main():
             flat_masters(rng, address)
             for number in range(ROUNDS):
                 round_of(rng, address, number)
+            for number in range(ROUNDS, ROUNDS + SMALL_ROUNDS):
+                round_of(rng, address, number, small=True)
         finally:
             server.terminate()
             server.wait()
