@@ -294,6 +294,21 @@ static int prepare_commit(dray_subscriber *s, dray_error *error)
                       s->destination.rank, s->group, s->report.version);
 }
 
+/* Buckets come one after the other, and cut through what shares a scale. */
+static int check_load(const dray_subscriber *s, dray_error *error)
+{
+    const dray_plan *plan = s->sources->plan;
+    if (!s->load || !dray_plan_transform_count(plan))
+        return DRAY_OK;
+    const dray_tensor_info *tensor =
+        dray_layout_tensor(s->destination.layout, dray_plan_transforms(plan)[0].tensor);
+    return dray__fail(
+        error, DRAY_EUNSUPPORTED,
+        "tensor %s: load_weights gets quantised tensors as publishers hold them: take "
+        "it in their dtype, with its scales, not as %s",
+        tensor->name, dray_dtype_name((dray_dtype)tensor->dtype));
+}
+
 static int plan(dray_subscriber *s, dray_error *error)
 {
     if (s->purpose == DRAY__COMMIT)
@@ -306,6 +321,8 @@ static int plan(dray_subscriber *s, dray_error *error)
     }
     if (rc == DRAY_OK)
         rc = dray__sources_plan(s->sources, s->channel, s->key, &s->destination, error);
+    if (rc == DRAY_OK)
+        rc = check_load(s, error);
     if (rc == DRAY_OK && s->source == DRAY__FROM_DISK && s->options.verify >= 0)
         rc = dray__sources_disk_sums(s->sources, error);
     return rc ? rc : find_compared(s, error);
