@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "mover/cuda.h"
+#include "weights/program.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -17,8 +18,8 @@
 #include <unistd.h>
 
 static const dray__lane_kind *const kinds[DRAY__LANES] = {
-    &dray__lane_quant, &dray__lane_delta, &dray__lane_overlay, &dray__lane_remote,
-    &dray__lane_file,  &dray__lane_cuda,  &dray__lane_memory};
+    &dray__lane_cuda,   &dray__lane_quant, &dray__lane_delta, &dray__lane_overlay,
+    &dray__lane_remote, &dray__lane_file,  &dray__lane_memory};
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
@@ -53,9 +54,25 @@ static uint64_t dealt(const dray__haul *h, uint64_t i)
     return h->by_round ? h->by_round[h->round_first[h->round] + i] : i;
 }
 
+/* GPUs take all ops, as they did before. */
+static bool deal_all(dray__haul *h)
+{
+    const uint64_t *all = h->by_round ? NULL : dray__program_all(h);
+    for (uint32_t l = 0; l < DRAY__LANES && all; l++) {
+        bool takes = kinds[l] == &dray__lane_cuda;
+        h->lanes[l].kind = kinds[l];
+        h->lanes[l].done = !takes;
+        h->lanes[l].ops = takes ? (uint64_t *)all : NULL;
+        h->lanes[l].count = takes ? h->sources->op_count : 0;
+    }
+    return all != NULL;
+}
+
 /* Deals the ops: each to the first lane that takes it. */
 static int deal(dray__haul *h, dray_error *error)
 {
+    if (deal_all(h))
+        return DRAY_OK;
     uint64_t count = dealt_count(h);
     uint8_t *lane_of = malloc((size_t)count + 1);
     if (!lane_of)
@@ -73,6 +90,9 @@ static int deal(dray__haul *h, dray_error *error)
         lane->kind = kinds[l];
         lane->done = lane->count == 0;
         lane->ops = calloc((size_t)lane->count + 1, sizeof *lane->ops);
+        lane->owns = true;
+        if (kinds[l] == &dray__lane_cuda && count && lane->count == count && !h->by_round)
+            dray__program_note_all(h);
         if (!lane->ops)
             rc = dray__nomem(error);
         lane->count = 0;
@@ -150,7 +170,8 @@ static void close_lanes(dray__haul *h)
     for (uint32_t l = 0; l < DRAY__LANES; l++) {
         if (h->lanes[l].state)
             h->lanes[l].kind->close(h->lanes[l].state);
-        free(h->lanes[l].ops);
+        if (h->lanes[l].owns)
+            free(h->lanes[l].ops);
         h->lanes[l] = (struct dray__lane){0};
     }
 }

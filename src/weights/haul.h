@@ -40,8 +40,8 @@ struct dray__tensor_sum {
 struct dray__lane {
     const dray__lane_kind *kind;
     void *state;
-    uint64_t *ops, count;
-    bool done, waits;
+    uint64_t *ops, count; /* owned, if `owns` */
+    bool owns, done, waits;
 };
 
 enum { DRAY__LANES = 7 };

@@ -108,11 +108,11 @@ static int lane_open(dray__haul *haul, const uint64_t *ops, uint64_t count, uint
 
 /* ---- the books ------------------------------------------------------------------------------- */
 
-static void own(dray__haul *h, const dray__op *op, uint64_t elements, uint64_t sum)
+static void own(dray__haul *h, const dray__entry *e, uint64_t sum)
 {
-    struct dray__tensor_sum of = {op->copy.source_dtype, false, elements, sum};
-    if (op->owned)
-        dray__haul_add(h, op->copy.tensor, &of);
+    struct dray__tensor_sum of = {e->dtype, false, e->elements, sum};
+    if (e->owned)
+        dray__haul_add(h, e->tensor, &of);
 }
 
 static void enter_sums(dray__haul *h, const dray__program_job *job)
@@ -120,32 +120,40 @@ static void enter_sums(dray__haul *h, const dray__program_job *job)
     const uint64_t *read = dray__cuda_job_sums(job->job, DRAY__CUDA_SUM_SOURCE);
     const uint64_t *written = dray__cuda_job_sums(job->job, DRAY__CUDA_SUM_WRITTEN);
     const uint64_t *back = dray__cuda_job_sums(job->job, DRAY__CUDA_SUM_BACK);
+    const uint64_t *scales = dray__cuda_job_sums(job->job, DRAY__CUDA_SUM_SCALES);
     for (uint64_t i = 0; i < job->count; i++) {
         const dray__entry *e = &job->entries[i];
-        const dray__op *op = &h->sources->ops[e->op];
         switch ((enum dray__entry_kind)e->kind) {
         case DRAY__ENTRY_UNCHECKED:
             break;
         case DRAY__ENTRY_READ_BACK:
-            h->expected[op->block] += back[i];
-            h->found[op->block] += back[i];
-            own(h, op, e->elements, back[i]);
+            h->expected[e->block] += back[i];
+            h->found[e->block] += back[i];
+            own(h, e, back[i]);
             break;
         case DRAY__ENTRY_SUMMED:
-            h->found[op->block] += back[i];
-            h->expected[op->block] += written[i];
-            own(h, op, e->elements, read[i]);
+            h->found[e->block] += back[i];
+            h->expected[e->block] += written[i];
+            own(h, e, read[i]);
             break;
         case DRAY__ENTRY_FILL:
         case DRAY__ENTRY_SENT:
-            h->expected[op->block] += written[i];
-            own(h, op, e->elements, read[i]);
+            h->expected[e->block] += written[i];
+            own(h, e, read[i]);
             break;
         case DRAY__ENTRY_DRAIN:
-            h->found[op->block] += back[i];
+            h->found[e->block] += back[i];
             break;
         case DRAY__ENTRY_ARRIVED:
-            h->found[op->block] += read[i];
+            h->found[e->block] += read[i];
+            break;
+        case DRAY__ENTRY_READ:
+            own(h, e, read[i]);
+            break;
+        case DRAY__ENTRY_QUANTISED:
+            h->expected[e->block] += written[i];
+            h->expected[e->scale_block] += scales[i];
+            own(h, e, read[i]);
             break;
         }
     }

@@ -30,7 +30,9 @@ static bool delta_takes(const dray__haul *h, const dray__op *op)
 {
     const dray__haul_options *o = &h->options;
     const dray__source *source = &h->sources->sources[op->copy.source];
-    if (!source->delta || !o->has_base || op->copy.source_dtype != op->copy.destination_dtype ||
+    if (!source->delta || !o->has_base || op->transform ||
+        !dray_region_base(h->destination->regions[op->copy.destination_region]) ||
+        op->copy.source_dtype != op->copy.destination_dtype ||
         dray__delta_sent(source->delta, op->copy.source_dtype) != op->copy.destination_dtype ||
         dray__source_remote(source, op->copy.source_region, h->destination->host) ||
         !dray__delta_leads(source->delta, o->incarnation, o->base, o->version))

@@ -1,5 +1,5 @@
 /* Compiling ops into jobs (program.h). */
-#include "weights/program.h"
+#include "weights/compile.h"
 
 #include "base/error.h"
 #include "memory/cuda_memory.h"
@@ -11,90 +11,107 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-enum { ALIGNMENT = 256 };
-
 static bool is_gpu_kind(int32_t kind)
 {
     return kind == DRAY_REGION_CUDA || kind == DRAY_REGION_PINNED;
 }
 
+/* Transforms as a whole, which looks at each once. */
+static bool takes_transform(const dray__haul *h, uint32_t index)
+{
+    dray__programs *programs = h->sources->programs;
+    const dray_plan *plan = h->sources->plan;
+    if (h->options.strategy != DRAY_STRATEGY_DIRECT || h->options.load)
+        return false;
+    if (!programs->transforms)
+        programs->transforms = calloc(dray_plan_transform_count(plan) + 1, 1);
+    if (!programs->transforms)
+        return false;
+    uint8_t *known = &programs->transforms[index];
+    if (!*known)
+        *known = dray__transform_fits(h, &dray_plan_transforms(plan)[index]) ? 1 : 2;
+    return *known == 1;
+}
+
 bool dray__program_takes(const dray__haul *h, const dray__op *op)
 {
     const dray__source *source = &h->sources->sources[op->copy.source];
-    if (op->transform || dray__source_remote(source, op->copy.source_region, h->sources->host))
-        return false;
     int32_t from = dray_layout_region(source->layout, op->copy.source_region)->kind;
+    if (!is_gpu_kind(from) || dray__source_remote(source, op->copy.source_region, h->sources->host))
+        return false;
+    if (op->transform)
+        return takes_transform(h, op->transform - 1);
     const dray_region *to = h->destination->regions[op->copy.destination_region];
-    return to && is_gpu_kind(from) && is_gpu_kind((int32_t)dray_region_get_kind(to)) &&
+    return to && is_gpu_kind((int32_t)dray_region_get_kind(to)) &&
            (from == DRAY_REGION_CUDA || dray_region_get_kind(to) == DRAY_REGION_CUDA);
 }
 
 /* ---- what is being compiled ------------------------------------------------------------------ */
 
-/* One job in the making. */
-struct draft {
-    dray__cuda_device *device;
-    uint32_t sums, step;
-    dray__cuda_item *items;
-    dray__entry *entries;
-    uint64_t count, capacity;
-};
-
-struct compiler {
-    const dray__haul *haul;
-    dray__program *program;
-    struct draft *drafts;
-    uint32_t count;
-    dray__local **held; /* one a source */
-};
-
-/* The draft for this GPU, these sums and this step; NULL: out of memory. */
-static struct draft *draft_of(struct compiler *c, dray__cuda_device *device, uint32_t sums,
-                              uint32_t step)
+dray__draft *dray__draft_of(dray__compiler *c, dray__cuda_device *device, uint32_t sums,
+                            uint32_t step)
 {
     for (uint32_t i = 0; i < c->count; i++)
         if (c->drafts[i].device == device && c->drafts[i].sums == sums && c->drafts[i].step == step)
             return &c->drafts[i];
-    struct draft *drafts = reallocarray(c->drafts, c->count + 1, sizeof *drafts);
+    dray__draft *drafts = reallocarray(c->drafts, c->count + 1, sizeof *drafts);
     if (!drafts)
         return NULL;
     c->drafts = drafts;
-    drafts[c->count] = (struct draft){.device = device, .sums = sums, .step = step};
+    drafts[c->count] = (dray__draft){.device = device, .sums = sums, .step = step};
     if (step >= c->program->steps)
         c->program->steps = step + 1;
     return &drafts[c->count++];
 }
 
-static bool push(struct draft *d, const dray__cuda_item *item, uint64_t op, uint8_t kind)
+/* Room for one more in both arrays. */
+static bool grow(void **items, size_t size, dray__entry **entries, uint64_t count,
+                 uint64_t *capacity)
 {
-    if (!d)
+    if (count < *capacity)
+        return true;
+    uint64_t more = *capacity ? *capacity * 2 : 256;
+    void *grown = reallocarray(*items, more, size);
+    if (grown)
+        *items = grown;
+    dray__entry *grown_entries = reallocarray(*entries, more, sizeof **entries);
+    if (grown_entries)
+        *entries = grown_entries;
+    if (!grown || !grown_entries)
         return false;
-    if (d->count == d->capacity) {
-        uint64_t capacity = d->capacity ? d->capacity * 2 : 256;
-        dray__cuda_item *items = reallocarray(d->items, capacity, sizeof *items);
-        if (items)
-            d->items = items;
-        dray__entry *entries = reallocarray(d->entries, capacity, sizeof *entries);
-        if (entries)
-            d->entries = entries;
-        if (!items || !entries)
-            return false;
-        d->capacity = capacity;
-    }
-    dray__rect rect = dray__copy_rect(&item->copy);
-    d->items[d->count] = *item;
-    d->entries[d->count++] = (dray__entry){op, dray__rect_elements(&rect), kind};
+    *capacity = more;
     return true;
 }
 
-static const dray_region *source_region(const struct compiler *c, const dray_copy *copy)
+bool dray__draft_push(dray__draft *d, const dray__cuda_item *item, const dray__entry *entry)
+{
+    if (!d || !grow((void **)&d->items, sizeof *d->items, &d->entries, d->count, &d->capacity))
+        return false;
+    dray__rect rect = dray__copy_rect(&item->copy);
+    d->items[d->count] = *item;
+    d->entries[d->count] = *entry;
+    d->entries[d->count++].elements = dray__rect_elements(&rect);
+    return true;
+}
+
+bool dray__draft_push_quant(dray__draft *d, const dray__cuda_quant *quant, const dray__entry *entry)
+{
+    if (!d || !grow((void **)&d->quants, sizeof *d->quants, &d->quant_entries, d->quant_count,
+                    &d->quant_capacity))
+        return false;
+    d->quants[d->quant_count] = *quant;
+    d->quant_entries[d->quant_count++] = *entry;
+    return true;
+}
+
+static const dray_region *source_region(const dray__compiler *c, const dray_copy *copy)
 {
     const dray__source *source = &c->haul->sources->sources[copy->source];
     return source->local ? dray__local_region(c->held[copy->source], copy->source_region)
                          : source->regions[copy->source_region];
 }
 
-static int hold(struct compiler *c, dray_error *error)
+static int hold(dray__compiler *c, dray_error *error)
 {
     const dray__sources *s = c->haul->sources;
     c->held = calloc((size_t)s->count + 1, sizeof(dray__local *));
@@ -107,39 +124,58 @@ static int hold(struct compiler *c, dray_error *error)
     return DRAY_OK;
 }
 
-/* Whom this rank begins with: not all ranks with the same. */
-static uint32_t lane_of(const dray__haul *h, const dray_copy *copy)
+dray__cuda_device *dray__pusher_of(const dray__ends *ends)
 {
-    uint32_t count = h->sources->count;
-    return (copy->source + count - h->destination->rank % count) % count;
+    dray__cuda_device *other;
+    if (dray_region_get_kind(ends->from) != DRAY_REGION_CUDA ||
+        dray__cuda_device_find(ends->from->device_uuid, &other, NULL) || other == ends->device ||
+        dray__region_reach(ends->from, other, NULL) || dray__region_reach(ends->to, other, NULL))
+        return NULL;
+    return other;
 }
 
-/* The two ends of an op, and the GPU that moves it: the destination's, whose process this is. */
-static int ends(const struct compiler *c, const dray__op *op, dray__cuda_item *item,
-                dray__cuda_device **device, dray_error *error)
+int dray__ends_of(const dray__compiler *c, const dray_copy *copy, const dray_region *to,
+                  dray__ends *out, dray_error *error)
 {
-    const dray_copy *copy = &op->copy;
+    const dray__haul *h = c->haul;
     const dray_region *from = source_region(c, copy);
-    const dray_region *to = c->haul->destination->regions[copy->destination_region];
-    *device = dray_region_get_kind(to) == DRAY_REGION_CUDA ? to->device : from->device;
-    *item = (dray__cuda_item){.copy = *copy,
-                              .source_base = from->device_address,
-                              .destination_base = to->device_address,
-                              .lane = lane_of(c->haul, copy),
-                              .host = dray_region_get_kind(from) == DRAY_REGION_PINNED ||
-                                      dray_region_get_kind(to) == DRAY_REGION_PINNED};
-    if (*device && item->source_base && item->destination_base) {
-        int rc = dray__region_reach(from, *device, error);
-        return rc ? rc : dray__region_reach(to, *device, error);
-    }
-    return dray__fail(error, DRAY_EUNSUPPORTED,
-                      "region %s or %s: no GPU of this process reaches it", dray_region_name(from),
-                      dray_region_name(to));
+    uint32_t count = h->sources->count;
+    *out = (dray__ends){.from = from,
+                        .to = to,
+                        .device = dray_region_get_kind(to) == DRAY_REGION_CUDA ? to->device
+                                                                               : from->device,
+                        .lane = (copy->source + count - h->destination->rank % count) % count};
+    if (!out->device || !from->device_address || !to->device_address)
+        return dray__fail(error, DRAY_EUNSUPPORTED,
+                          "region %s or %s: no GPU of this process reaches it",
+                          dray_region_name(from), dray_region_name(to));
+    int rc = dray__region_reach(from, out->device, error);
+    return rc ? rc : dray__region_reach(to, out->device, error);
 }
+
+bool dray__draft_read_back(dray__compiler *c, const dray__ends *ends, const dray_copy *copy,
+                           uint32_t block, uint32_t step)
+{
+    dray__entry entry = {.block = block, .kind = DRAY__ENTRY_ARRIVED};
+    dray__cuda_item item = {.copy = *copy, .source_base = ends->to->device_address};
+    item.copy.source_dtype = copy->destination_dtype;
+    item.copy.source_offset = copy->destination_offset;
+    memcpy(item.copy.source_stride, copy->destination_stride, sizeof copy->source_stride);
+    return dray__draft_push(dray__draft_of(c, ends->device, DRAY__CUDA_SUM_SOURCE, step), &item,
+                            &entry);
+}
+
+/* ---- strategies ------------------------------------------------------------------------------ */
 
 static bool converts(const dray_copy *copy)
 {
     return copy->source_dtype != copy->destination_dtype;
+}
+
+static bool shrinks(const dray_copy *copy)
+{
+    return dray_dtype_size((dray_dtype)copy->destination_dtype) <
+           dray_dtype_size((dray_dtype)copy->source_dtype);
 }
 
 /* As lane_memory.c has it: where the group's sum is compared with what was announced, the sum of
@@ -158,23 +194,116 @@ static const uint32_t sums_of[] = {
     [DRAY__ENTRY_UNCHECKED] = 0,
     [DRAY__ENTRY_READ_BACK] = DRAY__CUDA_SUM_BACK,
     [DRAY__ENTRY_SUMMED] = DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN | DRAY__CUDA_SUM_BACK,
+    [DRAY__ENTRY_SENT] = DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN,
 };
 
-/* ---- strategies ------------------------------------------------------------------------------ */
+static dray__cuda_item item_of(const dray__ends *ends, const dray_copy *copy)
+{
+    return (dray__cuda_item){.copy = *copy,
+                             .source_base = ends->from->device_address,
+                             .destination_base = ends->to->device_address,
+                             .lane = ends->lane,
+                             .host = dray_region_get_kind(ends->from) == DRAY_REGION_PINNED ||
+                                     dray_region_get_kind(ends->to) == DRAY_REGION_PINNED};
+}
 
-static int compile_direct(struct compiler *c, dray_error *error)
+static dray__entry entry_of(const dray__op *op, uint8_t kind)
+{
+    return (dray__entry){.block = op->block,
+                         .tensor = op->copy.tensor,
+                         .dtype = (uint8_t)op->copy.source_dtype,
+                         .kind = kind,
+                         .owned = op->owned};
+}
+
+/* ---- rounds: all ranks at once, no two of them reading from the same GPU, is what links carry
+ * best
+ */
+
+/* What a source's region and the destination's have in common: the GPU. */
+static bool is_local(const dray__haul *h, const dray_copy *copy)
+{
+    const dray_region *to = h->destination->regions[copy->destination_region];
+    const dray_region_info *from =
+        dray_layout_region(h->sources->sources[copy->source].layout, copy->source_region);
+    return from->kind == DRAY_REGION_CUDA && dray_region_get_kind(to) == DRAY_REGION_CUDA &&
+           memcmp(from->device, to->device_uuid, sizeof from->device) == 0;
+}
+
+/* With a source on this very GPU the rounds begin behind it; else with the rank's own number. */
+static void find_rounds(dray__compiler *c)
+{
+    const dray__haul *h = c->haul;
+    uint64_t here = dray__layout_device(h->destination->layout);
+    uint32_t count = h->sources->count;
+    c->turn = h->destination->rank % count;
+    c->rounds = count;
+    for (uint32_t i = 0; here && i < count; i++)
+        if (dray__layout_device(h->sources->sources[i].layout) == here) {
+            c->turn = (i + 1) % count;
+            c->rounds = count > 1 ? count - 1 : 1;
+            break;
+        }
+    for (uint64_t i = 0; i < c->program->count; i++) {
+        const dray__op *op = &h->sources->ops[c->program->ops[i]];
+        if (!op->transform && is_local(h, &op->copy))
+            c->local_bytes += dray__copy_bytes(&op->copy);
+    }
+}
+
+static uint32_t round_of(dray__compiler *c, const dray_copy *copy)
+{
+    uint32_t count = c->haul->sources->count;
+    if (!is_local(c->haul, copy))
+        return (copy->source + count - c->turn) % count;
+    uint32_t round = (uint32_t)((double)c->local_given / (double)c->local_bytes * c->rounds);
+    c->local_given += dray__copy_bytes(copy);
+    return round < c->rounds ? round : c->rounds - 1;
+}
+
+static int compile_op(dray__compiler *c, uint64_t index, dray_error *error)
+{
+    const dray__haul *h = c->haul;
+    const dray__op *op = &h->sources->ops[index];
+    dray__ends ends;
+    int rc = dray__ends_of(c, &op->copy, h->destination->regions[op->copy.destination_region],
+                           &ends, error);
+    if (rc)
+        return rc;
+    dray__cuda_item item = item_of(&ends, &op->copy);
+    dray__entry entry = entry_of(op, kind_of(h, op));
+    dray__cuda_device *pusher = shrinks(&op->copy) ? dray__pusher_of(&ends) : NULL;
+    bool pushed;
+    if (!pusher && !item.host)
+        item.phase = round_of(c, &op->copy);
+    if (pusher) {
+        entry.kind = h->options.verify ? DRAY__ENTRY_SENT : DRAY__ENTRY_UNCHECKED;
+        pushed = dray__draft_push(dray__draft_of(c, pusher, sums_of[entry.kind], ends.lane), &item,
+                                  &entry) &&
+                 (!h->options.verify ||
+                  dray__draft_read_back(c, &ends, &op->copy, op->block, ends.lane + 1));
+    } else {
+        pushed =
+            dray__draft_push(dray__draft_of(c, ends.device, sums_of[entry.kind], 0), &item, &entry);
+    }
+    return pushed ? DRAY_OK : dray__nomem(error);
+}
+
+static int compile_direct(dray__compiler *c, dray_error *error)
 {
     const dray__program *p = c->program;
+    find_rounds(c);
+    uint32_t transform = 0; /* 1 + the one that was compiled last: their ops follow each other */
     for (uint64_t i = 0; i < p->count; i++) {
         const dray__op *op = &c->haul->sources->ops[p->ops[i]];
-        dray__cuda_device *device;
-        dray__cuda_item item;
-        int rc = ends(c, op, &item, &device, error);
+        int rc = DRAY_OK;
+        if (!op->transform)
+            rc = compile_op(c, p->ops[i], error);
+        else if (op->transform != transform)
+            rc = dray__compile_transform(c, op->transform - 1, error);
+        transform = op->transform;
         if (rc)
             return rc;
-        uint8_t kind = kind_of(c->haul, op);
-        if (!push(draft_of(c, device, sums_of[kind], 0), &item, p->ops[i], kind))
-            return dray__nomem(error);
     }
     return DRAY_OK;
 }
@@ -189,57 +318,45 @@ static int by_tensor(const void *a, const void *b, void *user)
     return x < y ? -1 : x > y;
 }
 
-/* What fills a GPU's bucket: one half, while the other is emptied. */
-struct filling {
-    dray__cuda_device *device;
-    uint64_t address, half, used;
-    uint32_t group, tensor; /* the phase in which the half is filled */
-};
-
-static int open_buckets(struct compiler *c, struct filling *fillings, dray_error *error)
+int dray__bucket_of(dray__compiler *c, dray__cuda_device *device, dray__filling **out,
+                    dray_error *error)
 {
     dray__program *p = c->program;
     const dray__cuda *cuda = dray__cuda_get(error);
-    uint32_t count = 0, most = sizeof p->buckets / sizeof *p->buckets;
-    for (uint64_t i = 0; i < p->count && cuda; i++) {
-        dray__cuda_device *device;
-        dray__cuda_item item;
-        int rc = ends(c, &c->haul->sources->ops[p->ops[i]], &item, &device, error);
-        if (rc)
-            return rc;
-        uint32_t at = 0;
-        while (at < count && fillings[at].device != device)
-            at++;
-        if (at == most)
-            return dray__fail(error, DRAY_EUNSUPPORTED, "buckets on more than %u GPUs", most);
-        if (at == count)
-            fillings[count++] = (struct filling){.device = device, .tensor = UINT32_MAX};
-    }
+    for (uint32_t i = 0; i < p->bucket_count; i++)
+        if (p->buckets[i].device == device) {
+            *out = &c->fillings[i];
+            return DRAY_OK;
+        }
     if (!cuda)
         return DRAY_EUNSUPPORTED;
-    for (uint32_t i = 0; i < count; i++) {
-        uint64_t half = p->ceiling / count / 2 / ALIGNMENT * ALIGNMENT;
-        int rc = dray__cuda_enter(fillings[i].device, error);
-        if (rc)
-            return rc;
-        CUresult result = cuda->cuMemAlloc(&p->buckets[i].address, 2 * half);
-        dray__cuda_leave();
-        if (result)
-            return dray__fail_cuda(error, result, "bucket of %" PRIu64 " bytes", 2 * half);
-        p->buckets[i].device = fillings[i].device;
-        p->bucket_count++;
-        p->held_bytes += 2 * half;
-        fillings[i].address = p->buckets[i].address;
-        fillings[i].half = half;
-    }
+    if (p->bucket_count == DRAY__PROGRAM_BUCKETS || p->held_bytes)
+        return dray__fail(error, DRAY_EUNSUPPORTED,
+                          "buckets on more than one GPU: the ceiling is one bucket's");
+    uint64_t half = p->ceiling / 2 / DRAY__BUCKET_ALIGN * DRAY__BUCKET_ALIGN;
+    int rc = dray__cuda_enter(device, error);
+    if (rc)
+        return rc;
+    CUresult result = cuda->cuMemAlloc(&p->buckets[p->bucket_count].address, 2 * half);
+    dray__cuda_leave();
+    if (result)
+        return dray__fail_cuda(error, result, "bucket of %" PRIu64 " bytes", 2 * half);
+    p->buckets[p->bucket_count].device = device;
+    c->fillings[p->bucket_count] = (dray__filling){.device = device,
+                                                   .address = p->buckets[p->bucket_count].address,
+                                                   .half = half,
+                                                   .tensor = UINT32_MAX};
+    *out = &c->fillings[p->bucket_count++];
+    p->held_bytes += 2 * half;
     return DRAY_OK;
 }
 
 /* One slice: in, and in the next phase out. */
-static bool push_staged(struct compiler *c, struct filling *f, const dray__cuda_item *whole,
-                        const dray_copy *slice, uint64_t op)
+static bool push_staged(dray__compiler *c, dray__filling *f, const dray__cuda_item *whole,
+                        const dray_copy *slice, uint64_t index)
 {
     const dray__haul *h = c->haul;
+    const dray__op *op = &h->sources->ops[index];
     dray__cuda_item in = *whole, out = *whole;
     uint64_t bytes = dray__copy_bytes(slice);
     bool alone = h->options.strategy == DRAY_STRATEGY_PARAMETER && f->tensor != slice->tensor;
@@ -249,7 +366,8 @@ static bool push_staged(struct compiler *c, struct filling *f, const dray__cuda_
     }
     f->tensor = slice->tensor;
     uint64_t half = f->address + (f->group & 1) * f->half;
-    uint32_t sums = h->options.verify ? sums_of[DRAY__ENTRY_SUMMED] : 0;
+    bool verify = h->options.verify;
+    dray__entry entry = entry_of(op, 0);
     in.copy = *slice;
     dray__copy_to_dense(&in.copy, slice->destination_dtype, f->used);
     in.destination_base = half;
@@ -258,39 +376,50 @@ static bool push_staged(struct compiler *c, struct filling *f, const dray__cuda_
     out.source_base = half;
     out.phase = f->group + 1;
     out.lane = h->sources->count; /* what is local is a lane of its own */
-    f->used = (f->used + bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    struct draft *d = draft_of(c, f->device, sums, 0);
-    return push(d, &in, op, sums ? DRAY__ENTRY_FILL : DRAY__ENTRY_UNCHECKED) &&
-           push(d, &out, op, sums ? DRAY__ENTRY_DRAIN : DRAY__ENTRY_UNCHECKED);
+    f->used = (f->used + bytes + DRAY__BUCKET_ALIGN - 1) / DRAY__BUCKET_ALIGN * DRAY__BUCKET_ALIGN;
+    dray__draft *d = dray__draft_of(c, f->device, verify ? sums_of[DRAY__ENTRY_SUMMED] : 0, 0);
+    entry.kind = verify ? DRAY__ENTRY_FILL : DRAY__ENTRY_UNCHECKED;
+    if (!dray__draft_push(d, &in, &entry))
+        return false;
+    entry.kind = verify ? DRAY__ENTRY_DRAIN : DRAY__ENTRY_UNCHECKED;
+    return dray__draft_push(d, &out, &entry);
 }
 
-static int compile_staged(struct compiler *c, dray_error *error)
+static int compile_slices(dray__compiler *c, uint64_t index, dray_error *error)
 {
-    struct filling fillings[sizeof c->program->buckets / sizeof *c->program->buckets];
+    const dray__haul *h = c->haul;
+    const dray__op *op = &h->sources->ops[index];
+    dray__ends ends;
+    dray__filling *f;
+    dray__slicer slicer;
+    dray__rect rect;
+    int rc = dray__ends_of(c, &op->copy, h->destination->regions[op->copy.destination_region],
+                           &ends, error);
+    if (rc == DRAY_OK)
+        rc = dray__bucket_of(c, ends.device, &f, error);
+    if (rc)
+        return rc;
+    dray__cuda_item item = item_of(&ends, &op->copy);
+    dray__slicer_start_copy(&slicer, &op->copy, f->half);
+    for (; dray__slicer_peek(&slicer, &rect); dray__slicer_next(&slicer)) {
+        dray_copy slice = dray__copy_cut(&op->copy, &rect);
+        if (!push_staged(c, f, &item, &slice, index))
+            return dray__nomem(error);
+    }
+    return DRAY_OK;
+}
+
+static int compile_staged(dray__compiler *c, dray_error *error)
+{
     const dray__program *p = c->program;
-    const dray__op *ops = c->haul->sources->ops;
     uint64_t *order = malloc((p->count + 1) * sizeof *order);
-    int rc = order ? open_buckets(c, fillings, error) : dray__nomem(error);
+    int rc = order ? DRAY_OK : dray__nomem(error);
     if (rc == DRAY_OK)
         memcpy(order, p->ops, p->count * sizeof *order);
     if (rc == DRAY_OK && c->haul->options.strategy == DRAY_STRATEGY_PARAMETER)
-        qsort_r(order, p->count, sizeof *order, by_tensor, (void *)ops);
-    for (uint64_t i = 0; i < p->count && rc == DRAY_OK; i++) {
-        dray__cuda_device *device;
-        dray__cuda_item item;
-        dray__slicer slicer;
-        dray__rect rect;
-        struct filling *f = fillings;
-        rc = ends(c, &ops[order[i]], &item, &device, error);
-        while (rc == DRAY_OK && f->device != device)
-            f++;
-        dray__slicer_start_copy(&slicer, &item.copy, f->half);
-        for (; rc == DRAY_OK && dray__slicer_peek(&slicer, &rect); dray__slicer_next(&slicer)) {
-            dray_copy slice = dray__copy_cut(&item.copy, &rect);
-            if (!push_staged(c, f, &item, &slice, order[i]))
-                rc = dray__nomem(error);
-        }
-    }
+        qsort_r(order, p->count, sizeof *order, by_tensor, (void *)c->haul->sources->ops);
+    for (uint64_t i = 0; i < p->count && rc == DRAY_OK; i++)
+        rc = compile_slices(c, order[i], error);
     free(order);
     return rc;
 }
@@ -322,6 +451,12 @@ void dray__programs_clear(dray__programs *programs)
         dray__program *p = programs->first;
         programs->first = p->next;
         program_free(p);
+    }
+    if (programs) {
+        free(programs->transforms);
+        free(programs->all);
+        programs->transforms = NULL;
+        programs->all = NULL;
     }
 }
 
@@ -369,12 +504,13 @@ static dray__program *program_new(const dray__haul *h, const uint64_t *ops, uint
     for (uint32_t i = 0; i < regions; i++)
         p->serials[i] = serial_of(h, i);
     for (uint64_t i = 0; i < count; i++)
-        p->bytes += dray__copy_bytes(&h->sources->ops[ops[i]].copy);
+        if (!h->sources->ops[ops[i]].transform)
+            p->bytes += dray__copy_bytes(&h->sources->ops[ops[i]].copy);
     return p;
 }
 
 /* The drafts become jobs. */
-static int finish(struct compiler *c, dray_error *error)
+static int finish(dray__compiler *c, dray_error *error)
 {
     dray__program *p = c->program;
     p->poll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -384,9 +520,10 @@ static int finish(struct compiler *c, dray_error *error)
     if (!p->jobs)
         return dray__nomem(error);
     for (uint32_t i = 0; i < c->count; i++) {
-        struct draft *d = &c->drafts[i];
+        dray__draft *d = &c->drafts[i];
         dray__program_job *job = &p->jobs[i];
-        dray__cuda_job_options options = {.sums = d->sums};
+        dray__cuda_job_options options = {
+            .sums = d->sums, .quants = d->quants, .quant_count = d->quant_count};
         struct epoll_event event = {.events = EPOLLIN};
         int rc = dray__cuda_job_new(d->device, c->haul->destination->layout, d->items, d->count,
                                     &options, &job->job, error);
@@ -395,9 +532,12 @@ static int finish(struct compiler *c, dray_error *error)
         p->job_count++;
         job->device = d->device;
         job->step = d->step;
-        job->count = d->count;
-        job->entries = d->entries;
-        d->entries = NULL;
+        job->count = d->count + d->quant_count;
+        job->entries = calloc(job->count + 1, sizeof *job->entries);
+        if (!job->entries)
+            return dray__nomem(error);
+        for (uint64_t k = 0; k < job->count; k++)
+            job->entries[k] = k < d->count ? d->entries[k] : d->quant_entries[k - d->count];
         if (epoll_ctl(p->poll_fd, EPOLL_CTL_ADD, dray__cuda_job_fd(job->job), &event))
             return dray__fail_errno(error, errno, "descriptors of an update");
     }
@@ -406,7 +546,7 @@ static int finish(struct compiler *c, dray_error *error)
 
 static int compile(const dray__haul *h, dray__program *p, dray_error *error)
 {
-    struct compiler c = {.haul = h, .program = p};
+    dray__compiler c = {.haul = h, .program = p};
     int rc = hold(&c, error);
     if (rc == DRAY_OK)
         rc = p->strategy == DRAY_STRATEGY_DIRECT ? compile_direct(&c, error)
@@ -416,12 +556,48 @@ static int compile(const dray__haul *h, dray__program *p, dray_error *error)
     for (uint32_t i = 0; i < c.count; i++) {
         free(c.drafts[i].items);
         free(c.drafts[i].entries);
+        free(c.drafts[i].quants);
+        free(c.drafts[i].quant_entries);
     }
     for (uint32_t i = 0; c.held && i < h->sources->count; i++)
         dray__local_release(c.held[i]);
     free(c.drafts);
     free(c.held);
     return rc;
+}
+
+/* What decides whether GPUs take an op besides the op itself. */
+static uint64_t kinds_of(const dray__haul *h)
+{
+    uint64_t kinds = 1;
+    for (uint32_t i = 0; i < dray_layout_region_count(h->destination->layout); i++) {
+        const dray_region *region = h->destination->regions[i];
+        kinds = kinds * 31 + (region ? (uint64_t)dray_region_get_kind(region) : 17);
+    }
+    return kinds;
+}
+
+const uint64_t *dray__program_all(const dray__haul *h)
+{
+    const dray__programs *programs = h->sources->programs;
+    return programs->all && !h->options.load && programs->all_strategy == h->options.strategy &&
+                   programs->all_kinds == kinds_of(h)
+               ? programs->all
+               : NULL;
+}
+
+void dray__program_note_all(const dray__haul *h)
+{
+    dray__programs *programs = h->sources->programs;
+    uint64_t count = h->sources->op_count;
+    if (h->options.load)
+        return;
+    if (!programs->all)
+        programs->all = malloc((count + 1) * sizeof *programs->all);
+    for (uint64_t i = 0; programs->all && i < count; i++)
+        programs->all[i] = i;
+    programs->all_strategy = h->options.strategy;
+    programs->all_kinds = kinds_of(h);
 }
 
 /* How many are kept: of the destination and of its staging, in two strategies. */

@@ -1,6 +1,11 @@
 /* An update's ops between memory that GPUs reach, as jobs of theirs (mover/cuda.h): compiled for
  * the addresses that they lead from and to, replayed in every update, and kept with the sources
- * until the plan, a region, or what is asked for changes. */
+ * until the plan, a region, or what is asked for changes.
+ *
+ * The destination's GPU pulls. What becomes smaller on the way (a cast, quantisation) is pushed by
+ * the source's GPU, where this process sees it, so that the link carries the result: one source
+ * after the other, each rank beginning with another one, and the destination's GPU reads back what
+ * came in the step before. */
 #ifndef DRAY_WEIGHTS_PROGRAM_H
 #define DRAY_WEIGHTS_PROGRAM_H
 
@@ -15,23 +20,31 @@ enum dray__entry_kind {
     DRAY__ENTRY_FILL,      /* into a bucket */
     DRAY__ENTRY_DRAIN,     /* out of it, to the destination */
     DRAY__ENTRY_SENT,      /* written from another GPU than the destination's */
-    DRAY__ENTRY_ARRIVED    /* and read back there */
+    DRAY__ENTRY_ARRIVED,   /* and read back there */
+    DRAY__ENTRY_READ,      /* gathered, to be quantised */
+    DRAY__ENTRY_QUANTISED  /* elements and scales written */
 };
 
+/* All that the books need, so that entering sums touches nothing else. */
 typedef struct dray__entry {
-    uint64_t op; /* index into sources->ops */
     uint64_t elements;
+    uint32_t block, scale_block; /* of the destination */
+    uint32_t tensor;
+    uint8_t dtype; /* of what is read */
     uint8_t kind;
+    bool owned; /* the sum of what is read counts */
 } dray__entry;
 
 typedef struct dray__program_job {
     dray__cuda_device *device; /* that carries it out */
     dray__cuda_job *job;
-    dray__entry *entries; /* one an item */
+    dray__entry *entries; /* one an item, then one a box that is quantised */
     uint64_t count;
     uint32_t step; /* begins when the jobs of lower steps are done */
     bool running;
 } dray__program_job;
+
+enum { DRAY__PROGRAM_BUCKETS = 16 };
 
 typedef struct dray__program {
     struct dray__program *next;
@@ -50,16 +63,26 @@ typedef struct dray__program {
     struct {
         dray__cuda_device *device;
         uint64_t address;
-    } buckets[16];
+    } buckets[DRAY__PROGRAM_BUCKETS];
     uint32_t bucket_count;
 } dray__program;
 
 typedef struct dray__programs {
     dray__program *first;
+    uint8_t *transforms; /* of the plan: do GPUs take it? 0: not looked at yet, 1: yes, 2: no */
+    /* All ops, in order, where GPUs take every one of them in this strategy, into regions of these
+     * kinds; NULL: that is not known. */
+    uint64_t *all;
+    int32_t all_strategy;
+    uint64_t all_kinds;
 } dray__programs;
 
 /* Is the op between two regions of this host that one GPU of this process reaches? */
 bool dray__program_takes(const dray__haul *haul, const dray__op *op);
+/* All ops, if it is known that GPUs take every one; NULL: it is not. */
+const uint64_t *dray__program_all(const dray__haul *haul);
+/* They do. */
+void dray__program_note_all(const dray__haul *haul);
 /* The program of these ops, as of an earlier update or made now. It is the sources'. */
 int dray__program_find(const dray__haul *haul, const uint64_t *ops, uint64_t count,
                        uint64_t ceiling, dray__program **out, dray_error *error);

@@ -33,7 +33,9 @@ uint64_t dray__remote_bytes(const struct remote_lane *l, const struct source *s,
 static bool takes_deltas(const struct remote_lane *l, const struct source *s, const dray__op *op)
 {
     const dray_copy *copy = &op->copy;
-    return !op->wired && !s->peer && s->of->has_delta && l->coder_bytes &&
+    const dray_region *to =
+        op->wired ? NULL : l->haul->destination->regions[copy->destination_region];
+    return to && dray_region_base(to) && !s->peer && s->of->has_delta && l->coder_bytes &&
            dray__remote_dtype(s, copy) == copy->destination_dtype &&
            DRAY__DELTA_SLICE * dray_dtype_size((dray_dtype)dray__remote_dtype(s, copy)) <=
                s->segment;

@@ -263,7 +263,8 @@ static int find_compared(dray_subscriber *s, dray_error *error)
     if (!s->compared)
         return dray__nomem(error);
     for (uint32_t t = 0; t < count; t++)
-        s->compared[t] = !dray__map_get(&s->partial, s->sources->names[t], &any);
+        s->compared[t] =
+            !s->partial.count || !dray__map_get(&s->partial, s->sources->names[t], &any);
     return DRAY_OK;
 }
 

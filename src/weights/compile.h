@@ -1,0 +1,73 @@
+/* What the files that compile programs share (program.h). */
+#ifndef DRAY_WEIGHTS_COMPILE_H
+#define DRAY_WEIGHTS_COMPILE_H
+
+#include "weights/program.h"
+
+enum { DRAY__BUCKET_ALIGN = 256 };
+
+/* One job in the making. */
+typedef struct dray__draft {
+    dray__cuda_device *device;
+    uint32_t sums, step;
+    dray__cuda_item *items;
+    dray__entry *entries;
+    uint64_t count, capacity;
+    dray__cuda_quant *quants;
+    dray__entry *quant_entries;
+    uint64_t quant_count, quant_capacity;
+    uint64_t bytes;
+} dray__draft;
+
+/* What fills a GPU's bucket: one half, while the other is emptied. */
+typedef struct dray__filling {
+    dray__cuda_device *device;
+    uint64_t address, half, used;
+    uint32_t group, tensor; /* the phase in which the half is filled */
+} dray__filling;
+
+typedef struct dray__compiler {
+    const dray__haul *haul;
+    dray__program *program;
+    dray__draft *drafts;
+    uint32_t count;
+    dray__local **held; /* one a source */
+    dray__filling fillings[DRAY__PROGRAM_BUCKETS];
+    /* Rounds, in each of which this rank reads from one other GPU. */
+    uint32_t turn;                     /* the source of the first */
+    uint32_t rounds;                   /* 0: all at once */
+    uint64_t local_bytes, local_given; /* from its own GPU: spread over the rounds */
+} dray__compiler;
+
+/* The draft for this GPU, these sums and this step; NULL: out of memory. */
+dray__draft *dray__draft_of(dray__compiler *c, dray__cuda_device *device, uint32_t sums,
+                            uint32_t step);
+/* false: out of memory, also where the draft is NULL. */
+bool dray__draft_push(dray__draft *draft, const dray__cuda_item *item, const dray__entry *entry);
+bool dray__draft_push_quant(dray__draft *draft, const dray__cuda_quant *quant,
+                            const dray__entry *entry);
+
+/* Where an op leads from and to, and who moves it. */
+typedef struct dray__ends {
+    const dray_region *from, *to;
+    dray__cuda_device *device; /* the destination's */
+    uint32_t lane;
+} dray__ends;
+
+int dray__ends_of(const dray__compiler *c, const dray_copy *copy, const dray_region *to,
+                  dray__ends *out, dray_error *error);
+/* The GPU that has the source's memory, if it is another one, is seen here, and reaches both ends.
+ * NULL: not so. */
+dray__cuda_device *dray__pusher_of(const dray__ends *ends);
+/* Reads back, by the destination's GPU, what lies at a copy's destination after a step. */
+bool dray__draft_read_back(dray__compiler *c, const dray__ends *ends, const dray_copy *copy,
+                           uint32_t block, uint32_t step);
+/* The bucket of a device, opened when it is first needed. */
+int dray__bucket_of(dray__compiler *c, dray__cuda_device *device, dray__filling **out,
+                    dray_error *error);
+
+/* compile_quant.c: of the transforms. */
+bool dray__transform_fits(const dray__haul *haul, const dray_transform *transform);
+int dray__compile_transform(dray__compiler *c, uint64_t index, dray_error *error);
+
+#endif
