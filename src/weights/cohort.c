@@ -72,8 +72,16 @@ static struct cell *push_cell(dray__cohort *c)
     return &c->cells[c->cell_count++];
 }
 
-/* Each member's tensor of this name, dtype and shape, where it can be asked for it. */
-static void find_tensors(struct making *m, const dray_tensor_info *wanted)
+static bool same_quant(const dray_quant *a, const dray_quant *b)
+{
+    if (!a || !b)
+        return a == b;
+    return a->kind == b->kind && a->scale_format == b->scale_format &&
+           memcmp(a->block, b->block, sizeof a->block) == 0;
+}
+
+/* Each member's tensor of this name, dtype, shape and scales, where it can be asked for it. */
+static void find_tensors(struct making *m, const dray_tensor_info *wanted, const dray_quant *quant)
 {
     const dray__cohort *c = m->c;
     for (uint32_t k = 0; k < c->sources->cohort_count; k++) {
@@ -85,7 +93,8 @@ static void find_tensors(struct making *m, const dray_tensor_info *wanted)
         }
         const dray_tensor_info *info = dray_layout_tensor(member->layout, *tensor);
         if (info->dtype != wanted->dtype || info->ndim != wanted->ndim ||
-            memcmp(info->shape, wanted->shape, wanted->ndim * sizeof *info->shape) != 0)
+            memcmp(info->shape, wanted->shape, wanted->ndim * sizeof *info->shape) != 0 ||
+            !same_quant(dray_layout_quant(member->layout, *tensor), quant))
             *tensor = UINT32_MAX;
     }
 }
@@ -230,7 +239,7 @@ static bool cut_all(struct making *m)
         uint32_t t = dray_layout_block(own, b)->tensor, stripes = 0;
         const dray_tensor_info *tensor = dray_layout_tensor(own, t);
         if (t != looked_at) {
-            find_tensors(m, tensor);
+            find_tensors(m, tensor, dray_layout_quant(own, t));
             few = find_cuts(m, tensor->ndim);
         }
         looked_at = t;

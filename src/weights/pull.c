@@ -130,6 +130,8 @@ int dray__pull_get_request(const uint8_t header[DRAY__PULL_REQUEST_HEADER], dray
 struct dray__packer {
     dray_copy copies[DRAY__PULL_RECTS_MAX];
     bool twice[DRAY__PULL_RECTS_MAX], quantised[DRAY__PULL_RECTS_MAX];
+    bool held;                              /* what is asked for quantised is so already: */
+    dray_copy scales[DRAY__PULL_RECTS_MAX]; /* where its scales lie */
     dray__pull_quant quants[DRAY__PULL_RECTS_MAX];
     uint32_t blocks[DRAY__PULL_RECTS_MAX], sizes[DRAY__PULL_RECTS_MAX];
     uint64_t sums[DRAY__PULL_RECTS_MAX], source_sums[DRAY__PULL_RECTS_MAX];
@@ -207,7 +209,11 @@ static int get_rect(dray__packer *p, const dray_layout *layout, dray__reader *in
     p->quantised[p->count] = flags & DRAY__PULL_QUANTISED;
     if (p->quantised[p->count]) {
         dray__rect rect = dray__copy_rect(copy);
-        int rc = dray__pull_get_quant(in, tensor, &rect, dtype, &p->quants[p->count], error);
+        uint64_t scales_at = p->data_bytes + dray__rect_elements(&rect);
+        int rc = p->held
+                     ? dray__pull_get_held(in, layout, block->tensor, &rect, dtype, scales_at,
+                                           &p->quants[p->count], &p->scales[p->count], error)
+                     : dray__pull_get_quant(in, tensor, &rect, dtype, &p->quants[p->count], error);
         if (rc)
             return rc;
         bytes = dray__pull_quant_bytes(&p->quants[p->count], &rect);
@@ -245,6 +251,22 @@ static int read_again(const dray__packer *p, uint32_t i, const dray_layout *layo
                       tensor->name);
 }
 
+/* The scales of what an update brought quantised, behind its elements, and the sum of both. */
+static int pack_scales(dray__packer *p, uint32_t i, const dray__shares *shares,
+                       const dray_layout *layout, bool sums, dray_region *staging,
+                       dray_error *error)
+{
+    dray__move_options options = {.layout = layout};
+    dray__rect rect = dray__copy_rect(&p->copies[i]);
+    int rc = dray__move_all(dray__shares_region(shares, p->scales[i].source_region), staging,
+                            &p->scales[i], 1, &options, error);
+    if (rc == DRAY_OK && sums)
+        p->sums[i] = dray__pull_quant_sum(
+            dray_layout_tensor(layout, p->copies[i].tensor), &p->quants[i], &rect,
+            (const uint8_t *)dray_region_base(staging) + p->copies[i].destination_offset);
+    return rc;
+}
+
 /* Moves the rectangles into staging, those of one region together. */
 static int pack(dray__packer *p, const dray__local *local, const dray__shares *shares,
                 const dray_layout *layout, bool sums, dray_region *staging, dray_error *error)
@@ -265,10 +287,12 @@ static int pack(dray__packer *p, const dray__local *local, const dray__shares *s
                                       .sums = sums ? p->sums + i : NULL,
                                       .source_sums = sums ? p->source_sums + i : NULL};
         int rc =
-            p->quantised[i]
+            p->quantised[i] && !p->held
                 ? dray__pull_quantise(layout, region, &p->floats, p->copies + i, p->quants + i,
                                       staging, p->source_sums + i, sums ? p->sums + i : NULL, error)
                 : dray__move_all(region, staging, p->copies + i, end - i, &options, error);
+        if (rc == DRAY_OK && p->quantised[i] && p->held)
+            rc = pack_scales(p, i, shares, layout, sums, staging, error);
         for (uint32_t k = i; k < end && rc == DRAY_OK && sums; k++)
             rc = read_again(p, k, layout, region, error);
         if (rc)
@@ -339,6 +363,9 @@ static int find_shares(dray__packer *p, dray__shares *shares, const dray_layout 
             return dray__fail(error, rc, "tensor %s is not here yet", name);
         if (rc)
             return dray__fail(error, rc, "tensor %s came here in other pieces", name);
+        if (p->quantised[i] && (cut || mapped))
+            return dray__fail(error, DRAY_EUNSUPPORTED, "tensor %s came here in other pieces",
+                              name);
         if (cut && mapped)
             rc = sum_cut(p, shares, layout, i, error);
         else if (cut && after && sums)
@@ -347,7 +374,7 @@ static int find_shares(dray__packer *p, dray__shares *shares, const dray_layout 
             return dray__fail_prefix(error, rc, "tensor %s: ", name);
         if (cut)
             continue;
-        if (after && sums && sum != p->source_sums[i])
+        if (after && sums && sum != (p->quantised[i] ? p->sums[i] : p->source_sums[i]))
             return dray__fail(error, DRAY_ESTALE, "tensor %s was changed after it came here", name);
         if (after || mapped)
             p->source_sums[i] = source_sum;
@@ -396,11 +423,12 @@ static int read_request(dray__packer *p, const dray__pull_header *header, const 
         return dray__fail(error, DRAY_EINVALID, "it has no staging arena");
     }
     int rc = may_read(local, header->flags & DRAY__PULL_COHORT, attempt, &shares, error);
+    p->held = shares != NULL;
     for (uint32_t i = 0; i < count && rc == DRAY_OK; i++)
         rc = get_rect(p, dray__local_layout(local), &in, error);
     if (rc == DRAY_OK)
         rc = dray__reader_finish(&in, "a request for weights", error);
-    for (uint32_t i = 0; i < p->count && rc == DRAY_OK && (has_base || shares); i++)
+    for (uint32_t i = 0; i < p->count && rc == DRAY_OK && has_base; i++)
         if (p->quantised[i])
             rc = dray__fail(error, DRAY_EUNSUPPORTED,
                             "what is quantised comes from a publisher's memory alone");

@@ -2,6 +2,7 @@
 #include "weights/pull_quant.h"
 
 #include "base/error.h"
+#include "model/layout.h"
 #include "mover/checksum.h"
 #include "mover/mover.h"
 #include "mover/quant.h"
@@ -61,8 +62,9 @@ void dray__pull_put_quant(dray__writer *w, const dray__pull_quant *quant, uint32
     dray__put_u8(w, (uint8_t)quant->scale_format);
 }
 
-int dray__pull_get_quant(dray__reader *in, const dray_tensor_info *tensor, const dray__rect *rect,
-                         int32_t dtype, dray__pull_quant *out, dray_error *error)
+/* The cells, and whether the rectangle is whole ones. */
+static bool get_cells(dray__reader *in, const dray_tensor_info *tensor, const dray__rect *rect,
+                      int32_t dtype, dray__pull_quant *out)
 {
     *out = (dray__pull_quant){.dtype = dtype, .cell = {1, 1, 1, 1}};
     bool whole = true;
@@ -72,12 +74,69 @@ int dray__pull_get_quant(dray__reader *in, const dray_tensor_info *tensor, const
                 (end == tensor->shape[d] || end % cell == 0);
     }
     out->scale_format = dray__get_u8(in);
-    if (in->failed || !whole || !dray__quant_known(tensor->dtype, dtype) ||
-        (out->scale_format != DRAY_SCALE_F32 && out->scale_format != DRAY_SCALE_UE8M0))
+    return whole && !in->failed &&
+           (out->scale_format == DRAY_SCALE_F32 || out->scale_format == DRAY_SCALE_UE8M0);
+}
+
+int dray__pull_get_quant(dray__reader *in, const dray_tensor_info *tensor, const dray__rect *rect,
+                         int32_t dtype, dray__pull_quant *out, dray_error *error)
+{
+    if (!get_cells(in, tensor, rect, dtype, out) || !dray__quant_known(tensor->dtype, dtype))
         return dray__fail(error, DRAY_EINVALID,
                           "tensor %s: what is to be quantised is not whole cells of floats",
                           tensor->name);
     return DRAY_OK;
+}
+
+/* Is the scales' tensor one of such cells? */
+static bool has_scales(const dray_layout *layout, const dray_tensor_info *tensor,
+                       const dray_quant *held, const dray__pull_quant *asked)
+{
+    if (!held || held->scale_format != asked->scale_format || tensor->dtype != asked->dtype)
+        return false;
+    const dray_tensor_info *scales = dray_layout_tensor(layout, held->scales);
+    bool same = scales->dtype == DRAY_F32 && scales->ndim == tensor->ndim;
+    for (uint32_t d = 0; d < tensor->ndim && same; d++)
+        same = scales->shape[d] == (tensor->shape[d] - 1) / asked->cell[d] + 1;
+    return same;
+}
+
+int dray__pull_get_held(dray__reader *in, const dray_layout *layout, uint32_t index,
+                        const dray__rect *rect, int32_t dtype, uint64_t at, dray__pull_quant *out,
+                        dray_copy *scales, dray_error *error)
+{
+    const dray_tensor_info *tensor = dray_layout_tensor(layout, index);
+    const dray_quant *held = dray_layout_quant(layout, index);
+    const dray_block *block = NULL;
+    dray__rect cells = {0}, cross;
+    if (get_cells(in, tensor, rect, dtype, out) && has_scales(layout, tensor, held, out)) {
+        dray__quant_box box = box_of(out, DRAY_F32, rect);
+        dray__quant_cells(&box, cells.start, cells.extent);
+        block = dray__layout_first_block(layout, held->scales);
+    }
+    for (; block; block = dray__layout_next_block(layout, block)) {
+        dray__rect all = dray__rect_of(layout, dray__layout_block_index(layout, block));
+        if (!dray__rect_cross(&all, &cells, &cross) ||
+            dray__rect_elements(&cross) != dray__rect_elements(&cells))
+            continue;
+        *scales = (dray_copy){.source_region = block->region,
+                              .tensor = held->scales,
+                              .ndim = tensor->ndim,
+                              .source_dtype = DRAY_F32,
+                              .source_offset = block->offset};
+        for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++) {
+            scales->start[d] = cells.start[d];
+            scales->extent[d] = cells.extent[d];
+            scales->source_stride[d] = d < tensor->ndim ? block->stride[d] : 0;
+            if (d < tensor->ndim)
+                scales->source_offset +=
+                    (uint64_t)(cells.start[d] - block->start[d]) * (uint64_t)block->stride[d];
+        }
+        dray__copy_to_dense(scales, DRAY_F32, at);
+        return DRAY_OK;
+    }
+    return dray__fail(error, DRAY_EINVALID,
+                      "tensor %s: not whole cells of those that it is quantised in", tensor->name);
 }
 
 int dray__pull_quantise(const dray_layout *layout, const dray_region *region, dray_region **scratch,

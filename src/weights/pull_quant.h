@@ -15,6 +15,12 @@ void dray__pull_put_quant(dray__writer *w, const dray__pull_quant *quant, uint32
  * cannot be quantised so. */
 int dray__pull_get_quant(dray__reader *in, const dray_tensor_info *tensor, const dray__rect *rect,
                          int32_t dtype, dray__pull_quant *out, dray_error *error);
+/* Of what is quantised already and was brought by an update: the copy of the scales that belong to
+ * the rectangle of the layout's tensor, to `at` of the answer's data. DRAY_EINVALID: not whole
+ * cells, or others than the tensor has, or no block has all of the scales. */
+int dray__pull_get_held(dray__reader *in, const dray_layout *layout, uint32_t tensor,
+                        const dray__rect *rect, int32_t dtype, uint64_t at, dray__pull_quant *out,
+                        dray_copy *scales, dray_error *error);
 /* Quantises what the copy reads into staging, at the copy's destination offset. *scratch is made
  * when it is first needed, the caller's. sum: of what is sent; NULL: no sums are wanted. */
 int dray__pull_quantise(const dray_layout *layout, const dray_region *region, dray_region **scratch,

@@ -120,6 +120,10 @@ bool dray__remote_takes(const dray__haul *haul, const dray__op *op);
 int dray__remote_open(dray__haul *haul, const uint64_t *ops, uint64_t count, uint64_t ceiling,
                       void **out, dray_error *error);
 void dray__remote_close(void *lane);
+/* The block of the destination that a rectangle of an op fills, elements and scales or elements
+ * alone. false: it fills several. */
+bool dray__remote_block(const dray__haul *haul, const dray__op *op, const dray__rect *rect,
+                        uint32_t *block);
 /* Something more to read from a source. false: out of memory. */
 bool dray__remote_push(struct source *source, const struct part *part);
 void dray__remote_free(struct queue *queue);

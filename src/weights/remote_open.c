@@ -34,16 +34,26 @@ bool dray__remote_push(struct source *s, const struct part *part)
     return true;
 }
 
+bool dray__remote_block(const dray__haul *h, const dray__op *op, const dray__rect *rect,
+                        uint32_t *block)
+{
+    *block = op->block;
+    return !op->wired || dray__wired_block(h, op, rect, block);
+}
+
 /* Deals a part to the publisher, or, stripe by stripe, to the members of the cohort. */
 static bool deal_part(struct remote_lane *l, struct source *home, const struct part *part)
 {
-    uint32_t block = l->haul->sources->ops[part->op].block;
-    if (!l->cohort || l->haul->sources->ops[part->op].wired ||
+    const dray__op *op = &l->haul->sources->ops[part->op];
+    uint32_t block;
+    if (!l->cohort || !dray__remote_block(l->haul, op, &part->rect, &block) ||
         !dray__cohort_shared(l->cohort, block))
         return dray__remote_push(home, part);
     for (uint32_t i = 0; i < dray__cohort_stripes(l->cohort, block); i++) {
         struct part piece = *part;
         dray__rect stripe = dray__cohort_stripe(l->cohort, block, i);
+        if (op->wired) /* whole cells */
+            stripe = dray__wired_aligned(l->haul, op, &stripe);
         if (!dray__rect_cross(&part->rect, &stripe, &piece.rect))
             continue;
         uint32_t member = dray__cohort_from(l->cohort, block, i, home->of->host, &piece.block);
@@ -133,7 +143,9 @@ static int open_cohort(struct remote_lane *l, const uint64_t *ops, uint64_t coun
     for (uint64_t i = 0; i < count && rc == DRAY_OK; i++) {
         const dray__op *op = &h->sources->ops[ops[i]];
         dray__rect rect = dray__copy_rect(&op->copy);
-        if (!op->wired && !dray__shares_expect(l->shares, op->block, &rect))
+        uint32_t block;
+        if (dray__remote_block(h, op, &rect, &block) &&
+            !dray__shares_expect(l->shares, block, &rect))
             rc = dray__nomem(&why);
     }
     if (rc == DRAY_OK)

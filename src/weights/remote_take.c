@@ -166,6 +166,16 @@ bool dray__remote_unchanged(const struct remote_lane *l, const struct source *s,
     return true;
 }
 
+/* Others may take it from here. */
+static void share(struct remote_lane *l, const dray__op *op, const dray__rect *rect,
+                  uint64_t source_sum, uint64_t sum)
+{
+    uint32_t block;
+    if (l->shares && dray__remote_block(l->haul, op, rect, &block) &&
+        dray__cohort_shared(l->cohort, block))
+        dray__shares_enter(l->shares, block, rect, source_sum, sum);
+}
+
 void dray__remote_enter(struct remote_lane *l, struct source *s, const struct request *request,
                         const uint8_t *head)
 {
@@ -177,6 +187,7 @@ void dray__remote_enter(struct remote_lane *l, struct source *s, const struct re
             dray_copy origin = dray__copy_cut(&op->copy, &request->slices[i].rect);
             if (op->owned)
                 dray__haul_own(h, &origin, source_sum);
+            share(l, op, &request->slices[i].rect, source_sum, l->slot_sums[i]);
             continue;
         }
         h->expected[op->block] += l->sums[i];
@@ -186,9 +197,7 @@ void dray__remote_enter(struct remote_lane *l, struct source *s, const struct re
         origin.source_dtype = op->copy.source_dtype;
         if (op->owned)
             dray__haul_own(h, &origin, source_sum);
-        if (l->shares && dray__cohort_shared(l->cohort, op->block))
-            dray__shares_enter(l->shares, op->block, &request->slices[i].rect, source_sum,
-                               l->sums[i]);
+        share(l, op, &request->slices[i].rect, source_sum, l->sums[i]);
     }
 }
 
@@ -197,8 +206,7 @@ void dray__remote_enter_unchecked(struct remote_lane *l, struct source *s,
 {
     for (uint32_t i = 0; i < request->count && l->shares; i++) {
         const dray__op *op = dray__remote_op(l, s, &request->slices[i]);
-        if (!l->wired[i] && dray__cohort_shared(l->cohort, op->block))
-            dray__shares_enter(l->shares, op->block, &request->slices[i].rect, 0, 0);
+        share(l, op, &request->slices[i].rect, 0, 0);
     }
 }
 

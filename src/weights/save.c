@@ -574,7 +574,7 @@ static int gather_sums(save *s, dray_error *error)
             return rc;
         dray__reader r = dray__reader_of(data, size);
         rc = dray__sums_get(&r, &s->sums, NULL) ? dray__reader_finish(&r, "sums of a rank", error)
-                                          : dray__nomem(error);
+                                                : dray__nomem(error);
         free(data);
         if (rc)
             return rc;

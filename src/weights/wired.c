@@ -174,6 +174,34 @@ uint64_t dray__wired_sum(const dray__haul *h, const dray__op *op, const dray__re
     return dray__pull_quant_sum(dray__haul_tensor(h, &op->copy), &quant, rect, data);
 }
 
+bool dray__wired_block(const dray__haul *h, const dray__op *op, const dray__rect *rect,
+                       uint32_t *block)
+{
+    const dray_transform *t = transform_of(h, op);
+    const dray_copy *writes = dray_plan_writes(h->sources->plan);
+    for (uint64_t w = t->first_write; w < t->first_write + t->writes; w++) {
+        dray__rect held = dray__copy_rect(&writes[w]), cross;
+        if (writes[w].tensor != t->tensor || !dray__rect_cross(&held, rect, &cross) ||
+            dray__rect_elements(&cross) != dray__rect_elements(rect))
+            continue;
+        *block = h->sources->write_blocks[w];
+        return true;
+    }
+    return false;
+}
+
+dray__rect dray__wired_aligned(const dray__haul *h, const dray__op *op, const dray__rect *rect)
+{
+    const dray_transform *t = transform_of(h, op);
+    dray__rect out;
+    for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++) {
+        int64_t cell = t->cell[d], end = rect->start[d] + rect->extent[d];
+        out.start[d] = (rect->start[d] + cell - 1) / cell * cell;
+        out.extent[d] = (end + cell - 1) / cell * cell - out.start[d];
+    }
+    return out;
+}
+
 /* ---- writing --------------------------------------------------------------------------------- */
 
 int dray__transform_write(dray__haul *h, const dray_transform *t, bool scales,

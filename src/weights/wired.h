@@ -33,6 +33,12 @@ dray__pull_quant dray__wired_quant(const dray__haul *haul, const dray__op *op);
 /* Bytes on the wire of a rectangle of whole cells, and of each of its cells. */
 uint64_t dray__wired_bytes(const dray__haul *haul, const dray__op *op, const dray__rect *rect);
 uint64_t dray__wired_cell_bytes(const dray__haul *haul, const dray__op *op);
+/* The block of the destination that holds all of a rectangle's elements, as they are quantised.
+ * false: there is none. */
+bool dray__wired_block(const dray__haul *haul, const dray__op *op, const dray__rect *rect,
+                       uint32_t *block);
+/* From one cell's end to another's: those that a rectangle begins with, and not that at its end. */
+dray__rect dray__wired_aligned(const dray__haul *haul, const dray__op *op, const dray__rect *rect);
 /* The sum of what came: dense elements, then their scales. */
 uint64_t dray__wired_sum(const dray__haul *haul, const dray__op *op, const dray__rect *rect,
                          const void *data);

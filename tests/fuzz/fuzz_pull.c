@@ -65,13 +65,22 @@ static void make_layout(void)
     dray_block vector = {.tensor = 1, .offset = 6400, .extent = {ROWS}, .stride = {4}};
     MUST(dray_layout_add_block(w.layout, &vector, NULL) == 0);
     memset(memory + vector.offset, 0, ROWS * 4);
+    const int64_t square[2] = {16, 16}, scales[2] = {2, 2};
+    const dray_quant quant = {DRAY_QUANT_BLOCK, DRAY_SCALE_F32, 3, {8, 8}};
+    dray_block held = {.tensor = 2, .offset = 7000, .extent = {16, 16}, .stride = {24, 1}};
+    dray_block scale = {.tensor = 3, .offset = 7600, .extent = {2, 2}, .stride = {8, 4}};
+    MUST(dray_layout_add_tensor(w.layout, "fp8", DRAY_F8E4M3, 2, square, NULL, NULL) == 0);
+    MUST(dray_layout_add_tensor(w.layout, "scales", DRAY_F32, 2, scales, NULL, NULL) == 0);
+    MUST(dray_layout_add_block(w.layout, &held, NULL) == 0);
+    MUST(dray_layout_add_block(w.layout, &scale, NULL) == 0);
+    MUST(dray_layout_set_quant(w.layout, 2, &quant, NULL) == 0);
 }
 
 static void make_shares(void)
 {
     dray__shares *shares;
     MUST(dray__shares_new(RUN, w.layout, &w.region, &shares, NULL) == 0);
-    for (uint32_t b = 0; b < 3; b++) {
+    for (uint32_t b = 0; b < 4; b++) {
         dray__rect whole = dray__rect_of(w.layout, b), half = whole;
         half.extent[0] /= 2;
         MUST(dray__shares_expect(shares, b, &whole));
@@ -260,7 +269,19 @@ static void put_requests(fuzz_put put, void *user)
         put_kind(put, user, (uint8_t)(i % 4), &body);
         dray__writer_free(&body);
     }
+    dray__pull_rect held = {.block = 3,
+                            .ndim = 2,
+                            .dtype = DRAY_F8E4M3,
+                            .quantised = true,
+                            .quant = {DRAY_F8E4M3, DRAY_SCALE_F32, {8, 8, 1, 1}},
+                            .rect = {{8, 0}, {8, 16, 1, 1}}};
     dray__writer body = {0};
+    for (uint16_t sums = 0; sums < 2; sums++) {
+        dray__writer_reset(&body);
+        dray__pull_put_request(&body, 7, sums ? DRAY__PULL_SUMS : 0, 1, 2, NULL, &held, 1);
+        put_kind(put, user, 3, &body);
+    }
+    dray__writer_reset(&body);
     dray__pull_put_regions(&body, 1, 5);
     put_kind(put, user, 1, &body);
     dray__writer_free(&body);

@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "base/hash.h"
 #include "control/registry.h"
 #include "mover/mover.h"
 #include "weights/cluster.h"
@@ -35,8 +36,8 @@ typedef struct scene {
     const char *title;
     uint32_t tps[MEMBERS], hosts;
     dray_dtype from, to;
-    uint64_t ceilings[2]; /* of the first engine, and of the others; 0: CEILING */
-    bool verify_off;
+    uint64_t ceilings[2];       /* of the first engine, and of the others; 0: CEILING */
+    bool verify_off, quantised; /* block FP8: half of the bytes */
     dray_model_config config;
     board *board;
     uint32_t engine, rank, index;
@@ -72,6 +73,48 @@ static uint32_t member_count(const scene *s)
     return members;
 }
 
+/* As engine_open, in FP8. */
+static void open_quantised(engine *e, const scene *s, const char *group, bool alone)
+{
+    memset(e, 0, sizeof *e);
+    e->context = fixture_open_at(f.unix_address, group, "engine", s->rank);
+    dray_engine_quant quant = {.size = sizeof quant, .kind = DRAY_QUANT_BLOCK, .block = {64, 64}};
+    dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
+    spec.tp = s->tps[s->engine];
+    spec.tp_rank = s->rank;
+    spec.dtype = (int32_t)s->to;
+    spec.quant = &quant;
+    MUST(dray_layout_engine(&s->config, &spec, &e->layout, error));
+    MUST(dray_regions_for_layout(e->layout, 1, e->region, error));
+    poison(e->layout, e->region);
+    dray_subscriber_options options = DRAY_SUBSCRIBER_OPTIONS_INIT;
+    options.regions = e->region;
+    options.group = group;
+    options.rank = alone ? 0 : s->rank;
+    options.world = alone ? 1 : s->tps[s->engine];
+    MUST(dray_subscriber_open(e->context, MODEL, e->layout, &options, &e->subscriber, error));
+}
+
+static uint64_t memory_of(const engine *e)
+{
+    return dray__hash(dray_region_base(e->region[0]), dray_region_bytes(e->region[0]));
+}
+
+/* What the rank holds that updates with nobody else. */
+static void run_alone(void *user)
+{
+    const scene *s = user;
+    scene one = *s;
+    engine e;
+    char group[16];
+    snprintf(group, sizeof group, "alone%u", s->index);
+    fixture_host = "elsewhere";
+    open_quantised(&e, &one, group, true);
+    MUST(dray_update_weights(e.subscriber, NULL, NULL, error));
+    s->board->number[8 + s->index] = (int64_t)memory_of(&e);
+    engine_close(&e);
+}
+
 static void run_member(void *user)
 {
     const scene *s = user;
@@ -80,17 +123,24 @@ static void run_member(void *user)
     snprintf(group, sizeof group, "engine%u", s->engine);
     snprintf(host, sizeof host, "host-%u", s->index % s->hosts);
     fixture_host = host;
-    engine_open(&e, f.unix_address, &s->config, s->from, s->to, group, s->rank, s->tps[s->engine]);
+    if (s->quantised)
+        open_quantised(&e, s, group, false);
+    else
+        engine_open(&e, f.unix_address, &s->config, s->from, s->to, group, s->rank,
+                    s->tps[s->engine]);
     MUST(dray_barrier(e.context, "joining", member_count(s), DRAY_WAIT_DEFAULT, error));
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
     dray_update_report report = DRAY_UPDATE_REPORT_INIT;
     options.strategy = DRAY_STRATEGY_BUCKET;
     options.bucket_bytes = s->ceilings[s->engine > 0];
     if (!options.bucket_bytes)
-        options.bucket_bytes = CEILING;
+        options.bucket_bytes = s->quantised ? 8 * CEILING : CEILING;
     options.verify = s->verify_off ? -1 : 0;
     MUST(dray_update_weights(e.subscriber, &options, &report, error));
-    CHECK(engine_wrong(&e, 7) == 0);
+    if (s->quantised)
+        CHECK(s->board->number[8 + s->index] == (int64_t)memory_of(&e));
+    else
+        CHECK(engine_wrong(&e, 7) == 0);
     CHECK(report.peak_extra_bytes <= options.bucket_bytes);
     CHECK(s->verify_off || report.verified_tensors > 0);
     s->board->number[s->index] = (int64_t)report.wire_bytes;
@@ -132,6 +182,9 @@ static void run_scene(const scene *given)
     s.board = log_board = board_new();
     pid_t trainer_pid = spawn(run_trainer, &s);
     await_flag(s.board, 0);
+    for (s.engine = 0; s.quantised && s.engine < MEMBERS && s.tps[s.engine]; s.engine++)
+        for (s.rank = 0; s.rank < s.tps[s.engine]; s.rank++, s.index++)
+            must_end_well(spawn(run_alone, &s));
     for (s.engine = 0; s.engine < MEMBERS && s.tps[s.engine]; s.engine++)
         for (s.rank = 0; s.rank < s.tps[s.engine]; s.rank++) {
             s.index = count;
@@ -147,8 +200,14 @@ static void run_scene(const scene *given)
     double fanned = (double)s.board->number[15] / (double)whole;
     fprintf(stderr, "%s: %.3f times the weights over the network, %.3f fanned out of %.3f\n",
             s.title, times, fanned, held);
-    assert_true(times > 0.98 && times < 1.04 * s.hosts);
-    assert_true(fanned > (held - s.hosts) * 0.98); /* the rest came from a neighbour */
+    uint32_t engines = 0;
+    while (engines < MEMBERS && s.tps[engines])
+        engines++;
+    if (s.quantised) /* both engines hold as much, less than in bf16 */
+        assert_true(times < 0.9 && times < 1.02 * held / engines);
+    else
+        assert_true(times > 0.98 && times < 1.04 * s.hosts);
+    assert_true(fanned > (held - times) * 0.98); /* the rest came from a neighbour */
     if (s.verify_off) /* nothing would show that mapped memory changed: it is sent */
         assert_int_equal(s.board->number[13], 0);
     else
@@ -172,6 +231,18 @@ static void test_once(void **state)
          .ceilings = {0, CEILING / 4}},
         {.title = "a cast", .tps = {1, 2, 4}, .hosts = 1, .from = DRAY_F32, .to = DRAY_BF16},
         {.title = "on two hosts", .tps = {4, 4}, .hosts = 2, .from = DRAY_BF16, .to = DRAY_BF16},
+        {.title = "FP8",
+         .tps = {2, 2},
+         .hosts = 1,
+         .from = DRAY_BF16,
+         .to = DRAY_BF16,
+         .quantised = true},
+        {.title = "FP8, TP1 beside TP2",
+         .tps = {1, 2},
+         .hosts = 1,
+         .from = DRAY_BF16,
+         .to = DRAY_BF16,
+         .quantised = true},
         {.title = "not verified",
          .tps = {2, 4},
          .hosts = 1,
