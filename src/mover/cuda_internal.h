@@ -65,7 +65,7 @@ typedef struct dray__gpu_step {
     uint32_t phase;
     int kernel;
     uint64_t first, count; /* tiles */
-    uint64_t bytes;        /* written, or read where nothing is written */
+    uint64_t bytes;        /* written, or read where nothing is; what is slow counts for more */
     uint32_t shared;       /* bytes of shared memory */
     bool back;             /* reads back what copy engines wrote */
 } dray__gpu_step;

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TILE = 32 << 10, SUM_TILE = 128 << 10, ENGINE_MIN = 4 << 20, HOST_MIN = 16 << 10 };
+enum { TILE = 32 << 10, SUM_TILE = 128 << 10, ENGINE_MIN = 4 << 20, HOST_MIN = 64 << 10 };
 #define LAUNCH ((uint64_t)512 << 20)
 
 /* A piece, or box, whose tiles are to be given out. */
@@ -17,7 +17,18 @@ typedef struct work {
     bool back;
     uint64_t tiles, bytes; /* of all tiles */
     uint32_t shared;
+    uint32_t weight; /* how much longer a byte takes than over NVLink, in whole words */
 } work;
+
+/* Over PCIe all is slow. */
+enum { HOST_WEIGHT = 8 };
+static const uint32_t weights[DRAY__GPU_KERNEL_COUNT] = {
+    [DRAY__GPU_dray_narrow] = 2, [DRAY__GPU_dray_any] = 4, [DRAY__GPU_dray_turn] = 2};
+
+static uint32_t weight_of(int kernel, bool host)
+{
+    return host ? HOST_WEIGHT : weights[kernel] ? weights[kernel] : 1;
+}
 
 typedef struct builder {
     dray__gpu_program *program;
@@ -58,9 +69,13 @@ static bool add_pieces(builder *b, const dray__cuda_item *item, const dray_tenso
     uint32_t count = dray__gpu_pieces_of(item, tensor, tile, pieces, kernels);
     for (uint32_t i = 0; i < count; i++) {
         const dray__gpu_piece *q = &pieces[i];
-        work w = {item->phase, item->lane, (uint32_t)p->piece_count,
-                  kernels[i],  back,       dray__gpu_tiles_of(q),
-                  0,           0};
+        work w = {.phase = item->phase,
+                  .lane = item->lane,
+                  .index = (uint32_t)p->piece_count,
+                  .kernel = kernels[i],
+                  .back = back,
+                  .tiles = dray__gpu_tiles_of(q),
+                  .weight = weight_of(kernels[i], item->host && !back)};
         uint64_t unit =
             q->destination && q->from != q->to ? dray_dtype_size((dray_dtype)q->to) : q->unit;
         w.bytes = unit * q->columns * q->extent[0] * q->extent[1] * q->extent[2];
@@ -285,7 +300,8 @@ static bool add_box(builder *b, const dray__cuda_quant *q, const dray_tensor_inf
               .lane = q->lane,
               .index = (uint32_t)p->quant_count,
               .kernel = DRAY__GPU_dray_most,
-              .tiles = cells * g.strips};
+              .tiles = cells * g.strips,
+              .weight = 1};
     if (quantise && g.strips > 1) {
         w.bytes = 1;
         p->most_count += cells;
@@ -392,7 +408,7 @@ static bool add_tiles(builder *b, const work *works, uint64_t count, uint64_t *s
         uint64_t bytes = l->at->bytes / l->at->tiles;
         p->tiles[p->tile_count++] = (dray__gpu_tile){l->at->index, (uint32_t)l->tile};
         l->given += bytes;
-        step.bytes += bytes;
+        step.bytes += bytes * l->at->weight;
         if (++l->tile == l->at->tiles) {
             l->at++;
             l->tile = 0;
