@@ -311,10 +311,10 @@ static void many(int takers, int first, int64_t size, bool push,
     char how[64];
     work w = {0};
     for (int g = 0; g < takers; g++) {
-        int sources = 0, lane = 0;
+        int sources = at.count - first - (g >= first), lane = 0;
         uint64_t items = 0;
-        for (int s = first; s < at.count; s++)
-            sources += s != g;
+        if (sources < 1)
+            continue;
         uint64_t share = at.bytes / (uint64_t)sources / (uint64_t)size * (uint64_t)size;
         for (int s = first; s < TIMES * at.count; s++) { /* so that starting them counts little */
             const int k = s % at.count;

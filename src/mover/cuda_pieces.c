@@ -172,14 +172,15 @@ static uint32_t divide_up(uint64_t n, uint64_t by)
 static uint32_t tile_width(uint32_t columns)
 {
     enum { LINE = 8, MOST_PARTS = 8 };
-    uint32_t width = columns < DRAY__GPU_THREADS ? columns : DRAY__GPU_THREADS;
-    double least = 1e9;
-    for (uint32_t parts = 1, best = width; parts <= MOST_PARTS; parts++) {
-        uint32_t w = parts == 1 ? best : divide_up(divide_up(best, parts), LINE) * LINE;
+    const uint32_t one = 1 << 10; /* of what all threads do at once */
+    uint32_t width = columns < DRAY__GPU_THREADS ? columns : DRAY__GPU_THREADS, widest = width;
+    uint64_t least = UINT64_MAX;
+    for (uint32_t parts = 1; parts <= MOST_PARTS; parts++) {
+        uint32_t w = parts == 1 ? widest : divide_up(divide_up(widest, parts), LINE) * LINE;
         uint32_t rest = columns % w;
-        double steps = (double)(columns / w) / (DRAY__GPU_THREADS / w);
-        steps += rest ? 1.0 / (DRAY__GPU_THREADS / rest) : 0;
-        if (steps < least * 0.9) {
+        uint64_t steps = (uint64_t)(columns / w) * (one / (DRAY__GPU_THREADS / w));
+        steps += rest ? one / (DRAY__GPU_THREADS / rest) : 0;
+        if (steps < least - least / 10) {
             least = steps;
             width = w;
         }
