@@ -6,6 +6,7 @@ released and resumed between; elsewhere on the CPU.
 
     DRAY_TEST_STEPS   updates (6; on GPUs 200)
     DRAY_TEST_RANKS   of the trainer, and of the engine (2)
+    DRAY_TEST_MOVES   the trainer's memory goes and comes back before every so manieth update (5)
     DRAY_TEST_MEMORY  "arena" (with GPUs the default), or "torch": PyTorch's own allocator, and
                       parameters moved to the CPU and back"""
 import json
@@ -32,6 +33,7 @@ from dray.weights import Block, Context, Publisher, Subscriber  # noqa: E402
 RANKS = int(os.environ.get("DRAY_TEST_RANKS", "2"))
 ON_GPU = torch.cuda.is_available() and torch.cuda.device_count() >= RANKS
 STEPS = int(os.environ.get("DRAY_TEST_STEPS", "200" if ON_GPU else "6"))
+MOVES = int(os.environ.get("DRAY_TEST_MOVES", "5"))
 MEMORY = os.environ.get("DRAY_TEST_MEMORY", "arena")
 HIDDEN, HEADS, KV, HEAD, FFN = (1024, 16, 4, 64, 2816) if ON_GPU else (48, 6, 2, 8, 88)
 LAYERS = 2
@@ -120,7 +122,7 @@ def trainer(folder, rank):
             model(x).float().square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            if step % 5 == 0:
+            if step % MOVES == 0:
                 move(publisher, model, arena)
             full = {n: p.full_tensor().cpu() for n, p in model.named_parameters()}
             if rank == 0:
