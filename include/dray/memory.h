@@ -49,9 +49,10 @@ int dray_region_fd(const dray_region *region);
 uint64_t dray_region_device_address(const dray_region *region);
 /* CUDA: the UUID of the GPU that has the memory. DRAY_EINVALID: another kind. */
 int dray_region_device(const dray_region *region, uint8_t uuid[16], dray_error *error);
-/* Does the region still show what it showed when it was made? DRAY_ESTALE: a file-like identity of
- * GPU memory changed: another allocation lies at its address, or none (it was freed, or its arena
- * is released): export and plan it anew. Other kinds: DRAY_OK. Does not block. */
+/* Does the region still show the memory that it was made of? DRAY_ESTALE: not so, of GPU memory:
+ * another allocation lies at its address, or none (it was freed, or its arena is released), or its
+ * arena was resumed since it was exported: export and plan it anew. Other kinds: always. Threads:
+ * any. Does not block. */
 int dray_region_check(const dray_region *region, dray_error *error);
 
 /* Copies bytes out of a region of any kind, or into it, through the CPU, and waits until that is

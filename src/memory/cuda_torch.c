@@ -6,6 +6,7 @@
 #include "base/log.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,7 +39,7 @@ int dray_torch_use(const char *tag, dray_error *error)
     memset(own_tag, 0, sizeof own_tag);
     if (!tag)
         return DRAY_OK;
-    memcpy(own_tag, tag, strlen(tag));
+    snprintf(own_tag, sizeof own_tag, "%s", tag);
     pthread_mutex_lock(&lock);
     memcpy(last_tag, own_tag, sizeof last_tag);
     pthread_mutex_unlock(&lock);
@@ -74,7 +75,7 @@ static int open_pool(const char *tag, int device, const dray_arena_options *give
         return rc;
     }
     p->device = device;
-    memcpy(p->tag, tag, strlen(tag));
+    snprintf(p->tag, sizeof p->tag, "%s", tag);
     p->next = pools;
     pools = p;
     *out = p;

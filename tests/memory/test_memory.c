@@ -138,6 +138,43 @@ static void files_must_be_regular_and_there(void **state)
     assert_null(r);
 }
 
+static void any_region_is_read_and_written(void **state)
+{
+    (void)state;
+    char path[PATH_MAX], own[1000];
+    unsigned char data[300], back[300];
+    make_file(path, "rw", 1000);
+    dray_region *regions[5];
+    assert_int_equal(dray_region_alloc(DRAY_REGION_HOST, 1000, "h", &regions[0], NULL), DRAY_OK);
+    assert_int_equal(dray_region_alloc(DRAY_REGION_SHARED, 1000, "s", &regions[1], NULL), DRAY_OK);
+    assert_int_equal(dray_region_wrap(own, 1000, "w", &regions[2], NULL), DRAY_OK);
+    assert_int_equal(dray_region_open(path, 1, &regions[3], NULL), DRAY_OK);
+    assert_int_equal(dray_region_open(path, 0, &regions[4], NULL), DRAY_OK);
+    for (size_t i = 0; i < sizeof data; i++)
+        data[i] = (unsigned char)(i * 11 + 3);
+    for (int i = 0; i < 5; i++) {
+        dray_region *r = regions[i];
+        dray_error e;
+        int rc = dray_region_write(r, 700, data, 300, &e);
+        assert_int_equal(rc, i == 4 ? DRAY_EINVALID : DRAY_OK);
+        memset(back, 0, sizeof back);
+        assert_int_equal(dray_region_read(r, 700, back, 300, &e), DRAY_OK);
+        assert_memory_equal(back, data, 300); /* the last one: what the one before wrote */
+        assert_int_equal(dray_region_read(r, 1000, back, 0, &e), DRAY_OK);
+        assert_int_equal(dray_region_read(r, 701, back, 300, &e), DRAY_EINVALID);
+        assert_int_equal(dray_region_write(r, 1001, data, 0, &e), DRAY_EINVALID);
+        assert_int_equal(dray_region_read(r, UINT64_MAX, back, 2, &e), DRAY_EINVALID);
+        assert_int_equal(dray_region_check(r, &e), DRAY_OK);
+        assert_int_equal(dray_region_device_address(r), 0);
+        assert_int_equal(dray_region_device(r, back, &e), DRAY_EINVALID);
+    }
+    assert_int_equal(truncate(path, 800), 0);
+    assert_int_equal(dray_region_read(regions[4], 700, back, 300, NULL), DRAY_EFORMAT);
+    for (int i = 0; i < 5; i++)
+        dray_region_free(regions[i]);
+    unlink(path);
+}
+
 static void regions_of_a_layout_are_all_or_none(void **state)
 {
     (void)state;
@@ -464,6 +501,7 @@ int main(void)
         cmocka_unit_test(shared_memory_has_a_sealed_size),
         cmocka_unit_test(wrapped_memory_stays_its_owners),
         cmocka_unit_test(files_must_be_regular_and_there),
+        cmocka_unit_test(any_region_is_read_and_written),
         cmocka_unit_test(regions_of_a_layout_are_all_or_none),
         cmocka_unit_test(handles_round_trip),
         cmocka_unit_test(truncated_handles_name_the_field),
