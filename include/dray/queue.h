@@ -169,6 +169,13 @@ typedef struct dray_tag {
     double number;
 } dray_tag;
 
+typedef struct dray_row_tag {
+    uint32_t row;      /* of the insert, from 0; of once_per_group: the group's number in it */
+    uint32_t reserved; /* 0 */
+    const char *key;
+    double number;
+} dray_row_tag;
+
 /* Tags that the queue itself reads: which version of the weights made the row (whole numbers; of
  * several commits the oldest counts for staleness), how urgent it is, how long. */
 #define DRAY_TAG_VERSION "version"
@@ -203,6 +210,9 @@ typedef struct dray_insert_options {
     uint64_t at_slot;   /* 0: append; n: the rows must start at slot n - 1 */
     uint64_t refill; /* id of the dray_refill that the rows answer; 0: none. group_size, row_bytes
                         and at_slot do not count then; once_per_group: one entry for all rows */
+    /* Tags of single rows, or groups with once_per_group; of one key they count before `tags`. */
+    const dray_row_tag *row_tags;
+    uint32_t row_tag_count, reserved; /* 0 */
 } dray_insert_options;
 
 #define DRAY_INSERT_OPTIONS_INIT                                                                   \

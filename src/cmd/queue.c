@@ -4,6 +4,8 @@
 
 #include "run/coordinator.h"
 
+#include <dray/queue.h>
+
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,29 +24,52 @@ typedef struct parsing {
     queue_arguments *to;
 } parsing;
 
-enum { KEY_SEAL = 256, KEY_CAPACITY_BYTES, KEY_CAPACITY_ROWS, KEY_ATTEMPTS };
+enum {
+    KEY_SEAL = 256,
+    KEY_CAPACITY_BYTES,
+    KEY_CAPACITY_ROWS,
+    KEY_ATTEMPTS,
+    KEY_OPEN,
+    KEY_REFILL,
+    KEY_DECLINE,
+    KEY_VERSION,
+    KEY_PROVISIONAL,
+    KEY_ON_LOSS,
+    KEY_CONSUMERS,
+    KEY_EPOCH,
+    KEY_ROUND,
+    KEY_RANK,
+    KEY_RANKS,
+    KEY_PEER,
+    KEY_PEERS,
+    KEY_CAP,
+    KEY_COST,
+    KEY_MICRO
+};
 
 /* ---- the command line ------------------------------------------------------------------------ */
 
 static const verb verbs[] = {
-    {"open", "", "make a queue: its tasks, and how much it may hold", "tabr",
+    {"open", "", "make a queue: its tasks, and how much it may hold", "tabrvL",
      "Makes the queue, or checks that it has these tasks.", 0, 0, cmd_queue_open},
-    {"insert", "[ROW...]", "put rows, given as JSON objects (or lines of standard input)", "pgds",
+    {"insert", "[ROW...]", "put rows, given as JSON objects (or lines of standard input)", "pgdsTi",
      "Puts rows at the end of a partition: all of them are visible at once, or none.", 0,
      QUEUE_LIST_MAX, cmd_queue_insert},
-    {"load", "FILE.jsonl...", "put the rows of files, one JSON object a line", "pgds",
+    {"load", "FILE.jsonl...", "put the rows of files, one JSON object a line", "pgdsT",
      "Puts the rows of files (-: standard input) at the end of a partition, 1,024 at a time.", 1,
      QUEUE_LIST_MAX, cmd_queue_load},
     {"seal", "", "say that a partition is complete", "pn",
      "Fixes a partition's number of rows: those that it has, or --rows.", 0, 0, cmd_queue_seal},
-    {"claim", "", "take rows for a task, and hold them", "pkcuofSHw",
+    {"claim", "", "take rows for a task, and hold them", "pkcuofSHwB",
      "Takes rows that are ready for a task, prints the claim's name, and leaves a process behind "
-     "that holds them for `read`, `commit`, `fail` and `release`.",
+     "that holds them for `read`, `commit`, `fail` and `release`. With the policies token_balanced "
+     "and lockstep the rows are divided among the ranks of a group of consumers, of which each "
+     "claims its share.",
      0, 0, cmd_queue_claim},
     {"read", "CLAIM", "print the rows of a claim as JSON lines", "l",
      "Prints the columns that the task needs, or those named, a JSON object a row.", 1, 1,
      cmd_queue_read},
-    {"commit", "CLAIM [FILE.jsonl]", "hand in a claim's outputs, and end it", "d",
+    {"commit", "CLAIM [FILE.jsonl]", "hand in a claim's outputs, and end it", "dTO",
      "Makes the outputs (one JSON object a row, in the order of `read`; -: standard input) "
      "visible, "
      "with the acknowledgement, in one step.",
@@ -53,6 +78,20 @@ static const verb verbs[] = {
      "Gives the rows back; each counts as one failed attempt.", 1, 1, cmd_queue_fail},
     {"release", "CLAIM", "give a claim's rows back, uncounted", "", "Gives the rows back.", 1, 1,
      cmd_queue_release},
+    {"refill", "", "wait for rows that were lost and want others", "wD",
+     "Waits until a slot wants another sample, and prints which as a JSON object: answer with "
+     "`insert --refill ID`, as many rows, or say with --decline that there is none.",
+     0, 0, cmd_queue_refill},
+    {"cursor", "FILE", "write down how far provisional tasks are", "V",
+     "Writes the cursor that belongs into a trainer's checkpoint (a file that is not there yet).",
+     1, 1, cmd_queue_cursor},
+    {"cover", "FILE", "say that the checkpoint with this cursor is safe", "",
+     "What provisional tasks had committed up to the cursor is freed.", 1, 1, cmd_queue_cover},
+    {"resume", "FILE", "go back to the checkpoint with this cursor", "",
+     "Undoes what provisional tasks committed after the cursor; samples of later versions are "
+     "lost, "
+     "and refilled.",
+     1, 1, cmd_queue_resume},
     {"wait", "", "wait until tasks are done with a partition", "pkw",
      "Waits until a task (all, without --task) is done with a sealed partition.", 0, 0,
      cmd_queue_wait},
@@ -92,7 +131,36 @@ static const struct option_of {
     {'c', {"count", 'n', "N", 0, "Rows to take (1)", 0}},
     {'u', {"up-to", 'u', NULL, 0, "Take fewer where fewer are ready", 0}},
     {'o',
-     {"policy", 'o', "POLICY", 0, "fifo (default), ordered, group, oldest_version or priority", 0}},
+     {"policy", 'o', "POLICY", 0,
+      "fifo (default), ordered, group, oldest_version, priority, token_balanced or lockstep", 0}},
+    {'B',
+     {"consumers", KEY_CONSUMERS, "NAME", 0,
+      "Balanced: the group of consumers among whose ranks rows are divided", 0}},
+    {'B', {"epoch", KEY_EPOCH, "N", 0, "Raised when that group is formed anew (0)", 0}},
+    {'B', {"round", KEY_ROUND, "N", 0, "Lockstep: which round, ascending (0)", 0}},
+    {'B', {"rank", KEY_RANK, "N", 0, "Which of the ranks claims (0)", 0}},
+    {'B', {"ranks", KEY_RANKS, "N", 0, "How many ranks there are (1)", 0}},
+    {'B', {"peer", KEY_PEER, "N", 0, "Lockstep: which of the rank's peers claims (0)", 0}},
+    {'B', {"peers", KEY_PEERS, "N", 0, "Lockstep: peers that share a rank's rows (1)", 0}},
+    {'B', {"token-cap", KEY_CAP, "N", 0, "Most tokens of a micro-batch", 0}},
+    {'B', {"cost", KEY_COST, "TAG", 0, "The tag with a row's tokens (tokens)", 0}},
+    {'B', {"micro-rows", KEY_MICRO, "N", 0, "Most rows of a micro-batch", 0}},
+    {'T',
+     {"tag", 'T', "KEY", 0, "This number of each row is a tag, not a column (again for each)", 0}},
+    {'O',
+     {"open", KEY_OPEN, NULL, 0, "The task will append to these rows: they stay open for it", 0}},
+    {'i', {"refill", KEY_REFILL, "ID", 0, "The rows answer what `refill` printed", 0}},
+    {'D', {"decline", KEY_DECLINE, "ID", 0, "There is no other sample for this one", 0}},
+    {'V',
+     {"version", KEY_VERSION, "N", 0, "Version of the weights that the checkpoint holds (0)", 0}},
+    {'v',
+     {"provisional", KEY_PROVISIONAL, "TASK", 0,
+      "A trainer: its commits wait for a checkpoint, `cursor` (again for each)", 0}},
+    {'L',
+     {"on-loss", KEY_ON_LOSS, "WHAT", 0,
+      "Of rows that are lost: refill (default), shrink_group or "
+      "drop_group",
+      0}},
     {'f',
      {"fresh", 'f', "VERSION", 0,
       "Drop ready rows that are too old for this version of the weights", 0}},
@@ -131,7 +199,8 @@ static void add_to(struct argp_state *state, const char **list, uint32_t *count,
 
 static int read_policy(struct argp_state *state, const char *text)
 {
-    static const char *const names[] = {"fifo", "ordered", "group", "oldest_version", "priority"};
+    static const char *const names[] = {"fifo",     "ordered",        "group",   "oldest_version",
+                                        "priority", "token_balanced", "lockstep"};
     enum { POLICIES = sizeof names / sizeof names[0] };
     for (int i = 0; i < POLICIES; i++)
         if (strcmp(names[i], text) == 0)
@@ -140,10 +209,24 @@ static int read_policy(struct argp_state *state, const char *text)
     return 0;
 }
 
+static int read_on_loss(struct argp_state *state, const char *text)
+{
+    static const char *const names[] = {"refill", "shrink_group", "drop_group"};
+    for (int i = 0; i < 3; i++)
+        if (strcmp(names[i], text) == 0)
+            return i + 1; /* as in dray_on_loss */
+    cmd_bad_word(state, "rule", text, names, 3);
+    return 0;
+}
+
 static void check_words(struct argp_state *state, const verb *v, const queue_arguments *a)
 {
     if (a->word_count < v->least_words)
         argp_error(state, "expected %s", v->arguments);
+    bool balanced = a->policy == DRAY_POLICY_TOKEN_BALANCED || a->policy == DRAY_POLICY_LOCKSTEP;
+    if (v->run == cmd_queue_claim && !balanced && (a->consumers || a->ranks > 1 || a->token_cap))
+        argp_error(state, "--consumers, --ranks and --token-cap are of the policies token_balanced "
+                          "and lockstep");
     if (strchr(v->keys, 'p') && !a->partition && v->run != cmd_queue_claim)
         argp_error(state, "which partition? --partition NAME expected");
     if (v->run == cmd_queue_claim && !a->task)
@@ -165,6 +248,17 @@ static const struct number {
     {'S', offsetof(queue_arguments, staleness), "--staleness", 0, INT32_MAX},
     {'H', offsetof(queue_arguments, hold_s), "--hold", 1, 7 * 86400},
     {'w', offsetof(queue_arguments, timeout_s), "--timeout", 0, 7 * 86400},
+    {KEY_REFILL, offsetof(queue_arguments, refill), "--refill", 1, INT64_MAX},
+    {KEY_DECLINE, offsetof(queue_arguments, decline), "--decline", 1, INT64_MAX},
+    {KEY_VERSION, offsetof(queue_arguments, version), "--version", 0, INT64_MAX},
+    {KEY_EPOCH, offsetof(queue_arguments, epoch), "--epoch", 0, INT64_MAX},
+    {KEY_ROUND, offsetof(queue_arguments, round), "--round", 0, INT64_MAX},
+    {KEY_RANK, offsetof(queue_arguments, rank), "--rank", 0, 1023},
+    {KEY_RANKS, offsetof(queue_arguments, ranks), "--ranks", 1, 1024},
+    {KEY_PEER, offsetof(queue_arguments, peer), "--peer", 0, 63},
+    {KEY_PEERS, offsetof(queue_arguments, peers), "--peers", 1, 64},
+    {KEY_CAP, offsetof(queue_arguments, token_cap), "--token-cap", 1, INT64_MAX},
+    {KEY_MICRO, offsetof(queue_arguments, micro_rows), "--micro-rows", 1, INT32_MAX},
     {KEY_ATTEMPTS, offsetof(queue_arguments, max_attempts), "--max-attempts", 1, 1000000},
     {KEY_CAPACITY_ROWS, offsetof(queue_arguments, capacity_rows), "--capacity-rows", 1, INT32_MAX},
     {KEY_CAPACITY_BYTES, offsetof(queue_arguments, capacity_bytes), "--capacity-bytes", 1,
@@ -178,9 +272,12 @@ static const struct text {
              {'p', offsetof(queue_arguments, partition)},
              {'q', offsetof(queue_arguments, queue)},
              {'e', offsetof(queue_arguments, reason)},
+             {KEY_CONSUMERS, offsetof(queue_arguments, consumers)},
+             {KEY_COST, offsetof(queue_arguments, cost)},
              {'C', offsetof(queue_arguments, address)}},
   flags[] = {{'u', offsetof(queue_arguments, up_to)},
              {'j', offsetof(queue_arguments, json)},
+             {KEY_OPEN, offsetof(queue_arguments, open)},
              {KEY_SEAL, offsetof(queue_arguments, seal)}};
 
 /* false: the key is in none of the tables. */
@@ -216,6 +313,12 @@ static error_t parse(int key, char *text, struct argp_state *state)
         add_dtype(state, a, text);
     else if (key == 'l')
         add_to(state, a->columns, &a->column_count, text);
+    else if (key == 'T')
+        add_to(state, a->tags, &a->tag_count, text);
+    else if (key == KEY_PROVISIONAL)
+        add_to(state, a->provisional, &a->provisional_count, text);
+    else if (key == KEY_ON_LOSS)
+        a->on_loss = read_on_loss(state, text);
     else if (key == 'o')
         a->policy = read_policy(state, text);
     else if (key == ARGP_KEY_ARG && a->word_count < p->verb->most_words)

@@ -114,14 +114,20 @@ static json_t *claim_json(const holder *h)
     json_t *rows = json_array();
     for (uint32_t i = 0; i < dray_batch_rows(h->batch); i++) {
         const dray_row *row = dray_batch_row(h->batch, i);
-        json_array_append_new(rows,
-                              json_pack("{s:I, s:I, s:I, s:I, s:I}", "slot", (json_int_t)row->slot,
-                                        "generation", (json_int_t)row->generation, "attempt",
-                                        (json_int_t)row->attempt, "group", (json_int_t)row->group,
-                                        "id", (json_int_t)row->id));
+        json_array_append_new(
+            rows, json_pack("{s:I, s:I, s:I, s:I, s:I, s:f}", "slot", (json_int_t)row->slot,
+                            "generation", (json_int_t)row->generation, "attempt",
+                            (json_int_t)row->attempt, "group", (json_int_t)row->group, "id",
+                            (json_int_t)row->id, "weight", dray_batch_weight(h->batch, i)));
     }
-    return json_pack("{s:s, s:s, s:o}", "claim", h->path, "partition",
-                     dray_batch_partition(h->batch), "rows", rows);
+    json_t *micros = json_array();
+    for (uint32_t i = 0; i < dray_batch_micros(h->batch); i++) {
+        uint32_t first, count = 0;
+        dray_batch_micro(h->batch, i, &first, &count, NULL);
+        json_array_append_new(micros, json_integer(count));
+    }
+    return json_pack("{s:s, s:s, s:o, s:o}", "claim", h->path, "partition",
+                     dray_batch_partition(h->batch), "micro_batches", micros, "rows", rows);
 }
 
 /* Names of the partition's columns, for a read of all of them. */
@@ -216,9 +222,29 @@ static int set_columns(holder *h, json_t *request, dray_error *error)
     return rc;
 }
 
+static int set_tags(holder *h, json_t *tags, dray_error *error)
+{
+    const char *key;
+    json_t *numbers, *number;
+    int rc = DRAY_OK;
+    json_object_foreach(tags, key, numbers)
+    {
+        size_t i;
+        if (json_array_size(numbers) > dray_batch_rows(h->batch))
+            return cmd_error(error, DRAY_EINVALID, "more tags than rows");
+        json_array_foreach(numbers, i, number) if (rc == DRAY_OK) rc =
+            dray_batch_set_tag(h->batch, (uint32_t)i, key, json_number_value(number), error);
+    }
+    return rc;
+}
+
 static int do_commit(holder *h, json_t *request, json_t **out, dray_error *error)
 {
     int rc = json_object_get(request, "rows") ? set_columns(h, request, error) : DRAY_OK;
+    if (rc == DRAY_OK)
+        rc = set_tags(h, json_object_get(request, "tags"), error);
+    if (rc == DRAY_OK && json_is_true(json_object_get(request, "open")))
+        rc = dray_batch_leave_open(h->batch, NULL, 0, error);
     if (rc == DRAY_OK)
         rc = dray_batch_commit(h->batch, error);
     if (rc && rc != DRAY_ESTALE && rc != DRAY_EGONE)

@@ -16,12 +16,14 @@ typedef struct cmd_claim_request {
 } cmd_claim_request;
 
 /* Starts the holder, and waits until it has rows. *out: {"claim": PATH, "partition", "rows":
- * [{slot, generation, attempt, group, id}]}, the caller's. */
+ * [{slot, generation, attempt, group, id, weight}], "micro_batches": [rows of each]}, the
+ * caller's. */
 int cmd_claim_start(const cmd_claim_request *request, json_t **out, dray_error *error);
 
 /* Asks a holder: {"do": "read", "columns": [...]}, {"do": "commit", "rows": [...], "dtypes":
- * {...}}, {"do": "fail", "reason": ...}, {"do": "release"}. Takes `request`. *out: its answer, for
- * `read` {"rows": [...]}. DRAY_EGONE: there is no such claim (any more). */
+ * {...}, "tags": {key: [...]}, "open": ...}, {"do": "fail", "reason": ...}, {"do": "release"}.
+ * Takes `request`. *out: its answer, for `read` {"rows": [...]}. DRAY_EGONE: there is no such claim
+ * (any more). */
 int cmd_claim_ask(const char *path, json_t *request, json_t **out, dray_error *error);
 
 #endif

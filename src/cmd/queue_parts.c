@@ -22,13 +22,8 @@ static int64_t now_ns(void)
 
 /* ---- a session ------------------------------------------------------------------------------- */
 
-typedef struct session {
-    dray_context *context;
-    dray_queue *queue;
-} session;
-
-static int session_open(const queue_arguments *a, const dray_queue_options *options, session *out,
-                        dray_error *error)
+int queue_session_open(const queue_arguments *a, const dray_queue_options *options,
+                       queue_session *out, dray_error *error)
 {
     dray_options open = DRAY_OPTIONS_INIT;
     dray_queue_options attach = DRAY_QUEUE_OPTIONS_INIT;
@@ -43,7 +38,7 @@ static int session_open(const queue_arguments *a, const dray_queue_options *opti
     return rc;
 }
 
-static int session_end(session *s, int rc)
+int queue_session_end(queue_session *s, int rc)
 {
     dray_queue_close(s->queue);
     dray_close(s->context);
@@ -93,7 +88,7 @@ int cmd_queue_open(const queue_arguments *a, dray_error *error)
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     dray_queue_task tasks[QUEUE_LIST_MAX];
     task_text *texts = calloc(QUEUE_LIST_MAX, sizeof *texts);
-    session s = {0};
+    queue_session s = {0};
     int rc = texts ? DRAY_OK : DRAY_ENOMEM;
     for (uint32_t i = 0; i < a->task_count && rc == DRAY_OK; i++)
         rc = read_task(a->tasks[i], &texts[i], &tasks[i], error);
@@ -102,14 +97,17 @@ int cmd_queue_open(const queue_arguments *a, dray_error *error)
     options.max_attempts = (uint32_t)a->max_attempts;
     options.capacity_rows = (uint64_t)a->capacity_rows;
     options.capacity_bytes = (uint64_t)a->capacity_bytes;
+    options.on_loss = a->on_loss;
+    options.provisional = a->provisional;
+    options.provisional_count = a->provisional_count;
     if (rc == DRAY_OK)
-        rc = session_open(a, &options, &s, error);
+        rc = queue_session_open(a, &options, &s, error);
     if (rc == DRAY_OK && a->json)
         cmd_json_line(json_pack("{s:s, s:i}", "queue", a->queue, "tasks", (int)a->task_count));
     for (uint32_t i = 0; texts && i < a->task_count; i++)
         free(texts[i].text);
     free(texts);
-    return session_end(&s, rc);
+    return queue_session_end(&s, rc);
 }
 
 /* ---- insert and load ------------------------------------------------------------------------- */
@@ -177,15 +175,56 @@ static void show(progress *p, size_t done, size_t all)
     p->next_ns = now + (isatty(2) ? SECOND / 4 : 2 * SECOND);
 }
 
-static int insert_rows(const queue_arguments *a, session *s, json_t *rows, dray_error *error)
+/* Takes the numbers that are tags out of the rows: [{"key": [numbers]}...]. */
+static int take_tags(const queue_arguments *a, json_t *rows, json_t *out, dray_error *error)
+{
+    size_t i;
+    json_t *row;
+    for (uint32_t k = 0; k < a->tag_count; k++) {
+        json_t *numbers = json_array();
+        json_array_foreach(rows, i, row)
+        {
+            json_t *value = json_object_get(row, a->tags[k]);
+            if (!json_is_number(value)) {
+                json_decref(numbers);
+                return cmd_error(error, DRAY_EINVALID, "row %zu has no number '%.200s' for a tag",
+                                 i, a->tags[k]);
+            }
+            json_array_append(numbers, value);
+            json_object_del(row, a->tags[k]);
+        }
+        json_object_set_new(out, a->tags[k], numbers);
+    }
+    return DRAY_OK;
+}
+
+/* Of rows first to first + count. */
+static dray_row_tag *tags_of(const queue_arguments *a, json_t *tags, size_t first, size_t count)
+{
+    dray_row_tag *out = calloc(count * a->tag_count + 1, sizeof *out);
+    for (uint32_t k = 0; out && k < a->tag_count; k++)
+        for (size_t i = 0; i < count; i++)
+            out[k * count + i] = (dray_row_tag){.row = (uint32_t)i,
+                                                .key = a->tags[k],
+                                                .number = json_number_value(json_array_get(
+                                                    json_object_get(tags, a->tags[k]), first + i))};
+    return out;
+}
+
+static int insert_rows(const queue_arguments *a, queue_session *s, json_t *rows, dray_error *error)
 {
     size_t all = json_array_size(rows), group = (size_t)a->group_size, done = 0;
     size_t step = BATCH_ROWS / group ? BATCH_ROWS / group * group : group;
     cmd_types *types;
     progress p = {0};
-    int rc = cmd_types_of(rows, a->dtypes, a->dtype_count, &types, error);
-    if (rc)
+    json_t *tags = json_object();
+    int rc = take_tags(a, rows, tags, error);
+    if (!rc)
+        rc = cmd_types_of(rows, a->dtypes, a->dtype_count, &types, error);
+    if (rc) {
+        json_decref(tags);
         return rc;
+    }
     for (show(&p, 0, all); done < all && rc == DRAY_OK; show(&p, done, all)) {
         size_t count = all - done < step ? all - done : step;
         cmd_columns columns;
@@ -199,16 +238,22 @@ static int insert_rows(const queue_arguments *a, session *s, json_t *rows, dray_
         options.columns = columns.items;
         options.column_count = columns.count;
         options.timeout_ns = a->timeout_s * SECOND;
-        rc = dray_insert(s->queue, &options, NULL, error);
+        options.refill = (uint64_t)a->refill;
+        dray_row_tag *row_tags = tags_of(a, tags, done, count);
+        options.row_tags = row_tags;
+        options.row_tag_count = (uint32_t)(count * a->tag_count);
+        rc = row_tags ? dray_insert(s->queue, &options, NULL, error) : DRAY_ENOMEM;
+        free(row_tags);
         cmd_columns_free(&columns);
         done += rc == DRAY_OK ? count : 0;
     }
     cmd_types_free(types);
+    json_decref(tags);
     return rc;
 }
 
 /* Rows that the partition has, asked of the queue: others may have inserted, too. */
-static int seal_all(const queue_arguments *a, session *s, dray_error *error)
+static int seal_all(const queue_arguments *a, queue_session *s, dray_error *error)
 {
     char *text = NULL;
     int rc = dray_queue_status(s->queue, &text, error);
@@ -231,14 +276,14 @@ static int seal_all(const queue_arguments *a, session *s, dray_error *error)
 static int put(const queue_arguments *a, json_t *rows, dray_error *error)
 {
     size_t all = json_array_size(rows);
-    session s = {0};
+    queue_session s = {0};
     if (all == 0 || all % (size_t)a->group_size) {
         return cmd_error(error, DRAY_EINVALID,
                          all ? "%zu rows are not whole groups of %lld"
                              : "%zu rows: at least one expected",
                          all, (long long)a->group_size);
     }
-    int rc = session_open(a, NULL, &s, error);
+    int rc = queue_session_open(a, NULL, &s, error);
     if (rc == DRAY_OK)
         rc = insert_rows(a, &s, rows, error);
     if (rc == DRAY_OK && a->seal)
@@ -246,7 +291,7 @@ static int put(const queue_arguments *a, json_t *rows, dray_error *error)
     if (rc == DRAY_OK && a->json)
         cmd_json_line(
             json_pack("{s:I, s:s}", "inserted", (json_int_t)all, "partition", a->partition));
-    return session_end(&s, rc);
+    return queue_session_end(&s, rc);
 }
 
 int cmd_queue_insert(const queue_arguments *a, dray_error *error)
@@ -283,39 +328,39 @@ int cmd_queue_load(const queue_arguments *a, dray_error *error)
 
 int cmd_queue_seal(const queue_arguments *a, dray_error *error)
 {
-    session s = {0};
-    int rc = session_open(a, NULL, &s, error);
+    queue_session s = {0};
+    int rc = queue_session_open(a, NULL, &s, error);
     if (rc == DRAY_OK)
         rc = a->rows >= 0 ? dray_seal(s.queue, a->partition, (uint32_t)a->rows, error)
                           : seal_all(a, &s, error);
-    return session_end(&s, rc);
+    return queue_session_end(&s, rc);
 }
 
 int cmd_queue_clear(const queue_arguments *a, dray_error *error)
 {
-    session s = {0};
-    int rc = session_open(a, NULL, &s, error);
+    queue_session s = {0};
+    int rc = queue_session_open(a, NULL, &s, error);
     if (rc == DRAY_OK)
         rc = dray_clear(s.queue, a->partition, error);
-    return session_end(&s, rc);
+    return queue_session_end(&s, rc);
 }
 
 int cmd_queue_end(const queue_arguments *a, dray_error *error)
 {
-    session s = {0};
-    int rc = session_open(a, NULL, &s, error);
+    queue_session s = {0};
+    int rc = queue_session_open(a, NULL, &s, error);
     if (rc == DRAY_OK)
         rc = dray_queue_end(s.queue, error);
-    return session_end(&s, rc);
+    return queue_session_end(&s, rc);
 }
 
 int cmd_queue_wait(const queue_arguments *a, dray_error *error)
 {
-    session s = {0};
-    int rc = session_open(a, NULL, &s, error);
+    queue_session s = {0};
+    int rc = queue_session_open(a, NULL, &s, error);
     if (rc == DRAY_OK)
         rc = dray_queue_wait(s.queue, a->partition, a->task, a->timeout_s * SECOND, error);
-    return session_end(&s, rc);
+    return queue_session_end(&s, rc);
 }
 
 /* ---- claims ---------------------------------------------------------------------------------- */
@@ -333,6 +378,16 @@ int cmd_queue_claim(const queue_arguments *a, dray_error *error)
     request.claim.staleness = (uint32_t)a->staleness;
     request.claim.timeout_ns = a->timeout_s * SECOND;
     request.claim.max_hold_ns = a->hold_s * SECOND;
+    request.claim.group = a->consumers;
+    request.claim.cost = a->cost;
+    request.claim.group_epoch = (uint64_t)a->epoch;
+    request.claim.round = (uint64_t)a->round;
+    request.claim.dp_rank = (uint32_t)a->rank;
+    request.claim.dp_size = (uint32_t)a->ranks;
+    request.claim.peer = (uint32_t)a->peer;
+    request.claim.peers = (uint32_t)a->peers;
+    request.claim.token_cap = (uint64_t)a->token_cap;
+    request.claim.micro_rows = (uint32_t)a->micro_rows;
     json_t *claim;
     int rc = cmd_claim_start(&request, &claim, error);
     if (rc)
@@ -388,6 +443,11 @@ int cmd_queue_commit(const queue_arguments *a, dray_error *error)
         json_object_set_new(dtypes, a->dtypes[i].column,
                             json_string(dray_dtype_name(a->dtypes[i].dtype)));
     json_object_set_new(request, "dtypes", dtypes);
+    json_t *tags = json_object();
+    if (rc == DRAY_OK)
+        rc = take_tags(a, rows, tags, error);
+    json_object_set_new(request, "tags", tags);
+    json_object_set_new(request, "open", json_boolean(a->open));
     if (a->word_count > 1)
         json_object_set(request, "rows", rows);
     json_decref(rows);
@@ -469,9 +529,9 @@ static void print_status(json_t *status)
 
 int cmd_queue_stat(const queue_arguments *a, dray_error *error)
 {
-    session s = {0};
+    queue_session s = {0};
     char *text = NULL;
-    int rc = session_open(a, NULL, &s, error);
+    int rc = queue_session_open(a, NULL, &s, error);
     if (rc == DRAY_OK)
         rc = dray_queue_status(s.queue, &text, error);
     json_t *status = rc ? NULL : json_loads(text, 0, NULL);
@@ -482,5 +542,5 @@ int cmd_queue_stat(const queue_arguments *a, dray_error *error)
         print_status(status);
         json_decref(status);
     }
-    return session_end(&s, rc);
+    return queue_session_end(&s, rc);
 }

@@ -136,8 +136,7 @@ int dray__claim_commit(dray__table *table, dray__client *client, uint32_t ticket
         rc = dray__segments_prepare(claim->partition, claim->task, claim->count, stays, error);
     if (!rc)
         rc = dray__put_prepare(table, claim->partition, (int)claim->task, o->columns,
-                               o->column_count, o->tags, o->tag_count, false, claim->count, &put,
-                               error);
+                               o->column_count, o->tags, o->tag_count, claim->count, &put, error);
     if (!rc && put)
         dray__put_apply(table, claim->partition, (int)claim->task, put, claim->slots, 0,
                         claim->count, 1, stays);

@@ -186,15 +186,32 @@ static void put_insert(dray_queue *queue, const dray_insert_options *o, const in
         dray__put_spec(w, &columns[i].spec);
         dray__put_extent(w, &columns[i].extent);
     }
-    dray__put_u32(w, o->tag_count);
+    size_t keys_at = w->size;
+    dray__put_u32(w, 0);
     for (uint32_t i = 0; i < o->tag_count; i++)
         dray__put_string(w, o->tags[i].key);
-    dray__put_u32(w, o->tag_count);
+    uint32_t keys = o->tag_count, *key = calloc(o->row_tag_count + 1u, sizeof *key);
+    w->failed |= !key;
+    for (uint32_t i = 0; i < o->row_tag_count && key; i++) { /* often one key for all rows */
+        bool known = i && strcmp(o->row_tags[i].key, o->row_tags[i - 1].key) == 0;
+        key[i] = known ? key[i - 1] : keys++;
+        if (!known)
+            dray__put_string(w, o->row_tags[i].key);
+    }
+    if (key)
+        dray__put_u32_at(w, keys_at, keys);
+    dray__put_u32(w, o->tag_count + o->row_tag_count);
     for (uint32_t i = 0; i < o->tag_count; i++) {
-        dray__put_u32(w, 0);
+        dray__put_u32(w, DRAY__NONE);
         dray__put_u32(w, i);
         dray__put_f64(w, o->tags[i].number);
     }
+    for (uint32_t i = 0; i < o->row_tag_count && key; i++) {
+        dray__put_u32(w, o->row_tags[i].row);
+        dray__put_u32(w, key[i]);
+        dray__put_f64(w, o->row_tags[i].number);
+    }
+    free(key);
 }
 
 static int check_insert(const dray_insert_options *o, dray_error *error)
@@ -204,6 +221,14 @@ static int check_insert(const dray_insert_options *o, dray_error *error)
         rc = o->tags
                  ? dray__name_check(o->tags[i].key, "tag", error)
                  : dray__fail(error, DRAY_EINVALID, "insert: %u tags, none given", o->tag_count);
+    for (uint32_t i = 0; !rc && i < o->row_tag_count; i++)
+        rc = o->row_tags ? dray__name_check(o->row_tags[i].key, "tag", error)
+                         : dray__fail(error, DRAY_EINVALID, "insert: %u tags of rows, none given",
+                                      o->row_tag_count);
+    for (uint32_t i = 0; !rc && i < o->row_tag_count; i++)
+        if (o->row_tags[i].row >= o->rows)
+            rc = dray__fail(error, DRAY_EINVALID, "insert into %s: tag %s of row %u of %u",
+                            o->partition, o->row_tags[i].key, o->row_tags[i].row, o->rows);
     if (!rc && o->column_count && !o->columns)
         rc = dray__fail(error, DRAY_EINVALID, "insert: %u columns, none given", o->column_count);
     if (!rc && (!o->rows || (o->group_size && o->rows % o->group_size)))

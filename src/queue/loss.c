@@ -322,7 +322,7 @@ int dray__table_refill(dray__table *table, dray__client *client, const dray__new
     dray__put *put = NULL;
     if (!rc)
         rc = dray__put_prepare(table, demand->partition, -1, rows->columns, rows->column_count,
-                               rows->tags, rows->tag_count, true, items, &put, error);
+                               rows->tags, rows->tag_count, items, &put, error);
     if (rc)
         return rc;
     dray__partition *p = demand->partition;

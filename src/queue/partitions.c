@@ -342,7 +342,7 @@ int dray__table_insert(dray__table *table, dray__client *client, const dray__new
         rc = grow_groups(table, p, p->group_count + rows->rows / group, error);
     if (!rc)
         rc = dray__put_prepare(table, p, -1, rows->columns, rows->column_count, rows->tags,
-                               rows->tag_count, true, items, &put, error);
+                               rows->tag_count, items, &put, error);
     if (!rc && fresh)
         rc = link_partition(table, fresh, error);
     if (rc) {

@@ -277,38 +277,60 @@ int dray__put_check(const dray__table *table, const dray__client *client, int wr
             rc = dray__version_check(tags[i].key, tags[i].value, error);
         if (rc)
             return rc;
-        if (writer >= 0 && tags[i].item >= items)
+        if (tags[i].item >= items && (writer >= 0 || tags[i].item != DRAY__NONE))
             return dray__fail(error, DRAY_EINVALID, "tag %s: row %u of %u", tags[i].key,
                               tags[i].item, items);
     }
     return DRAY_OK;
 }
 
-/* A counting sort, so that of equal (item, key) the later one stays later, and wins. */
-static int prepare_tags(dray__table *table, dray__put *put, const dray__new_tag *tags,
-                        uint32_t count, bool every, dray_error *error)
+static int set_tag(dray__table *table, dray__put_tag *at, uint32_t item, const dray__new_tag *tag,
+                   dray_error *error)
 {
+    *at = (dray__put_tag){.item = item, .value = tag->value};
+    return dray__table_key(table, tag->key, &at->key, error);
+}
+
+/* A counting sort, so that of equal (item, key) the later one stays later, and wins. Tags of every
+ * item come first, unless all are: then they are kept once. */
+static int prepare_tags(dray__table *table, dray__put *put, const dray__new_tag *tags,
+                        uint32_t count, dray_error *error)
+{
+    uint32_t common = 0;
+    for (uint32_t i = 0; i < count; i++)
+        common += tags[i].item == DRAY__NONE;
+    bool every = common == count;
+    size_t total = every ? count : (size_t)common * put->items + (count - common);
     if (!count)
         return DRAY_OK;
-    put->tags = calloc(count, sizeof *put->tags);
+    if (total >= DRAY__NONE)
+        return dray__fail(error, DRAY_EFULL, "%zu tags at once", total);
+    put->tags = calloc(total, sizeof *put->tags);
     if (!every)
         put->tag_start = calloc((size_t)put->items + 2, sizeof *put->tag_start);
     if (!put->tags || (!every && !put->tag_start))
         return dray__nomem(error);
+    for (uint32_t i = 0; !every && i < put->items; i++)
+        put->tag_start[i + 2] = common;
     for (uint32_t i = 0; !every && i < count; i++)
-        put->tag_start[tags[i].item + 2]++;
+        if (tags[i].item != DRAY__NONE)
+            put->tag_start[tags[i].item + 2]++;
     for (uint32_t i = 2; !every && i < put->items + 2; i++)
         put->tag_start[i] += put->tag_start[i - 1];
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t at = every ? i : put->tag_start[tags[i].item + 1]++;
-        put->tags[at] =
-            (dray__put_tag){.item = every ? DRAY__NONE : tags[i].item, .value = tags[i].value};
-        int rc = dray__table_key(table, tags[i].key, &put->tags[at].key, error);
-        if (rc)
-            return rc;
+    int rc = DRAY_OK;
+    for (uint32_t k = 0; k < count && !rc; k++) {
+        bool all = tags[k].item == DRAY__NONE;
+        if (every)
+            rc = set_tag(table, &put->tags[k], DRAY__NONE, &tags[k], error);
+        for (uint32_t i = 0; !every && all && i < put->items && !rc; i++)
+            rc = set_tag(table, &put->tags[put->tag_start[i + 1]++], i, &tags[k], error);
     }
-    put->tag_count = count;
-    return DRAY_OK;
+    for (uint32_t k = 0; k < count && !rc && !every; k++)
+        if (tags[k].item != DRAY__NONE)
+            rc = set_tag(table, &put->tags[put->tag_start[tags[k].item + 1]++], tags[k].item,
+                         &tags[k], error);
+    put->tag_count = (uint32_t)total;
+    return rc;
 }
 
 /* An object of the put: it is dropped with its column. */
@@ -366,7 +388,7 @@ static int prepare_places(dray__partition *p, int writer, dray_error *error)
 
 int dray__put_prepare(dray__table *table, dray__partition *p, int writer,
                       const dray__new_column *columns, uint32_t column_count,
-                      const dray__new_tag *tags, uint32_t tag_count, bool every, uint32_t items,
+                      const dray__new_tag *tags, uint32_t tag_count, uint32_t items,
                       dray__put **out, dray_error *error)
 {
     *out = NULL;
@@ -386,8 +408,8 @@ int dray__put_prepare(dray__table *table, dray__partition *p, int writer,
     for (uint32_t i = 0; !rc && i < column_count; i++)
         rc = prepare_column(table, p, &columns[i], &put->columns[i], error);
     if (!rc)
-        rc = prepare_tags(table, put, tags, tag_count, every, error);
-    for (uint32_t i = 0; !rc && i < tag_count; i++)
+        rc = prepare_tags(table, put, tags, tag_count, error);
+    for (uint32_t i = 0; !rc && i < put->tag_count; i++)
         if (put->tags[i].key == table->version_key) {
             rc = dray__versions_prepare(p, error);
             break;

@@ -394,7 +394,7 @@ typedef struct dray__new_column {
 } dray__new_column;
 
 typedef struct dray__new_tag {
-    uint32_t item; /* ignored by insert */
+    uint32_t item; /* DRAY__NONE, of inserts: every item */
     const char *key;
     double value;
 } dray__new_tag;
@@ -568,11 +568,10 @@ int dray__put_check(const dray__table *table, const dray__client *client, int wr
                     const dray__new_column *columns, uint32_t column_count,
                     const dray__new_tag *tags, uint32_t tag_count, uint32_t items, uint64_t *bytes,
                     dray_error *error);
-/* Makes everything that a checked put needs, so that applying it cannot fail. every: each tag
- * belongs to every item. *out is NULL when there is nothing to record. */
+/* Makes everything that a checked put needs, so that applying it cannot fail. *out is NULL when there is nothing to record. */
 int dray__put_prepare(dray__table *table, dray__partition *p, int writer,
                       const dray__new_column *columns, uint32_t column_count,
-                      const dray__new_tag *tags, uint32_t tag_count, bool every, uint32_t items,
+                      const dray__new_tag *tags, uint32_t tag_count, uint32_t items,
                       dray__put **out, dray_error *error);
 void dray__put_discard(dray__table *table, dray__put *put);
 /* A column of the put lies elsewhere now, with as many bytes: in this client's chunk, or object. */

@@ -241,7 +241,7 @@ static void test_redis_restarts(void **state)
     dray_context *context = fixture_context(&f, "all");
     dray_queue *queue = open_kept(context, DRAY_DURABILITY_JOURNAL, true, NULL);
     for (int step = 0; step < 4; step++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "%d", step);
         insert_ints(queue, name, 16, 1);
         OK(dray_seal(queue, name, 16, &error));

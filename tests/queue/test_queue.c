@@ -723,14 +723,74 @@ static void test_threads(void **state)
     dray_close(context);
 }
 
+/* Tags of single rows beside those of the whole insert, of rows and of groups. */
+static void test_row_tags(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "tags");
+    dray_queue *queue = open_queue(context, "tags", 0, 0);
+    static const int32_t values[8] = {0};
+    dray_column_data column = int_column("prompts", values);
+    dray_tag common[] = {{"step", 3}, {"tokens", 1}};
+    dray_row_tag tags[] = {{.row = 1, .key = "tokens", .number = 10},
+                           {.row = 3, .key = "tokens", .number = 30},
+                           {.row = 3, .key = "level", .number = 5}};
+    dray_insert_options in = DRAY_INSERT_OPTIONS_INIT;
+    in.partition = "rows";
+    in.rows = 4;
+    in.columns = &column;
+    in.column_count = 1;
+    in.tags = common;
+    in.tag_count = 2;
+    in.row_tags = tags;
+    in.row_tag_count = 3;
+    OK(dray_insert(queue, &in, NULL, &error));
+    in.partition = "groups";
+    in.rows = 8;
+    in.group_size = 2;
+    in.once_per_group = 1;
+    OK(dray_insert(queue, &in, NULL, &error));
+    for (uint32_t size = 1; size <= 2; size++) {
+        dray_batch *batch;
+        dray_claim_options o = want("rollout", 4 * size);
+        o.partition = size == 1 ? "rows" : "groups";
+        OK(dray_claim(queue, &o, &batch, &error));
+        for (uint32_t i = 0; i < 4 * size; i++) {
+            double tag;
+            OK(dray_batch_tag(batch, i, "step", &tag, &error));
+            assert_true(tag == 3);
+            OK(dray_batch_tag(batch, i, "tokens", &tag, &error));
+            assert_true(tag == (i / size == 1 ? 10 : i / size == 3 ? 30 : 1));
+            int rc = dray_batch_tag(batch, i, "level", &tag, &error);
+            assert_int_equal(rc, i / size == 3 ? DRAY_OK : DRAY_ENOENT);
+        }
+        dray_batch_free(batch);
+    }
+    tags[0].row = 8;
+    FAILS(DRAY_EINVALID, dray_insert(queue, &in, NULL, &error));
+    tags[0].row = 4; /* of 4 groups */
+    FAILS(DRAY_EINVALID, dray_insert(queue, &in, NULL, &error));
+    OK(dray_clear(queue, "rows", &error));
+    OK(dray_clear(queue, "groups", &error));
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows_flow),         cmocka_unit_test(test_reads_in_place),
-        cmocka_unit_test(test_every_dtype),       cmocka_unit_test(test_whole_groups),
-        cmocka_unit_test(test_attempts),          cmocka_unit_test(test_capacity),
-        cmocka_unit_test(test_waiters_are_woken), cmocka_unit_test(test_choices_and_polling),
-        cmocka_unit_test(test_ordered),           cmocka_unit_test(test_export),
+        cmocka_unit_test(test_rows_flow),
+        cmocka_unit_test(test_reads_in_place),
+        cmocka_unit_test(test_row_tags),
+        cmocka_unit_test(test_every_dtype),
+        cmocka_unit_test(test_whole_groups),
+        cmocka_unit_test(test_attempts),
+        cmocka_unit_test(test_capacity),
+        cmocka_unit_test(test_waiters_are_woken),
+        cmocka_unit_test(test_choices_and_polling),
+        cmocka_unit_test(test_ordered),
+        cmocka_unit_test(test_export),
         cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, up, down);
