@@ -53,7 +53,7 @@ bool dray__stream_may_ucx(const dray__stream *stream);
 int dray__stream_use_ucx(dray__stream *stream, dray__ucx *ucx, dray_error *error);
 bool dray__stream_uses_ucx(const dray__stream *stream);
 dray__ucx *dray__stream_ucx(const dray__stream *stream); /* NULL: it does not */
-void dray__stream_close(dray__stream *stream); /* NULL is fine */
+void dray__stream_close(dray__stream *stream);           /* NULL is fine */
 
 /* The host part of an address of a socket's own side, "10.0.0.1". false: not a network's socket. */
 bool dray__stream_own_address(int fd, char out[DRAY__STREAM_ADDRESS]);

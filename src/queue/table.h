@@ -568,7 +568,8 @@ int dray__put_check(const dray__table *table, const dray__client *client, int wr
                     const dray__new_column *columns, uint32_t column_count,
                     const dray__new_tag *tags, uint32_t tag_count, uint32_t items, uint64_t *bytes,
                     dray_error *error);
-/* Makes everything that a checked put needs, so that applying it cannot fail. *out is NULL when there is nothing to record. */
+/* Makes everything that a checked put needs, so that applying it cannot fail. *out is NULL when
+ * there is nothing to record. */
 int dray__put_prepare(dray__table *table, dray__partition *p, int writer,
                       const dray__new_column *columns, uint32_t column_count,
                       const dray__new_tag *tags, uint32_t tag_count, uint32_t items,

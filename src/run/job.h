@@ -90,7 +90,7 @@ typedef struct dray__job_queue {
     int64_t token_cap, staleness;
     int32_t backend; /* dray_queue_backend */
     char *backend_address;
-    char *metrics; /* where the coordinator answers GET /metrics; "": nowhere */
+    char *metrics;  /* where the coordinator answers GET /metrics; "": nowhere */
     int durability; /* dray_durability */
 } dray__job_queue;
 
