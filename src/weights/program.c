@@ -230,12 +230,30 @@ static bool is_local(const dray__haul *h, const dray_copy *copy)
            memcmp(from->device, to->device_uuid, sizeof from->device) == 0;
 }
 
+/* From how many bytes of each source to those of the one that gives most, rounds stay in step. */
+#define EVEN 0.75
+
+/* Are the sources on other GPUs read about evenly? Else rounds of unlike length would collide. */
+static bool is_even(const dray__compiler *c, const uint64_t *bytes)
+{
+    uint64_t least = UINT64_MAX, most = 0;
+    for (uint32_t i = 0; i < c->rounds; i++) {
+        uint64_t of = bytes[(c->turn + i) % c->haul->sources->count];
+        least = of < least ? of : least;
+        most = of > most ? of : most;
+    }
+    return (double)least >= EVEN * (double)most;
+}
+
 /* With a source on this very GPU the rounds begin behind it; else with the rank's own number. */
-static void find_rounds(dray__compiler *c)
+static int find_rounds(dray__compiler *c, dray_error *error)
 {
     const dray__haul *h = c->haul;
     uint64_t here = dray__layout_device(h->destination->layout);
     uint32_t count = h->sources->count;
+    uint64_t *bytes = calloc((size_t)count + 1, sizeof *bytes);
+    if (!bytes)
+        return dray__nomem(error);
     c->turn = h->destination->rank % count;
     c->rounds = count;
     for (uint32_t i = 0; here && i < count; i++)
@@ -246,14 +264,21 @@ static void find_rounds(dray__compiler *c)
         }
     for (uint64_t i = 0; i < c->program->count; i++) {
         const dray__op *op = &h->sources->ops[c->program->ops[i]];
-        if (!op->transform && is_local(h, &op->copy))
-            c->local_bytes += dray__copy_bytes(&op->copy);
+        if (!op->transform)
+            *(is_local(h, &op->copy) ? &c->local_bytes : &bytes[op->copy.source]) +=
+                dray__copy_bytes(&op->copy);
     }
+    if (!is_even(c, bytes))
+        c->rounds = 0;
+    free(bytes);
+    return DRAY_OK;
 }
 
 static uint32_t round_of(dray__compiler *c, const dray_copy *copy)
 {
     uint32_t count = c->haul->sources->count;
+    if (!c->rounds)
+        return 0;
     if (!is_local(c->haul, copy))
         return (copy->source + count - c->turn) % count;
     uint32_t round = (uint32_t)((double)c->local_given / (double)c->local_bytes * c->rounds);
@@ -292,7 +317,9 @@ static int compile_op(dray__compiler *c, uint64_t index, dray_error *error)
 static int compile_direct(dray__compiler *c, dray_error *error)
 {
     const dray__program *p = c->program;
-    find_rounds(c);
+    int even = find_rounds(c, error);
+    if (even)
+        return even;
     uint32_t transform = 0; /* 1 + the one that was compiled last: their ops follow each other */
     for (uint64_t i = 0; i < p->count; i++) {
         const dray__op *op = &c->haul->sources->ops[p->ops[i]];
