@@ -110,9 +110,6 @@ static int rule_backend(const dray__job *job, dray__node *root, dray_error *erro
 {
     bool redis = job->queue.backend == DRAY_BACKEND_REDIS;
     bool given = job->queue.backend_address && *job->queue.backend_address;
-    if (redis && job->queue.durability != DRAY_DURABILITY_NONE)
-        return dray__schema_fail(root, "queue.durability", error,
-                                 "expected none for backend redis: a journal is of builtin bytes");
     if (redis != given)
         return dray__schema_fail(root, "queue.backend_address", error,
                                  redis ? "expected unix:/path or tcp:HOST:PORT for backend redis"

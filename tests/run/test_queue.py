@@ -64,6 +64,11 @@ if shutil.which("redis-server"):
                    f"queue.backend_address=unix:{socket}")
         check(done.returncode == 0, f"redis: {done.stderr}")
         check_same_run(plain, redis, "redis")
+        both = work / "both"
+        done = run(both, "--set", "queue.backend=redis", "--set", "queue.durability=journal",
+                   "--set", f"queue.backend_address=unix:{socket}")
+        check(done.returncode == 0, f"redis with a journal: {done.stderr}")
+        check_same_run(plain, both, "redis with a journal")
     finally:
         server.terminate()
         server.wait()
@@ -81,7 +86,7 @@ for setting, message in (
         ("on_loss: shrug", "expected one of refill, end"),
         ("on_lost: end", "did you mean 'on_loss'"),
         ("capacity_bytes: 4096", "queue.capacity_bytes: expected at least"),
-        ("{backend: redis, backend_address: 'unix:/x', durability: journal}", "queue.durability")):
+        ("backend_address: 'unix:/x'", "queue.backend_address: expected none")):
     bad = work / "bad.yaml"
     inner = setting if setting.startswith("{") else "{" + setting + "}"
     bad.write_text(TINY + "queue: " + inner + "\n")
