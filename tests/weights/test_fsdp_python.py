@@ -83,8 +83,15 @@ def touch(path):
 
 # ---- trainer -------------------------------------------------------------------------------------
 
-def device_memory():
-    return torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0] if ON_GPU else 0
+def own_memory(device):
+    """What this process has of the GPU, and what all processes have."""
+    if not ON_GPU:
+        return 0, 0
+    own = torch.cuda.memory_reserved()
+    if MEMORY == "arena":
+        own = dray.gpu.arena_status("weights", device)["resident_bytes"]
+    free, total = torch.cuda.mem_get_info()
+    return own, total - free
 
 
 def trainer(folder, rank):
@@ -136,11 +143,12 @@ def trainer(folder, rank):
             if rank == 0:
                 os.remove(f"{folder}/{step}.pt")
             if step == STEPS // 2:
-                start, fds = device_memory(), len(os.listdir("/proc/self/fd"))
-        grown, more = device_memory() - start, len(os.listdir("/proc/self/fd")) - fds
-        print(f"trainer {rank}: from update {STEPS // 2} to {STEPS} device memory {grown:+d} bytes, "
-              f"descriptors {more:+d}; regions {len(publisher._layout.regions)}", flush=True)
-        assert grown <= 64 << 20 and more <= 2, (grown, more)
+                start, fds = own_memory(rank), len(os.listdir("/proc/self/fd"))
+        end, more = own_memory(rank), len(os.listdir("/proc/self/fd")) - fds
+        print(f"trainer {rank}: from update {STEPS // 2} to {STEPS} this process's device memory "
+              f"{end[0] - start[0]:+d} bytes, all processes' {end[1] - start[1]:+d}; descriptors "
+              f"{more:+d}; regions {len(publisher._layout.regions)}", flush=True)
+        assert end[0] - start[0] <= 8 << 20 and more <= 2
         hook.remove()
         publisher.close()
     dist.destroy_process_group()
