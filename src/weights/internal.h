@@ -199,7 +199,8 @@ typedef struct dray__source {
     bool staged;             /* what is not shared comes through its arena */
     uint64_t slot_bytes;     /* of that arena; 0: it has none */
     struct dray__peer *peer; /* the remote lane's connection, kept from one update to the next */
-    bool has_delta;          /* behind the layout's regions it has one that holds a delta */
+    struct dray__nccl_link *nccl;   /* kept as well; NULL: not needed yet (nccl.h) */
+    bool has_delta;                 /* behind the layout's regions it has one that holds a delta */
     struct dray__delta_view *delta; /* that region, imported; NULL: not */
     struct dray__overlay *overlay;  /* of a checkpoint that is a delta; NULL: it is whole */
     const dray_region *arena;       /* the last of `regions`; NULL: not imported */

@@ -114,6 +114,11 @@ bool dray__peer_is_blind(const dray__peer *peer)
     return peer->stream && dray__stream_uses_ucx(peer->stream);
 }
 
+bool dray__peer_encrypts(const dray__peer *peer)
+{
+    return peer->stream && dray__stream_encrypts(peer->stream);
+}
+
 bool dray__peer_settled(const dray__peer *peer)
 {
     return peer->stream && !peer->offering;

@@ -22,6 +22,7 @@ int dray__peer_fd(const dray__peer *peer);       /* -1: not open */
 short dray__peer_events(const dray__peer *peer); /* what its descriptor should be polled for */
 /* Its descriptor shows its end alone: look every few moments for what came. */
 bool dray__peer_is_blind(const dray__peer *peer);
+bool dray__peer_encrypts(const dray__peer *peer);
 /* It is agreed on what carries the bytes. */
 bool dray__peer_settled(const dray__peer *peer);
 /* What one-sided reads go through, once that is settled; NULL: there are none. */

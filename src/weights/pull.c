@@ -15,6 +15,24 @@
 
 /* ---- the reader's side ----------------------------------------------------------------------- */
 
+void dray__pull_put_rects(dray__writer *w, const dray__pull_rect *rects, uint32_t count)
+{
+    dray__put_u32(w, count);
+    for (uint32_t i = 0; i < count; i++) {
+        const dray__pull_rect *rect = &rects[i];
+        dray__put_u32(w, rect->block);
+        dray__put_u8(w, (uint8_t)rect->dtype);
+        dray__put_u8(w, (uint8_t)((rect->twice ? DRAY__PULL_TWICE : 0) |
+                                  (rect->quantised ? DRAY__PULL_QUANTISED : 0)));
+        for (uint32_t d = 0; d < rect->ndim; d++) {
+            dray__put_i64(w, rect->rect.start[d]);
+            dray__put_i64(w, rect->rect.extent[d]);
+        }
+        if (rect->quantised)
+            dray__pull_put_quant(w, &rect->quant, rect->ndim);
+    }
+}
+
 void dray__pull_put_request(dray__writer *w, uint32_t id, uint16_t flags, uint64_t token,
                             uint64_t attempt, const dray__pull_base *base,
                             const dray__pull_rect *rects, uint32_t count)
@@ -32,20 +50,7 @@ void dray__pull_put_request(dray__writer *w, uint32_t id, uint16_t flags, uint64
         dray__put_u64(w, base->base);
         dray__put_u64(w, base->version);
     }
-    dray__put_u32(w, count);
-    for (uint32_t i = 0; i < count; i++) {
-        const dray__pull_rect *rect = &rects[i];
-        dray__put_u32(w, rect->block);
-        dray__put_u8(w, (uint8_t)rect->dtype);
-        dray__put_u8(w, (uint8_t)((rect->twice ? DRAY__PULL_TWICE : 0) |
-                                  (rect->quantised ? DRAY__PULL_QUANTISED : 0)));
-        for (uint32_t d = 0; d < rect->ndim; d++) {
-            dray__put_i64(w, rect->rect.start[d]);
-            dray__put_i64(w, rect->rect.extent[d]);
-        }
-        if (rect->quantised)
-            dray__pull_put_quant(w, &rect->quant, rect->ndim);
-    }
+    dray__pull_put_rects(w, rects, count);
     if (!w->failed)
         dray__put_u32_at(w, size_at, (uint32_t)(w->size - size_at - 4));
 }
@@ -97,6 +102,23 @@ void dray__pull_put_regions(dray__writer *w, uint32_t id, uint64_t token)
     dray__put_u64(w, token);
 }
 
+size_t dray__pull_begin_nccl(dray__writer *w, uint32_t id, uint64_t token, uint64_t attempt,
+                             uint8_t what)
+{
+    put_header(w, DRAY__PULL_NCCL, id, 0);
+    size_t begun = w->size;
+    dray__put_u64(w, token);
+    dray__put_u64(w, attempt);
+    dray__put_u8(w, what);
+    return begun;
+}
+
+void dray__pull_end_nccl(dray__writer *w, size_t begun)
+{
+    if (!w->failed)
+        dray__put_u32_at(w, begun - 4, (uint32_t)(w->size - begun));
+}
+
 uint32_t dray__pull_head_bytes(bool sums, bool base)
 {
     return (sums ? 16u : 0u) + (base ? 4u : 0u);
@@ -119,7 +141,8 @@ int dray__pull_get_request(const uint8_t header[DRAY__PULL_REQUEST_HEADER], dray
     bool known = out->flags < DRAY__PULL_TAKEN || out->flags == DRAY__PULL_TAKEN ||
                  out->flags == DRAY__PULL_UCX || out->flags == DRAY__PULL_KEYS ||
                  out->flags == DRAY__PULL_DONE || out->flags == DRAY__PULL_CELLS ||
-                 out->flags == DRAY__PULL_REGIONS || out->flags == mapped;
+                 out->flags == DRAY__PULL_REGIONS || out->flags == DRAY__PULL_NCCL ||
+                 out->flags == mapped;
     if (version != DRAY__PULL_VERSION || !known)
         return dray__fail(error, DRAY_EVERSION,
                           "data protocol %u with flags %x; version %d is spoken here", version,
@@ -190,8 +213,7 @@ static int get_rect(dray__packer *p, const dray_layout *layout, dray__reader *in
         inside = !in->failed && extent > 0 && start >= block->start[d] &&
                  !__builtin_sub_overflow(start, block->start[d], &skip) &&
                  skip <= block->extent[d] && extent <= block->extent[d] - skip &&
-                 !__builtin_mul_overflow(bytes, (uint64_t)extent, &bytes) &&
-                 bytes <= DRAY__PULL_DATA_MAX;
+                 !__builtin_mul_overflow(bytes, (uint64_t)extent, &bytes) && bytes <= p->room;
         if (!inside)
             break;
         copy->start[d] = start;
@@ -398,6 +420,36 @@ static int may_read(const dray__local *local, bool cohort, uint64_t attempt, dra
                : dray__fail(error, DRAY_EAGAIN, "its update has not begun yet");
 }
 
+int dray__pull_get_rects(dray__packer *p, dray__reader *in, uint64_t room,
+                         const dray_layout *layout, const dray_copy **copies, uint32_t *count,
+                         uint64_t *bytes, dray_error *error)
+{
+    uint32_t wanted = dray__get_u32(in);
+    p->count = 0;
+    p->data_bytes = 0;
+    p->room = room;
+    if (in->failed || wanted == 0 || wanted > DRAY__PULL_RECTS_MAX)
+        return dray__fail(error, DRAY_EFORMAT, "a request for %" PRIu32 " rectangles: 1 to %d",
+                          wanted, DRAY__PULL_RECTS_MAX);
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < wanted && rc == DRAY_OK; i++)
+        rc = get_rect(p, layout, in, error);
+    if (rc == DRAY_OK)
+        rc = dray__reader_finish(in, "a request for weights", error);
+    *copies = p->copies;
+    *count = p->count;
+    *bytes = p->data_bytes;
+    return rc;
+}
+
+bool dray__pull_quantises(const dray__packer *p)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < p->count; i++)
+        any |= p->quantised[i];
+    return any;
+}
+
 static int read_request(dray__packer *p, const dray__pull_header *header, const uint8_t *body,
                         dray_region *staging, dray_error *error)
 {
@@ -407,13 +459,9 @@ static int read_request(dray__packer *p, const dray__pull_header *header, const 
     dray__pull_base base = {0};
     if (has_base)
         get_base(&in, &base);
-    uint32_t count = dray__get_u32(&in);
-    p->count = 0;
-    p->data_bytes = 0;
-    p->room = dray_region_bytes(staging);
-    if (in.failed || count == 0 || count > DRAY__PULL_RECTS_MAX)
-        return dray__fail(error, DRAY_EFORMAT, "a request for %" PRIu32 " rectangles: 1 to %d",
-                          count, DRAY__PULL_RECTS_MAX);
+    const dray_copy *copies;
+    uint32_t count;
+    uint64_t bytes;
     dray__local *local = dray__local_hold(token);
     if (!local)
         return dray__fail(error, DRAY_EDEAD, "it closed, or this ticket never was one");
@@ -424,10 +472,9 @@ static int read_request(dray__packer *p, const dray__pull_header *header, const 
     }
     int rc = may_read(local, header->flags & DRAY__PULL_COHORT, attempt, &shares, error);
     p->held = shares != NULL;
-    for (uint32_t i = 0; i < count && rc == DRAY_OK; i++)
-        rc = get_rect(p, dray__local_layout(local), &in, error);
     if (rc == DRAY_OK)
-        rc = dray__reader_finish(&in, "a request for weights", error);
+        rc = dray__pull_get_rects(p, &in, dray_region_bytes(staging), dray__local_layout(local),
+                                  &copies, &count, &bytes, error);
     for (uint32_t i = 0; i < p->count && rc == DRAY_OK && has_base; i++)
         if (p->quantised[i])
             rc = dray__fail(error, DRAY_EUNSUPPORTED,

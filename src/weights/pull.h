@@ -34,6 +34,13 @@
  *           count, of each region of its layout u32 descriptor, in that process (all ones: it is
  *           not shared), blob handle. Who may not look into that process cannot open them.
  *
+ *  nccl     a request's header with the flag 2048 alone, body: u64 token, u64 attempt, u8 what.
+ *           0, join: u32 version of the reader's NCCL, u64 bytes of a slot, 128 bytes id: the
+ * server becomes rank 1 of a communicator whose rank 0 the reader is. 1, fetch: u32 count, of each
+ * rectangle what a request says: their elements go to the reader over it, dense, one after the
+ * other; answered, with both sums of each as above, once NCCL has them in hand. Not over encrypted
+ * connections, for NCCL encrypts nothing.
+ *
  * Answers come in the order of the requests. Of those into the arena (arena.h) a reader has one
  * unanswered, and one besides that it has not taken yet; the server reads on behind a request that
  * waits for a slot, for what has been taken meanwhile. */
@@ -64,6 +71,7 @@ enum {
     DRAY__PULL_CELLS = 256,
     DRAY__PULL_REGIONS = 512,
     DRAY__PULL_MAPPED = 1024,
+    DRAY__PULL_NCCL = 2048,
     DRAY__PULL_TWICE = 1, /* a rectangle's flags */
     DRAY__PULL_QUANTISED = 2
 };
@@ -101,6 +109,12 @@ void dray__pull_put_taken(dray__writer *w, uint32_t id);
 void dray__pull_put_keys(dray__writer *w, uint32_t id, uint64_t token, uint64_t attempt);
 void dray__pull_put_keys_done(dray__writer *w);
 void dray__pull_put_regions(dray__writer *w, uint32_t id, uint64_t token);
+/* A request of NCCL's: its header, and the body so far; then dray__pull_put_rects, and
+ * dray__pull_end_nccl with what begin returned. */
+size_t dray__pull_begin_nccl(dray__writer *w, uint32_t id, uint64_t token, uint64_t attempt,
+                             uint8_t what);
+void dray__pull_put_rects(dray__writer *w, const dray__pull_rect *rects, uint32_t count);
+void dray__pull_end_nccl(dray__writer *w, size_t begun);
 /* What the head of an answer holds of each rectangle. */
 uint32_t dray__pull_head_bytes(bool sums, bool base);
 
@@ -132,6 +146,12 @@ bool dray__pull_answer(dray__packer *packer, const dray__pull_header *header, co
  * DRAY_EUNSUPPORTED. */
 int dray__pull_regions(const uint8_t *body, uint32_t body_bytes, size_t room, dray__writer *out,
                        dray_error *error);
+/* The rectangles of a request, checked against a layout, as copies to one dense buffer of `room`
+ * bytes; `bytes`: how many they fill. copies: until the next call. */
+int dray__pull_get_rects(dray__packer *packer, dray__reader *in, uint64_t room,
+                         const dray_layout *layout, const dray_copy **copies, uint32_t *count,
+                         uint64_t *bytes, dray_error *error);
+bool dray__pull_quantises(const dray__packer *packer); /* is any of those to be quantised? */
 /* The arena that a request's data go into, while *local is held; NULL: there is none any more. */
 struct dray__arena *dray__pull_arena(const uint8_t *body, uint32_t body_bytes, dray__local **local);
 

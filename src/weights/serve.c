@@ -15,6 +15,7 @@
 #include "weights/arena.h"
 #include "weights/cells.h"
 #include "weights/exports.h"
+#include "weights/nccl.h"
 #include "weights/offer.h"
 #include "weights/pull.h"
 
@@ -41,9 +42,10 @@ struct held {
 struct connection {
     struct connection *next, **link;
     dray__stream *stream;
-    dray__offer offer;    /* of UCX */
-    dray__ucx *ucx;       /* what the stream goes on with after this answer */
-    dray__export *export; /* what its reader reads one-sidedly; NULL: nothing yet */
+    dray__offer offer;        /* of UCX */
+    dray__ucx *ucx;           /* what the stream goes on with after this answer */
+    dray__nccl_session *nccl; /* what sends over NCCL; NULL: nothing */
+    dray__export *export;     /* what its reader reads one-sidedly; NULL: nothing yet */
     uint8_t *in; /* header and body of the request that is being read, and the next header */
     size_t in_have;
     dray__writer head; /* header and head of the answer, */
@@ -61,7 +63,7 @@ struct connection {
 struct server {
     pthread_t thread;
     pid_t pid;
-    int listener, poll, stop;
+    int listener, poll, stop, wake; /* wake: a session of NCCL's has an answer */
     char endpoint[DRAY__STREAM_ADDRESS];
     struct connection *connections;
     uint32_t count;
@@ -109,6 +111,7 @@ static void end(struct server *s, struct connection *c)
     give_buffer(s, c->data);
     for (size_t i = 0; i < DRAY__ARENA_HELD; i++)
         give_slot(&c->held[i]);
+    dray__nccl_session_free(c->nccl);
     dray__export_free(c->export);
     dray__ucx_close(c->ucx);
     dray__stream_close(c->stream); /* leaves the epoll with its descriptor */
@@ -346,14 +349,37 @@ static int answer_access(struct server *s, struct connection *c, const dray__pul
     return c->head.failed ? -ENOMEM : 0;
 }
 
+/* The session does it on a thread of its own. */
+static int answer_nccl(const struct server *s, struct connection *c,
+                       const dray__pull_header *header)
+{
+    dray_error error;
+    c->data_bytes = 0;
+    if (dray__stream_encrypts(c->stream)) {
+        dray__fail(&error, DRAY_EUNSUPPORTED, "NCCL does not encrypt");
+        dray__writer_reset(&c->head);
+        dray__pull_put_refusal(&c->head, header->id, &error);
+        return 0;
+    }
+    if (!c->nccl)
+        c->nccl = dray__nccl_session_new(s->wake);
+    if (!c->nccl)
+        return -ENOMEM;
+    if (!dray__nccl_session_asked(c->nccl) &&
+        !dray__nccl_session_ask(c->nccl, header, c->in + DRAY__PULL_REQUEST_HEADER))
+        return -ENOMEM;
+    return dray__nccl_session_answer(c->nccl, &c->head) ? 0 : -EAGAIN;
+}
+
 static int answer(struct server *s, struct connection *c)
 {
     dray__pull_header header;
     dray__pull_get_request(c->in, &header, NULL);
     bool access = header.flags == DRAY__PULL_KEYS || header.flags == DRAY__PULL_REGIONS;
-    int rc = header.flags == DRAY__PULL_UCX ? answer_offer(s, c, &header)
-             : access                       ? answer_access(s, c, &header)
-                                            : answer_request(s, c, &header);
+    int rc = header.flags == DRAY__PULL_UCX    ? answer_offer(s, c, &header)
+             : header.flags == DRAY__PULL_NCCL ? answer_nccl(s, c, &header)
+             : access                          ? answer_access(s, c, &header)
+                                               : answer_request(s, c, &header);
     if (rc)
         return rc;
     c->full = false;
@@ -389,6 +415,13 @@ static int transmit(struct server *s, struct connection *c)
     return ucx && dray__stream_use_ucx(c->stream, ucx, NULL) ? -EIO : 0;
 }
 
+/* A reader of NCCL's waits for each answer: what comes before is its end. */
+static int nothing_more(struct connection *c)
+{
+    uint8_t byte;
+    return dray__stream_recv(c->stream, &byte, 1) == -EAGAIN ? -EAGAIN : -EPROTO;
+}
+
 /* One request at most, so that all connections have their turn. */
 static int work(struct server *s, struct connection *c)
 {
@@ -399,6 +432,8 @@ static int work(struct server *s, struct connection *c)
         rc = answer(s, c);
     if (rc == -EAGAIN && c->place)
         rc = read_ahead(c);
+    if (rc == -EAGAIN && c->full && c->nccl)
+        rc = nothing_more(c);
     if (rc == 0 && c->answering)
         rc = transmit(s, c);
     if (rc == 0 || rc == -EAGAIN) {
@@ -414,7 +449,8 @@ static bool arm(struct server *s, struct connection *c)
     short events = dray__stream_events(c->stream);
     if (c->answering && !dray__stream_uses_ucx(c->stream))
         events = (short)((events & ~POLLIN) | POLLOUT);
-    else if (c->full && !c->answering && (!c->place || c->ahead == DRAY__PULL_REQUEST_HEADER))
+    else if (c->full && !c->answering && !c->nccl &&
+             (!c->place || c->ahead == DRAY__PULL_REQUEST_HEADER))
         events = (short)(events & ~POLLIN); /* it waits for a buffer, or a slot */
     int fd = dray__stream_fd(c->stream);
     if (events == c->events && fd == c->fd)
@@ -457,6 +493,8 @@ static bool ready(const struct server *s, const struct connection *c)
 {
     if (c->place)
         return has_slot(s, c);
+    if (c->full && !c->answering && c->nccl)
+        return dray__nccl_session_answered(c->nccl);
     if (c->full && !c->answering)
         return s->free_buffers || s->made_buffers < BUFFERS_MAX;
     return !c->answering && dray__stream_pending(c->stream);
@@ -493,6 +531,13 @@ static void drop_stuck(struct server *s)
     }
 }
 
+static void drain(int fd)
+{
+    uint64_t count;
+    ssize_t n = read(fd, &count, sizeof count);
+    (void)n; /* nothing: somebody was quicker */
+}
+
 static void *serve(void *user)
 {
     struct server *s = user;
@@ -505,6 +550,8 @@ static void *serve(void *user)
                 return NULL;
             if (events[i].data.ptr == &s->listener)
                 accept_all(s);
+            else if (events[i].data.ptr == &s->wake)
+                drain(s->wake);
             else
                 turn(s, events[i].data.ptr);
         }
@@ -529,8 +576,8 @@ static void server_free(void *server)
         end(s, s->connections);
     for (uint32_t i = 0; i < s->free_buffers; i++)
         dray_region_free(s->buffers[i]);
-    int fds[] = {s->listener, s->poll, s->stop};
-    for (size_t i = 0; i < 3; i++)
+    int fds[] = {s->listener, s->poll, s->stop, s->wake};
+    for (size_t i = 0; i < 4; i++)
         if (fds[i] >= 0)
             close(fds[i]);
     dray__packer_free(s->packer);
@@ -553,7 +600,9 @@ static int start(struct server *s, const char *address, dray_error *error)
         return rc;
     s->poll = epoll_create1(EPOLL_CLOEXEC);
     s->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (s->poll < 0 || s->stop < 0 || watch(s, &s->stop) || watch(s, &s->listener))
+    s->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (s->poll < 0 || s->stop < 0 || s->wake < 0 || watch(s, &s->stop) || watch(s, &s->wake) ||
+        watch(s, &s->listener))
         return dray__fail_errno(error, errno, "descriptors of a data server");
     int failed = pthread_create(&s->thread, NULL, serve, s);
     if (failed) {
@@ -574,7 +623,7 @@ static int server_new(const char *address, const dray__stream_keys *keys, const 
     s->keys = keys;
     if (cells)
         s->cells = *cells;
-    s->listener = s->poll = s->stop = -1;
+    s->listener = s->poll = s->stop = s->wake = -1;
     int rc = start(s, address, error);
     if (rc) {
         server_free(s);

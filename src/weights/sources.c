@@ -5,6 +5,7 @@
 #include "control/coverage.h"
 #include "control/registry.h"
 #include "weights/delta.h"
+#include "weights/nccl.h"
 #include "weights/overlay.h"
 #include "weights/peer.h"
 #include "weights/program.h"
@@ -43,6 +44,7 @@ void dray__source_clear(dray__source *source)
 {
     free_regions(source);
     dray__peer_free(source->peer);
+    dray__nccl_link_free(source->nccl);
     dray__overlay_free(source->overlay);
     dray_layout_free(source->layout);
     free(source->name);

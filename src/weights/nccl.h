@@ -1,0 +1,44 @@
+/* GPU memory between hosts by NCCL: what reader (lane_nccl.c) and data server (nccl_serve.c) share.
+ *
+ * Each pair of a reader and a publisher's process has a communicator of its own, made when it is
+ * first needed and anew after it failed: who joins, leaves or dies is nobody else's business. The
+ * data server packs what a request names into a bounded buffer on its GPU, the reader takes it from
+ * one on its own; requests and sums go over the connection that readers have anyway (pull.h). */
+#ifndef DRAY_WEIGHTS_NCCL_H
+#define DRAY_WEIGHTS_NCCL_H
+
+#include "mover/nccl.h"
+#include "weights/pull.h"
+
+enum {
+    DRAY__NCCL_SLOT_MAX = 16 << 20,
+    DRAY__NCCL_SLOT_MIN = 256 << 10,
+    DRAY__NCCL_JOIN = 0, /* what a request asks for */
+    DRAY__NCCL_FETCH = 1
+};
+
+/* A region's GPU; NULL: it is not GPU memory that this process sees. */
+dray__cuda_device *dray__nccl_device_of(const dray_region *region);
+
+/* ---- nccl_serve.c: a data server's end of one pair, with a thread of its own ------------------
+ */
+typedef struct dray__nccl_session dray__nccl_session;
+
+/* wake: an eventfd that is written to when an answer is there; the caller's. */
+dray__nccl_session *dray__nccl_session_new(int wake); /* NULL: no memory, or no thread */
+/* Aborts what is under way. NULL is fine. */
+void dray__nccl_session_free(dray__nccl_session *session);
+/* Hands a request over. One at a time. false: out of memory. */
+bool dray__nccl_session_ask(dray__nccl_session *session, const dray__pull_header *header,
+                            const uint8_t *body);
+bool dray__nccl_session_asked(dray__nccl_session *session); /* one is under way */
+bool dray__nccl_session_answered(dray__nccl_session *session);
+/* Its answer, once it is there. */
+bool dray__nccl_session_answer(dray__nccl_session *session, dray__writer *out);
+
+/* ---- lane_nccl.c ------------------------------------------------------------------------------
+ */
+struct dray__nccl_link; /* a source's, kept from one update to the next */
+void dray__nccl_link_free(struct dray__nccl_link *link); /* NULL is fine */
+
+#endif

@@ -1,0 +1,394 @@
+/* A fake NCCL for tests with the fake driver (tests/gpu/fake): communicators of two ranks, that do
+ * not block, over a socket. Rank 0 is of the process that made the id.
+ *
+ *   FAKE_NCCL_FAIL=WHAT:N    "init:N", "send:N": call N fails; "hang:N": transfer N never ends
+ *
+ * As the real one, it refuses two ranks on one GPU, and calls while one is still being entered. */
+#include "memory/cuda_abi.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+enum {
+    SUCCESS,
+    CUDA_FAILED,
+    SYSTEM,
+    INTERNAL,
+    INVALID_ARGUMENT,
+    INVALID_USAGE,
+    REMOTE,
+    IN_PROGRESS
+};
+
+typedef struct nccl_id {
+    uint8_t bytes[128];
+} nccl_id;
+
+typedef struct nccl_config {
+    size_t size;
+    unsigned int magic, version;
+    int blocking;
+} nccl_config;
+
+typedef struct transfer {
+    struct transfer *next;
+    struct nccl_comm *comm;
+    uint8_t *at;
+    size_t bytes;
+    bool sends, hangs;
+    CUstream stream;
+} transfer;
+
+typedef struct nccl_comm {
+    int rank, socket;
+    nccl_id id;
+    uint8_t uuid[16];
+    CUcontext context;
+    atomic_int state; /* what ncclCommGetAsyncError says */
+    atomic_int aborts, running;
+    transfer *first; /* still to be entered */
+    pthread_t thread;
+} nccl_comm;
+
+static CUresult (*launch_host)(CUstream, CUhostFn, void *);
+static CUresult (*context_get)(CUcontext *), (*context_set)(CUcontext), (*device_get)(CUdevice *);
+static CUresult (*device_uuid)(CUuuid *, CUdevice);
+
+/* Of ids that were made here, and whose rank 0 has not come yet. */
+enum { LISTENERS = 64 };
+static struct {
+    nccl_id id;
+    int fd; /* 0: free */
+} listeners[LISTENERS];
+static pthread_mutex_t listeners_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static _Thread_local transfer *grouped, **grouped_end;
+static _Thread_local int group_depth;
+static atomic_uint calls[3];
+
+int ncclGetVersion(int *version);
+const char *ncclGetErrorString(int result);
+int ncclGetUniqueId(nccl_id *id);
+int ncclCommInitRankConfig(nccl_comm **out, int count, nccl_id id, int rank, nccl_config *config);
+int ncclCommGetAsyncError(nccl_comm *c, int *state);
+int ncclCommAbort(nccl_comm *c);
+int ncclGroupStart(void);
+int ncclGroupEnd(void);
+int ncclSend(const void *from, size_t count, int type, int peer, nccl_comm *c, CUstream stream);
+int ncclRecv(void *to, size_t count, int type, int peer, nccl_comm *c, CUstream stream);
+
+static bool is_wanted(int kind, const char *name)
+{
+    const char *spec = getenv("FAKE_NCCL_FAIL");
+    size_t length = strlen(name);
+    unsigned call = atomic_fetch_add(&calls[kind], 1) + 1;
+    return spec && strncmp(spec, name, length) == 0 && spec[length] == ':' &&
+           call == (unsigned)atoi(spec + length + 1);
+}
+
+static bool find_driver(void)
+{
+    const char *name = getenv("DRAY_CUDA_LIBRARY");
+    void *driver = name ? dlopen(name, RTLD_NOW | RTLD_LOCAL) : NULL;
+    if (!driver)
+        return false;
+    *(void **)&launch_host = dlsym(driver, "cuLaunchHostFunc");
+    *(void **)&context_get = dlsym(driver, "cuCtxGetCurrent");
+    *(void **)&context_set = dlsym(driver, "cuCtxSetCurrent");
+    *(void **)&device_get = dlsym(driver, "cuCtxGetDevice");
+    *(void **)&device_uuid = dlsym(driver, "cuDeviceGetUuid_v2");
+    return launch_host && context_get && context_set && device_get && device_uuid;
+}
+
+int ncclGetVersion(int *version)
+{
+    *version = 22809;
+    return SUCCESS;
+}
+
+const char *ncclGetErrorString(int result)
+{
+    static const char *const texts[] = {"no error",
+                                        "unhandled cuda error",
+                                        "unhandled system error",
+                                        "internal error",
+                                        "invalid argument",
+                                        "invalid usage",
+                                        "remote process exited or there was a network error",
+                                        "NCCL operation in progress"};
+    return result >= 0 && result < 8 ? texts[result] : "unknown result code";
+}
+
+/* ---- making a communicator ------------------------------------------------------------------- */
+
+static socklen_t address_of(const nccl_id *id, struct sockaddr_un *out)
+{
+    *out = (struct sockaddr_un){.sun_family = AF_UNIX};
+    int n = snprintf(out->sun_path + 1, sizeof out->sun_path - 1, "fake-nccl-");
+    for (int i = 0; i < 16; i++)
+        n += snprintf(out->sun_path + 1 + n, 3, "%02x", id->bytes[i]);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+}
+
+int ncclGetUniqueId(nccl_id *id)
+{
+    struct sockaddr_un address;
+    memset(id, 0, sizeof *id);
+    if (getrandom(id->bytes, 16, 0) != 16)
+        return SYSTEM;
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    socklen_t length = address_of(id, &address);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&address, length) || listen(fd, 4)) {
+        if (fd >= 0)
+            close(fd);
+        return SYSTEM;
+    }
+    pthread_mutex_lock(&listeners_lock);
+    int i = 0;
+    while (i < LISTENERS - 1 && listeners[i].fd)
+        i++;
+    if (listeners[i].fd) /* of a communicator that never was made */
+        close(listeners[i].fd);
+    listeners[i].id = *id;
+    listeners[i].fd = fd;
+    pthread_mutex_unlock(&listeners_lock);
+    return SUCCESS;
+}
+
+static bool readable(nccl_comm *c, int fd)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    while (!atomic_load(&c->aborts))
+        if (poll(&p, 1, 20) > 0)
+            return true;
+    return false;
+}
+
+static int take_listener(const nccl_id *id)
+{
+    int fd = -1;
+    pthread_mutex_lock(&listeners_lock);
+    for (int i = 0; i < LISTENERS && fd < 0; i++)
+        if (listeners[i].fd && memcmp(&listeners[i].id, id, sizeof *id) == 0) {
+            fd = listeners[i].fd;
+            listeners[i].fd = 0;
+        }
+    pthread_mutex_unlock(&listeners_lock);
+    return fd;
+}
+
+static bool meet(nccl_comm *c)
+{
+    struct sockaddr_un address;
+    socklen_t length = address_of(&c->id, &address);
+    if (c->rank == 0) {
+        int fd = take_listener(&c->id);
+        if (fd < 0)
+            return false;
+        c->socket = readable(c, fd) ? accept4(fd, NULL, NULL, SOCK_CLOEXEC) : -1;
+        close(fd);
+        return c->socket >= 0;
+    }
+    c->socket = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    while (c->socket >= 0 && !atomic_load(&c->aborts)) {
+        if (connect(c->socket, (struct sockaddr *)&address, length) == 0)
+            return true;
+        usleep(5000);
+    }
+    return false;
+}
+
+static int make(nccl_comm *c)
+{
+    uint8_t theirs[16];
+    if (!meet(c))
+        return SYSTEM;
+    if (send(c->socket, c->uuid, 16, MSG_NOSIGNAL) != 16 || !readable(c, c->socket) ||
+        recv(c->socket, theirs, 16, MSG_WAITALL) != 16)
+        return REMOTE;
+    return memcmp(theirs, c->uuid, 16) ? SUCCESS : INVALID_USAGE; /* a GPU twice */
+}
+
+static void *run_make(void *user)
+{
+    nccl_comm *c = user;
+    atomic_store(&c->state, make(c));
+    return NULL;
+}
+
+static void join(nccl_comm *c)
+{
+    if (c->thread)
+        pthread_join(c->thread, NULL);
+    c->thread = 0;
+}
+
+int ncclCommInitRankConfig(nccl_comm **out, int count, nccl_id id, int rank, nccl_config *config)
+{
+    CUdevice device;
+    if (!find_driver() || device_get(&device))
+        return CUDA_FAILED;
+    if (count != 2 || config->magic != 0xcafebeef || config->blocking != 0 || rank < 0 || rank > 1)
+        return INVALID_ARGUMENT;
+    if (is_wanted(0, "init"))
+        return INTERNAL;
+    nccl_comm *c = calloc(1, sizeof *c);
+    if (!c)
+        return SYSTEM;
+    c->rank = rank;
+    c->socket = -1;
+    c->id = id;
+    atomic_store(&c->state, IN_PROGRESS);
+    context_get(&c->context);
+    CUuuid uuid;
+    if (device_uuid(&uuid, device)) {
+        free(c);
+        return CUDA_FAILED;
+    }
+    memcpy(c->uuid, uuid.bytes, 16);
+    if (pthread_create(&c->thread, NULL, run_make, c)) {
+        free(c);
+        return SYSTEM;
+    }
+    *out = c;
+    return IN_PROGRESS;
+}
+
+int ncclCommGetAsyncError(nccl_comm *c, int *state)
+{
+    *state = atomic_load(&c->state);
+    return SUCCESS;
+}
+
+int ncclCommAbort(nccl_comm *c)
+{
+    atomic_store(&c->aborts, 1);
+    join(c);
+    while (atomic_load(&c->running))
+        usleep(1000);
+    if (c->socket >= 0)
+        close(c->socket);
+    free(c);
+    return SUCCESS;
+}
+
+/* ---- transfers ------------------------------------------------------------------------------- */
+
+static bool step(nccl_comm *c, const transfer *t, size_t *done)
+{
+    struct pollfd p = {.fd = c->socket, .events = t->sends ? POLLOUT : POLLIN};
+    if (poll(&p, 1, 20) <= 0)
+        return true;
+    ssize_t n = t->sends
+                    ? send(c->socket, t->at + *done, t->bytes - *done, MSG_NOSIGNAL | MSG_DONTWAIT)
+                    : recv(c->socket, t->at + *done, t->bytes - *done, MSG_DONTWAIT);
+    if (n > 0)
+        *done += (size_t)n;
+    return n > 0 || (n < 0 && errno == EAGAIN);
+}
+
+/* In its turn in the stream. A peer that is gone may show, or not: here it does. */
+static void run_transfer(void *user)
+{
+    transfer *t = user;
+    nccl_comm *c = t->comm;
+    size_t done = 0;
+    while ((t->hangs || done < t->bytes) && !atomic_load(&c->aborts)) {
+        if (t->hangs) {
+            usleep(10000);
+        } else if (!step(c, t, &done)) {
+            atomic_store(&c->state, REMOTE);
+            break;
+        }
+    }
+    free(t);
+    atomic_fetch_sub(&c->running, 1);
+}
+
+/* As the real one does it, beside its caller. */
+static void *run_enter(void *user)
+{
+    nccl_comm *c = user;
+    int state = context_set(c->context) ? CUDA_FAILED : SUCCESS;
+    usleep(200);
+    for (transfer *t = c->first, *next; t; t = next) {
+        next = t->next;
+        atomic_fetch_add(&c->running, 1);
+        if (launch_host(t->stream, run_transfer, t)) {
+            atomic_fetch_sub(&c->running, 1);
+            free(t);
+            state = CUDA_FAILED;
+        }
+    }
+    c->first = NULL;
+    atomic_store(&c->state, state);
+    return NULL;
+}
+
+int ncclGroupStart(void)
+{
+    if (group_depth++ == 0)
+        grouped_end = &grouped;
+    return SUCCESS;
+}
+
+int ncclGroupEnd(void)
+{
+    if (!group_depth)
+        return INVALID_USAGE;
+    if (--group_depth || !grouped)
+        return SUCCESS;
+    nccl_comm *c = grouped->comm;
+    c->first = grouped;
+    grouped = NULL;
+    join(c);
+    atomic_store(&c->state, IN_PROGRESS);
+    if (pthread_create(&c->thread, NULL, run_enter, c))
+        return SYSTEM;
+    return IN_PROGRESS;
+}
+
+static int put(void *at, size_t bytes, int type, int peer, nccl_comm *c, CUstream stream,
+               bool sends)
+{
+    int state = atomic_load(&c->state);
+    if (type > 1 || peer != 1 - c->rank || !group_depth)
+        return INVALID_ARGUMENT;
+    if (state)
+        return state == IN_PROGRESS ? INVALID_USAGE : state;
+    if (is_wanted(1, "send"))
+        return INTERNAL;
+    transfer *t = calloc(1, sizeof *t);
+    if (!t)
+        return SYSTEM;
+    *t = (transfer){.comm = c,
+                    .at = at,
+                    .bytes = bytes,
+                    .sends = sends,
+                    .hangs = is_wanted(2, "hang"),
+                    .stream = stream};
+    *grouped_end = t;
+    grouped_end = &t->next;
+    return SUCCESS;
+}
+
+int ncclSend(const void *from, size_t count, int type, int peer, nccl_comm *c, CUstream stream)
+{
+    return put((void *)(uintptr_t)from, count, type, peer, c, stream, true);
+}
+
+int ncclRecv(void *to, size_t count, int type, int peer, nccl_comm *c, CUstream stream)
+{
+    return put(to, count, type, peer, c, stream, false);
+}

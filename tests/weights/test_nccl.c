@@ -1,0 +1,196 @@
+/* weights: GPU memory between two hosts over NCCL: with the fake driver and a fake NCCL, or, with
+ * DRAY_TEST_CUDA=real and two GPUs, real ones. Bits and sums as they must be; what is refused goes
+ * over the stream instead; what fails fails the update, and the next one is well. */
+#include "weights/cluster.h"
+
+#include "mover/nccl.h"
+
+#define LONG (60 * DRAY__SECOND)
+
+enum { PUBLISHED, ENGINE_DONE, RETRY, OVER = 8 };
+
+typedef struct scene {
+    dray_model_config config;
+    dray_dtype from, to;
+    uint64_t bucket;
+    const char *fails; /* of the fake: FAKE_NCCL_FAIL in the engine */
+    bool first_fails, trainer_without, one_gpu;
+    board *board;
+} scene;
+
+static scene s;
+
+static int start(void **state)
+{
+    setenv("DRAY_DATA_ADDRESS", "127.0.0.1", 1);
+    setenv("DRAY_TRUSTED_NETWORKS", "127.0.0.0/8", 1);
+    cluster_start(state);
+    s = (scene){
+        .config = small_config(false, 3), .from = DRAY_F32, .to = DRAY_F32, .board = board_new()};
+    return 0;
+}
+
+static int stop(void **state)
+{
+    munmap(s.board, sizeof(board));
+    return cluster_stop(state);
+}
+
+/* ---- ranks ----------------------------------------------------------------------------------- */
+
+static void run_trainer(void *user)
+{
+    uint32_t rank = *(uint32_t *)user;
+    trainer t;
+    fixture_host = "here";
+    setenv("FAKE_CUDA_HOST", "here", 1);
+    setenv("CUDA_VISIBLE_DEVICES", "0", 1);
+    if (s.trainer_without)
+        setenv("DRAY_NCCL_LIBRARY", "", 1);
+    trainer_open(&t, f.unix_address, &s.config, s.from, rank, 2, 5, DRAY_REGION_CUDA);
+    MUST(dray_publish(t.publisher, 1, NULL, error));
+    raise_flag(s.board, PUBLISHED + (int)rank * 4);
+    await_flag(s.board, RETRY);
+    MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
+    fill(t.layout, t.region, t.tied, 6);
+    MUST(dray_publish(t.publisher, 2, NULL, error));
+    await_flag(s.board, OVER);
+    trainer_close(&t);
+}
+
+static void run_engine(void *user)
+{
+    (void)user;
+    engine e;
+    fixture_host = "there";
+    if (!s.one_gpu && !gpu_is_real())
+        setenv("FAKE_CUDA_HOST", "there", 1);
+    else if (s.one_gpu)
+        setenv("FAKE_CUDA_HOST", "here", 1);
+    setenv("CUDA_VISIBLE_DEVICES", gpu_is_real() && !s.one_gpu ? "1" : "0", 1);
+    if (s.fails)
+        setenv("FAKE_NCCL_FAIL", s.fails, 1);
+    await_flag(s.board, PUBLISHED);
+    await_flag(s.board, PUBLISHED + 4);
+    engine_open(&e, f.unix_address, &s.config, s.from, s.to, "engine", 0, 1);
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+    options.timeout_ns = LONG;
+    options.strategy = s.bucket ? DRAY_STRATEGY_BUCKET : DRAY_STRATEGY_DIRECT;
+    options.bucket_bytes = s.bucket;
+    dray_error said = {0};
+    int rc = dray_update_weights(e.subscriber, &options, &report, &said);
+    s.board->number[0] = rc;
+    s.board->number[1] = (int64_t)report.wire_bytes;
+    s.board->number[2] = (int64_t)report.bytes;
+    if (rc == DRAY_OK)
+        CHECK(engine_wrong(&e, 5) == 0);
+    else
+        fprintf(stderr, "said: %s\n", said.message);
+    raise_flag(s.board, RETRY);
+    options.min_version = 2;
+    MUST(dray_update_weights(e.subscriber, &options, &report, error));
+    CHECK(engine_wrong(&e, 6) == 0);
+    MUST(dray_subscriber_verify(e.subscriber, error));
+    engine_close(&e);
+}
+
+static void run_all(void)
+{
+    uint32_t ranks[] = {0, 1};
+    if (gpu_is_real())
+        s.config.hidden_size = 96;
+    pid_t trainers[2];
+    for (int i = 0; i < 2; i++)
+        trainers[i] = spawn(run_trainer, &ranks[i]);
+    must_end_well(spawn(run_engine, NULL));
+    raise_flag(s.board, OVER);
+    for (int i = 0; i < 2; i++)
+        must_end_well(trainers[i]);
+}
+
+/* Over the data server's connections went requests and sums alone. */
+static bool went_over_nccl(void)
+{
+    return s.board->number[1] < s.board->number[2] / 4;
+}
+
+/* ---- tests ----------------------------------------------------------------------------------- */
+
+static void test_bits_and_sums(void **state)
+{
+    (void)state;
+    run_all();
+    assert_int_equal(s.board->number[0], DRAY_OK);
+    assert_true(went_over_nccl());
+}
+
+static void test_converted_in_small_slots(void **state)
+{
+    (void)state;
+    s.to = DRAY_BF16;
+    s.bucket = 1 << 20;
+    run_all();
+    assert_int_equal(s.board->number[0], DRAY_OK);
+    assert_true(went_over_nccl());
+}
+
+static void test_trainers_without(void **state)
+{
+    (void)state;
+    s.trainer_without = true;
+    run_all();
+    assert_int_equal(s.board->number[0], DRAY_OK);
+    assert_false(went_over_nccl());
+}
+
+/* NCCL takes no GPU twice. */
+static void test_one_gpu(void **state)
+{
+    (void)state;
+    s.one_gpu = true;
+    run_all();
+    assert_int_equal(s.board->number[0], DRAY_OK);
+    assert_false(went_over_nccl());
+}
+
+static void test_failing_transfers(void **state)
+{
+    static const char *const ways[] = {"send:1", "send:2", "init:1"};
+    (void)state;
+    if (gpu_is_real())
+        skip();
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        memset((void *)s.board, 0, sizeof *s.board);
+        s.fails = ways[i];
+        s.first_fails = ways[i][0] == 's';
+        run_all();
+        assert_int_equal(s.board->number[0], s.first_fails ? DRAY_ETORN : DRAY_OK);
+    }
+}
+
+/* Silence: it ends by itself, and the message says who was silent. */
+static void test_hanging_transfer(void **state)
+{
+    (void)state;
+    if (gpu_is_real())
+        skip();
+    s.fails = "hang:1";
+    s.first_fails = true;
+    run_all();
+    assert_int_equal(s.board->number[0], DRAY_ETORN);
+}
+
+int main(int argc, char **argv)
+{
+#define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
+    const struct CMUnitTest tests[] = {T(test_bits_and_sums),     T(test_converted_in_small_slots),
+                                       T(test_trainers_without),  T(test_one_gpu),
+                                       T(test_failing_transfers), T(test_hanging_transfer)};
+    cluster_kind = DRAY_REGION_CUDA;
+    if (!gpu_is_real())
+        setenv("DRAY_NCCL_LIBRARY", getenv("DRAY_FAKE_NCCL") ? getenv("DRAY_FAKE_NCCL") : "", 1);
+    else if (gpu_real_count() < 2)
+        return 77;
+    return CLUSTER_MAIN(tests);
+}
