@@ -466,7 +466,7 @@ static void bench_sizes(setup *s)
 
 typedef struct arguments {
     bench_settings settings;
-    const char *suite;
+    const char *suite, *hosts;
 } arguments;
 
 static error_t parse(int key, char *text, struct argp_state *state)
@@ -478,6 +478,8 @@ static error_t parse(int key, char *text, struct argp_state *state)
         argp_error(state, "unknown suite '%s'; known: targets", text);
     else if (key == 'S')
         a->suite = text;
+    else if (key == 'H')
+        a->hosts = text;
     else if (key == ARGP_KEY_ARG)
         argp_error(state, "expected no arguments, found '%s'", text);
     else
@@ -489,6 +491,10 @@ int bench_queue(int argc, char **argv)
 {
     static const struct argp_option options[] = {
         {"suite", 'S', "targets", 0, "Measure the project's own targets (which is all there is)",
+         0},
+        {"hosts", 'H', "A,B", 0,
+         "Only this: samples that are put on host B and read on A, against TCP between them. Hosts "
+         "are network namespaces, or ~NAME, this machine under another name",
          0},
         {0}};
     static const struct argp_child children[] = {{&bench_argp, 0, NULL, 0}, {0}};
@@ -504,6 +510,10 @@ int bench_queue(int argc, char **argv)
     arguments a = {0};
     cmd_parse(&argp, argc, argv, &a);
     setup s = {.b = bench_new("queue", &a.settings)};
+    if (a.hosts) {
+        queue_bench_hosts(s.b, a.hosts);
+        return bench_close(s.b);
+    }
     echo e = echo_start(&s); /* first: it inherits nothing */
     start(&s);
     bench_bytes(&s);

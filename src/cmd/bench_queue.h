@@ -38,4 +38,7 @@ double queue_bench_stream(const queue_bench *s, uint32_t count, uint32_t rows, c
 
 void queue_bench_journal(queue_bench *s);
 
+/* The rows of --hosts: "A,B". */
+void queue_bench_hosts(bench *b, const char *pair);
+
 #endif
