@@ -11,6 +11,7 @@
 #include "model/layout.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <limits.h>
@@ -36,6 +37,7 @@ struct dray__overlay {
     uint64_t base_sum;
     dray__overlay *inner; /* of a base that is a delta itself */
     uint32_t levels; /* from this one inwards, those that lead from what is held to the result */
+    bool advised;    /* its files are read in, in the background */
     json_t *json;
     dray_layout *changes; /* the delta's own files */
     dray_region **files;
@@ -601,6 +603,11 @@ void dray__overlay_attach(dray__overlay *o, uint32_t index, dray_region *region)
 {
     if (!o)
         return;
+    for (dray__overlay *level = o; level && !level->advised; level = level->inner) {
+        for (uint32_t i = 0; i < dray_layout_region_count(level->changes); i++)
+            posix_fadvise(level->files[i]->fd, 0, 0, POSIX_FADV_WILLNEED);
+        level->advised = true;
+    }
     region->patch = patch_range;
     region->patch_user = o;
     region->patch_index = index;

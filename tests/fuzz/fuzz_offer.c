@@ -7,18 +7,8 @@
 #include "weights/offer.h"
 
 #include <poll.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#define MUST(condition)                                                                            \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                        \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
 
 static const dray__networks none;
 static const dray__tls_key key = {.identity = "dray1.session.data", .bytes = "a session's key"};
@@ -93,15 +83,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     return 0;
 }
 
-static void put_kind(fuzz_put put, void *user, uint8_t kind, const dray__writer *body)
-{
-    dray__writer all = {0};
-    dray__put_u8(&all, kind);
-    dray__put_bytes(&all, body->data, body->size);
-    put(user, all.data, all.size);
-    dray__writer_free(&all);
-}
-
 void fuzz_seeds(fuzz_put put, void *user)
 {
     dray__offer offer;
@@ -109,7 +90,7 @@ void fuzz_seeds(fuzz_put put, void *user)
     uint8_t noise[200];
     memset(noise, 7, sizeof noise);
     MUST(dray__offer_greet(&offer, true, &body, NULL) == 0);
-    put_kind(put, user, 0, &body);
+    fuzz_put_kind(put, user, 0, &body);
     for (uint8_t kind = 0; kind < 3; kind++) {
         dray__writer_reset(&body);
         dray__put_u32(&body, DRAY__PULL_MAGIC);
@@ -118,14 +99,14 @@ void fuzz_seeds(fuzz_put put, void *user)
         dray__put_u32(&body, 0);
         dray__put_u32(&body, 150);
         dray__put_bytes(&body, noise, 150);
-        put_kind(put, user, kind, &body);
+        fuzz_put_kind(put, user, kind, &body);
     }
     dray__writer_reset(&body);
     dray__put_bytes(&body, noise, DRAY__OFFER_RANDOM);
     dray__put_u8(&body, 1);
-    put_kind(put, user, 3, &body);
+    fuzz_put_kind(put, user, 3, &body);
     dray__writer_reset(&body);
     dray__put_bytes(&body, noise, sizeof noise);
-    put_kind(put, user, 4, &body);
+    fuzz_put_kind(put, user, 4, &body);
     dray__writer_free(&body);
 }

@@ -16,18 +16,8 @@
 #include "weights/remote.h"
 #include "weights/shares.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#define MUST(condition)                                                                            \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                        \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
 
 enum { ROWS = 24, COLUMNS = 40, GAP = 16, RUN = 9 };
 
@@ -235,15 +225,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 /* ---- what it begins with --------------------------------------------------------------------- */
 
-static void put_kind(fuzz_put put, void *user, uint8_t kind, const dray__writer *body)
-{
-    dray__writer all = {0};
-    dray__put_u8(&all, kind);
-    dray__put_bytes(&all, body->data, body->size);
-    put(user, all.data, all.size);
-    dray__writer_free(&all);
-}
-
 static void put_requests(fuzz_put put, void *user)
 {
     static const uint16_t flags[] = {0, DRAY__PULL_SUMS,
@@ -266,7 +247,7 @@ static void put_requests(fuzz_put put, void *user)
         dray__writer body = {0};
         dray__pull_put_request(&body, 7, flags[i % 3], 1, 2, i % 4 == 2 ? &base : NULL, rects,
                                1 + (uint32_t)i % 3);
-        put_kind(put, user, (uint8_t)(i % 4), &body);
+        fuzz_put_kind(put, user, (uint8_t)(i % 4), &body);
         dray__writer_free(&body);
     }
     dray__pull_rect held = {.block = 3,
@@ -279,11 +260,11 @@ static void put_requests(fuzz_put put, void *user)
     for (uint16_t sums = 0; sums < 2; sums++) {
         dray__writer_reset(&body);
         dray__pull_put_request(&body, 7, sums ? DRAY__PULL_SUMS : 0, 1, 2, NULL, &held, 1);
-        put_kind(put, user, 3, &body);
+        fuzz_put_kind(put, user, 3, &body);
     }
     dray__writer_reset(&body);
     dray__pull_put_regions(&body, 1, 5);
-    put_kind(put, user, 1, &body);
+    fuzz_put_kind(put, user, 1, &body);
     dray__writer_free(&body);
 }
 
@@ -291,14 +272,14 @@ static void put_answers(fuzz_put put, void *user)
 {
     dray__writer body = {0};
     dray__pull_put_answer(&body, 0, 3, 32, 4096);
-    put_kind(put, user, 4, &body);
+    fuzz_put_kind(put, user, 4, &body);
     dray__writer_reset(&body);
     dray__put_u64(&body, (uint64_t)getpid());
     dray__put_u32(&body, 1);
     dray__put_u32(&body, 3);
     uint8_t handle[400] = {0};
     dray__put_blob(&body, handle, sizeof handle);
-    put_kind(put, user, 7, &body);
+    fuzz_put_kind(put, user, 7, &body);
     for (uint8_t kind = 5; kind <= 6; kind++) {
         static const uint8_t gaps[] = {0, 3, 255, 10, 70};
         dray__writer_reset(&body);
@@ -306,7 +287,7 @@ static void put_answers(fuzz_put put, void *user)
         dray__put_u32(&body, sizeof gaps);
         dray__put_bytes(&body, gaps, sizeof gaps);
         dray__put_bytes(&body, handle, kind == 5 ? 8 : 16);
-        put_kind(put, user, kind, &body);
+        fuzz_put_kind(put, user, kind, &body);
     }
     dray__writer_free(&body);
     uint8_t wire[4096];
@@ -315,7 +296,7 @@ static void put_answers(fuzz_put put, void *user)
     size_t size = dray__delta_encode(coder, w.view, 0, &rect, DRAY_BF16, wire, sizeof wire);
     MUST(size);
     dray__put_bytes(&body, wire, size);
-    put_kind(put, user, 5, &body);
+    fuzz_put_kind(put, user, 5, &body);
     dray__writer_free(&body);
     dray__delta_coder_free(coder);
 }
