@@ -297,11 +297,15 @@ typedef struct dray_flat_parameter {
     int64_t padding; /* flat_param._shard_numel_padded, at its end */
     const dray_flat_piece *pieces; /* in order of `offset` */
     uint32_t count;
+    /* Of transformers' module: names are those of its parameters, as dray_layout_add_module takes
+     * them, and what packs experts is cut into the checkpoint's tensors. NULL: names are the
+     * checkpoint's. Borrowed for the call. */
+    const dray_model_config *config;
 } dray_flat_parameter;
 
 #define DRAY_FLAT_PARAMETER_INIT                                                                   \
     {                                                                                              \
-        sizeof(dray_flat_parameter), 0, NULL, 0, 0, NULL, 0                                        \
+        sizeof(dray_flat_parameter), 0, NULL, 0, 0, NULL, 0, NULL                                  \
     }
 
 /* FSDP's local form: adds the blocks of this rank's shard of one FlatParameter, which lies dense at
@@ -312,7 +316,7 @@ typedef struct dray_flat_parameter {
  * where FSDP hands out ShardedTensors, whose shard_offsets and shard_sizes
  * dray_layout_add_dense takes as they are.) DRAY_EINVALID: elements without pieces, with what to
  * do; a piece outside its parameter or the shard, or that overlaps the one before; a tensor that
- * the layout has in another shape or dtype. */
+ * the layout has in another shape or dtype. DRAY_ENOENT: `config` has no such parameter. */
 int dray_layout_add_flat(dray_layout *layout, uint32_t region, uint64_t offset,
                          const dray_flat_parameter *flat, dray_error *error);
 

@@ -224,21 +224,40 @@ static int tensor_of(dray_layout *layout, const dray_flat_parameter *flat,
                       dray__shape_text(piece->ndim, piece->shape, found));
 }
 
+static int add_named(dray_layout *layout, uint32_t region, uint64_t offset,
+                     const dray_flat_parameter *flat, const dray_flat_piece *piece,
+                     const char *name, dray_error *error)
+{
+    uint32_t tensor;
+    int64_t count = in_shard(piece) ? piece->last - piece->first + 1 : 0;
+    int64_t first = count ? piece->first : 0;
+    if (count)
+        offset += (uint64_t)piece->offset * dray_dtype_size((dray_dtype)flat->dtype);
+    if (flat->config) {
+        dray__module_range range = {.name = name,
+                                    .dtype = (dray_dtype)flat->dtype,
+                                    .ndim = piece->ndim,
+                                    .shape = piece->shape,
+                                    .first = first,
+                                    .count = count};
+        return dray__layout_add_module_range(layout, flat->config, &range, region, offset, error);
+    }
+    int status = tensor_of(layout, flat, piece, name, &tensor, error);
+    return status || !count
+               ? status
+               : dray_layout_add_range(layout, tensor, region, offset, first, count, error);
+}
+
 static int add_piece(dray_layout *layout, uint32_t region, uint64_t offset,
                      const dray_flat_parameter *flat, const dray_flat_piece *piece,
                      dray_error *error)
 {
-    uint32_t tensor;
     char *name = clean_name(flat->prefix ? flat->prefix : "", piece->name);
     if (!name)
         return dray__nomem(error);
-    int status = tensor_of(layout, flat, piece, name, &tensor, error);
+    int status = add_named(layout, region, offset, flat, piece, name, error);
     free(name);
-    if (status || !in_shard(piece))
-        return status;
-    offset += (uint64_t)piece->offset * dray_dtype_size((dray_dtype)flat->dtype);
-    return dray_layout_add_range(layout, tensor, region, offset, piece->first,
-                                 piece->last - piece->first + 1, error);
+    return status;
 }
 
 int dray_layout_add_flat(dray_layout *layout, uint32_t region, uint64_t offset,

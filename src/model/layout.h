@@ -37,6 +37,19 @@ uint32_t dray__layout_block_index(const dray_layout *layout, const dray_block *b
 bool dray__layout_has_quants(const dray_layout *layout);
 /* Says on which GPU a region of kind CUDA lies. */
 void dray__layout_set_device(dray_layout *layout, uint32_t region, const uint8_t device[16]);
+/* module.c: elements [first, first + count) of a parameter of transformers' module, flattened. */
+typedef struct dray__module_range {
+    const char *name;
+    dray_dtype dtype;
+    uint32_t ndim;
+    const int64_t *shape; /* the module's */
+    int64_t first, count;
+} dray__module_range;
+/* Adds them, which lie dense at `offset` of the region, and the checkpoint's tensors that the
+ * parameter is made of. DRAY_ENOENT, DRAY_EINVALID: as dray_layout_add_module. */
+int dray__layout_add_module_range(dray_layout *layout, const dray_model_config *config,
+                                  const dray__module_range *range, uint32_t region, uint64_t offset,
+                                  dray_error *error);
 /* What a layout holds, to go back to when adding several things fails half way. */
 typedef struct dray__layout_mark {
     uint32_t tensors, blocks;

@@ -211,6 +211,70 @@ static int add_shard(const adding *a, const found *f, const dray_layout *shard, 
     return status;
 }
 
+/* ---- ranges of flattened parameters ---------------------------------------------------------- */
+
+/* The part of the range that lies in elements [begin, begin + numel) of the parameter, which are
+ * the whole of a tensor. */
+static int add_part(const adding *a, uint32_t tensor, const dray__module_range *range,
+                    uint32_t region, uint64_t offset, int64_t begin, int64_t numel)
+{
+    int64_t end = range->first + range->count, to = begin + numel < end ? begin + numel : end;
+    int64_t from = begin > range->first ? begin : range->first;
+    if (from >= to)
+        return DRAY_OK;
+    offset += (uint64_t)(from - range->first) * dray_dtype_size(a->dtype);
+    return dray_layout_add_range(a->layout, tensor, region, offset, from - begin, to - from,
+                                 a->error);
+}
+
+static int add_parts(const adding *a, const found *f, const dray__module_range *range,
+                     uint32_t region, uint64_t offset)
+{
+    int64_t experts = f->packed ? f->shape[0] : 1, numel = 1;
+    for (uint32_t d = f->packed ? 1 : 0; d < f->ndim; d++)
+        numel *= f->shape[d];
+    numel /= f->count;
+    for (int64_t e = 0; e < experts; e++)
+        for (uint32_t piece = 0; piece < f->count; piece++) {
+            uint32_t tensor;
+            int status = tensor_of(a, f, piece, f->packed ? e : f->expert, &tensor);
+            if (!status)
+                status = add_part(a, tensor, range, region, offset, (e * f->count + piece) * numel,
+                                  numel);
+            if (status)
+                return status;
+        }
+    return DRAY_OK;
+}
+
+int dray__layout_add_module_range(dray_layout *layout, const dray_model_config *config,
+                                  const dray__module_range *range, uint32_t region, uint64_t offset,
+                                  dray_error *error)
+{
+    adding a = {layout, config, NULL, range->name, range->dtype, error};
+    found f;
+    char here[DRAY__SHAPE_TEXT], there[DRAY__SHAPE_TEXT];
+    int status = dray__config_check(config, &a.family, error);
+    if (!status)
+        status = find(&a, &f);
+    if (status)
+        return status;
+    if (dray__parameter_dtype(f.pieces[0], range->dtype) != range->dtype)
+        return dray__fail(error, DRAY_EINVALID, "%.200s: expected %s, found %s", range->name,
+                          dray_dtype_name(f.pieces[0]->dtype), dray_dtype_name(range->dtype));
+    if (f.ndim != range->ndim || memcmp(f.shape, range->shape, f.ndim * sizeof *f.shape) != 0)
+        return dray__fail(error, DRAY_EINVALID, "%.200s: shape %s expected, found %s", range->name,
+                          dray__shape_text(f.ndim, f.shape, here),
+                          dray__shape_text(range->ndim, range->shape, there));
+    if (dray__parameter_tied(f.pieces[0], config))
+        return add_tied(&a, f.pieces[0]);
+    const dray__layout_mark mark = dray__layout_mark_of(layout);
+    status = add_parts(&a, &f, range, region, offset);
+    if (status)
+        dray__layout_restore(layout, &mark);
+    return status;
+}
+
 int dray_layout_add_module(dray_layout *layout, const dray_model_config *config, const char *name,
                            dray_dtype dtype, uint32_t region, uint64_t offset,
                            const dray_mesh *mesh, const int64_t *coordinate, int64_t *local_shape,

@@ -98,7 +98,7 @@ class FlatPiece(c.Structure):
 class FlatParameter(c.Structure):
     _fields_ = [("size", c.c_size_t), ("dtype", c.c_int32), ("prefix", c.c_char_p),
                 ("numel", c.c_int64), ("padding", c.c_int64), ("pieces", c.POINTER(FlatPiece)),
-                ("count", c.c_uint32)]
+                ("count", c.c_uint32), ("config", c.POINTER(ModelConfig))]
 
 
 class Fsdp1Spec(c.Structure):

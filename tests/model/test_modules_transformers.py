@@ -128,6 +128,53 @@ def check_rank(config, tied, locals_, placements, shape, place, checkpoint, seen
         assert list(t.shape)[:t.ndim] == list(checkpoint[t.name.decode()].shape), t.name
 
 
+def check_flat(rng, config, theirs, state, checkpoint):
+    """FSDP1's flat parameters of the same module: one after the other, cut in equal parts."""
+    names = [n for n in state if "e_score_correction_bias" not in n
+             and not (theirs.tie_word_embeddings and n == "lm_head.weight")]
+    rng.shuffle(names)
+    flat = np.concatenate([state[n].detach().numpy().ravel() for n in names])
+    world = rng.randrange(1, 6)
+    each, seen = -(-flat.size // world), 0
+    for rank in range(world):
+        mine = flat[rank * each:(rank + 1) * each]
+        pad = each - mine.size
+        memory = np.concatenate([mine, np.full(pad, -1, np.float32)])
+        pieces, at, shard = (dray.FlatPiece * len(names))(), 0, rank * each
+        for p, name in zip(pieces, names):
+            t, end = state[name], at + state[name].numel()
+            p.name, p.ndim = name.encode(), t.ndim
+            p.shape[:t.ndim] = list(t.shape)
+            low, high = max(at, shard), min(end, shard + mine.size)
+            p.offset, p.first, p.last = (low - shard, low - at, high - at - 1) \
+                if low < high else (0, 0, -1)
+            at = end
+        layout = dray.Layout()
+        region = layout.add_region(memory.nbytes)
+        parameter = dray.FlatParameter(c.sizeof(dray.FlatParameter), F32, None, each, pad, pieces,
+                                       len(names), c.pointer(config))
+        dray.call(dray.lib.dray_layout_add_flat, layout.handle, region, c.c_uint64(0),
+                  c.byref(parameter))
+        tensors = layout.tensors()
+        for index, _, start, extent, offset, stride in layout.blocks():
+            box = tuple(slice(s, s + e) for s, e in zip(start, extent))
+            view = np.lib.stride_tricks.as_strided(memory[offset // 4:], extent, stride)
+            assert np.array_equal(view, checkpoint[tensors[index].name.decode()][box]), start
+            seen += view.size
+        held = {t.name.decode(): list(t.shape)[:t.ndim] for t in tensors}
+        assert all(held[n] == list(checkpoint[n].shape) for n in held)
+    assert seen == flat.size, (seen, flat.size)
+    pieces[0].shape[0] += 1
+    layout = dray.Layout()
+    layout.add_region(memory.nbytes)
+    try:
+        dray.call(dray.lib.dray_layout_add_flat, layout.handle, 0, c.c_uint64(0),
+                  c.byref(parameter))
+        raise AssertionError("another shape was accepted")
+    except dray.DrayError as error:
+        assert "expected" in str(error), str(error)
+
+
 def check(rng, folder):
     theirs = random_config(rng)
     theirs.save_pretrained(folder)
@@ -143,6 +190,7 @@ def check(rng, folder):
         locals_ = shard(state, placements, shape, rank)
         check_rank(config, theirs.tie_word_embeddings, locals_, placements, shape, place,
                    checkpoint, seen)
+    check_flat(rng, config, theirs, state, checkpoint)
     for name, mask in seen.items():
         assert mask.all() or theirs.tie_word_embeddings and name == "lm_head.weight", name
     return config
