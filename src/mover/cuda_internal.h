@@ -73,6 +73,7 @@ typedef struct dray__gpu_step {
 /* What copy engines move. */
 typedef struct dray__gpu_run {
     uint64_t source, destination, bytes;
+    uint64_t number; /* in the order in which they were given */
     uint32_t phase, lane;
 } dray__gpu_run;
 

@@ -128,7 +128,10 @@ static bool add_runs(builder *b, const dray__cuda_item *item)
     int64_t at[DRAY_MAX_DIMS] = {0};
     for (;;) {
         dray__gpu_run run = {item->source_base + left.source_offset,
-                             item->destination_base + left.destination_offset, bytes, item->phase,
+                             item->destination_base + left.destination_offset,
+                             bytes,
+                             p->run_count,
+                             item->phase,
                              item->lane};
         uint32_t d = left.ndim;
         for (uint32_t k = 0; k < left.ndim; k++) {
@@ -455,7 +458,9 @@ static int by_phase(const void *left, const void *right)
     const dray__gpu_run *a = left, *b = right;
     if (a->phase != b->phase)
         return a->phase < b->phase ? -1 : 1;
-    return a->lane < b->lane ? -1 : a->lane > b->lane ? 1 : 0;
+    if (a->lane != b->lane)
+        return a->lane < b->lane ? -1 : 1;
+    return a->number < b->number ? -1 : 1;
 }
 
 /* Within a phase one run of each lane after the other. */
