@@ -118,7 +118,8 @@ typedef struct dray_load_tensor {
 typedef struct dray_load_bucket {
     size_t size;
     uint64_t version;
-    const void *data; /* each tensor aligned to 64 bytes, padding between them is anything */
+    const void *data; /* each tensor aligned to 64 bytes, padding between them is anything; an
+                         address of a GPU where the options asked for its memory */
     uint64_t bytes;
     const dray_load_tensor *tensors;
     uint32_t count;
@@ -144,11 +145,15 @@ typedef struct dray_load_options {
      * engines fuse. An empty list (count 0): none must. Borrowed for the call. */
     const char *const *together;
     uint32_t together_count;
+    /* Where buckets lie: 0: host memory; DRAY_REGION_CUDA: memory of the GPU whose context is
+     * current in the thread that updates, else of the first; data is a device address then, and
+     * complete. */
+    int32_t memory;
 } dray_load_options;
 
 #define DRAY_LOAD_OPTIONS_INIT                                                                     \
     {                                                                                              \
-        sizeof(dray_load_options), NULL, NULL, 0, 0, NULL, 0                                       \
+        sizeof(dray_load_options), NULL, NULL, 0, 0, NULL, 0, 0                                    \
     }
 
 typedef struct dray_subscriber_options {

@@ -22,6 +22,7 @@ typedef struct item {
 } item;
 
 struct dray__load {
+    int32_t kind; /* of the bucket */
     dray_load_fn fn;
     void *user;
     uint64_t ceiling, staging, capacity; /* capacity: of the bucket, from ceiling and staging */
@@ -243,7 +244,7 @@ static int add_blocks(const dray__load *l, dray_layout *layout, dray_error *erro
 {
     int rc = DRAY_OK;
     for (uint32_t r = 0; r < l->rounds && rc == DRAY_OK; r++) {
-        dray_region_info info = {.kind = DRAY_REGION_HOST, .bytes = l->largest, .name = "bucket"};
+        dray_region_info info = {.kind = l->kind, .bytes = l->largest, .name = "bucket"};
         rc = dray_layout_add_region(layout, &info, NULL, error);
         for (uint32_t i = l->first[r]; i < l->first[r + 1] && rc == DRAY_OK; i++) {
             const item *it = &l->items[i];
@@ -282,6 +283,9 @@ static int check(const dray_load_options *options, dray_error *error)
         return dray__fail(error, DRAY_EINVALID,
                           "bucket_bytes %" PRIu64 ": 0 or at least %" PRIu64 " expected",
                           options->bucket_bytes, DRAY__LOAD_MIN);
+    if (options->memory && options->memory != DRAY_REGION_CUDA)
+        return dray__fail(error, DRAY_EINVALID, "memory %d: 0 or DRAY_REGION_CUDA",
+                          options->memory);
     for (uint32_t i = 0; options->together && i < options->together_count; i++)
         if (!options->together[i] || !options->together[i][0])
             return dray__fail(error, DRAY_EINVALID, "together[%" PRIu32 "] is empty", i);
@@ -300,6 +304,7 @@ int dray__load_open(const dray_layout *given, const dray_load_options *options, 
         return dray__nomem(error);
     l->fn = options->load;
     l->user = options->user;
+    l->kind = options->memory ? options->memory : DRAY_REGION_HOST;
     l->ceiling = options->bucket_bytes ? options->bucket_bytes : DRAY__BUCKET_DEFAULT;
     l->staging = l->ceiling / 8 < STAGING_MOST ? l->ceiling / 8 : STAGING_MOST;
     l->staging = l->staging < DRAY__BUCKET_MIN ? DRAY__BUCKET_MIN : l->staging;
@@ -342,7 +347,7 @@ uint64_t dray__load_staging(const dray__load *l)
 
 int dray__load_begin(dray__load *l, const dray__destination *destination, dray_error *error)
 {
-    int rc = dray_region_alloc(DRAY_REGION_HOST, l->largest, "bucket", &l->bucket, error);
+    int rc = dray_region_alloc((dray_region_kind)l->kind, l->largest, "bucket", &l->bucket, error);
     for (uint32_t r = 0; r < l->rounds && rc == DRAY_OK; r++)
         destination->regions[r] = l->bucket;
     return rc;
@@ -366,7 +371,9 @@ int dray__load_deliver(dray__load *l, const dray__destination *destination, uint
 {
     dray_load_bucket bucket = {.size = sizeof bucket,
                                .version = version,
-                               .data = dray_region_base(l->bucket),
+                               .data = l->kind == DRAY_REGION_HOST
+                                           ? dray_region_base(l->bucket)
+                                           : (const void *)dray_region_device_address(l->bucket),
                                .tensors = l->told,
                                .count = l->first[round + 1] - l->first[round],
                                .index = round,

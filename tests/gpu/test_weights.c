@@ -21,6 +21,7 @@ typedef struct scene {
     uint32_t trainer_gpus[8], engine_gpus[8];
     int32_t checksum;
     bool strategies; /* one after the other */
+    bool sees_all;   /* all GPUs, its own first */
     uint64_t seed;
     board *board;
     uint32_t rank;
@@ -50,11 +51,22 @@ static void meet(dray_context *context, const char *where, const scene *s)
     MUST(dray_barrier(context, where, ranks_of(s), DRAY_WAIT_DEFAULT, error));
 }
 
+/* The GPU of this process: the only one that it sees, or the first. */
+static void choose(const scene *s, uint32_t gpu)
+{
+    char list[64];
+    size_t used = (size_t)snprintf(list, sizeof list, "%u", gpu % gpus);
+    for (uint32_t i = 0; i < gpus && s->sees_all; i++)
+        if (i != gpu % gpus)
+            used += (size_t)snprintf(list + used, sizeof list - used, ",%u", i);
+    see(list);
+}
+
 static void run_trainer(void *user)
 {
     scene *s = user;
     trainer t;
-    see_one(s->trainer_gpus[s->rank] % gpus);
+    choose(s, s->trainer_gpus[s->rank]);
     gpu_trainer_open(&t, f.unix_address, &s->config, s->from, s->rank, s->world, s->seed, s->source,
                      s->checksum);
     for (uint64_t version = 1; version <= s->versions; version++) {
@@ -87,7 +99,7 @@ static void run_engine(void *user)
     scene *s = user;
     engine e;
     char group[16];
-    see_one(s->engine_gpus[s->rank] % gpus);
+    choose(s, s->engine_gpus[s->rank]);
     snprintf(group, sizeof group, "engine-%u", s->rank / s->tp);
     gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, group, s->rank % s->tp, s->tp,
                     s->destination);
@@ -184,6 +196,19 @@ static void test_mixed(void **state)
         s.trainer_gpus[i] = gpus >= 6 ? i : i / 2;
         s.engine_gpus[i] = gpus >= 6 && i >= 2 ? i + 2 : i;
     }
+    run_scene(&s);
+}
+
+/* Each process sees all GPUs: what a cast makes smaller is pushed by the trainer's. */
+static void test_pushed(void **state)
+{
+    (void)state;
+    scene s = plain(32);
+    s.from = DRAY_F32;
+    s.sees_all = true;
+    s.strategies = false;
+    for (uint32_t i = 0; i < 2; i++)
+        s.engine_gpus[i] = i + 2;
     run_scene(&s);
 }
 
@@ -565,6 +590,93 @@ static void test_prefetch(void **state)
         must_end_well(pids[i]);
 }
 
+/* ---- full tensors, in buckets on the GPU
+ * ----------------------------------------------------------- */
+
+typedef struct loader {
+    const scene *s;
+    uint64_t elements, wrong, seed;
+} loader;
+
+/* What the bucket holds is the tensor's rows, dense. */
+static int load_bucket(void *user, const dray_load_bucket *bucket, dray_error *said)
+{
+    loader *l = user;
+    const dray__cuda *cuda = dray__cuda_get(said);
+    uint8_t *host = malloc(bucket->bytes);
+    CHECK(cuda && host);
+    dray__cuda_device *device;
+    MUST(dray__cuda_device_at(0, &device, error));
+    MUST(dray__cuda_enter(device, error));
+    CHECK(cuda->cuMemcpyDtoH(host, (CUdeviceptr)bucket->data, bucket->bytes) == CUDA_SUCCESS);
+    dray__cuda_leave();
+    for (uint32_t i = 0; i < bucket->count; i++) {
+        const dray_load_tensor *t = &bucket->tensors[i];
+        uint64_t hash = name_hash(t->name, l->s->config.tied), row = 1;
+        for (uint32_t d = 1; d < t->ndim; d++)
+            row *= (uint64_t)t->shape[d];
+        for (uint64_t k = 0; k < t->numel; k++) {
+            uint64_t index = (uint64_t)t->first_row * row + k;
+            uint32_t bits = value_bits(hash, index, l->seed, (int)l->s->from, (int)l->s->to);
+            l->wrong += memcmp(host + t->start + k * 2, &bits, 2) != 0;
+            l->elements++;
+        }
+    }
+    free(host);
+    return 0;
+}
+
+static void loading_engine(void *user)
+{
+    scene *s = user;
+    loader l = {.s = s};
+    dray_layout *full;
+    dray_subscriber *subscriber;
+    see_one(s->engine_gpus[s->rank] % gpus);
+    dray_context *context = fixture_open_at(f.unix_address, "loader", "engine", 0);
+    MUST(dray_layout_full(&s->config, s->to, DRAY_REGION_HOST, &full, error));
+    dray_load_options load = DRAY_LOAD_OPTIONS_INIT;
+    load.load = load_bucket;
+    load.user = &l;
+    load.bucket_bytes = 512 << 10;
+    load.slices = 1;
+    load.memory = DRAY_REGION_CUDA;
+    dray_subscriber_options options = DRAY_SUBSCRIBER_OPTIONS_INIT;
+    options.group = "loader";
+    options.load = &load;
+    MUST(dray_subscriber_open(context, MODEL, full, &options, &subscriber, error));
+    for (uint64_t version = 1; version <= s->versions; version++) {
+        dray_update_options update = DRAY_UPDATE_OPTIONS_INIT;
+        update.min_version = version;
+        l.seed = s->seed + version - 1;
+        l.elements = 0;
+        MUST(dray_update_weights(subscriber, &update, NULL, error));
+        CHECK(l.wrong == 0 && l.elements * 2 == dray_layout_bytes(full));
+        meet(context, "updated", s);
+    }
+    meet(context, "over", s);
+    dray_subscriber_close(subscriber);
+    dray_layout_free(full);
+    dray_close(context);
+}
+
+static void test_load(void **state)
+{
+    (void)state;
+    scene s = plain(31);
+    pid_t pids[3];
+    s.tp = 1;
+    s.versions = 2;
+    for (uint32_t i = 0; i < 2; i++) {
+        s.rank = i;
+        pids[i] = spawn(run_trainer, &s);
+    }
+    s.rank = 1;
+    pids[2] = spawn(loading_engine, &s);
+    for (int i = 0; i < 3; i++)
+        must_end_well(pids[i]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -580,6 +692,8 @@ int main(void)
         cmocka_unit_test(test_moved),
         cmocka_unit_test(test_killed),
         cmocka_unit_test(test_prefetch),
+        cmocka_unit_test(test_load),
+        cmocka_unit_test(test_pushed),
     };
     gpu_begin(1);
     gpus = gpu_is_real() ? (uint32_t)gpu_real_count() : GPUS;
