@@ -64,6 +64,9 @@ static void make_layout(void)
     MUST(dray_layout_add_block(w.layout, &held, NULL) == 0);
     MUST(dray_layout_add_block(w.layout, &scale, NULL) == 0);
     MUST(dray_layout_set_quant(w.layout, 2, &quant, NULL) == 0);
+    for (int row = 0; row < 16; row++)
+        memset(memory + held.offset + row * held.stride[0], 0, 16);
+    memset(memory + scale.offset, 0, 16);
 }
 
 static void make_shares(void)
