@@ -93,6 +93,7 @@ static void add_row(cmd_table *table, const flow *f, const char *form, const ben
     cmd_cell(table, "%s", form);
     cmd_cell(table, "%s", cmd_seconds(found->seconds).s);
     cmd_cell(table, "%.2f x %s", found->seconds / found->limit, found->limit_by);
+    cmd_cell(table, "%s", found->write_seconds > 0 ? cmd_seconds(found->write_seconds).s : "-");
     cmd_cell(table, "%s", cmd_bytes((double)found->report.bytes).s);
     cmd_cell(table, "%s", cmd_bytes((double)found->report.peak_extra_bytes).s);
     cmd_cell(table, "%s", f->load ? "load_weights" : "its layout");
@@ -164,14 +165,15 @@ int bench_compare(int argc, char **argv)
         "staging that a rank held at most. Between hosts means between two names of this machine, "
         "over its loopback. Offloaded weights lie in memory of the trainers' own and pass through "
         "an "
-        "arena of 4 MiB of each.",
+        "arena of 4 MiB of each. Written: what the checkpoint took that mode disk reads, once for "
+        "all "
+        "engines; the run has it as its checkpoint then.",
         children,
         NULL,
         NULL};
     static const char *const headings[] = {
-        "mode",    "strategy", "state dict", ">time",
-        "x limit", ">bytes",   ">memory",    "needs of the engine",
-        "elastic", "today in", NULL};
+        "mode",   "strategy", "state dict",          ">time",   "x limit",  ">written",
+        ">bytes", ">memory",  "needs of the engine", "elastic", "today in", NULL};
     arguments a = {.of = {"qwen2.5-0.5b", "fsdp:4", "engine:tp=2"}};
     cmd_parse(&argp, argc, argv, &a);
     if (a.settings.quick && !a.layers)

@@ -34,7 +34,8 @@ static void keep(const char *folder)
     snprintf(kept, sizeof kept, "%s", folder);
 }
 
-static void write_checkpoint(bench *b, const bench_job *job, dray_dtype dtype, const char *folder)
+/* Returns seconds of writing alone. */
+static double write_checkpoint(bench *b, const bench_job *job, dray_dtype dtype, const char *folder)
 {
     dray_layout *layout;
     dray_region *region;
@@ -43,14 +44,18 @@ static void write_checkpoint(bench *b, const bench_job *job, dray_dtype dtype, c
         dray_regions_for_layout(layout, 1, &region, &error))
         bench_die(b, "%s", error.message);
     bench_fill(layout, &region, job->config.tied != 0);
+    double begin = bench_now();
     if (dray_checkpoint_write(folder, layout, &region, NULL, &error))
         bench_die(b, "%s", error.message);
+    return bench_now() - begin;
 }
 
 const char *bench_checkpoint_make(bench *b, const bench_job *job, const bench_side *like,
-                                  char *folder)
+                                  char *folder, double *seconds)
 {
-    int status;
+    int status, ends[2];
+    if (pipe(ends))
+        bench_die(b, "pipe: %s", strerror(errno));
     if (!mkdtemp(folder))
         bench_die(b, "%s: %s", folder, strerror(errno));
     keep(folder);
@@ -60,12 +65,15 @@ const char *bench_checkpoint_make(bench *b, const bench_job *job, const bench_si
     pid_t pid = fork();
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        write_checkpoint(b, job, (dray_dtype)dray_layout_tensor(like->layouts[0], 0)->dtype,
-                         folder);
-        _exit(0);
+        double taken = write_checkpoint(
+            b, job, (dray_dtype)dray_layout_tensor(like->layouts[0], 0)->dtype, folder);
+        _exit(write(ends[1], &taken, sizeof taken) != (ssize_t)sizeof taken);
     }
-    if (pid < 0 || waitpid(pid, &status, 0) != pid || status)
+    if (pid < 0 || waitpid(pid, &status, 0) != pid || status ||
+        read(ends[0], seconds, sizeof *seconds) != (ssize_t)sizeof *seconds)
         bench_die(b, "no checkpoint could be written");
+    close(ends[0]);
+    close(ends[1]);
     return folder;
 }
 

@@ -7,6 +7,7 @@
 typedef struct bench_found { /* of the last case measured */
     double seconds, limit;
     const char *limit_by;
+    double write_seconds;      /* that the checkpoint took which it reads; 0: it reads none */
     dray_update_report report; /* over all ranks */
 } bench_found;
 
@@ -34,9 +35,10 @@ void bench_run(bench *b, const bench_job *job);
 void bench_targets(bench *b);
 
 /* Writes the model as a checkpoint of one file, random as a side holds it, into a new folder whose
- * name is made of `folder`, in a process that ends before this returns. Returns folder. */
+ * name is made of `folder`, in a process that ends before this returns. Returns folder; *seconds:
+ * what writing took. */
 const char *bench_checkpoint_make(bench *b, const bench_job *job, const bench_side *like,
-                                  char *folder);
+                                  char *folder, double *seconds);
 void bench_checkpoint_remove(const char *folder);
 
 #endif

@@ -217,7 +217,8 @@ static void follow(bench *b, const bench_job *job, bench_cluster *c,
     free(seconds);
 }
 
-static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, int strategy)
+static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, int strategy,
+                    double write_seconds)
 {
     unsigned turns = bench_repeats(b);
     double *seconds = calloc(2 * (size_t)turns, sizeof *seconds);
@@ -250,6 +251,7 @@ static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, 
     *job->found = (bench_found){.seconds = bench_percentile(seconds, turns, 0.25),
                                 .limit = bench_percentile(limits, turns, 0.25),
                                 .limit_by = how,
+                                .write_seconds = write_seconds,
                                 .report = bench_cluster_report(c)};
     free(seconds);
     bench_more(b, more);
@@ -264,12 +266,13 @@ static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, 
 static void measure_mode(bench *b, const bench_job *job, bench_cluster_options *o, int mode)
 {
     char folder[] = "/tmp/dray-bench-checkpoint-XXXXXX";
+    double written = 0;
     if (mode == DRAY_MODE_DISK)
-        o->checkpoint = bench_checkpoint_make(b, job, &o->from, folder);
+        o->checkpoint = bench_checkpoint_make(b, job, &o->from, folder, &written);
     bench_cluster *c = bench_cluster_start(b, o);
     for (int strategy = 0; strategy < STRATEGIES; strategy++)
         if (job->strategies & 1u << strategy)
-            measure(b, job, c, mode, strategy);
+            measure(b, job, c, mode, strategy, written);
     bench_cluster_stop(c);
     if (mode == DRAY_MODE_DISK)
         bench_checkpoint_remove(folder);
