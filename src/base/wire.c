@@ -68,12 +68,6 @@ void dray__put_u32_at(dray__writer *w, size_t at, uint32_t value)
         w->data[at + byte] = (uint8_t)(value >> (8 * byte));
 }
 
-void dray__put_u64(dray__writer *w, uint64_t value)
-{
-    value = htole64(value);
-    dray__put_bytes(w, &value, sizeof value);
-}
-
 void dray__put_i64(dray__writer *w, int64_t value)
 {
     dray__put_u64(w, (uint64_t)value);
@@ -143,13 +137,6 @@ uint16_t dray__get_u16(dray__reader *r)
     uint16_t value;
     get(r, &value, sizeof value);
     return le16toh(value);
-}
-
-uint64_t dray__get_u64(dray__reader *r)
-{
-    uint64_t value;
-    get(r, &value, sizeof value);
-    return le64toh(value);
 }
 
 int64_t dray__get_i64(dray__reader *r)

@@ -36,7 +36,16 @@ static inline void dray__put_u32(dray__writer *w, uint32_t value)
     w->size += sizeof value;
 }
 void dray__put_u32_at(dray__writer *w, size_t at, uint32_t value); /* over one that was put */
-void dray__put_u64(dray__writer *w, uint64_t value);
+static inline void dray__put_u64(dray__writer *w, uint64_t value)
+{
+    value = htole64(value);
+    if (w->failed || w->capacity - w->size < sizeof value) {
+        dray__put_bytes(w, &value, sizeof value);
+        return;
+    }
+    memcpy(w->data + w->size, &value, sizeof value);
+    w->size += sizeof value;
+}
 void dray__put_i64(dray__writer *w, int64_t value);
 void dray__put_f64(dray__writer *w, double value);
 void dray__put_string(dray__writer *w, const char *text); /* u32 length, bytes; NULL = "" */
@@ -63,7 +72,16 @@ static inline uint32_t dray__get_u32(dray__reader *r)
     r->at += sizeof value;
     return le32toh(value);
 }
-uint64_t dray__get_u64(dray__reader *r);
+static inline uint64_t dray__get_u64(dray__reader *r)
+{
+    uint64_t value = 0;
+    r->failed |= r->size - r->at < sizeof value;
+    if (r->failed)
+        return 0;
+    memcpy(&value, r->data + r->at, sizeof value);
+    r->at += sizeof value;
+    return le64toh(value);
+}
 int64_t dray__get_i64(dray__reader *r);
 double dray__get_f64(dray__reader *r);
 /* A malloc'ed copy, terminated; fails on embedded zeros, on more than max bytes, and invalid UTF-8.
