@@ -44,7 +44,7 @@ void dray__homes_free(dray__homes *homes)
 static dray__home *find(const dray__homes *homes, uint32_t number)
 {
     for (uint32_t i = 0; i < homes->count; i++)
-        if (homes->items[i]->number == number && !homes->items[i]->dead)
+        if (homes->items[i]->number == number)
             return homes->items[i];
     return NULL;
 }
@@ -65,21 +65,24 @@ static void put_key(dray__writer *w, const dray__homes *homes)
 /* Takes `home` over. */
 static int add(dray__homes *homes, dray__home *home, dray_error *error)
 {
+    pthread_mutex_lock(&homes->lock);
     if (homes->count == homes->capacity) {
         uint32_t capacity = homes->capacity ? 2 * homes->capacity : 8;
         dray__home **grown =
             capacity > DRAY__HOMES_MAX ? NULL : realloc(homes->items, capacity * sizeof *grown);
-        if (!grown) {
-            home_free(home);
-            return dray__fail(error, DRAY_EFULL, "no more than %d keepers", DRAY__HOMES_MAX);
+        if (grown) {
+            homes->items = grown;
+            homes->capacity = capacity;
         }
-        homes->items = grown;
-        homes->capacity = capacity;
     }
-    pthread_mutex_lock(&homes->lock);
-    homes->items[homes->count++] = home;
+    bool fits = homes->count < homes->capacity;
+    if (fits)
+        homes->items[homes->count++] = home;
     pthread_mutex_unlock(&homes->lock);
-    return DRAY_OK;
+    if (fits)
+        return DRAY_OK;
+    home_free(home);
+    return dray__fail(error, DRAY_EFULL, "no more than %d keepers", DRAY__HOMES_MAX);
 }
 
 static int check_join(const dray__homes *homes, const dray__request *request,
@@ -94,7 +97,7 @@ static int check_join(const dray__homes *homes, const dray__request *request,
     if (home->own && (!dray__request_master(request) || find(homes, 0)))
         return dray__fail(error, DRAY_EPERM, "keeper: it cannot be the coordinator's own");
     for (uint32_t i = 0; i < homes->count; i++)
-        if (!homes->items[i]->dead && homes->items[i]->host == home->host)
+        if (homes->items[i]->host == home->host)
             return dray__fail(error, DRAY_EEXIST, "keeper: this host has one already, at %s",
                               homes->items[i]->path);
     return DRAY_OK;
@@ -215,22 +218,33 @@ void dray__homes_flush(dray__homes *homes)
             answer_waiting(homes->items[i]);
 }
 
+/* Its number stays unknown for ever. */
+static void take_out(dray__homes *homes, uint32_t at)
+{
+    pthread_mutex_lock(&homes->lock);
+    memmove(&homes->items[at], &homes->items[at + 1],
+            (homes->count - at - 1) * sizeof *homes->items);
+    homes->count--;
+    pthread_mutex_unlock(&homes->lock);
+}
+
 void dray__homes_ended(dray__homes *homes, uint64_t member, void (*lost)(void *user, uint32_t home),
                        void *user)
 {
-    for (uint32_t i = 0; i < homes->count; i++) {
+    for (uint32_t i = 0; i < homes->count;) {
         dray__home *home = homes->items[i];
-        if (home->member != member || home->dead)
+        if (home->member != member) {
+            i++;
             continue;
+        }
         dray__log(DRAY_LOG_WARN, "queue: keeper %u at %s, %s, is gone", home->number, home->path,
                   home->endpoint);
-        pthread_mutex_lock(&homes->lock);
-        home->dead = true;
-        pthread_mutex_unlock(&homes->lock);
+        take_out(homes, i);
         if (home->waiting)
             answer_waiting(home);
         if (home->number)
             lost(user, home->number);
+        home_free(home);
     }
 }
 
@@ -244,7 +258,7 @@ static const dray__home *own_of(const dray__homes *homes, const dray__request *r
     const dray__home *own = find(homes, 0);
     uint64_t host = session ? dray__session_host(session) : 0;
     for (uint32_t i = 0; i < homes->count; i++)
-        if (!homes->items[i]->dead && homes->items[i]->host == host)
+        if (homes->items[i]->host == host)
             return homes->items[i];
     *first = dray__request_local(request) || !own;
     return NULL;

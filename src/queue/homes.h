@@ -1,6 +1,6 @@
 /* Homes: the keepers of the hosts that samples lie on, as the controller knows them. Home 0 is the
  * coordinator's own keeper; another comes with the session of its process (join.h), gets a number
- * that is never used again, and is dead when that session ends: what lay there is lost.
+ * that is never used again, and is forgotten when that session ends: what lay there is lost.
  *
  *  HOME_JOIN  str path, str endpoint, u8 own -> u32 number, str identity, blob key
  *             path: of its socket, for clients of its host; endpoint: of its data server, where
@@ -25,7 +25,7 @@ typedef struct dray__home {
     uint32_t number;
     uint64_t member, host;
     char *path, *endpoint;
-    bool own, dead;
+    bool own;
     dray__writer pairs; /* chunks to be dropped */
     uint32_t pair_count;
     uint64_t told; /* pairs that it has */
