@@ -80,13 +80,13 @@ static double round_of(queue_bench *s, dray_queue *queue)
 static void bench_journal_bytes(queue_bench *s)
 {
     unsigned repeats = bench_repeats(s->b);
-    double *times = calloc(3 * (size_t)repeats, sizeof *times);
-    double *with = times, *without = times + repeats, *file = times + 2 * repeats;
+    double *with = calloc(repeats, sizeof *with), *without = calloc(repeats, sizeof *without),
+           *file = calloc(repeats, sizeof *file);
     s->bytes = bench_quick(s->b) ? (size_t)4 << 20 : (size_t)64 << 20;
     s->cell = s->bytes / JOURNAL_COLUMNS / SAMPLES;
     s->source = malloc(s->bytes);
     s->target = malloc(s->bytes);
-    if (!times || !s->source || !s->target)
+    if (!with || !without || !file || !s->source || !s->target)
         bench_die(s->b, "no memory for %zu bytes, twice", s->bytes);
     for (size_t i = 0; i < s->bytes; i++)
         s->source[i] = (uint8_t)(i * 2654435761u >> 13);
@@ -112,7 +112,9 @@ static void bench_journal_bytes(queue_bench *s)
     dray_queue_close(safe);
     free(s->source);
     free(s->target);
-    free(times);
+    free(with);
+    free(without);
+    free(file);
 }
 
 /* Commits one by one, each waited for: the disk's own time differs from one moment to the next, so
