@@ -1,8 +1,9 @@
 /* Jobs: compiled lists of rectangles, and their replay (cuda.h).
  *
- * Three streams: the kernel's, which the others join at the end; the copy engines'; and one that
- * reads back what engines wrote, behind them. What a run needs, but its sums, stays in the GPU's
- * memory between runs. */
+ * Four streams: two that launches of kernels take in turns, each with half of all blocks, so that
+ * while the last tiles of one end the other goes on; the copy engines'; and one that reads back
+ * what engines wrote, behind them. The first is joined by the others at the end. What a run needs,
+ * but its sums, stays in the GPU's memory between runs. */
 #include "mover/cuda.h"
 
 #include "base/error.h"
@@ -16,7 +17,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { KERNEL, ENGINE, CHECK, STREAMS };
+enum { KERNEL, SECOND, ENGINE, CHECK, STREAMS };
 enum { BEGUN, MOVED, FINISHED, JOINED, PHASE, EVENTS };
 enum { BATCH = 1024 }; /* runs of one call to the engines */
 #define BATCH_BYTES ((uint64_t)512 << 20)
@@ -26,8 +27,8 @@ struct dray__cuda_job {
     dray__gpu_program program;
     uint32_t sums, ctas;
     uint64_t sum_count;
-    dray__gpu_memory *memory; /* pieces | quants | tiles | sums | most | stop */
-    uint64_t quants_at, tiles_at, sums_at, most_at, stop_at;
+    dray__gpu_memory *memory; /* pieces | quants | tiles | sums | most | cursors | stop */
+    uint64_t quants_at, tiles_at, sums_at, most_at, cursors_at, stop_at;
     dray__gpu_memory *back; /* of the host: sums | the word that is written to stop */
     uint64_t stop_word_at;
     CUstream streams[STREAMS], control;
@@ -55,7 +56,8 @@ static int make_memory(dray__cuda_job *job, dray_error *error)
     job->tiles_at = job->quants_at + aligned(p->quant_count * sizeof *p->quants);
     job->sums_at = job->tiles_at + aligned(p->tile_count * sizeof *p->tiles);
     job->most_at = job->sums_at + aligned(sums);
-    job->stop_at = job->most_at + aligned(p->most_count * sizeof(uint32_t));
+    job->cursors_at = job->most_at + aligned(p->most_count * sizeof(uint32_t));
+    job->stop_at = job->cursors_at + aligned(p->step_count * sizeof(uint32_t));
     job->stop_word_at = aligned(sums);
     const uint32_t stop = 1;
     int rc = dray__gpu_take(job->gpu, job->stop_at + 256, false, &job->memory, error);
@@ -198,32 +200,37 @@ static CUresult start_runs(dray__cuda_job *job, uint32_t phase, uint64_t *at)
     return result;
 }
 
-static int start_step(dray__cuda_job *job, const dray__gpu_step *step, dray_error *error)
+/* half: another launch is under way beside it. */
+static int start_step(dray__cuda_job *job, const dray__gpu_step *step, int stream, bool half,
+                      dray_error *error)
 {
     CUdeviceptr base = job->memory->device;
     uint32_t kinds = job->sums, blocks = job->gpu->blocks[step->kernel];
     uint64_t sums = base + job->sums_at;
     if (job->ctas && job->ctas < blocks)
         blocks = job->ctas;
+    if (half && blocks > 1)
+        blocks /= 2;
     if (step->count < blocks)
         blocks = (uint32_t)step->count;
     if (step->back) { /* its source is where the engines wrote to */
         sums += 2 * job->sum_count * sizeof(uint64_t);
         kinds = DRAY__CUDA_SUM_SOURCE;
     }
-    dray__gpu_launch launch = {.pieces = (const dray__gpu_piece *)base,
-                               .quants = (const dray__gpu_quant *)(base + job->quants_at),
-                               .tiles =
-                                   (const dray__gpu_tile *)(base + job->tiles_at) + step->first,
-                               .sums = (uint64_t *)sums,
-                               .sum_count = job->sum_count,
-                               .most = (uint32_t *)(base + job->most_at),
-                               .stop = (const uint32_t *)(base + job->stop_at),
-                               .count = (uint32_t)step->count,
-                               .wanted = kinds};
+    dray__gpu_launch launch = {
+        .pieces = (const dray__gpu_piece *)base,
+        .quants = (const dray__gpu_quant *)(base + job->quants_at),
+        .tiles = (const dray__gpu_tile *)(base + job->tiles_at) + step->first,
+        .sums = (uint64_t *)sums,
+        .sum_count = job->sum_count,
+        .most = (uint32_t *)(base + job->most_at),
+        .stop = (const uint32_t *)(base + job->stop_at),
+        .cursor = (uint32_t *)(base + job->cursors_at) + (step - job->program.steps),
+        .count = (uint32_t)step->count,
+        .wanted = kinds};
     job->launches++;
     return dray__gpu_launch_kernel(job->gpu, step->kernel, blocks, step->shared, &launch,
-                                   job->streams[step->back ? CHECK : KERNEL], error);
+                                   job->streams[stream], error);
 }
 
 /* `to` goes on when `from` has done what it was told so far. */
@@ -234,12 +241,40 @@ static CUresult follow(dray__cuda_job *job, int to, int from, int event)
     return result ? result : cuda->cuStreamWaitEvent(job->streams[to], job->events[event], 0);
 }
 
+/* Boxes are launched in their order: what is read twice is read before it is quantised. */
+static bool may_alternate(const dray__gpu_step *step)
+{
+    return !step->back && step->kernel < DRAY__GPU_dray_most;
+}
+
+/* The launches of a phase, from steps[*at] on. */
+static int start_steps(dray__cuda_job *job, uint32_t phase, uint64_t *at, dray_error *error)
+{
+    const dray__gpu_program *p = &job->program;
+    uint64_t pieces = 0, turn = 0;
+    int rc = DRAY_OK;
+    for (uint64_t i = *at; i < p->step_count && p->steps[i].phase == phase; i++)
+        pieces += may_alternate(&p->steps[i]);
+    CUresult result = pieces > 1 ? follow(job, SECOND, KERNEL, PHASE) : CUDA_SUCCESS;
+    for (; !rc && !result && *at < p->step_count && p->steps[*at].phase == phase; ++*at) {
+        const dray__gpu_step *step = &p->steps[*at];
+        bool alternate = pieces > 1 && may_alternate(step);
+        int stream = step->back ? CHECK : alternate && turn++ % 2 ? SECOND : KERNEL;
+        rc = start_step(job, step, stream, alternate, error);
+    }
+    if (!rc && !result && pieces > 1)
+        result = follow(job, KERNEL, SECOND, PHASE);
+    return result ? dray__fail_cuda(error, result, "copies on %s", job->gpu->device->name) : rc;
+}
+
 static int start_phase(dray__cuda_job *job, uint32_t phase, uint64_t *step, uint64_t *run,
                        dray_error *error)
 {
     const dray__gpu_program *p = &job->program;
     bool engines = *run < p->run_count && p->runs[*run].phase == phase, checks = false;
     CUresult result = CUDA_SUCCESS;
+    for (uint64_t i = *step; i < p->step_count && p->steps[i].phase == phase; i++)
+        checks = checks || p->steps[i].back;
     if (engines) {
         result = follow(job, ENGINE, KERNEL, PHASE);
         if (!result)
@@ -247,12 +282,9 @@ static int start_phase(dray__cuda_job *job, uint32_t phase, uint64_t *step, uint
         if (!result)
             result = follow(job, CHECK, ENGINE, JOINED);
     }
-    for (; !result && *step < p->step_count && p->steps[*step].phase == phase; ++*step) {
-        checks = checks || p->steps[*step].back;
-        int rc = start_step(job, &p->steps[*step], error);
-        if (rc)
-            return rc;
-    }
+    int rc = result ? DRAY_OK : start_steps(job, phase, step, error);
+    if (rc)
+        return rc;
     if (!result && engines)
         result = follow(job, KERNEL, checks ? CHECK : ENGINE, JOINED);
     return result ? dray__fail_cuda(error, result, "copies on %s", job->gpu->device->name)

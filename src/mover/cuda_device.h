@@ -129,6 +129,7 @@ INLINE void pair_of_e4m3(u32 pair, u32 *low, u32 *high)
 #define WARP 32
 #define ADD_TO(p, value) atomicAdd((unsigned long long *)(p), (unsigned long long)(value))
 #define MOST_TO(p, value) atomicMax((p), (value))
+#define TAKE(p) atomicAdd((p), 1u)
 
 #else
 
@@ -210,6 +211,7 @@ INLINE u32 MOST_OF_HALVES(u32 a, u32 b)
 #define warp_sum(value) (value)
 #define warp_most(value) (value)
 #define WARP 1
+#define TAKE(p) __atomic_fetch_add((p), 1u, __ATOMIC_RELAXED)
 #define ADD_TO(p, value) ((void)__atomic_fetch_add((p), (value), __ATOMIC_RELAXED))
 INLINE void MOST_TO(u32 *p, u32 value)
 {

@@ -1,10 +1,11 @@
 /* The GPU's kernels (cuda_kernels.h says what they are given), in the common subset of CUDA C++ and
  * C17: NVRTC or nvcc compiles them, and, where there is no GPU, a C compiler for tests.
  *
- * A block takes every BLOCKS-th tile of a launch. Its threads stand side by side along a tile's
- * columns, as many rows of them as there is room for, so that each meets the same columns in all of
- * its rows: column factors are made once a tile and stay in registers; row factors are made once a
- * tile by all threads together. Right for any number of blocks and, on a GPU, any of whole warps.
+ * Blocks take tiles as they come; of boxes, every BLOCKS-th. A block's threads stand side by side
+ * along a tile's columns, as many rows of them as there is room for, so that each meets the same
+ * columns in all of its rows: column factors are made once a tile and stay in registers; row
+ * factors are made once a tile by all threads together. Right for any number of blocks and, on a
+ * GPU, any of whole warps.
  */
 #include "mover/cuda_device.h"
 
@@ -70,13 +71,40 @@ WATCHING u32 stopped(const dray__gpu_launch *l)
     return FLAG(l->stop);
 }
 
-/* The tile's row factors. Two tables take turns, so that no thread overwrites what a slower one
- * still reads. False: to be stopped, for all threads alike. */
-INLINE u32 begin_tile(const dray__gpu_launch *l, const spot *at, u64 *factors)
+/* A block takes the next tile that nobody has: how fast tiles go depends on where they come from.
+ * The first thread asks for one more ahead, so that nobody waits for the answer. Two slots, and two
+ * tables of row factors, take turns, so that no thread overwrites what a slower one still reads. */
+typedef struct taker {
+    u32 ahead; /* the first thread's */
+    u32 turn;
+} taker;
+
+INLINE u32 take_first(const dray__gpu_launch *l, taker *t, u32 *slots)
 {
-    if (!l->wanted)
-        return !stopped(l);
-    for (u32 r = THREAD; r < at->rows; r += THREADS)
+    t->turn = 0;
+    t->ahead = 0;
+    if (THREAD == 0) {
+        slots[0] = TAKE(l->cursor);
+        t->ahead = TAKE(l->cursor);
+    }
+    SYNC();
+    return slots[0];
+}
+
+INLINE u32 take_next(taker *t, const u32 *slots)
+{
+    t->turn ^= 1;
+    return slots[t->turn];
+}
+
+/* The tile's row factors. False: to be stopped, for all threads alike. */
+INLINE u32 begin_tile(const dray__gpu_launch *l, const spot *at, taker *t, u32 *slots, u64 *factors)
+{
+    if (THREAD == 0) {
+        slots[t->turn ^ 1] = t->ahead;
+        t->ahead = TAKE(l->cursor);
+    }
+    for (u32 r = THREAD; r < at->rows && l->wanted; r += THREADS)
         factors[r] = row_factor(at->row + r * at->row_step);
     return !SYNC_OR((int)stopped(l));
 }
@@ -211,20 +239,21 @@ INLINE void move_words(const spot *at, const u64 *factors, totals *t, const u32 
 KERNEL(2) dray_words(LAUNCH l)
 {
     SHARED u64 factors[2][DRAY__GPU_ROWS];
+    SHARED u32 slots[2];
     totals t = {{0, 0, 0, 0}, NOBODY};
-    u32 table = 0;
-    for (u32 i = BLOCK; i < l.count; i += BLOCKS, table ^= 1) {
+    taker turns;
+    for (u32 i = take_first(&l, &turns, slots); i < l.count; i = take_next(&turns, slots)) {
         const dray__gpu_piece *p = &l.pieces[l.tiles[i].piece];
         spot at = spot_of(&l, p, l.tiles[i].index);
-        if (!begin_tile(&l, &at, factors[table]))
+        if (!begin_tile(&l, &at, &turns, slots, factors[turns.turn]))
             break;
         flush(&l, &t, p->sum);
         if (p->unit == 2)
-            move_words(&at, factors[table], &t, 16, 2, 0);
+            move_words(&at, factors[turns.turn], &t, 16, 2, 0);
         else if (p->unit == 4)
-            move_words(&at, factors[table], &t, 16, 4, 0);
+            move_words(&at, factors[turns.turn], &t, 16, 4, 0);
         else
-            move_words(&at, factors[table], &t, 16, 1, 0);
+            move_words(&at, factors[turns.turn], &t, 16, 1, 0);
     }
     if (l.wanted)
         flush(&l, &t, NOBODY);
@@ -233,20 +262,21 @@ KERNEL(2) dray_words(LAUNCH l)
 KERNEL(3) dray_sum(LAUNCH l)
 {
     SHARED u64 factors[2][DRAY__GPU_ROWS];
+    SHARED u32 slots[2];
     totals t = {{0, 0, 0, 0}, NOBODY};
-    u32 table = 0;
-    for (u32 i = BLOCK; i < l.count; i += BLOCKS, table ^= 1) {
+    taker turns;
+    for (u32 i = take_first(&l, &turns, slots); i < l.count; i = take_next(&turns, slots)) {
         const dray__gpu_piece *p = &l.pieces[l.tiles[i].piece];
         spot at = spot_of(&l, p, l.tiles[i].index);
-        if (!begin_tile(&l, &at, factors[table]))
+        if (!begin_tile(&l, &at, &turns, slots, factors[turns.turn]))
             break;
         flush(&l, &t, p->sum);
         if (p->unit == 2)
-            move_words(&at, factors[table], &t, 16, 2, 1);
+            move_words(&at, factors[turns.turn], &t, 16, 2, 1);
         else if (p->unit == 4)
-            move_words(&at, factors[table], &t, 16, 4, 1);
+            move_words(&at, factors[turns.turn], &t, 16, 4, 1);
         else
-            move_words(&at, factors[table], &t, 16, 1, 1);
+            move_words(&at, factors[turns.turn], &t, 16, 1, 1);
     }
     if (l.wanted)
         flush(&l, &t, NOBODY);
@@ -255,22 +285,23 @@ KERNEL(3) dray_sum(LAUNCH l)
 KERNEL(2) dray_narrow(LAUNCH l)
 {
     SHARED u64 factors[2][DRAY__GPU_ROWS];
+    SHARED u32 slots[2];
     totals t = {{0, 0, 0, 0}, NOBODY};
-    u32 table = 0;
-    for (u32 i = BLOCK; i < l.count; i += BLOCKS, table ^= 1) {
+    taker turns;
+    for (u32 i = take_first(&l, &turns, slots); i < l.count; i = take_next(&turns, slots)) {
         const dray__gpu_piece *p = &l.pieces[l.tiles[i].piece];
         spot at = spot_of(&l, p, l.tiles[i].index);
-        if (!begin_tile(&l, &at, factors[table]))
+        if (!begin_tile(&l, &at, &turns, slots, factors[turns.turn]))
             break;
         flush(&l, &t, p->sum);
         if (p->word == 8)
-            move_words(&at, factors[table], &t, 8, p->unit, 0);
+            move_words(&at, factors[turns.turn], &t, 8, p->unit, 0);
         else if (p->word == 4)
-            move_words(&at, factors[table], &t, 4, p->unit, 0);
+            move_words(&at, factors[turns.turn], &t, 4, p->unit, 0);
         else if (p->word == 2)
-            move_words(&at, factors[table], &t, 2, p->unit, 0);
+            move_words(&at, factors[turns.turn], &t, 2, p->unit, 0);
         else
-            move_words(&at, factors[table], &t, 1, p->unit, 0);
+            move_words(&at, factors[turns.turn], &t, 1, p->unit, 0);
     }
     if (l.wanted)
         flush(&l, &t, NOBODY);
@@ -348,17 +379,18 @@ INLINE void cast_rows(const spot *at, const u64 *factors, totals *t, const u32 f
 KERNEL(2) dray_cast(LAUNCH l)
 {
     SHARED u64 factors[2][DRAY__GPU_ROWS];
+    SHARED u32 slots[2];
     totals t = {{0, 0, 0, 0}, NOBODY};
-    u32 table = 0;
-    for (u32 i = BLOCK; i < l.count; i += BLOCKS, table ^= 1) {
+    taker turns;
+    for (u32 i = take_first(&l, &turns, slots); i < l.count; i = take_next(&turns, slots)) {
         const dray__gpu_piece *p = &l.pieces[l.tiles[i].piece];
         spot at = spot_of(&l, p, l.tiles[i].index);
-        if (!begin_tile(&l, &at, factors[table]))
+        if (!begin_tile(&l, &at, &turns, slots, factors[turns.turn]))
             break;
         flush(&l, &t, p->sum);
 #define XX(a, b)                                                                                   \
     if (p->from == (a) && p->to == (b))                                                            \
-        cast_rows(&at, factors[table], &t, a, b);
+        cast_rows(&at, factors[turns.turn], &t, a, b);
         GROUP_CASTS(XX)
 #undef XX
     }
@@ -372,12 +404,13 @@ KERNEL(2) dray_cast(LAUNCH l)
 KERNEL(3) dray_any(LAUNCH l)
 {
     SHARED u64 factors[2][DRAY__GPU_ROWS];
+    SHARED u32 slots[2];
     totals t = {{0, 0, 0, 0}, NOBODY};
-    u32 table = 0;
-    for (u32 i = BLOCK; i < l.count; i += BLOCKS, table ^= 1) {
+    taker turns;
+    for (u32 i = take_first(&l, &turns, slots); i < l.count; i = take_next(&turns, slots)) {
         const dray__gpu_piece *p = &l.pieces[l.tiles[i].piece];
         spot at = spot_of(&l, p, l.tiles[i].index);
-        if (!begin_tile(&l, &at, factors[table]))
+        if (!begin_tile(&l, &at, &turns, slots, factors[turns.turn]))
             break;
         flush(&l, &t, p->sum);
         /* What is not converted may have a dtype that is only known by its size. */
@@ -392,12 +425,12 @@ KERNEL(3) dray_any(LAUNCH l)
                 if (at.destination)
                     store_element(to, made, out);
                 if (at.wanted & SOURCE)
-                    t.of[0] += factors[table][r] * element_sum(bits, in, at.column + c);
+                    t.of[0] += factors[turns.turn][r] * element_sum(bits, in, at.column + c);
                 if (at.wanted & WRITTEN)
-                    t.of[1] += factors[table][r] * element_sum(made, out, at.column + c);
+                    t.of[1] += factors[turns.turn][r] * element_sum(made, out, at.column + c);
                 if (at.wanted & BACK)
-                    t.of[2] +=
-                        factors[table][r] * element_sum(load_element(to, out), out, at.column + c);
+                    t.of[2] += factors[turns.turn][r] *
+                               element_sum(load_element(to, out), out, at.column + c);
             }
     }
     if (l.wanted)

@@ -76,6 +76,7 @@ typedef struct dray__gpu_launch {
     uint64_t sum_count;          /* of one */
     uint32_t *most;              /* largest magnitudes, as bits of f32 */
     const uint32_t *stop;        /* not 0: go no further */
+    uint32_t *cursor;            /* tiles of pieces that were taken: 0 at first */
     uint32_t count;              /* tiles */
     uint32_t wanted;             /* bit set of sums */
 } dray__gpu_launch;

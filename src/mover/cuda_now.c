@@ -17,6 +17,7 @@ enum {
     HOST_BYTES = HOST_SUM + 256,
     GPU_TILES = PIECES_BYTES,
     GPU_SUMS = GPU_TILES + TILES_BYTES,
+    GPU_CURSOR = GPU_SUMS + 128,
     GPU_STOP = GPU_SUMS + 256,
     GPU_BYTES = GPU_STOP + 256
 };
@@ -61,10 +62,13 @@ static int launch(dray__gpu *gpu, int kernel, uint32_t tiles, bool summed, dray_
                           .sums = (uint64_t *)(base + GPU_SUMS),
                           .sum_count = 1,
                           .stop = (const uint32_t *)(base + GPU_STOP),
+                          .cursor = (uint32_t *)(base + GPU_CURSOR),
                           .count = tiles,
                           .wanted = summed ? DRAY__CUDA_SUM_SOURCE : 0};
     CUresult result = cuda->cuMemcpyHtoDAsync(base + GPU_TILES, gpu->bounce->host + HOST_TILES,
                                               tiles * sizeof(dray__gpu_tile), gpu->bounce_stream);
+    if (!result)
+        result = cuda->cuMemsetD32Async(base + GPU_CURSOR, 0, 1, gpu->bounce_stream);
     if (result)
         return dray__fail_cuda(error, result, "descriptors to %s", gpu->device->name);
     uint32_t blocks = tiles < gpu->blocks[kernel] ? tiles : gpu->blocks[kernel];
