@@ -16,6 +16,7 @@
 
 #include <dlfcn.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -112,6 +113,20 @@ static inline bool gpu_fail(const char *spec)
     set(spec);
     dlclose(fake);
     return true;
+}
+
+/* Lets the `at`-th store of kernels go wrong (tests/gpu/fake/kernels.c says how), under the fake
+ * alone. Returns how many there were since the last call. */
+static inline uint64_t gpu_fault(int kind, uint64_t at)
+{
+    uint64_t (*set)(int, uint64_t) = NULL;
+    void *fake = gpu_is_real() ? NULL : dlopen(getenv("DRAY_FAKE_CUDA"), RTLD_NOW | RTLD_LOCAL);
+    if (!fake)
+        return 0;
+    *(void **)&set = dlsym(fake, "fake_cuda_fault");
+    uint64_t count = set(kind, at);
+    dlclose(fake);
+    return count;
 }
 
 #endif

@@ -194,6 +194,60 @@ static void faults_in(ranks *r, const dray_update_options *options, uint64_t see
     }
 }
 
+/* ---- what GPUs move by themselves: stores of their kernels go wrong, or launches fail */
+
+static bool names_a_tensor(const dray_layout *layout, const char *message)
+{
+    for (uint32_t t = 0; t < dray_layout_tensor_count(layout); t++)
+        if (strstr(message, dray_layout_tensor(layout, t)->name))
+            return true;
+    return false;
+}
+
+static bool one_gpu_fault(ranks *r, const dray_update_options *options, int kind, uint64_t at,
+                          uint64_t seed)
+{
+    dray_error said = {0};
+    poison_all(r);
+    gpu_fault(kind, at);
+    int rc = update(r, options, NULL, &said);
+    gpu_fault(0, 0);
+    if (rc == DRAY_OK) {
+        assert_int_equal(wrong_in_all(r, seed), 0);
+        return false;
+    }
+    assert_int_equal(rc, DRAY_ETORN);
+    assert_true(names_a_tensor(r->e[0].layout, said.message));
+    return true;
+}
+
+static void gpu_faults_in(ranks *r, const dray_update_options *options, uint64_t seed,
+                          uint64_t random)
+{
+    gpu_fault(1, UINT64_MAX);
+    check_whole(r, options, seed);
+    uint64_t stores = gpu_fault(0, 0);
+    assert_true(stores > 0);
+    for (int kind = 1; kind <= 2; kind++) {
+        int found = 0;
+        for (int i = 0; i < 3 * fixture_scale(); i++)
+            found += one_gpu_fault(r, options, kind, mix(random++) % stores, seed);
+        /* a bucket may hold what was to be written there already */
+        assert_true(found > 0 || kind != 2);
+        check_whole(r, options, seed);
+    }
+    for (int i = 1; i <= 2; i++) {
+        char spec[64];
+        snprintf(spec, sizeof spec, "cuLaunchKernel:%d:701", i);
+        gpu_fail(spec);
+        int rc = update(r, options, NULL, NULL);
+        gpu_fail(NULL);
+        assert_true(rc == DRAY_OK || rc == DRAY_ETORN);
+        assert_true(i > 1 || rc == DRAY_ETORN);
+        check_whole(r, options, seed);
+    }
+}
+
 static uint64_t random_seed(void)
 {
     const char *given = getenv("DRAY_TEST_SEED");
@@ -228,7 +282,11 @@ static void test_updates(void **state)
             options.mode = mode < 2 ? DRAY_MODE_TENSOR : DRAY_MODE_DISK;
             options.path = mode < 2 ? NULL : folder;
             options.path_version = 1;
-            faults_in(&r, &options, seed, seed * 1000 + (uint64_t)(mode * 100 + strategy * 30));
+            uint64_t random = seed * 1000 + (uint64_t)(mode * 100 + strategy * 30);
+            if (cluster_kind == DRAY_REGION_CUDA && mode < 2 && !gpu_is_real())
+                gpu_faults_in(&r, &options, seed, random);
+            else if (cluster_kind != DRAY_REGION_CUDA || mode >= 2)
+                faults_in(&r, &options, seed, random);
         }
         close_ranks(&r);
     }

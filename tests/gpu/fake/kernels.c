@@ -1,7 +1,42 @@
 /* The kernels, from the very source that is compiled for GPUs. */
 #include "fake.h"
 
+#include <stdatomic.h>
+#include <string.h>
+
+/* ---- stores that go wrong -------------------------------------------------------------------- */
+
+/* kind: 0 none, 1 dropped, 2 a bit flips: the `at`-th store of at least 8 bytes to GPU memory by
+ * kernels, counted from here. Returns how many there were since the last call. */
+__attribute__((visibility("default"))) uint64_t fake_cuda_fault(int kind, uint64_t at);
+
+static atomic_int fault_kind;
+static atomic_ullong fault_at, stores;
+
+uint64_t fake_cuda_fault(int kind, uint64_t at)
+{
+    atomic_store(&fault_kind, kind);
+    atomic_store(&fault_at, at);
+    return atomic_exchange(&stores, 0);
+}
+
+static inline void copy_word(void *to, const void *from, size_t n)
+{
+    int kind = atomic_load_explicit(&fault_kind, memory_order_relaxed);
+    bool wrong = kind && n >= 8 && fake_is_device_space((uintptr_t)to) &&
+                 atomic_fetch_add(&stores, 1) == atomic_load(&fault_at);
+    if (wrong && kind == 1)
+        return;
+    memcpy(to, from, n);
+    if (wrong && kind == 2)
+        *(uint8_t *)to ^= 4;
+}
+
+#define memcpy copy_word
 #include "mover/cuda_kernels.cu"
+#undef memcpy
+
+/* ---- the table ------------------------------------------------------------------------------- */
 
 #define XX(name)                                                                                   \
     static void run_##name(const void *parameter)                                                  \
