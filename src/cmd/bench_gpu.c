@@ -135,6 +135,7 @@ static bool find_nvrtc(nvrtc *out)
     void *library = NULL;
     for (size_t i = 0; i < sizeof names / sizeof *names && !library; i++)
         library = names[i] ? dlopen(names[i], RTLD_NOW | RTLD_LOCAL) : NULL;
+    *out = (nvrtc){0};
     if (!library)
         return false;
     *(void **)&out->create = dlsym(library, "nvrtcCreateProgram");

@@ -158,7 +158,8 @@ static const char *intern(const char *text)
         free(copy);
         return NULL;
     }
-    return texts[text_count++] = copy;
+    texts[text_count] = copy;
+    return texts[text_count++];
 }
 
 void dray_trace_samples(dray_span_kind kind, const char *name, int64_t begin_ns, int64_t end_ns,

@@ -145,13 +145,14 @@ static bool hold(dray_engines *e, dray_engine_info *items, uint32_t *count)
         dray_engine_info *now = (dray_engine_info *)find(items, *count, &kept);
         if (!kept.serving || (now && (now->serving || now->leaving || now->ranks == now->world)))
             continue;
-        kept.model = strdup(kept.model);
-        kept.group = strdup(kept.group);
-        if (!kept.model || !kept.group) {
-            free((char *)kept.model);
-            free((char *)kept.group);
+        char *model = strdup(kept.model), *group = strdup(kept.group);
+        if (!model || !group) {
+            free(model);
+            free(group);
             return false;
         }
+        kept.model = model;
+        kept.group = group;
         if (now) {
             free((char *)now->model);
             free((char *)now->group);
