@@ -133,12 +133,12 @@ static void enter_sums(dray__haul *h, const dray__program_job *job)
             break;
         case DRAY__ENTRY_SUMMED:
             h->found[e->block] += back[i];
-            h->expected[e->block] += written[i];
+            h->expected[e->block] += written[i] - (e->twice ? read[i] : 0);
             own(h, e, read[i]);
             break;
         case DRAY__ENTRY_FILL:
         case DRAY__ENTRY_SENT:
-            h->expected[e->block] += written[i];
+            h->expected[e->block] += written[i] - (e->twice ? read[i] : 0);
             own(h, e, read[i]);
             break;
         case DRAY__ENTRY_DRAIN:
@@ -146,6 +146,9 @@ static void enter_sums(dray__haul *h, const dray__program_job *job)
             break;
         case DRAY__ENTRY_ARRIVED:
             h->found[e->block] += read[i];
+            break;
+        case DRAY__ENTRY_AGAIN: /* what is taken away above, if it was read right */
+            h->expected[e->block] += read[i];
             break;
         case DRAY__ENTRY_READ:
             own(h, e, read[i]);

@@ -178,16 +178,20 @@ static bool shrinks(const dray_copy *copy)
            dray_dtype_size((dray_dtype)copy->source_dtype);
 }
 
+/* Is there nothing that the sum of what is read would be compared with? */
+static bool is_alone(const dray__haul *h, const dray__op *op)
+{
+    const bool *compared = h->options.compared;
+    return h->options.verify && (!op->owned || (compared && !compared[op->copy.tensor]));
+}
+
 /* As lane_memory.c has it: where the group's sum is compared with what was announced, the sum of
  * what lies there is enough. */
 static uint8_t kind_of(const dray__haul *h, const dray__op *op)
 {
-    const bool *compared = h->options.compared;
     if (!h->options.verify)
         return DRAY__ENTRY_UNCHECKED;
-    if (!op->owned || (compared && !compared[op->copy.tensor]) || converts(&op->copy))
-        return DRAY__ENTRY_SUMMED;
-    return DRAY__ENTRY_READ_BACK;
+    return is_alone(h, op) || converts(&op->copy) ? DRAY__ENTRY_SUMMED : DRAY__ENTRY_READ_BACK;
 }
 
 static const uint32_t sums_of[] = {
@@ -207,13 +211,28 @@ static dray__cuda_item item_of(const dray__ends *ends, const dray_copy *copy)
                                      dray_region_get_kind(ends->to) == DRAY_REGION_PINNED};
 }
 
-static dray__entry entry_of(const dray__op *op, uint8_t kind)
+static dray__entry entry_of(const dray__haul *h, const dray__op *op, uint8_t kind)
 {
-    return (dray__entry){.block = op->block,
+    return (dray__entry){.twice = is_alone(h, op),
+                         .block = op->block,
                          .tensor = op->copy.tensor,
                          .dtype = (uint8_t)op->copy.source_dtype,
                          .kind = kind,
                          .owned = op->owned};
+}
+
+/* Reads the source again, where need be, by another kernel than the one that moves. */
+static bool read_again(dray__compiler *c, dray__cuda_device *device, const dray__cuda_item *item,
+                       const dray__entry *moved)
+{
+    if (!moved->twice)
+        return true;
+    dray__entry entry = {.block = moved->block, .kind = DRAY__ENTRY_AGAIN};
+    dray__cuda_item again = *item;
+    again.copy.destination_dtype = item->copy.source_dtype;
+    again.destination_base = 0;
+    again.phase = 0;
+    return dray__draft_push(dray__draft_of(c, device, DRAY__CUDA_SUM_SOURCE, 0), &again, &entry);
 }
 
 /* ---- rounds: all ranks at once, no two of them reading from the same GPU, is what links carry
@@ -296,7 +315,7 @@ static int compile_op(dray__compiler *c, uint64_t index, dray_error *error)
     if (rc)
         return rc;
     dray__cuda_item item = item_of(&ends, &op->copy);
-    dray__entry entry = entry_of(op, kind_of(h, op));
+    dray__entry entry = entry_of(h, op, kind_of(h, op));
     dray__cuda_device *pusher = shrinks(&op->copy) ? dray__pusher_of(&ends) : NULL;
     bool pushed;
     if (!pusher && !item.host)
@@ -311,6 +330,7 @@ static int compile_op(dray__compiler *c, uint64_t index, dray_error *error)
         pushed =
             dray__draft_push(dray__draft_of(c, ends.device, sums_of[entry.kind], 0), &item, &entry);
     }
+    pushed = pushed && read_again(c, pusher ? pusher : ends.device, &item, &entry);
     return pushed ? DRAY_OK : dray__nomem(error);
 }
 
@@ -394,7 +414,7 @@ static bool push_staged(dray__compiler *c, dray__filling *f, const dray__cuda_it
     f->tensor = slice->tensor;
     uint64_t half = f->address + (f->group & 1) * f->half;
     bool verify = h->options.verify;
-    dray__entry entry = entry_of(op, 0);
+    dray__entry entry = entry_of(h, op, 0);
     in.copy = *slice;
     dray__copy_to_dense(&in.copy, slice->destination_dtype, f->used);
     in.destination_base = half;
@@ -404,12 +424,13 @@ static bool push_staged(dray__compiler *c, dray__filling *f, const dray__cuda_it
     out.phase = f->group + 1;
     out.lane = h->sources->count; /* what is local is a lane of its own */
     f->used = (f->used + bytes + DRAY__BUCKET_ALIGN - 1) / DRAY__BUCKET_ALIGN * DRAY__BUCKET_ALIGN;
-    dray__draft *d = dray__draft_of(c, f->device, verify ? sums_of[DRAY__ENTRY_SUMMED] : 0, 0);
+    uint32_t sums = verify ? sums_of[DRAY__ENTRY_SUMMED] : 0;
     entry.kind = verify ? DRAY__ENTRY_FILL : DRAY__ENTRY_UNCHECKED;
-    if (!dray__draft_push(d, &in, &entry))
+    if (!dray__draft_push(dray__draft_of(c, f->device, sums, 0), &in, &entry) ||
+        !read_again(c, f->device, &in, &entry))
         return false;
     entry.kind = verify ? DRAY__ENTRY_DRAIN : DRAY__ENTRY_UNCHECKED;
-    return dray__draft_push(d, &out, &entry);
+    return dray__draft_push(dray__draft_of(c, f->device, sums, 0), &out, &entry);
 }
 
 static int compile_slices(dray__compiler *c, uint64_t index, dray_error *error)

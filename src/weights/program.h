@@ -21,6 +21,7 @@ enum dray__entry_kind {
     DRAY__ENTRY_DRAIN,     /* out of it, to the destination */
     DRAY__ENTRY_SENT,      /* written from another GPU than the destination's */
     DRAY__ENTRY_ARRIVED,   /* and read back there */
+    DRAY__ENTRY_AGAIN,     /* the source, read a second time */
     DRAY__ENTRY_READ,      /* gathered, to be quantised */
     DRAY__ENTRY_QUANTISED  /* elements and scales written */
 };
@@ -33,6 +34,7 @@ typedef struct dray__entry {
     uint8_t dtype; /* of what is read */
     uint8_t kind;
     bool owned; /* the sum of what is read counts */
+    bool twice; /* it counts nowhere else: the source is read a second time, to be compared */
 } dray__entry;
 
 typedef struct dray__program_job {

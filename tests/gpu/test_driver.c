@@ -339,6 +339,7 @@ static void exports_arena(void)
     OK(cu->cuMemCreate(&handle, arena_bytes, &prop, 0));
     map_arena(&at, handle, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
     OK(cu->cuMemcpyHtoD(at, pattern, BYTES));
+    OK(cu->cuCtxSynchronize());
     OK(cu->cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
     pid_t self = getpid();
     tell(&self, sizeof self, fd);
@@ -481,6 +482,7 @@ static void sees_them_turned(void)
     CUdeviceptr a, b;
     OK(cu->cuMemAlloc(&a, BYTES));
     OK(cu->cuMemcpyHtoD(a, pattern, BYTES));
+    OK(cu->cuCtxSynchronize()); /* the other GPU's context does not wait for this one's */
     CHECK(dray__cuda_device_at(1, &other, NULL) == DRAY_OK);
     CHECK(dray__cuda_enter(other, NULL) == DRAY_OK);
     OK(cu->cuMemAlloc(&b, BYTES));

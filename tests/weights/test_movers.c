@@ -194,7 +194,8 @@ static void faults_in(ranks *r, const dray_update_options *options, uint64_t see
     }
 }
 
-/* ---- what GPUs move by themselves: stores of their kernels go wrong, or launches fail */
+/* ---- what GPUs move by themselves: stores and loads of their kernels go wrong, or launches fail
+ */
 
 static bool names_a_tensor(const dray_layout *layout, const char *message)
 {
@@ -224,14 +225,14 @@ static bool one_gpu_fault(ranks *r, const dray_update_options *options, int kind
 static void gpu_faults_in(ranks *r, const dray_update_options *options, uint64_t seed,
                           uint64_t random)
 {
-    gpu_fault(1, UINT64_MAX);
-    check_whole(r, options, seed);
-    uint64_t stores = gpu_fault(0, 0);
-    assert_true(stores > 0);
-    for (int kind = 1; kind <= 2; kind++) {
+    for (int kind = 1; kind <= 3; kind++) {
         int found = 0;
+        gpu_fault(kind, UINT64_MAX);
+        assert_int_equal(update(r, options, NULL, NULL), DRAY_OK);
+        uint64_t words = gpu_fault(0, 0);
+        assert_true(words > 0);
         for (int i = 0; i < 3 * fixture_scale(); i++)
-            found += one_gpu_fault(r, options, kind, mix(random++) % stores, seed);
+            found += one_gpu_fault(r, options, kind, mix(random++) % words, seed);
         /* a bucket may hold what was to be written there already */
         assert_true(found > 0 || kind != 2);
         check_whole(r, options, seed);

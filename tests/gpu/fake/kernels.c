@@ -4,10 +4,11 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* ---- stores that go wrong -------------------------------------------------------------------- */
+/* ---- stores and loads that go wrong ---------------------------------------------------------- */
 
-/* kind: 0 none, 1 dropped, 2 a bit flips: the `at`-th store of at least 8 bytes to GPU memory by
- * kernels, counted from here. Returns how many there were since the last call. */
+/* kind: 0 none; 1 dropped, 2 a bit flips: the `at`-th store of at least 8 bytes to GPU memory by
+ * kernels, counted from here; 3 a bit flips: the `at`-th such load. Returns how many stores (of
+ * kind 3: loads) there were since the last call. */
 __attribute__((visibility("default"))) uint64_t fake_cuda_fault(int kind, uint64_t at);
 
 static atomic_int fault_kind;
@@ -23,12 +24,13 @@ uint64_t fake_cuda_fault(int kind, uint64_t at)
 static inline void copy_word(void *to, const void *from, size_t n)
 {
     int kind = atomic_load_explicit(&fault_kind, memory_order_relaxed);
-    bool wrong = kind && n >= 8 && fake_is_device_space((uintptr_t)to) &&
+    bool wrong = kind && n >= 8 &&
+                 fake_is_device_space(kind == 3 ? (uintptr_t)from : (uintptr_t)to) &&
                  atomic_fetch_add(&stores, 1) == atomic_load(&fault_at);
     if (wrong && kind == 1)
         return;
     memcpy(to, from, n);
-    if (wrong && kind == 2)
+    if (wrong && kind != 1)
         *(uint8_t *)to ^= 4;
 }
 
