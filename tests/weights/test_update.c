@@ -476,7 +476,7 @@ static void test_tcp_cannot_pass_memory(void **state)
 static int start_tcp(void **state)
 {
     f.tcp = true;
-    return cluster_start_thread(state);
+    return cluster_start(state); /* which forks: so does this test */
 }
 
 static void test_wrong_arguments(void **state)
