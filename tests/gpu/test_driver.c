@@ -393,6 +393,7 @@ static void exports_legacy(void)
     draw(6);
     OK(cu->cuMemAlloc(&at, BYTES));
     OK(cu->cuMemsetD8(at, 1, BYTES));
+    OK(cu->cuCtxSynchronize()); /* the stream below waits for nobody */
     OK(cu->cuIpcGetMemHandle(&o.memory, at));
     CHECK(cu->cuIpcOpenMemHandle(&opened, o.memory, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) ==
           CUDA_ERROR_INVALID_CONTEXT);
