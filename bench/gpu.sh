@@ -99,6 +99,10 @@ row "32B apart, f32 FSDP1 to bf16" 1.3 limit --model $m32 --from "fsdp1:$half,dt
     --to "engine:tp=$half@$high"
 row "32B, 15 layers, offloaded in pinned memory" 1.15 limit --source pinned --model $m32 \
     --layers 15 --from "fsdp:$gpus@$all" --to "engine:tp=$gpus@$all"
+row "32B, 15 layers, commit of what lies in spare GPU memory" 0 limit --prefetch device --model $m32 \
+    --layers 15 --from "fsdp:$half@$low" --to "engine:tp=$half@$high"
+row "32B, 15 layers, commit of what lies in pinned memory" 1.15 limit --prefetch pinned --model $m32 \
+    --layers 15 --from "fsdp:$gpus@$all" --to "engine:tp=$gpus@$all"
 row "Megatron TP4xPP2, 32B co-located" 0 limit --model $m32 \
     --from "megatron:tp=$half,pp=2@$all" --to "engine:tp=$gpus@$all"
 flow "32B apart" distributed 32b 512
@@ -112,11 +116,11 @@ found, gpus, out = sys.argv[1:]
 lines = [json.loads(l) for l in open(found)]
 rows, flows = [l for l in lines if "row" in l], {l["flow"]: l for l in lines if "flow" in l}
 times = {r["row"]: r["bench"]["value"] for r in rows if "bench" in r}
-print("%-43s %8s %8s %7s %7s %9s %8s %7s" % ("work, %s GPUs" % gpus, "limit ms", "dray ms", "ratio",
+print("%-56s %8s %8s %7s %7s %9s %8s %7s" % ("work, %s GPUs" % gpus, "limit ms", "dray ms", "ratio",
       "target", "+ publish", "flow ms", "faster"))
 for r in rows:
     if "bench" not in r:
-        print("%-43s %s" % (r["row"], r["error"][:100]))
+        print("%-56s %s" % (r["row"], r["error"][:100]))
         continue
     b = r["bench"]
     limit = b["limit"] if r["against"] == "limit" else times.get(r["against"], 0)
@@ -125,7 +129,7 @@ for r in rows:
                  and ("DP" not in r["row"]) and "," not in r["row"]), None)
     r.update(limit_ms=limit * 1e3, ms=b["value"] * 1e3, ratio=ratio, flow_ms=flow,
              met=r["target"] == 0 or 0 < ratio <= r["target"])
-    print("%-43s %8.2f %8.2f %7.3f %7s %9.2f %8s %7s%s" % (
+    print("%-56s %8.2f %8.2f %7.3f %7s %9.2f %8s %7s%s" % (
         r["row"], limit * 1e3, b["value"] * 1e3, ratio, r["target"] or "-",
         b.get("seconds_with_publish", 0) * 1e3, "%.0f" % flow if flow else "-",
         "%.1fx" % (flow / (b["value"] * 1e3)) if flow else "-", "" if r["met"] else "  missed"))

@@ -167,6 +167,20 @@ double bench_cluster_follow(bench_cluster *c, const dray_update_options *options
     return end - begin;
 }
 
+double bench_cluster_prefetch(bench_cluster *c, const dray_update_options *options)
+{
+    publish(c);
+    set_update(c, options);
+    double seconds = round_of(c, &c->board->engines, WORK_PREFETCH);
+    round_of(c, &c->board->engines, WORK_POISON);
+    return seconds;
+}
+
+double bench_cluster_commit(bench_cluster *c)
+{
+    return round_of(c, &c->board->engines, WORK_COMMIT);
+}
+
 double bench_cluster_repeat(bench_cluster *c, const dray_update_options *options)
 {
     double longest = 0;

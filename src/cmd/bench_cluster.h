@@ -31,8 +31,9 @@ typedef struct bench_cluster_options {
     /* Not 0: the trainers' weights lie in private memory, and pass through a staging arena of so
      * many bytes. */
     uint64_t staging;
-    bool cuda;              /* both sides are memory of GPUs, */
-    bool pinned;            /* but the trainers' is pinned host memory */
+    bool cuda;                      /* both sides are memory of GPUs, */
+    bool pinned;                    /* but the trainers' is pinned host memory */
+    dray_region_kind prefetch_into; /* where engines on GPUs prefetch to; 0: spare GPU memory */
     const char *checkpoint; /* folder: engines read it, and there are no trainers; NULL: none */
 } bench_cluster_options;
 
@@ -47,6 +48,11 @@ double bench_cluster_update(bench_cluster *c, const dray_update_options *options
 /* The same, but engines wait for the version already: seconds from the beginning of the last
  * trainer rank's publish, with its sums, to the last engine rank's commit. */
 double bench_cluster_follow(bench_cluster *c, const dray_update_options *options);
+/* A new version into the engines' staging, from the last rank's publish on; then what the engines
+ * served is poisoned. */
+double bench_cluster_prefetch(bench_cluster *c, const dray_update_options *options);
+/* It takes the place of what they served. */
+double bench_cluster_commit(bench_cluster *c);
 /* The version that is there, once more, without poison: what an update costs besides its bytes.
  * Seconds of the slowest rank. */
 double bench_cluster_repeat(bench_cluster *c, const dray_update_options *options);

@@ -39,6 +39,11 @@ bench_gpu_rates bench_gpu_measure(bench *b, const bench_cluster_options *options
 double bench_gpu_limit(bench *b, const bench_cluster_options *options, const bench_gpu_rates *rates,
                        const char **how);
 
+/* What a commit of what was prefetched takes at least: a copy within each GPU, or out of pinned
+ * memory. */
+double bench_gpu_commit_limit(const bench_cluster_options *options, const bench_gpu_rates *rates,
+                              const char **how);
+
 /* Of a side: the GPU of its rank-th of `ranks` ranks. */
 uint32_t bench_gpu_of(const bench_side *side, uint32_t rank, uint32_t ranks);
 

@@ -305,3 +305,19 @@ double bench_gpu_limit(bench *b, const bench_cluster_options *o, const bench_gpu
     }
     return most;
 }
+
+double bench_gpu_commit_limit(const bench_cluster_options *o, const bench_gpu_rates *rates,
+                              const char **how)
+{
+    double of[GPUS_MAX] = {0}, most = 0;
+    uint32_t ranks = (o->engines ? o->engines : 1) * o->to.count;
+    for (uint32_t number = 0; number < ranks; number++) {
+        double *bytes = &of[bench_gpu_of(&o->to, number, ranks)];
+        *bytes += (double)dray_layout_bytes(o->to.layouts[number % o->to.count]);
+        most = *bytes > most ? *bytes : most;
+    }
+    bool pinned = o->prefetch_into == DRAY_REGION_PINNED;
+    *how = pinned ? "pinned memory" : "local copy";
+    double rate = pinned ? rates->pinned : rates->local;
+    return rate > 0 ? most / rate : 0;
+}

@@ -360,13 +360,16 @@ static void poison(bench_cluster *c, const engine *e)
             memset(dray_region_base(e->regions[i]), POISON, dray_region_bytes(e->regions[i]));
 }
 
-static void update(bench_cluster *c, const engine *e, dray_update_report *report)
+typedef int update_fn(dray_subscriber *subscriber, const dray_update_options *options,
+                      dray_update_report *report, dray_error *error);
+
+static void update(bench_cluster *c, const engine *e, update_fn *how, dray_update_report *report)
 {
     dray_error error;
     char who[64];
     snprintf(who, sizeof who, "engine rank %u", e->seat);
     *report = (dray_update_report)DRAY_UPDATE_REPORT_INIT;
-    must(c, dray_update_weights(e->subscriber, &c->board->update, report, &error), who, &error);
+    must(c, how(e->subscriber, &c->board->update, report, &error), who, &error);
 }
 
 static void check(bench_cluster *c, const engine *e, bench_seat *s)
@@ -392,7 +395,13 @@ static void work_engine(bench_cluster *c, const engine *e, enum bench_work work,
         poison(c, e);
         break;
     case WORK_UPDATE:
-        update(c, e, &s->report);
+        update(c, e, dray_update_weights, &s->report);
+        break;
+    case WORK_PREFETCH:
+        update(c, e, dray_prefetch_weights, &s->report);
+        break;
+    case WORK_COMMIT:
+        update(c, e, dray_commit_weights, &s->report);
         break;
     case WORK_COPY:
         copy_bytes(c, e->regions[0], e->seat, &s->report, UINT64_MAX, false);
@@ -431,6 +440,7 @@ void bench_run_engine(bench_cluster *c, uint32_t number)
     options.group = group;
     options.rank = rank;
     options.world = side->count;
+    options.staging = (int32_t)c->options->prefetch_into;
     dray_load_options load = DRAY_LOAD_OPTIONS_INIT;
     load.load = load_weights;
     load.user = &e;

@@ -20,8 +20,10 @@ typedef struct bench_job {
     uint64_t bucket, staging;   /* staging: not 0: weights are offloaded */
     uint32_t engines;
     bool cuda, pinned; /* memory of GPUs; but the trainers' pinned host memory */
-    bool load;         /* engines take full tensors through load_weights and cut them themselves */
-    bool quiet;        /* no row: the caller makes one of *found */
+    bool prefetch;     /* what is timed is the commit of what was prefetched */
+    dray_region_kind prefetch_into;
+    bool load;  /* engines take full tensors through load_weights and cut them themselves */
+    bool quiet; /* no row: the caller makes one of *found */
     double target;
     bench_found *found; /* may be NULL */
     /* set by bench_run */

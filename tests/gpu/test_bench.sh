@@ -21,7 +21,7 @@ J
 run() {
     timeout 100 "$DRAY_PROGRAM" bench weights --memory cuda --model "$work/config.json" --quick \
         --json "$@" >"$work/out" 2>"$work/err" || { echo "$*"; cat "$work/out" "$work/err"; exit 1; }
-    grep -q '"source":"publishers"' "$work/out"
+    grep -q "\"source\":\"${source:-publishers}\"" "$work/out"
 }
 run --from fsdp:2@0-1 --to engine:tp=2@0-1
 run --from fsdp:2@0-1 --to engine:tp=1@0-1 --engines 2
@@ -29,6 +29,12 @@ run --from fsdp:2,dtype=f32@0-1 --to engine:tp=2@2-3
 run --from fsdp:2@0-1 --to engine:tp=2,ep=2,quant=fp8-block@2-3
 run --from fsdp:4@0-3 --to engine:tp=2,ep=2,quant=fp8-block@0,2 --strategy direct,bucket
 run --from fsdp:2@0-1 --to engine:tp=2@0-1 --source pinned
+commit() {
+    run --from fsdp:2@0-1 --to engine:tp=2@0-1 "$@"
+    grep -q '"prefetch_seconds":' "$work/out"
+}
+source=staging commit --prefetch device
+source=staging commit --prefetch pinned
 ! "$DRAY_PROGRAM" bench weights --memory cuda --model "$work/config.json" --from fsdp:2@x-1 \
     --to engine:tp=2 >"$work/out" 2>&1
 ! "$DRAY_PROGRAM" bench weights --model "$work/config.json" --from fsdp:2 --to engine:tp=2 \

@@ -20,6 +20,7 @@ typedef struct scene {
     uint32_t world, tp, groups, versions;
     uint32_t trainer_gpus[8], engine_gpus[8];
     int32_t checksum;
+    int32_t staging; /* where what is prefetched lies; 0: on the GPU */
     bool strategies; /* one after the other */
     bool sees_all;   /* all GPUs, its own first */
     uint64_t seed;
@@ -553,8 +554,8 @@ static void prefetching_engine(void *user)
     scene *s = user;
     engine e;
     see_one(s->engine_gpus[s->rank] % gpus);
-    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, "engine", s->rank, s->tp,
-                    DRAY_REGION_CUDA);
+    gpu_engine_open_staged(&e, f.unix_address, &s->config, s->from, s->to, "engine", s->rank, s->tp,
+                           DRAY_REGION_CUDA, s->staging);
     for (uint64_t version = 1; version <= s->versions; version++) {
         dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
         dray_update_report report = DRAY_UPDATE_REPORT_INIT;
@@ -565,7 +566,9 @@ static void prefetching_engine(void *user)
             MUST(dray_prefetch_weights(e.subscriber, &options, &report, error));
             CHECK(report.bytes == dray_layout_bytes(e.layout));
             CHECK(gpu_engine_wrong(&e, s->seed + version - 2) == 0); /* what is served */
+            gpu_poison(e.region[0]); /* the commit brings all of it */
             MUST(dray_commit_weights(e.subscriber, NULL, &report, error));
+            CHECK(report.bytes == dray_layout_bytes(e.layout));
             CHECK(report.source == DRAY_SOURCE_STAGING);
         }
         CHECK(gpu_engine_wrong(&e, s->seed + version - 1) == 0);
@@ -576,11 +579,11 @@ static void prefetching_engine(void *user)
     engine_close(&e);
 }
 
-static void test_prefetch(void **state)
+static void run_prefetch(int32_t staging)
 {
-    (void)state;
     scene s = plain(30);
     pid_t pids[4];
+    s.staging = staging;
     for (uint32_t i = 0; i < 2; i++) {
         s.rank = i;
         pids[i] = spawn(run_trainer, &s);
@@ -588,6 +591,13 @@ static void test_prefetch(void **state)
     }
     for (int i = 0; i < 4; i++)
         must_end_well(pids[i]);
+}
+
+static void test_prefetch(void **state)
+{
+    (void)state;
+    run_prefetch(0);
+    run_prefetch(DRAY_REGION_PINNED);
 }
 
 /* ---- full tensors, in buckets on the GPU

@@ -99,9 +99,11 @@ static inline void gpu_trainer_open(trainer *t, const char *address,
     MUST(dray_publisher_open(t->context, MODEL, t->layout, &options, &t->publisher, error));
 }
 
-static inline void gpu_engine_open(engine *e, const char *address, const dray_model_config *config,
-                                   dray_dtype from, dray_dtype dtype, const char *group,
-                                   uint32_t rank, uint32_t tp, dray_region_kind kind)
+/* staging: of dray_subscriber_options */
+static inline void gpu_engine_open_staged(engine *e, const char *address,
+                                          const dray_model_config *config, dray_dtype from,
+                                          dray_dtype dtype, const char *group, uint32_t rank,
+                                          uint32_t tp, dray_region_kind kind, int32_t staging)
 {
     char name[64];
     snprintf(name, sizeof name, "%s-%u", group, rank);
@@ -122,7 +124,15 @@ static inline void gpu_engine_open(engine *e, const char *address, const dray_mo
     options.group = group;
     options.rank = rank;
     options.world = tp;
+    options.staging = staging;
     MUST(dray_subscriber_open(e->context, MODEL, e->layout, &options, &e->subscriber, error));
+}
+
+static inline void gpu_engine_open(engine *e, const char *address, const dray_model_config *config,
+                                   dray_dtype from, dray_dtype dtype, const char *group,
+                                   uint32_t rank, uint32_t tp, dray_region_kind kind)
+{
+    gpu_engine_open_staged(e, address, config, from, dtype, group, rank, tp, kind, 0);
 }
 
 static inline uint64_t gpu_engine_wrong(const engine *e, uint64_t seed)
