@@ -179,6 +179,13 @@ bool dray__sums_add(dray__sums *sums, const char *name, int32_t dtype, uint64_t 
     return true;
 }
 
+/* What is added in no dtype makes it mixed. */
+bool dray__sums_add_item(dray__sums *sums, const dray__named_sum *item)
+{
+    return dray__sums_add(sums, item->name, item->dtype, item->elements, item->sum) &&
+           (!item->mixed || dray__sums_add(sums, item->name, DRAY_DTYPE_NONE, 0, 0));
+}
+
 const dray__named_sum *dray__sums_find(const dray__sums *sums, const char *name)
 {
     const dray__sums_form *names = sums->form ? sums->form : sums->expected;
@@ -248,11 +255,8 @@ static bool join_anew(dray__sums *sums, dray__sums *more)
     dray__sums_form *first = dray__sums_form_keep(sums->form);
     uint32_t *at = calloc((size_t)more->count + 1, sizeof *at);
     bool joined = at != NULL;
-    for (uint32_t i = 0; i < more->count && joined; i++) {
-        const dray__named_sum *item = &more->items[i];
-        joined = dray__sums_add(sums, item->name, item->dtype, item->elements, item->sum) &&
-                 (!item->mixed || dray__sums_add(sums, item->name, DRAY_DTYPE_NONE, 0, 0));
-    }
+    for (uint32_t i = 0; i < more->count && joined; i++)
+        joined = dray__sums_add_item(sums, &more->items[i]);
     dray__sums_form *result = joined ? dray__sums_form_of(sums) : NULL;
     for (uint32_t i = 0; i < more->count && result; i++)
         at[i] = dray__sums_form_find(result, more->items[i].name);
@@ -370,12 +374,11 @@ static bool get_whole(dray__reader *r, dray__sums *sums)
     uint32_t count = dray__get_count(r, 25);
     for (uint32_t i = 0; i < count && !r->failed; i++) {
         char *name = dray__get_string(r, DRAY__TENSOR_NAME_MAX);
-        int32_t dtype = (int32_t)dray__get_u32(r);
-        bool mixed = dray__get_u8(r) != 0;
-        uint64_t elements = dray__get_u64(r), sum = dray__get_u64(r);
-        bool added = r->failed || !name ||
-                     (dray__sums_add(sums, name, dtype, elements, sum) &&
-                      (!mixed || dray__sums_add(sums, name, DRAY_DTYPE_NONE, 0, 0)));
+        dray__named_sum item = {.name = name, .dtype = (int32_t)dray__get_u32(r)};
+        item.mixed = dray__get_u8(r) != 0;
+        item.elements = dray__get_u64(r);
+        item.sum = dray__get_u64(r);
+        bool added = r->failed || !name || dray__sums_add_item(sums, &item);
         free(name);
         if (!added)
             return false;

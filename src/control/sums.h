@@ -39,6 +39,8 @@ void dray__sums_free(dray__sums *sums);
 /* Adds a partial sum; false: out of memory. */
 bool dray__sums_add(dray__sums *sums, const char *name, int32_t dtype, uint64_t elements,
                     uint64_t sum);
+/* The same of another table's item, mixed or not. */
+bool dray__sums_add_item(dray__sums *sums, const dray__named_sum *item);
 /* Adds a table to another. */
 bool dray__sums_join(dray__sums *sums, dray__sums *more);
 const dray__named_sum *dray__sums_find(const dray__sums *sums, const char *name);

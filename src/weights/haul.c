@@ -388,8 +388,9 @@ int dray__haul_sums(const dray__haul *h, dray__sums *out, dray_error *error)
         const struct dray__tensor_sum *sum = &h->tensors[t];
         if (!sum->elements)
             continue;
-        if (!dray__sums_add(out, h->sources->names[t], sum->dtype, sum->elements, sum->sum) ||
-            (sum->mixed && !dray__sums_add(out, h->sources->names[t], DRAY_DTYPE_NONE, 0, 0)))
+        dray__named_sum item = {h->sources->names[t], sum->dtype, sum->mixed, sum->elements,
+                                sum->sum};
+        if (!dray__sums_add_item(out, &item))
             return dray__nomem(error);
     }
     return DRAY_OK;
