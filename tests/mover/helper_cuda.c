@@ -3,6 +3,7 @@
 #include "mover/cuda.h"
 
 #include "gpu/gpu.h"
+#include "mover/filter.h"
 #include "mover/quant.h"
 
 #include <poll.h>
@@ -24,21 +25,6 @@ static void cuda(CUresult result)
         fprintf(stderr, "the driver says %d\n", result);
         exit(1);
     }
-}
-
-static uint8_t *read_all(size_t *size)
-{
-    size_t capacity = 1 << 20;
-    uint8_t *data = malloc(capacity);
-    for (*size = 0; data;) {
-        size_t n = fread(data + *size, 1, capacity - *size, stdin);
-        *size += n;
-        if (!n)
-            return data;
-        if (*size == capacity)
-            data = realloc(data, capacity *= 2);
-    }
-    abort();
 }
 
 /* `size` bytes on the GPU, with what is given. */
@@ -84,7 +70,7 @@ static int run_cast(const char *from_name, const char *to_name)
     int64_t in = (int64_t)dray_dtype_size((dray_dtype)from);
     int64_t out = (int64_t)dray_dtype_size((dray_dtype)to);
     size_t size;
-    uint8_t *data = read_all(&size);
+    uint8_t *data = filter_read(&size);
     int64_t count = (int64_t)size / in;
     dray__cuda_item item = {.copy = {.ndim = 1,
                                      .source_dtype = from,
@@ -97,15 +83,6 @@ static int run_cast(const char *from_name, const char *to_name)
     dray__cuda_job_close(run(NULL, &item, 1, NULL));
     free(data);
     return print(item.destination_base, (size_t)(count * out));
-}
-
-static uint32_t read_numbers(const char *text, int64_t *out)
-{
-    uint32_t n = 0;
-    char *end;
-    for (; *text && n < DRAY_MAX_DIMS; text = *end ? end + 1 : end)
-        out[n++] = strtoll(text, &end, 10);
-    return n;
 }
 
 static int64_t dense(uint32_t ndim, const int64_t *extent, int64_t size, int64_t *stride)
@@ -122,14 +99,14 @@ static int run_sum(char **arguments)
     dray__cuda_item item = {.copy = {.ndim = 1, .extent = {1}}};
     dray_copy *c = &item.copy;
     c->source_dtype = c->destination_dtype = (int32_t)dray_dtype_parse(arguments[0]);
-    uint32_t ndim = read_numbers(arguments[1], shape);
-    read_numbers(arguments[2], c->start);
-    read_numbers(arguments[3], c->extent);
+    uint32_t ndim = filter_numbers(arguments[1], shape);
+    filter_numbers(arguments[2], c->start);
+    filter_numbers(arguments[3], c->extent);
     c->ndim = ndim ? ndim : 1;
     dense(c->ndim, c->extent, (int64_t)dray_dtype_size((dray_dtype)c->source_dtype),
           c->source_stride);
     size_t size;
-    uint8_t *data = read_all(&size);
+    uint8_t *data = filter_read(&size);
     dray_layout *layout;
     dray_error e;
     fine(dray_layout_new(&layout, &e), &e);
@@ -149,15 +126,15 @@ static int run_quantise(char **arguments)
 {
     dray__quant_box box = {.dtype = (int32_t)dray_dtype_parse(arguments[0]),
                            .quant_dtype = (int32_t)dray_dtype_parse(arguments[1])};
-    uint32_t ndim = read_numbers(arguments[3], box.start);
-    read_numbers(arguments[4], box.extent);
-    read_numbers(arguments[5], box.cell);
+    uint32_t ndim = filter_numbers(arguments[3], box.start);
+    filter_numbers(arguments[4], box.extent);
+    filter_numbers(arguments[5], box.cell);
     for (uint32_t d = ndim; d < DRAY_MAX_DIMS; d++)
         box.extent[d] = box.cell[d] = 1;
     int64_t first[DRAY_MAX_DIMS], cells[DRAY_MAX_DIMS];
     int64_t size = (int64_t)dray_dtype_size((dray_dtype)box.dtype);
     size_t scale_bytes = 4 * dray__quant_cells(&box, first, cells), bytes;
-    uint8_t *values = read_all(&bytes);
+    uint8_t *values = filter_read(&bytes);
     size_t elements = bytes / (size_t)size;
     CUdeviceptr floats = put(values, bytes), scales = put(NULL, scale_bytes);
     CUdeviceptr quantised = put(NULL, elements);

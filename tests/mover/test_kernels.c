@@ -12,6 +12,7 @@
 
 #include "base/random.h"
 #include "mover/checksum.h"
+#include "mover/filter.h"
 #include "mover/quant.h"
 #include "mover/rect.h"
 
@@ -408,21 +409,6 @@ static void sums_of_conversions(void **state)
  * ----------------------------------------------------------------------
  */
 
-static void *read_all(size_t *size)
-{
-    size_t capacity = 1 << 20;
-    char *data = malloc(capacity);
-    for (*size = 0; data;) {
-        size_t n = fread(data + *size, 1, capacity - *size, stdin);
-        *size += n;
-        if (!n)
-            return data;
-        if (*size == capacity)
-            data = realloc(data, capacity *= 2);
-    }
-    abort();
-}
-
 static int run_cast(const char *table, const char *from_name, const char *to_name)
 {
     int32_t from = (int32_t)dray_dtype_parse(from_name), to = (int32_t)dray_dtype_parse(to_name);
@@ -430,7 +416,7 @@ static int run_cast(const char *table, const char *from_name, const char *to_nam
         for (const dray__cast *c = (*k)->casts; c->run && !strcmp((*k)->name, table); c++)
             if (c->from == from && c->to == to) {
                 size_t size, count;
-                void *in = read_all(&size);
+                void *in = filter_read(&size);
                 count = size / dray_dtype_size((dray_dtype)from);
                 size = count * dray_dtype_size((dray_dtype)to);
                 void *out = malloc(size);
@@ -443,28 +429,19 @@ static int run_cast(const char *table, const char *from_name, const char *to_nam
     return 2;
 }
 
-static uint32_t read_numbers(const char *text, int64_t *out)
-{
-    uint32_t n = 0;
-    char *end;
-    for (; *text && n < DRAY_MAX_DIMS; text = *end ? end + 1 : end)
-        out[n++] = strtoll(text, &end, 10);
-    return n;
-}
-
 static int run_sum(char **arguments)
 {
     int64_t shape[DRAY_MAX_DIMS], start[DRAY_MAX_DIMS], extent[DRAY_MAX_DIMS];
     int64_t stride[DRAY_MAX_DIMS];
     int32_t dtype = (int32_t)dray_dtype_parse(arguments[0]);
-    uint32_t ndim = read_numbers(arguments[1], shape);
-    read_numbers(arguments[2], start);
-    read_numbers(arguments[3], extent);
+    uint32_t ndim = filter_numbers(arguments[1], shape);
+    filter_numbers(arguments[2], start);
+    filter_numbers(arguments[3], extent);
     int64_t step = (int64_t)dray_dtype_size((dray_dtype)dtype);
     for (uint32_t d = ndim; d-- > 0; step *= extent[d])
         stride[d] = step;
     size_t size;
-    void *data = read_all(&size);
+    void *data = filter_read(&size);
     if (size != (size_t)step)
         return 2;
     dray__sum_of of = {dtype, ndim, shape, start, extent, stride, data};
@@ -477,14 +454,14 @@ static int run_quantise(char **arguments)
 {
     dray__quant_box box = {.dtype = (int32_t)dray_dtype_parse(arguments[0]),
                            .quant_dtype = (int32_t)dray_dtype_parse(arguments[1])};
-    uint32_t ndim = read_numbers(arguments[3], box.start);
-    read_numbers(arguments[4], box.extent);
-    read_numbers(arguments[5], box.cell);
+    uint32_t ndim = filter_numbers(arguments[3], box.start);
+    filter_numbers(arguments[4], box.extent);
+    filter_numbers(arguments[5], box.cell);
     for (uint32_t d = ndim; d < DRAY_MAX_DIMS; d++)
         box.extent[d] = box.cell[d] = 1;
     int64_t first[DRAY_MAX_DIMS], count[DRAY_MAX_DIMS];
     size_t cells = dray__quant_cells(&box, first, count), size;
-    uint8_t *values = read_all(&size);
+    uint8_t *values = filter_read(&size);
     size_t elements = size / dray_dtype_size((dray_dtype)box.dtype);
     uint32_t *amax = calloc(cells, sizeof *amax);
     float *scales = calloc(cells, sizeof *scales);

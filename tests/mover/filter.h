@@ -1,0 +1,35 @@
+/* What test_kernels_python.py's programs read: elements from stdin, numbers from arguments. */
+#ifndef DRAY_TESTS_MOVER_FILTER_H
+#define DRAY_TESTS_MOVER_FILTER_H
+
+#include <dray/model.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static inline uint8_t *filter_read(size_t *size)
+{
+    size_t capacity = 1 << 20;
+    uint8_t *data = malloc(capacity);
+    for (*size = 0; data;) {
+        size_t n = fread(data + *size, 1, capacity - *size, stdin);
+        *size += n;
+        if (!n)
+            return data;
+        if (*size == capacity)
+            data = realloc(data, capacity *= 2);
+    }
+    abort();
+}
+
+/* "3,4,5"; returns how many there are. */
+static inline uint32_t filter_numbers(const char *text, int64_t *out)
+{
+    uint32_t n = 0;
+    char *end;
+    for (; *text && n < DRAY_MAX_DIMS; text = *end ? end + 1 : end)
+        out[n++] = strtoll(text, &end, 10);
+    return n;
+}
+
+#endif
