@@ -164,8 +164,9 @@ int dray__region_handle(const dray_region *region, uint64_t member, uint64_t epo
                         uint8_t out[DRAY__HANDLE_PACKED], dray_error *error);
 /* Block `index` of a layout, from one memory of it to another. */
 dray_copy dray__block_copy(const dray_layout *layout, uint32_t index);
-/* The same layout, in shared regions. */
-int dray__layout_shared(const dray_layout *layout, dray_layout **out, dray_error *error);
+/* The same layout, in regions of another kind. */
+int dray__layout_in(const dray_layout *layout, dray_region_kind kind, dray_layout **out,
+                    dray_error *error);
 /* Are these the regions that the layout speaks of? */
 int dray__regions_check(const dray_layout *layout, dray_region *const *regions, dray_error *error);
 

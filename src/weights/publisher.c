@@ -244,7 +244,7 @@ static int open_snapshot(dray_publisher *p, const dray_layout *layout, dray_regi
                          dray__writer *packed, dray_error *error)
 {
     dray_layout *shared = NULL;
-    int rc = dray__layout_shared(layout, &shared, error);
+    int rc = dray__layout_in(layout, DRAY_REGION_SHARED, &shared, error);
     if (rc == DRAY_OK)
         rc = dray__layout_copy(shared, NULL, &p->layout, packed, error);
     dray_layout_free(shared);

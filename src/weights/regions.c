@@ -190,7 +190,8 @@ static int copy_tensor(const dray_layout *layout, uint32_t t, dray_layout *out, 
                                   tensor->shape, &at, error);
 }
 
-int dray__layout_shared(const dray_layout *layout, dray_layout **out, dray_error *error)
+int dray__layout_in(const dray_layout *layout, dray_region_kind kind, dray_layout **out,
+                    dray_error *error)
 {
     dray_layout *copy;
     uint32_t at;
@@ -199,7 +200,7 @@ int dray__layout_shared(const dray_layout *layout, dray_layout **out, dray_error
         return rc;
     for (uint32_t i = 0; i < dray_layout_region_count(layout) && rc == DRAY_OK; i++) {
         dray_region_info info = *dray_layout_region(layout, i);
-        info.kind = DRAY_REGION_SHARED;
+        info.kind = (int32_t)kind;
         rc = dray_layout_add_region(copy, &info, &at, error);
     }
     for (uint32_t t = 0; t < dray_layout_tensor_count(layout) && rc == DRAY_OK; t++)

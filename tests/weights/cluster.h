@@ -82,6 +82,12 @@ static inline int cluster_stop(void **state)
  * their program's argument. */
 static dray_region_kind cluster_kind = DRAY_REGION_SHARED;
 
+/* The same in suites whose memory is of another kind when they run for none in particular. */
+static inline dray_region_kind cluster_kind_or(dray_region_kind own)
+{
+    return cluster_kind == DRAY_REGION_SHARED ? own : cluster_kind;
+}
+
 /* Ranks that are processes see one GPU each, in turns: the same one has another number in each. */
 static int cluster_gpus; /* 0: the suite needs none */
 

@@ -44,9 +44,9 @@ static void run_trainer(void *user)
     snprintf(name, sizeof name, "trainer-%u", s->rank);
     t.tied = s->config.tied;
     fixture_host = s->apart ? "trainers" : NULL;
+    cluster_choose_gpu(s->rank);
     t.context = fixture_open_at(f.unix_address, name, "trainer", s->rank);
-    MUST(dray_layout_fsdp(&s->config, s->from, s->rank, TRAINERS, DRAY_REGION_SHARED, &t.layout,
-                          error));
+    MUST(dray_layout_fsdp(&s->config, s->from, s->rank, TRAINERS, cluster_kind, &t.layout, error));
     MUST(dray_regions_for_layout(t.layout, 1, t.region, error));
     dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
     options.regions = t.region;
@@ -95,7 +95,7 @@ static void damage_and_update(engine *e, const dray_update_options *options, uin
         for (uint32_t b = 0; b < dray_layout_block_count(e->layout); b++) {
             const dray_block *block = dray_layout_block(e->layout, b);
             if (block->tensor == tensor)
-                ((uint8_t *)dray_region_base(e->region[0]))[block->offset] ^= 4;
+                memory_flip(e->region[0], block->offset, 4);
         }
     }
     if (damaged)
@@ -170,9 +170,9 @@ static void test_apart(void **state)
     run(DRAY_F32, DRAY_BF16, DRAY_DTYPE_NONE, true); /* the other dtype's are of no use */
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {CLUSTER_TEST(test_bf16), CLUSTER_TEST(test_f32),
                                        CLUSTER_TEST(test_converted), CLUSTER_TEST(test_apart)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return CLUSTER_MAIN(tests);
 }

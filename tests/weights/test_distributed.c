@@ -92,7 +92,7 @@ static void test_random_hosts(void **state)
                    .hosts = 1 + (uint32_t)((x >> 12) % 4),
                    .from = dtypes[(x >> 16) % 4][0],
                    .to = dtypes[(x >> 16) % 4][1],
-                   .kind = (x >> 20) % 2 ? DRAY_REGION_HOST : DRAY_REGION_SHARED,
+                   .kind = (x >> 20) % 2 ? cluster_kind_or(DRAY_REGION_HOST) : cluster_kind,
                    .seed = seed * 100,
                    .bucket = 128u * 1024 + (x >> 24) % 100000};
         s.config = small_config((x >> 32) & 1, x >> 40);
@@ -134,7 +134,7 @@ static dray_model_config wide_config(void)
 static void pair_open(pair *p, const dray_model_config *config, dray_dtype from, dray_dtype to)
 {
     fixture_host = "trainers";
-    trainer_open(&p->t, f.unix_address, config, from, 0, 1, 7, DRAY_REGION_HOST);
+    trainer_open(&p->t, f.unix_address, config, from, 0, 1, 7, cluster_kind_or(DRAY_REGION_HOST));
     fixture_host = "engines";
     engine_open(&p->e, f.unix_address, config, from, to, "engine", 0, 1);
     fixture_host = NULL;
@@ -387,7 +387,7 @@ static void run_big_trainer(void *user)
     const scene *s = user;
     trainer t;
     fixture_host = "trainers";
-    trainer_open(&t, f.unix_address, &s->config, s->from, 0, 1, 7, DRAY_REGION_SHARED);
+    trainer_open(&t, f.unix_address, &s->config, s->from, 0, 1, 7, cluster_kind);
     MUST(dray_publish(t.publisher, 1, NULL, error));
     raise_flag(s->board, 0);
     await_flag(s->board, 1);
@@ -401,10 +401,10 @@ static void start_some(engine *e, int64_t timeout_ns)
     options.timeout_ns = timeout_ns;
     options.bucket_bytes = 128 << 10;
     MUST(dray_update_start(e->subscriber, &options, error));
-    uint8_t *last = (uint8_t *)dray_region_base(e->region[0]) + 4096;
-    while (*last == 0xA5 && dray_update_poll(e->subscriber, NULL) == DRAY_EAGAIN)
-        ;
-    if (*last == 0xA5)
+    uint8_t last = 0xA5;
+    while (last == 0xA5 && dray_update_poll(e->subscriber, NULL) == DRAY_EAGAIN)
+        memory_get(e->region[0], 4096, &last, 1);
+    if (last == 0xA5)
         MUST(dray_update_finish(e->subscriber, NULL, error));
 }
 
@@ -571,7 +571,7 @@ static void print_line(void *user, dray_log_level level, const char *line)
     fprintf(stderr, "%s\n", line);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     if (getenv("DRAY_TEST_LOG"))
         dray_set_log(print_line, NULL, DRAY_LOG_INFO);
@@ -584,5 +584,5 @@ int main(void)
         CLUSTER_TEST(test_joiners),
         CLUSTER_TEST_IN_PROCESS(test_revoked),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return CLUSTER_MAIN(tests);
 }

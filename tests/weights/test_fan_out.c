@@ -58,7 +58,7 @@ static void run_trainer(void *user)
     const scene *s = user;
     trainer t;
     fixture_host = "trainers";
-    trainer_open(&t, f.unix_address, &s->config, s->from, 0, 1, 7, DRAY_REGION_SHARED);
+    trainer_open(&t, f.unix_address, &s->config, s->from, 0, 1, 7, cluster_kind);
     MUST(dray_publish(t.publisher, 1, NULL, error));
     raise_flag(s->board, 0);
     await_flag(s->board, 1);
@@ -77,12 +77,14 @@ static uint32_t member_count(const scene *s)
 static void open_quantised(engine *e, const scene *s, const char *group, bool alone)
 {
     memset(e, 0, sizeof *e);
+    cluster_choose_gpu(s->rank + 1);
     e->context = fixture_open_at(f.unix_address, group, "engine", s->rank);
     dray_engine_quant quant = {.size = sizeof quant, .kind = DRAY_QUANT_BLOCK, .block = {64, 64}};
     dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
     spec.tp = s->tps[s->engine];
     spec.tp_rank = s->rank;
     spec.dtype = (int32_t)s->to;
+    spec.kind = cluster_kind;
     spec.quant = &quant;
     MUST(dray_layout_engine(&s->config, &spec, &e->layout, error));
     MUST(dray_regions_for_layout(e->layout, 1, e->region, error));
@@ -97,7 +99,10 @@ static void open_quantised(engine *e, const scene *s, const char *group, bool al
 
 static uint64_t memory_of(const engine *e)
 {
-    return dray__hash(dray_region_base(e->region[0]), dray_region_bytes(e->region[0]));
+    uint8_t *bytes = memory_open(e->region[0]);
+    uint64_t hash = dray__hash(bytes, dray_region_bytes(e->region[0]));
+    memory_close(e->region[0], bytes, false);
+    return hash;
 }
 
 /* What the rank holds that updates with nobody else. */
@@ -254,11 +259,11 @@ static void test_once(void **state)
         run_scene(&scenes[i]);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     dray_set_log(see_line, NULL, DRAY_LOG_DEBUG);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_once, start, stop),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return CLUSTER_MAIN(tests);
 }

@@ -30,12 +30,14 @@ static usage usage_of(pid_t pid)
     while (fgets(line, sizeof line, file))
         u.mappings++;
     fclose(file);
+    /* The fake driver's GPU memory is shared memory. */
+    const char *what = cluster_kind == DRAY_REGION_SHARED ? "VmRSS:" : "RssAnon:";
     snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
     file = fopen(path, "r");
     CHECK(file);
     while (fgets(line, sizeof line, file))
-        if (strncmp(line, "VmRSS:", 6) == 0)
-            u.resident_kib = strtol(line + 6, NULL, 10);
+        if (strncmp(line, what, strlen(what)) == 0)
+            u.resident_kib = strtol(line + strlen(what), NULL, 10);
     fclose(file);
     return u;
 }
@@ -61,7 +63,7 @@ static void one_update(trainer *t, engine *e, uint64_t version)
     if (strcmp(kind, "moved") == 0) {
         MUST(dray_publisher_move(t->publisher, t->region, error));
     }
-    ((uint8_t *)dray_region_base(t->region[0]))[0] ^= 1;
+    memory_flip(t->region[0], 0, 1);
     MUST(dray_publish(t->publisher, version, NULL, error));
     if (strcmp(kind, "prefetch") == 0) {
         MUST(dray_prefetch_weights(e->subscriber, NULL, NULL, error));
@@ -81,7 +83,7 @@ static void test_updates_leave_nothing_behind(void **state)
     dray_model_config config = small_config(false, 3);
     uint64_t version = 0, warm = 150, count = 400 * (uint64_t)fixture_scale();
     cluster_start(state);
-    trainer_open(&t, f.unix_address, &config, DRAY_F32, 0, 1, 1, DRAY_REGION_SHARED);
+    trainer_open(&t, f.unix_address, &config, DRAY_F32, 0, 1, 1, cluster_kind);
     engine_open(&e, f.unix_address, &config, DRAY_F32, DRAY_BF16, "engine", 0, 1);
     while (version < warm)
         one_update(&t, &e, ++version);
@@ -96,8 +98,8 @@ static void test_updates_leave_nothing_behind(void **state)
     cluster_stop(state);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_updates_leave_nothing_behind)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return CLUSTER_MAIN(tests);
 }

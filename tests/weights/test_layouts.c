@@ -62,7 +62,12 @@ static dray_layout *layout_of(const dray_model_config *config, const char *spec,
             dray_layout_free(all[i]);
     }
     free(all);
-    return mine;
+    if (!mine || cluster_kind == DRAY_REGION_SHARED)
+        return mine;
+    dray_layout *moved;
+    MUST(dray__layout_in(mine, cluster_kind, &moved, error));
+    dray_layout_free(mine);
+    return moved;
 }
 
 static void run_trainer(void *user)
@@ -70,6 +75,7 @@ static void run_trainer(void *user)
     scene *s = user;
     trainer t = {0};
     uint32_t world;
+    cluster_choose_gpu(s->rank);
     t.context = fixture_open_at(f.unix_address, "trainer", "trainer", s->rank);
     t.layout = layout_of(&s->config, s->from, s->rank, &world);
     MUST(dray_regions_for_layout(t.layout, 1, t.region, error));
@@ -101,6 +107,7 @@ static void run_engine(void *user)
     engine e = {.from = (int)s->source};
     uint32_t world;
     dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+    cluster_choose_gpu(s->rank + 1);
     e.context = fixture_open_at(f.unix_address, "engine", "engine", s->rank);
     e.layout = layout_of(&s->config, s->to, s->rank, &world);
     MUST(dray_regions_for_layout(e.layout, 1, e.region, error));
@@ -183,7 +190,7 @@ static void test_no_draft(void **state)
         false);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         CLUSTER_TEST(test_experts_by_rank),
@@ -193,5 +200,5 @@ int main(void)
         CLUSTER_TEST(test_stages),
         CLUSTER_TEST(test_no_draft),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return CLUSTER_MAIN(tests);
 }

@@ -20,7 +20,7 @@ static dray_layout *layout_of(bool floats, bool blocks)
 {
     static const int64_t shape[2] = {ROWS, COLUMNS}, cells[2] = {DOWN, ACROSS}, zero[2] = {0};
     dray_layout *l;
-    dray_region_info info = {.kind = DRAY_REGION_SHARED, .bytes = 2 << 20, .name = "weights"};
+    dray_region_info info = {.kind = (int32_t)cluster_kind, .bytes = 2 << 20, .name = "weights"};
     dray_quant quant = {.kind = DRAY_QUANT_BLOCK, .block = {CELL, CELL}};
     uint32_t weight;
     MUST(dray_layout_new(&l, error));
@@ -72,9 +72,10 @@ static void publish(side *s, dray_context *context, const char *as, bool floats)
     dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
     s->layout = layout_of(floats, true);
     MUST(dray_regions_for_layout(s->layout, 1, &s->region, error));
-    uint8_t *base = dray_region_base(s->region);
+    uint8_t *bytes = memory_open(s->region);
     for (uint64_t i = 0; i < dray_region_bytes(s->region); i++)
-        base[i] = (uint8_t)(mix(i) & 0x3B); /* neither NaN nor large, in any of the dtypes */
+        bytes[i] = (uint8_t)(mix(i) & 0x3B); /* neither NaN nor large, in any of the dtypes */
+    memory_close(s->region, bytes, true);
     options.regions = &s->region;
     MUST(dray_publisher_open(context, as, s->layout, &options, &s->publisher, error));
     MUST(dray_publish(s->publisher, 1, NULL, error));
@@ -118,7 +119,8 @@ static void test_quantised_tensors_through_load_weights(void **state)
     dray_context *other = fixture_open(&f, "engine", "engine", 0);
     publish(&quantised, context, "quantised", false);
     publish(&floats, context, "floats", true);
-    taker k = {.held = dray_region_base(quantised.region)};
+    uint8_t *held = memory_open(quantised.region);
+    taker k = {.held = held};
     int rc = load(other, "quantised", false, &k, &said);
     if (rc)
         fprintf(stderr, "%s\n", said.message);
@@ -133,15 +135,15 @@ static void test_quantised_tensors_through_load_weights(void **state)
         assert_non_null(strstr(said.message, "w.weight"));
         assert_int_equal(k.calls, 0);
     }
+    memory_close(quantised.region, held, false);
     end(&quantised);
     end(&floats);
     dray_close(other);
     dray_close(context);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_quantised_tensors_through_load_weights)};
-    return cmocka_run_group_tests(tests, cluster_start, cluster_stop);
+    const struct CMUnitTest tests[] = {CLUSTER_TEST(test_quantised_tensors_through_load_weights)};
+    return CLUSTER_MAIN(tests);
 }

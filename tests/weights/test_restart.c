@@ -56,7 +56,7 @@ static void trainer_rank(void *user)
 {
     (void)user;
     trainer t;
-    trainer_open(&t, s.address, &s.config, DRAY_F32, s.rank, 2, s.seed, DRAY_REGION_SHARED);
+    trainer_open(&t, s.address, &s.config, DRAY_F32, s.rank, 2, s.seed, cluster_kind);
     write_version(&t, 1);
     both(FIRST);
     MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
@@ -245,12 +245,12 @@ static void test_eight_come_back_at_once(void **state)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_killed_at_every_step),
         cmocka_unit_test(test_killed_at_every_step_over_tls),
         cmocka_unit_test(test_eight_come_back_at_once),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return CLUSTER_MAIN(tests);
 }

@@ -89,7 +89,7 @@ static void listed_trainer(void *user)
 {
     (void)user;
     trainer t;
-    trainer_open(&t, restarted->unix_address, &config, DRAY_F32, 0, 1, SEED, DRAY_REGION_SHARED);
+    trainer_open(&t, restarted->unix_address, &config, DRAY_F32, 0, 1, SEED, cluster_kind);
     publish(&t, 1);
     await_flag(b, NO_NEWS);
     MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
@@ -138,8 +138,8 @@ static void test_router_hears_of_no_restart(void **state)
     restartable_stop(restarted);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_router_hears_of_no_restart)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return CLUSTER_MAIN(tests);
 }

@@ -128,7 +128,7 @@ static void test_session(void **state)
     snprintf(model, sizeof model, "%s#%s", f.unix_address, MODEL);
     snprintf(group, sizeof group, "%s#%s@engine", f.unix_address, MODEL);
     for (uint32_t i = 0; i < 3; i++)
-        trainer_open(&t[i], f.unix_address, &config, DRAY_F32, i, 3, 7, DRAY_REGION_SHARED);
+        trainer_open(&t[i], f.unix_address, &config, DRAY_F32, i, 3, 7, cluster_kind);
     for (uint32_t i = 0; i < 3; i++)
         MUST(dray_publish(t[i].publisher, 1, NULL, error));
     expect_equal(a, model);
@@ -153,11 +153,11 @@ static void test_session(void **state)
         trainer_close(&t[i]);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_checkpoints, start, stop),
         cmocka_unit_test_setup_teardown(test_session, start, stop),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return CLUSTER_MAIN(tests);
 }
