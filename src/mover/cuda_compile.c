@@ -77,8 +77,10 @@ static int fail_compile(const nvrtc *n, nvrtc_program program, int result, dray_
 
 int dray__gpu_cubin(int arch, void **out, size_t *size, dray_error *error)
 {
-    static const char *const names[] = {"mover/cuda_device.h", "mover/cuda_kernels.h"};
+    static const char *const names[] = {"mover/cuda_device.h", "mover/cuda_quant.h",
+                                        "mover/cuda_kernels.h"};
     const char *headers[] = {(const char *)dray__gpu_source_device,
+                             (const char *)dray__gpu_source_quant,
                              (const char *)dray__gpu_source_header};
     char target[32];
     const char *options[] = {target, "--std=c++17", "-fmad=false"};
@@ -89,7 +91,7 @@ int dray__gpu_cubin(int arch, void **out, size_t *size, dray_error *error)
         return rc;
     snprintf(target, sizeof target, "-arch=sm_%d", arch);
     int result = n.nvrtcCreateProgram(&program, (const char *)dray__gpu_source, "cuda_kernels.cu",
-                                      2, headers, names);
+                                      sizeof headers / sizeof *headers, headers, names);
     if (result)
         return dray__fail(error, DRAY_EUNSUPPORTED, "NVRTC: %s", n.nvrtcGetErrorString(result));
     result = n.nvrtcCompileProgram(program, 3, options);
@@ -117,8 +119,10 @@ static uint64_t key_of(const dray__cuda *cuda, int arch)
 {
     uint64_t parts[] = {dray__hash(dray__gpu_source, dray__gpu_source_size),
                         dray__hash(dray__gpu_source_device, dray__gpu_source_device_size),
+                        dray__hash(dray__gpu_source_quant, dray__gpu_source_quant_size),
                         dray__hash(dray__gpu_source_header, dray__gpu_source_header_size),
-                        (uint64_t)cuda->version, (uint64_t)arch};
+                        (uint64_t)cuda->version,
+                        (uint64_t)arch};
     return dray__hash(parts, sizeof parts);
 }
 

@@ -1,6 +1,6 @@
 /* What CUDA C++ and C17 have different names for, so that the kernels are one source for both: see
  * cuda_kernels.h for how they run as C. Then the words, elements and factors that all kernels use.
- * Included by cuda_kernels.cu alone. */
+ * Included by cuda_kernels.cu and its parts alone. */
 #ifndef DRAY_MOVER_CUDA_DEVICE_H
 #define DRAY_MOVER_CUDA_DEVICE_H
 
@@ -346,6 +346,11 @@ INLINE void flush(const dray__gpu_launch *l, totals *t, u32 next)
     t->sum = next;
 }
 
+WATCHING u32 stopped(const dray__gpu_launch *l)
+{
+    return FLAG(l->stop);
+}
+
 /* ---- conversions (mover/kernels.h says how) ---------------------------------------------------
  */
 
@@ -508,6 +513,26 @@ INLINE u64 group_sum(const group *g, const u32 *factors, u32 size, u32 elements)
         if (i < elements)
             sum += (u64)factors[i] * pick(g, i, size);
     return sum;
+}
+
+/* ---- threads and tiles --------------------------------------------------------------------------
+ */
+
+/* Where a thread stands among `columns` (of words, groups or elements). */
+typedef struct stand {
+    u32 column, row, across, down; /* its first ones, and how far it is to the next */
+} stand;
+
+INLINE stand stand_in(u32 columns)
+{
+    stand s;
+    s.across = columns < THREADS ? columns : THREADS;
+    s.down = THREADS / s.across;
+    s.column = THREAD % s.across;
+    s.row = THREAD / s.across;
+    if (s.row >= s.down) /* one of those who are too many */
+        s.column = columns;
+    return s;
 }
 
 #endif

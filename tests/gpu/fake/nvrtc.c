@@ -11,7 +11,7 @@
 enum { OUT_OF_MEMORY = 1, INVALID_INPUT = 3, INVALID_PROGRAM = 4, INVALID_OPTION = 5, FAILED = 6 };
 
 typedef struct nvrtc_program {
-    char *source;
+    char *source; /* and its headers, one after the other */
     char **names; /* of headers */
     int name_count;
     char log[512];
@@ -77,16 +77,22 @@ int nvrtcDestroyProgram(nvrtc_program **program)
 int nvrtcCreateProgram(nvrtc_program **out, const char *source, const char *name, int count,
                        const char *const *headers, const char *const *names)
 {
-    (void)name, (void)headers;
+    (void)name;
     if (!source || count < 0 || (count && (!headers || !names)))
         return INVALID_INPUT;
     nvrtc_program *p = calloc(1, sizeof *p);
     if (!p)
         return OUT_OF_MEMORY;
-    p->source = strdup(source);
+    size_t size = strlen(source) + 1;
+    for (int i = 0; i < count; i++)
+        size += strlen(headers[i]);
+    p->source = calloc(size, 1);
     p->names = calloc((size_t)count + 1, sizeof *p->names);
     bool whole = p->source && p->names;
+    if (whole)
+        strcat(p->source, source);
     for (int i = 0; i < count && whole; i++) {
+        strcat(p->source, headers[i]);
         p->names[i] = strdup(names[i]);
         p->name_count = i + 1;
         whole = p->names[i] != NULL;
