@@ -8,7 +8,6 @@
 #include "weights/program.h"
 
 #include <inttypes.h>
-#include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -25,28 +24,12 @@ struct cuda_lane {
 
 /* ---- ends ------------------------------------------------------------------------------------ */
 
-enum { PATIENCE_MS = 20 };
-
-/* Jobs look at their abort word between tiles: this takes milliseconds. */
-static void stop_jobs(const struct cuda_lane *l)
-{
-    dray__program_job *jobs = l->program ? l->program->jobs : NULL;
-    for (uint32_t i = 0; jobs && i < l->program->job_count; i++)
-        if (jobs[i].running)
-            dray__cuda_job_abort(jobs[i].job);
-    for (uint32_t i = 0; jobs && i < l->program->job_count; i++) {
-        struct pollfd p = {.fd = dray__cuda_job_fd(jobs[i].job), .events = POLLIN};
-        while (jobs[i].running && dray__cuda_job_poll(jobs[i].job, NULL) == DRAY_EAGAIN)
-            poll(&p, 1, PATIENCE_MS);
-        jobs[i].running = false;
-    }
-}
-
 static void on_taken_back(void *user)
 {
     struct cuda_lane *l = user;
     pthread_mutex_lock(&l->lock);
-    stop_jobs(l);
+    if (l->program)
+        dray__program_stop(l->program);
     l->stopped = true;
     pthread_mutex_unlock(&l->lock);
 }
@@ -58,7 +41,8 @@ static void lane_close(void *lane)
         return;
     for (uint32_t i = 0; l->guests && i < l->haul->sources->count; i++)
         dray__local_depart(&l->guests[i]);
-    stop_jobs(l);
+    if (l->program)
+        dray__program_stop(l->program);
     pthread_mutex_destroy(&l->lock);
     free(l->guests);
     free(l);
@@ -106,93 +90,13 @@ static int lane_open(dray__haul *haul, const uint64_t *ops, uint64_t count, uint
     return DRAY_OK;
 }
 
-/* ---- the books ------------------------------------------------------------------------------- */
-
-static void own(dray__haul *h, const dray__entry *e, uint64_t sum)
-{
-    struct dray__tensor_sum of = {e->dtype, false, e->elements, sum};
-    if (e->owned)
-        dray__haul_add(h, e->tensor, &of);
-}
-
-static void enter_sums(dray__haul *h, const dray__program_job *job)
-{
-    const uint64_t *read = dray__cuda_job_sums(job->job, DRAY__CUDA_SUM_SOURCE);
-    const uint64_t *written = dray__cuda_job_sums(job->job, DRAY__CUDA_SUM_WRITTEN);
-    const uint64_t *back = dray__cuda_job_sums(job->job, DRAY__CUDA_SUM_BACK);
-    const uint64_t *scales = dray__cuda_job_sums(job->job, DRAY__CUDA_SUM_SCALES);
-    for (uint64_t i = 0; i < job->count; i++) {
-        const dray__entry *e = &job->entries[i];
-        switch ((enum dray__entry_kind)e->kind) {
-        case DRAY__ENTRY_UNCHECKED:
-            break;
-        case DRAY__ENTRY_READ_BACK:
-            h->expected[e->block] += back[i];
-            h->found[e->block] += back[i];
-            own(h, e, back[i]);
-            break;
-        case DRAY__ENTRY_SUMMED:
-            h->found[e->block] += back[i];
-            h->expected[e->block] += written[i] - (e->twice ? read[i] : 0);
-            own(h, e, read[i]);
-            break;
-        case DRAY__ENTRY_FILL:
-        case DRAY__ENTRY_SENT:
-            h->expected[e->block] += written[i] - (e->twice ? read[i] : 0);
-            own(h, e, read[i]);
-            break;
-        case DRAY__ENTRY_DRAIN:
-            h->found[e->block] += back[i];
-            break;
-        case DRAY__ENTRY_ARRIVED:
-            h->found[e->block] += read[i];
-            break;
-        case DRAY__ENTRY_AGAIN: /* what is taken away above, if it was read right */
-            h->expected[e->block] += read[i];
-            break;
-        case DRAY__ENTRY_READ:
-            own(h, e, read[i]);
-            break;
-        case DRAY__ENTRY_QUANTISED:
-            h->expected[e->block] += written[i];
-            h->expected[e->scale_block] += scales[i];
-            own(h, e, read[i]);
-            break;
-        }
-    }
-}
-
 /* ---- moving ---------------------------------------------------------------------------------- */
 
 static int start(struct cuda_lane *l, dray_error *error)
 {
     l->began_ns = dray__now();
     l->running = true;
-    for (uint32_t i = 0; i < l->program->job_count; i++) {
-        dray__program_job *job = &l->program->jobs[i];
-        if (job->step != l->step)
-            continue;
-        int rc = dray__cuda_job_start(job->job, NULL, 0, error);
-        if (rc)
-            return rc;
-        job->running = true;
-    }
-    return DRAY_OK;
-}
-
-/* DRAY_OK: all jobs of the step are done. */
-static int poll_jobs(const struct cuda_lane *l, dray_error *error)
-{
-    bool all = true;
-    for (uint32_t i = 0; i < l->program->job_count; i++) {
-        dray__program_job *job = &l->program->jobs[i];
-        int rc = job->running ? dray__cuda_job_poll(job->job, error) : DRAY_OK;
-        if (rc && rc != DRAY_EAGAIN)
-            return rc;
-        job->running = rc == DRAY_EAGAIN;
-        all = all && !job->running;
-    }
-    return all ? DRAY_OK : DRAY_EAGAIN;
+    return dray__program_start(l->program, l->step, error);
 }
 
 static int end_step(struct cuda_lane *l)
@@ -201,9 +105,8 @@ static int end_step(struct cuda_lane *l)
     int64_t done = dray__now();
     h->move_ns += done - l->began_ns;
     l->running = false;
-    for (uint32_t i = 0; h->options.verify && i < l->program->job_count; i++)
-        if (l->program->jobs[i].step == l->step)
-            enter_sums(h, &l->program->jobs[i]);
+    if (h->options.verify)
+        dray__program_enter(h, l->program, l->step);
     h->verify_ns += dray__now() - done;
     if (++l->step < l->program->steps)
         return DRAY_EAGAIN;
@@ -223,7 +126,7 @@ static int advance(struct cuda_lane *l, bool *waits, dray_error *error)
     }
     if (!l->running)
         return DRAY_OK;
-    int rc = poll_jobs(l, error);
+    int rc = dray__program_poll(l->program, l->step, error);
     *waits = rc == DRAY_EAGAIN;
     return rc ? rc : end_step(l);
 }

@@ -88,6 +88,14 @@ void dray__program_note_all(const dray__haul *haul);
 /* The program of these ops, as of an earlier update or made now. It is the sources'. */
 int dray__program_find(const dray__haul *haul, const uint64_t *ops, uint64_t count,
                        uint64_t ceiling, dray__program **out, dray_error *error);
+/* program_run.c: begins the jobs of a step. */
+int dray__program_start(const dray__program *program, uint32_t step, dray_error *error);
+/* DRAY_EAGAIN until all jobs of the step are done. */
+int dray__program_poll(const dray__program *program, uint32_t step, dray_error *error);
+/* What they found, into the books. */
+void dray__program_enter(dray__haul *haul, const dray__program *program, uint32_t step);
+/* Stops what is under way: jobs look at their abort word between tiles, this takes milliseconds. */
+void dray__program_stop(const dray__program *program);
 /* Ends all of them. Before a region that they read or write ends. */
 void dray__programs_clear(dray__programs *programs);
 

@@ -1,0 +1,112 @@
+/* Replaying a program's jobs, step by step, and what they found (program.h). */
+#include "weights/program.h"
+
+#include <poll.h>
+
+enum { PATIENCE_MS = 20 };
+
+void dray__program_stop(const dray__program *p)
+{
+    for (uint32_t i = 0; i < p->job_count; i++)
+        if (p->jobs[i].running)
+            dray__cuda_job_abort(p->jobs[i].job);
+    for (uint32_t i = 0; i < p->job_count; i++) {
+        struct pollfd ready = {.fd = dray__cuda_job_fd(p->jobs[i].job), .events = POLLIN};
+        while (p->jobs[i].running && dray__cuda_job_poll(p->jobs[i].job, NULL) == DRAY_EAGAIN)
+            poll(&ready, 1, PATIENCE_MS);
+        p->jobs[i].running = false;
+    }
+}
+
+int dray__program_start(const dray__program *p, uint32_t step, dray_error *error)
+{
+    for (uint32_t i = 0; i < p->job_count; i++) {
+        dray__program_job *job = &p->jobs[i];
+        if (job->step != step)
+            continue;
+        int rc = dray__cuda_job_start(job->job, NULL, 0, error);
+        if (rc)
+            return rc;
+        job->running = true;
+    }
+    return DRAY_OK;
+}
+
+int dray__program_poll(const dray__program *p, uint32_t step, dray_error *error)
+{
+    bool all = true;
+    for (uint32_t i = 0; i < p->job_count; i++) {
+        dray__program_job *job = &p->jobs[i];
+        if (job->step != step)
+            continue;
+        int rc = job->running ? dray__cuda_job_poll(job->job, error) : DRAY_OK;
+        if (rc && rc != DRAY_EAGAIN)
+            return rc;
+        job->running = rc == DRAY_EAGAIN;
+        all = all && !job->running;
+    }
+    return all ? DRAY_OK : DRAY_EAGAIN;
+}
+
+/* ---- the books ------------------------------------------------------------------------------- */
+
+static void own(dray__haul *h, const dray__entry *e, uint64_t sum)
+{
+    struct dray__tensor_sum of = {e->dtype, false, e->elements, sum};
+    if (e->owned)
+        dray__haul_add(h, e->tensor, &of);
+}
+
+static void enter_job(dray__haul *h, const dray__program_job *job)
+{
+    const uint64_t *read = dray__cuda_job_sums(job->job, DRAY__CUDA_SUM_SOURCE);
+    const uint64_t *written = dray__cuda_job_sums(job->job, DRAY__CUDA_SUM_WRITTEN);
+    const uint64_t *back = dray__cuda_job_sums(job->job, DRAY__CUDA_SUM_BACK);
+    const uint64_t *scales = dray__cuda_job_sums(job->job, DRAY__CUDA_SUM_SCALES);
+    for (uint64_t i = 0; i < job->count; i++) {
+        const dray__entry *e = &job->entries[i];
+        switch ((enum dray__entry_kind)e->kind) {
+        case DRAY__ENTRY_UNCHECKED:
+            break;
+        case DRAY__ENTRY_READ_BACK:
+            h->expected[e->block] += back[i];
+            h->found[e->block] += back[i];
+            own(h, e, back[i]);
+            break;
+        case DRAY__ENTRY_SUMMED:
+            h->found[e->block] += back[i];
+            h->expected[e->block] += written[i] - (e->twice ? read[i] : 0);
+            own(h, e, read[i]);
+            break;
+        case DRAY__ENTRY_FILL:
+        case DRAY__ENTRY_SENT:
+            h->expected[e->block] += written[i] - (e->twice ? read[i] : 0);
+            own(h, e, read[i]);
+            break;
+        case DRAY__ENTRY_DRAIN:
+            h->found[e->block] += back[i];
+            break;
+        case DRAY__ENTRY_ARRIVED:
+            h->found[e->block] += read[i];
+            break;
+        case DRAY__ENTRY_AGAIN: /* what is taken away above, if it was read right */
+            h->expected[e->block] += read[i];
+            break;
+        case DRAY__ENTRY_READ:
+            own(h, e, read[i]);
+            break;
+        case DRAY__ENTRY_QUANTISED:
+            h->expected[e->block] += written[i];
+            h->expected[e->scale_block] += scales[i];
+            own(h, e, read[i]);
+            break;
+        }
+    }
+}
+
+void dray__program_enter(dray__haul *h, const dray__program *p, uint32_t step)
+{
+    for (uint32_t i = 0; i < p->job_count; i++)
+        if (p->jobs[i].step == step)
+            enter_job(h, &p->jobs[i]);
+}
