@@ -10,7 +10,6 @@
 
 enum { GPUS = 6, UPDATED = 4, KILLED = 8, PREFETCHED = 9, FILLED = 10 };
 
-static coordinator_fixture f;
 static uint32_t gpus; /* that there are: tests name more where they can use them */
 
 typedef struct scene {
@@ -27,20 +26,6 @@ typedef struct scene {
     board *board;
     uint32_t rank;
 } scene;
-
-static int start(void **state)
-{
-    (void)state;
-    fixture_fork(&f, dray__registry_add);
-    return 0;
-}
-
-static int stop(void **state)
-{
-    (void)state;
-    fixture_stop(&f);
-    return 0;
-}
 
 static uint32_t ranks_of(const scene *s)
 {
@@ -690,25 +675,25 @@ static void test_load(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_colocated),
-        cmocka_unit_test(test_side_by_side),
-        cmocka_unit_test(test_mixed),
-        cmocka_unit_test(test_pinned_source),
-        cmocka_unit_test(test_pinned_destination),
-        cmocka_unit_test(test_shared_and_gpu),
-        cmocka_unit_test(test_without_sums),
-        cmocka_unit_test(test_one_process),
-        cmocka_unit_test(test_fence),
-        cmocka_unit_test(test_moved),
-        cmocka_unit_test(test_killed),
-        cmocka_unit_test(test_prefetch),
-        cmocka_unit_test(test_load),
-        cmocka_unit_test(test_pushed),
+        CLUSTER_TEST(test_colocated),
+        CLUSTER_TEST(test_side_by_side),
+        CLUSTER_TEST(test_mixed),
+        CLUSTER_TEST(test_pinned_source),
+        CLUSTER_TEST(test_pinned_destination),
+        CLUSTER_TEST(test_shared_and_gpu),
+        CLUSTER_TEST(test_without_sums),
+        CLUSTER_TEST(test_one_process),
+        CLUSTER_TEST(test_fence),
+        CLUSTER_TEST(test_moved),
+        CLUSTER_TEST(test_killed),
+        CLUSTER_TEST(test_prefetch),
+        CLUSTER_TEST(test_load),
+        CLUSTER_TEST(test_pushed),
     };
     gpu_begin(1);
     gpus = gpu_is_real() ? (uint32_t)gpu_real_count() : GPUS;
     if (!gpu_is_real())
         setenv("FAKE_CUDA_DEVICES", "6", 1);
     cmocka_set_test_filter(getenv("DRAY_TEST_ONLY")); /* NULL: all */
-    return cmocka_run_group_tests(tests, start, stop);
+    return cluster_run(tests, sizeof tests / sizeof *tests);
 }

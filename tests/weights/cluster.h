@@ -116,9 +116,27 @@ static inline int cluster_run_apart(const struct CMUnitTest *test)
     return child < 0 || status;
 }
 
-static inline int cluster_main(int argc, char **argv, const struct CMUnitTest *tests, size_t count)
+/* "1/4" in $DRAY_TEST_PART: of four parts of a suite, which run side by side, the second. */
+static inline bool cluster_has(size_t index)
+{
+    const char *part = getenv("DRAY_TEST_PART");
+    unsigned which = 0, parts = 1;
+    if (part && (sscanf(part, "%u/%u", &which, &parts) != 2 || parts == 0))
+        abort();
+    return index % parts == which;
+}
+
+/* Each test in a process of its own. How many failed. */
+static inline int cluster_run(const struct CMUnitTest *tests, size_t count)
 {
     int failed = 0;
+    for (size_t i = 0; i < count; i++)
+        failed += cluster_has(i) ? cluster_run_apart(&tests[i]) : 0;
+    return failed;
+}
+
+static inline int cluster_main(int argc, char **argv, const struct CMUnitTest *tests, size_t count)
+{
     for (int kind = DRAY_REGION_HOST; argc > 1 && kind <= DRAY_REGION_FILE; kind++)
         if (strcmp(dray_region_kind_name((dray_region_kind)kind), argv[1]) == 0)
             cluster_kind = (dray_region_kind)kind;
@@ -126,9 +144,7 @@ static inline int cluster_main(int argc, char **argv, const struct CMUnitTest *t
         gpu_begin(gpu_is_real() ? 1 : 2);
         cluster_gpus = gpu_is_real() ? gpu_real_count() : 2;
     }
-    for (size_t i = 0; i < count; i++)
-        failed += cluster_run_apart(&tests[i]);
-    return failed;
+    return cluster_run(tests, count);
 }
 
 #define CLUSTER_MAIN(tests) cluster_main(argc, argv, tests, sizeof(tests) / sizeof *(tests))

@@ -6,6 +6,8 @@ released and resumed between; elsewhere on the CPU.
 
     DRAY_TEST_STEPS   updates (6; on GPUs 200)
     DRAY_TEST_RANKS   of the trainer, and of the engine (2)
+    DRAY_TEST_ENGINES engines that share the ranks' number between them (1); more than one: every
+                      process sees one GPU alone
     DRAY_TEST_MOVES   the trainer's memory goes and comes back before every so manieth update (5)
     DRAY_TEST_MEMORY  "arena" (with GPUs the default), or "torch": PyTorch's own allocator, and
                       parameters moved to the CPU and back"""
@@ -31,7 +33,10 @@ import dray  # noqa: E402
 from dray.weights import Block, Context, Publisher, Subscriber  # noqa: E402
 
 RANKS = int(os.environ.get("DRAY_TEST_RANKS", "2"))
-ON_GPU = torch.cuda.is_available() and torch.cuda.device_count() >= RANKS
+GROUPS = int(os.environ.get("DRAY_TEST_ENGINES", "1"))
+TP = RANKS // GROUPS  # of each engine
+ON_GPU = torch.cuda.is_available() and (len(sys.argv) == 4 or
+                                        torch.cuda.device_count() >= RANKS)
 STEPS = int(os.environ.get("DRAY_TEST_STEPS", "200" if ON_GPU else "6"))
 MOVES = int(os.environ.get("DRAY_TEST_MOVES", "5"))
 MEMORY = os.environ.get("DRAY_TEST_MEMORY", "arena")
@@ -83,21 +88,35 @@ def touch(path):
 
 # ---- trainer -------------------------------------------------------------------------------------
 
-def own_memory(device):
-    """What this process has of the GPU, and what all processes have."""
-    if not ON_GPU:
-        return 0, 0
-    own = torch.cuda.memory_reserved()
-    if MEMORY == "arena":
-        own = dray.gpu.arena_status("weights", device)["resident_bytes"]
-    free, total = torch.cuda.mem_get_info()
-    return own, total - free
+def gpu_of(rank):
+    """By this process's own count."""
+    return rank if GROUPS == 1 else 0
+
+
+def footprint(tag, device):
+    """What this process has of the GPU, what all processes have, descriptors, mappings."""
+    own = free = total = 0
+    if ON_GPU:
+        own = torch.cuda.memory_reserved()
+        if MEMORY == "arena" or tag == "engine":
+            own = dray.gpu.arena_status(tag, device)["resident_bytes"]
+        free, total = torch.cuda.mem_get_info()
+    with open("/proc/self/maps") as maps:
+        lines = sum(1 for _ in maps)
+    return own, total - free, len(os.listdir("/proc/self/fd")), lines
+
+
+def growth(start, end):
+    own, everybody, fds, maps = (b - a for a, b in zip(start, end))
+    assert own <= 8 << 20 and everybody <= 64 << 20 and fds <= 2 and maps <= 64, (start, end)
+    return (f"from update {STEPS // 2} to {STEPS} this process's device memory {own:+d} bytes, all "
+            f"processes' {everybody:+d}; descriptors {fds:+d}; mappings {maps:+d}")
 
 
 def trainer(folder, rank):
     device = "cuda" if ON_GPU else "cpu"
     if ON_GPU:
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(gpu_of(rank))
     dist.init_process_group("nccl" if ON_GPU else "gloo", init_method=f"file://{folder}/init",
                             rank=rank, world_size=RANKS)
     mesh = init_device_mesh(device, (RANKS,))
@@ -137,18 +156,15 @@ def trainer(folder, rank):
                 os.rename(f"{folder}/{step}.tmp", f"{folder}/{step}.pt")
             dist.barrier()
             publisher.publish(step)
-            for e in range(RANKS):
+            for e in range(TP * GROUPS):
                 wait_for(f"{folder}/done.{step}.{e}")
             dist.barrier()
             if rank == 0:
                 os.remove(f"{folder}/{step}.pt")
             if step == STEPS // 2:
-                start, fds = own_memory(rank), len(os.listdir("/proc/self/fd"))
-        end, more = own_memory(rank), len(os.listdir("/proc/self/fd")) - fds
-        print(f"trainer {rank}: from update {STEPS // 2} to {STEPS} this process's device memory "
-              f"{end[0] - start[0]:+d} bytes, all processes' {end[1] - start[1]:+d}; descriptors "
-              f"{more:+d}; regions {len(publisher._layout.regions)}", flush=True)
-        assert end[0] - start[0] <= 8 << 20 and more <= 2
+                start = footprint("weights", gpu_of(rank))
+        said = growth(start, footprint("weights", gpu_of(rank)))
+        print(f"trainer {rank}: {said}; regions {len(publisher._layout.regions)}", flush=True)
         hook.remove()
         publisher.close()
     dist.destroy_process_group()
@@ -184,7 +200,7 @@ def move(publisher, model, arena):
 # ---- engine --------------------------------------------------------------------------------------
 
 def cut(size, rank):
-    n = size // RANKS
+    n = size // TP
     return rank * n, n
 
 
@@ -214,8 +230,8 @@ def engine_memory(rank, device):
     return blocks, parts
 
 
-def engine(folder, rank):
-    device = "cpu"
+def engine(folder, number):
+    group, rank, device = number // TP, number % TP, "cpu"
     if ON_GPU:  # this process counts the GPUs from the other end
         device = "cuda:0"
         torch.cuda.set_device(0)
@@ -224,8 +240,8 @@ def engine(folder, rank):
     else:
         blocks, parts = engine_memory(rank, device)
     pauses = []
-    with Context(f"unix:{folder}/s", role="engine", rank=rank) as context:
-        subscriber = Subscriber(context, "model", blocks, "engine", rank, RANKS)
+    with Context(f"unix:{folder}/s", role="engine", rank=number) as context:
+        subscriber = Subscriber(context, "model", blocks, f"engine{group}", rank, TP)
         for step in range(1, STEPS + 1):
             for _, view, _, _ in parts:
                 view.fill_(float("nan"))
@@ -242,11 +258,16 @@ def engine(folder, rank):
                 whole = want[name][rows] if columns is None else want[name][rows, columns]
                 same = torch.equal(view.cpu().view(torch.int16), whole.contiguous().view(torch.int16))
                 assert same, f"update {step}: {name} differs"
-            touch(f"{folder}/done.{step}.{rank}")
+            if step == STEPS // 2:
+                start = footprint("engine", 0)
+            if step == STEPS:
+                said = growth(start, footprint("engine", 0))
+            touch(f"{folder}/done.{step}.{number}")
         subscriber.close()
     pauses.sort()
-    print(f"engine {rank}: {STEPS} updates, pause median {1e3 * pauses[len(pauses) // 2]:.2f} ms, "
-          f"longest {1e3 * pauses[-1]:.2f} ms; {json.dumps(report['link_bytes'])}", flush=True)
+    print(f"engine {group}, rank {rank}: {STEPS} updates, pause median "
+          f"{1e3 * pauses[len(pauses) // 2]:.2f} ms, longest {1e3 * pauses[-1]:.2f} ms; "
+          f"{json.dumps(report['link_bytes'])}; {said}", flush=True)
 
 
 # ---- all -----------------------------------------------------------------------------------------
@@ -261,9 +282,11 @@ def main():
         children = []
         try:
             for role in ("trainer", "engine"):
-                for rank in range(RANKS):
+                for rank in range(RANKS if role == "trainer" else TP * GROUPS):
                     env = dict(os.environ, DRAY_TEST_SEED=str(seed))
-                    if ON_GPU and role == "engine":
+                    if ON_GPU and GROUPS > 1:
+                        env["CUDA_VISIBLE_DEVICES"] = str(rank)
+                    elif ON_GPU and role == "engine":
                         env["CUDA_VISIBLE_DEVICES"] = ",".join(
                             str((RANKS - 1 - rank + i) % RANKS) for i in range(RANKS))
                     children.append(subprocess.Popen(
