@@ -86,13 +86,18 @@ static int call(const subcommand *sub, int argc, char **argv)
     return sub->main(argc, argv);
 }
 
+static bool is_help(const char *word)
+{
+    return strcmp(word, "help") == 0 || strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
+}
+
 static int help(int argc, char **argv)
 {
     if (argc > 1) {
         fputs("dray help: expected one command\nTry 'dray --help' for the list.\n", stderr);
         return CMD_USAGE;
     }
-    if (argc == 0) {
+    if (argc == 0 || is_help(argv[0])) {
         print_help(stdout);
         return CMD_OK;
     }
@@ -111,7 +116,7 @@ static int dispatch(int argc, char **argv)
         return CMD_USAGE;
     }
     const char *word = argv[1];
-    if (strcmp(word, "help") == 0 || strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0)
+    if (is_help(word))
         return help(argc - 2, argv + 2);
     if (strcmp(word, "--version") == 0 || strcmp(word, "-V") == 0) {
         bool json = argc == 3 && strcmp(argv[2], "--json") == 0;
