@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -315,11 +316,23 @@ static int64_t now_ms(void)
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
+/* Something came from the coordinator that nobody asked for: is the claim still there? */
+static bool is_void(holder *h, int64_t left_ms)
+{
+    int rc = dray_batch_hold(h->batch, left_ms * 1000000, NULL);
+    return rc && rc != DRAY_ETIMEDOUT && rc != DRAY_EFULL && rc != DRAY_ESYS;
+}
+
 static void holder_serve(holder *h, int64_t deadline_ms)
 {
     for (int64_t left; !h->over && (left = deadline_ms - now_ms()) > 0;) {
-        struct pollfd p = {.fd = h->listening, .events = POLLIN};
-        if (poll(&p, 1, left < INT32_MAX ? (int)left : INT32_MAX) > 0)
+        struct pollfd p[] = {{.fd = h->listening, .events = POLLIN},
+                             {.fd = dray_queue_fd(h->queue), .events = POLLIN}};
+        if (poll(p, 2, left < INT32_MAX ? (int)left : INT32_MAX) <= 0)
+            continue;
+        if (p[1].revents)
+            h->over = is_void(h, left);
+        if (p[0].revents && !h->over)
             serve_one(h);
     }
 }
@@ -337,6 +350,7 @@ static void hold(const cmd_claim_request *request, int tell)
 {
     holder h = {.listening = -1};
     dray_error error = {0};
+    signal(SIGPIPE, SIG_IGN); /* whoever asked may be gone when the answer is there */
     int rc = holder_claim(&h, request, &error);
     int64_t deadline = now_ms() + request->claim.max_hold_ns / 1000000;
     if (rc == DRAY_OK)

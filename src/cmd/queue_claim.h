@@ -1,7 +1,7 @@
 /* Claims that a shell holds. A claim lives as long as the session that made it, and a command of a
  * shell is over at once: so `dray queue claim` leaves a process behind that keeps the session and
  * answers `read`, `commit`, `fail` and `release` at a Unix socket, whose path names the claim. It
- * ends with the claim, or after the time for which rows may be held. */
+ * ends with the claim, with its coordinator, or after the time for which rows may be held. */
 #ifndef DRAY_CMD_QUEUE_CLAIM_H
 #define DRAY_CMD_QUEUE_CLAIM_H
 

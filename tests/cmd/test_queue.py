@@ -3,6 +3,7 @@ own json and struct say what they must be."""
 import json
 import os
 import random
+import socket
 import struct
 import subprocess
 import sys
@@ -72,6 +73,9 @@ with tempfile.TemporaryDirectory() as folder:
             must("queue", "commit", claim, "-", input=outputs)
         assert next(left, None) is None, seed
         claim = must("queue", "claim", "-t", "last", "-n", "3000", "-o", "ordered").strip()
+        with socket.socket(socket.AF_UNIX) as gone:  # asks, and does not wait for the answer
+            gone.connect(claim)
+            gone.sendall(b'{"do": "read"}')
         again = [json.loads(line)["again"] for line in must("queue", "read", claim).splitlines()]
         assert again == [r["text"] for r in rows], seed
         must("queue", "commit", claim)
