@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/options.h"
+#include "base/words.h"
 #include "control/token.h"
 
 #include <errno.h>
@@ -172,6 +173,41 @@ static int get_transport(const dray_options *options, int *out, dray_error *erro
     return rc ? rc : transport_of(given, out, error);
 }
 
+/* What the variable says, which is one of the words, or nothing. */
+static int check_variable(const char *variable, const char *const *words, const char **out,
+                          dray_error *error)
+{
+    char hint[128];
+    size_t count = 0;
+    const char *text = getenv(variable);
+    *out = text && text[0] ? text : NULL;
+    while (words[count]) {
+        if (*out && strcmp(*out, words[count]) == 0)
+            return DRAY_OK;
+        count++;
+    }
+    return *out ? dray__fail(error, DRAY_EINVALID, "$%s: unknown word '%.40s'%s", variable, *out,
+                             dray__word_hint_or_all(*out, words, count, hint, sizeof hint))
+                : DRAY_OK;
+}
+
+int dray__data_encrypt(bool *always, dray_error *error)
+{
+    static const char *const words[] = {"always", NULL};
+    const char *word;
+    int rc = check_variable("DRAY_DATA_ENCRYPT", words, &word, error);
+    *always = word != NULL;
+    return rc;
+}
+
+/* What is read where nobody can be told that it is wrong. */
+static int check_reads(dray_error *error)
+{
+    static const char *const words[] = {"auto", "never", "always", NULL};
+    const char *word;
+    return check_variable("DRAY_UCX_READS", words, &word, error);
+}
+
 int dray_open(const dray_options *given, dray_context **out, dray_error *error)
 {
     dray_options own = DRAY_OPTIONS_INIT, *options = &own;
@@ -188,6 +224,11 @@ int dray_open(const dray_options *given, dray_context **out, dray_error *error)
     int transport = DRAY__TRANSPORT_AUTO;
     if (!status)
         status = get_transport(options, &transport, error);
+    bool encrypt = false;
+    if (!status)
+        status = dray__data_encrypt(&encrypt, error);
+    if (!status)
+        status = check_reads(error);
     if (status)
         return status;
     const char *address = options->address ? options->address : getenv("DRAY_ADDRESS");
@@ -199,11 +240,10 @@ int dray_open(const dray_options *given, dray_context **out, dray_error *error)
         return dray__nomem(error);
     pthread_mutex_init(&context->lock, NULL);
     context->pid = getpid();
-    const char *encrypt = getenv("DRAY_DATA_ENCRYPT");
     context->keys = (dray__stream_keys){.key = &context->data,
                                         .trusted = &context->trusted,
                                         .transport = transport,
-                                        .always = encrypt && strcmp(encrypt, "always") == 0};
+                                        .always = encrypt};
     context->timeout_ns = options->timeout_ns ? options->timeout_ns : DEFAULT_TIMEOUT;
     const char *host = options->host ? options->host : getenv("DRAY_HOST");
     context->host_named = host && host[0];

@@ -12,6 +12,10 @@
 
 enum { DRAY__SPARE_CHANNELS = 4 };
 
+/* $DRAY_DATA_ENCRYPT. DRAY_EINVALID: a word that it does not have, as nobody should take what goes
+ * in the clear for encrypted. */
+int dray__data_encrypt(bool *always, dray_error *error);
+
 struct dray_context {
     pthread_mutex_t lock; /* of main, spare */
     pid_t pid;

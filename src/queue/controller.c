@@ -546,8 +546,9 @@ int dray__queue_add_durable(dray__coordinator *coordinator, struct event_base *b
     self->base = self->drops.base = base;
     self->opens.last = &self->opens.first;
     self->timer = evtimer_new(base, on_timer, self);
-    bool keyed = dray__homes_init(&self->homes, coordinator);
-    int rc = self->timer && keyed ? DRAY_OK : dray__nomem(error);
+    int rc = dray__homes_init(&self->homes, coordinator, error);
+    if (!rc && !self->timer)
+        rc = dray__nomem(error);
     if (!rc && keeper_path && asprintf(&self->drops.address, "unix:%s", keeper_path) < 0) {
         self->drops.address = NULL;
         rc = dray__nomem(error);

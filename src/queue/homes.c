@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "control/context.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,17 +12,21 @@
 
 enum { TEXT_MAX = 4096 };
 
-bool dray__homes_init(dray__homes *homes, const dray__coordinator *coordinator)
+int dray__homes_init(dray__homes *homes, const dray__coordinator *coordinator, dray_error *error)
 {
-    const char *encrypt = getenv("DRAY_DATA_ENCRYPT");
+    bool encrypt = false;
     pthread_mutex_init(&homes->lock, NULL);
-    if (dray__networks_parse(getenv("DRAY_TRUSTED_NETWORKS"), &homes->trusted, NULL))
-        homes->trusted.count = 0;
+    int rc = dray__networks_parse(getenv("DRAY_TRUSTED_NETWORKS"), &homes->trusted, error);
+    if (!rc)
+        rc = dray__data_encrypt(&encrypt, error);
+    if (rc)
+        return rc;
     homes->keys = (dray__stream_keys){.key = &homes->key,
                                       .trusted = &homes->trusted,
-                                      .always = encrypt && strcmp(encrypt, "always") == 0,
+                                      .always = encrypt,
                                       .transport = DRAY__TRANSPORT_STREAM};
-    return dray__coordinator_key(coordinator, "samples", &homes->key);
+    return dray__coordinator_key(coordinator, "samples", &homes->key) ? DRAY_OK
+                                                                      : dray__nomem(error);
 }
 
 static void home_free(dray__home *home)
@@ -108,10 +113,11 @@ static int join(dray__homes *homes, dray__request *request, dray_error *error)
     const dray__session *session = dray__request_session(request);
     dray__reader *r = dray__request_payload(request);
     dray__home *home = calloc(1, sizeof *home);
-    if (!home || !session) {
+    if (!home)
+        return dray__nomem(error);
+    if (!session) {
         free(home);
-        return home ? dray__fail(error, DRAY_EPROTO, "HOME_JOIN without a session")
-                    : dray__nomem(error);
+        return dray__fail(error, DRAY_EPROTO, "HOME_JOIN without a session");
     }
     home->member = dray__session_member(session);
     home->host = dray__session_host(session);

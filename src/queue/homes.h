@@ -41,7 +41,8 @@ typedef struct dray__homes {
     dray__stream_keys keys; /* with both, for reading from this process */
 } dray__homes;
 
-bool dray__homes_init(dray__homes *homes, const dray__coordinator *coordinator);
+/* DRAY_EINVALID: $DRAY_TRUSTED_NETWORKS or $DRAY_DATA_ENCRYPT is wrong. Free it in any case. */
+int dray__homes_init(dray__homes *homes, const dray__coordinator *coordinator, dray_error *error);
 void dray__homes_free(dray__homes *homes);
 /* Answers, keeps or refuses one of the three requests above. */
 int dray__homes_request(dray__homes *homes, dray__request *request, dray_error *error);

@@ -80,4 +80,11 @@ usage status word
 status=0
 "$DRAY_PROGRAM" serve --listen tcp:no-such-host.invalid:0 2>"$work/usage.err" || status=$?
 [ $status = 1 ] && grep -q 'no-such-host' "$work/usage.err" || fail 'listening nowhere'
+# Words in the environment that mean nothing: nobody should take them for what they look like.
+for wrong in DRAY_TRUSTED_NETWORKS=nowhere DRAY_DATA_ENCRYPT=Always; do
+    status=0
+    env "$wrong" "$DRAY_PROGRAM" serve --listen "unix:$work/wrong" >"$work/usage.out" \
+        2>"$work/usage.err" || status=$?
+    [ $status = 1 ] && grep -q "${wrong#*=}" "$work/usage.err" || fail "serve with $wrong"
+done
 echo 'serve and status work'

@@ -522,8 +522,21 @@ static void bad_options_are_refused(void **state)
     assert_int_equal(dray_open(&options, &context, &error), DRAY_EINVALID);
     assert_null(context);
     setenv("DRAY_ADDRESS", f.unix_address, 1);
+    static const char *const wrong[][2] = {{"DRAY_DATA_ENCRYPT", "Always"},
+                                           {"DRAY_DATA_ENCRYPT", "never"},
+                                           {"DRAY_UCX_READS", "Never"},
+                                           {"DRAY_TRUSTED_NETWORKS", "10.0.0.1/8"}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        setenv(wrong[i][0], wrong[i][1], 1);
+        assert_int_equal(dray_open(NULL, &context, &error), DRAY_EINVALID);
+        assert_non_null(strstr(error.message, wrong[i][1]));
+        unsetenv(wrong[i][0]);
+    }
+    assert_null(context);
+    setenv("DRAY_DATA_ENCRYPT", "", 1);
     assert_int_equal(dray_open(NULL, &context, &error), DRAY_OK);
     dray_close(context);
+    unsetenv("DRAY_DATA_ENCRYPT");
     unsetenv("DRAY_ADDRESS");
 }
 
