@@ -2,12 +2,13 @@
 # All suites for GPU memory (tests/gpu/suites.txt) on this machine's real GPUs, side by side, a line
 # each:
 #
-#   tests/gpu/run_real.sh [-d FOLDER] [-j JOBS] [-t SECONDS] [-o LOGS] [PATTERN]
+#   tests/gpu/run_real.sh [-s] [-d FOLDER] [-j JOBS] [-t SECONDS] [-o LOGS] [PATTERN]
 #   tests/gpu/run_real.sh pack FOLDER
 #
 # FOLDER: what `pack` made of a build (build/release) here, to be copied to a machine with GPUs; the
 # default is the build itself. PATTERN: suites whose name has it (grep -E). SECONDS: for each (100).
-# LOGS: what each printed stays in this folder. 1: something failed. 77: no GPU.
+# LOGS: what each printed stays in this folder. -s: the kernels' suite under compute-sanitizer instead
+# (memcheck, racecheck). 1: something failed. 77: no GPU.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 
@@ -47,6 +48,9 @@ one() {
     local log=$logs/$name${argument:+.$argument}.${part%/*} begin=$EPOCHREALTIME rc said=ok
     local program=("$DRAY_BUILD_DIR/$name")
     case $name in
+    memcheck | racecheck)
+        program=("$sanitizer" --tool "$name" --error-exitcode 1 "$DRAY_BUILD_DIR/mover_test_cuda")
+        ;;
     *.py) program=(python3 "$DRAY_SOURCE_DIR/tests/${name%%_*}/${name#*_}") ;;
     *.sh) program=(bash "$DRAY_SOURCE_DIR/tests/${name%%_*}/${name#*_}") ;;
     esac
@@ -73,9 +77,10 @@ if [ "${1:-}" = pack ]; then
     pack "$2"
     exit 0
 fi
-folder='' jobs=$(nproc) seconds=100 logs=''
-while getopts d:j:t:o: option; do
+folder='' jobs=$(nproc) seconds=100 logs='' sanitizer=''
+while getopts sd:j:t:o: option; do
     case $option in
+    s) sanitizer=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer) || exit 77 ;;
     d) folder=$OPTARG ;;
     j) jobs=$OPTARG ;;
     t) seconds=$OPTARG ;;
@@ -106,12 +111,14 @@ fi
 export DRAY_PROGRAM=$DRAY_BUILD_DIR/dray DRAY_LIBRARY=$DRAY_BUILD_DIR/libdray.so DRAY_TEST_CUDA=real \
     XDG_CACHE_HOME=$work OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 export -f one
-export gpus seconds logs
+export gpus seconds logs sanitizer
 begin=$SECONDS
-grep -E "^[a-z]" "$here/suites.txt" | grep -E "${1:-.}" | while read -r suite needs parts; do
+suites=$(grep -E "^[a-z]" "$here/suites.txt" | grep -E "${1:-.}")
+[ -z "$sanitizer" ] || suites=$'memcheck\nracecheck'
+while read -r suite needs parts; do
     for ((i = 0; i < ${parts:-1}; i++)); do
         echo "$suite ${needs:-1} $i/${parts:-1}"
     done
-done | xargs -P "$jobs" -L 1 bash -c 'one "$@"' one
+done <<<"$suites" | xargs -P "$jobs" -L 1 bash -c 'one "$@"' one
 echo "$((SECONDS - begin)) s on $gpus GPUs, $(cat "$logs/failed" 2>/dev/null | wc -l) failed"
 [ ! -e "$logs/failed" ]

@@ -86,6 +86,8 @@ static void test_random_hosts(void **state)
     const char *given = getenv("DRAY_TEST_SEED");
     uint64_t seed = given ? (uint64_t)atoll(given) : (uint64_t)getpid();
     for (int i = 0; i < 8 * fixture_scale(); i++, seed++) {
+        if (cluster_skips((size_t)i))
+            continue;
         uint64_t x = mix(seed);
         scene s = {.world = 1 + (uint32_t)(x % 4),
                    .tp = tps[(x >> 8) % 3],
@@ -537,6 +539,8 @@ static void test_joiners(void **state)
 {
     (void)state;
     for (int i = 0; i < 4; i++) {
+        if (cluster_skips((size_t)i))
+            continue;
         scene s = {.config = wide_config(),
                    .board = board_new(),
                    .from = i % 2 ? DRAY_BF16 : DRAY_F32,

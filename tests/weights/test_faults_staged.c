@@ -152,6 +152,8 @@ static void test_rank_dies_in_prefetch_or_commit(void **state)
 {
     (void)state;
     for (size_t i = 0; i < 2 * sizeof steps / sizeof *steps; i++) {
+        if (cluster_skips(i))
+            continue;
         memset((void *)s.board, 0, sizeof *s.board);
         s.commit = i % 2 != 0;
         s.step = steps[i / 2];
@@ -232,6 +234,8 @@ static void test_peer_dies_while_it_is_read(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        if (cluster_skips(i))
+            continue;
         memset((void *)s.board, 0, sizeof *s.board);
         s.step = steps[i];
         must_end_well(spawn(read_from_dying_peer, NULL));
