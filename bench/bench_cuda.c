@@ -40,8 +40,7 @@ static void cuda(CUresult result)
         bench_die(at.b, "the CUDA driver says %d", result);
 }
 
-/* ---- GPUs -------------------------------------------------------------------------------------
- */
+/* ---- GPUs ------------------------------------------------------------------------------------ */
 
 static void fill(CUdeviceptr to, uint64_t bytes, uint64_t seed)
 {
@@ -89,8 +88,7 @@ static void open_gpus(void)
         }
 }
 
-/* ---- jobs -------------------------------------------------------------------------------------
- */
+/* ---- jobs ------------------------------------------------------------------------------------ */
 
 /* A case: what each of the GPUs that work at once does. */
 typedef struct work {
@@ -143,8 +141,7 @@ static double rate(work *w)
     return (double)w->bytes / seconds;
 }
 
-/* ---- shapes -----------------------------------------------------------------------------------
- */
+/* ---- shapes ---------------------------------------------------------------------------------- */
 
 /* Rows of `row` bytes, every second one of the source, or all of it (dense), as many as fill
  * `bytes`. */

@@ -85,8 +85,7 @@ static void shuffle(run *r)
     }
 }
 
-/* ---- weights from trainer to generator: whole tensors, as no real run would --------------------
- */
+/* ---- weights from trainer to generator: whole tensors, as no real run would ------------------ */
 
 static void put_block(const dray_layout *layout, const dray_block *block, char *base, float *whole,
                       int into_whole)
@@ -132,8 +131,7 @@ static void move_weights(run *r)
     r->move_ns += dray__now() - from;
 }
 
-/* ---- the recipe --------------------------------------------------------------------------------
- */
+/* ---- the recipe ------------------------------------------------------------------------------ */
 
 static void generate(run *r, const int *numbers, uint32_t rows, double temperature, uint64_t stream,
                      dray__generation *out)

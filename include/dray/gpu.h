@@ -68,8 +68,7 @@ int dray_gpu_memory(int32_t index, uint64_t *unused, uint64_t *total, dray_error
  * its version and where it was found. DRAY_EUNSUPPORTED: no, and why; DRAY_EINVALID. */
 int dray_gpu_library(const char *which, char *detail, size_t size, dray_error *error);
 
-/* ---- regions over GPU memory ------------------------------------------------------------------
- */
+/* ---- regions over GPU memory ----------------------------------------------------------------- */
 
 /* What the driver, or the arena, says of an address. */
 typedef struct dray_gpu_storage {

@@ -216,8 +216,7 @@ const char *dray_model_name(uint32_t index);
 int dray_layout_full(const dray_model_config *config, dray_dtype dtype, dray_region_kind kind,
                      dray_layout **out, dray_error *error);
 
-/* ---- builder: dtensor --------------------------------------------------------------------------
- */
+/* ---- builder: dtensor ------------------------------------------------------------------------ */
 
 typedef enum dray_placement_kind {
     DRAY_REPLICATE = 0,
@@ -268,8 +267,7 @@ int dray_layout_add_module(dray_layout *layout, const dray_model_config *config,
 int dray_layout_fsdp(const dray_model_config *config, dray_dtype dtype, uint32_t rank,
                      uint32_t world, dray_region_kind kind, dray_layout **out, dray_error *error);
 
-/* ---- builder: FSDP1's flat parameters -----------------------------------------------------------
- */
+/* ---- builder: FSDP1's flat parameters -------------------------------------------------------- */
 
 /* Elements [first, first + count) of a tensor flattened in C order, dense at `offset` of `region`:
  * at most 2 x ndim - 1 blocks; none for no elements. DRAY_EINVALID: elements outside the tensor or
@@ -341,8 +339,7 @@ typedef struct dray_fsdp1_spec {
 int dray_layout_fsdp1(const dray_model_config *config, const dray_fsdp1_spec *spec,
                       dray_layout **out, dray_error *error);
 
-/* ---- builder: megatron -------------------------------------------------------------------------
- */
+/* ---- builder: megatron ----------------------------------------------------------------------- */
 
 typedef enum dray_megatron_experts {
     DRAY_MEGATRON_GROUPED = 0, /* TEGroupedMLP: linear_fc1.weight0, linear_fc1.weight1, ... */
@@ -415,8 +412,7 @@ typedef struct dray_megatron_parameter {
 int dray_megatron_parameters(const dray_model_config *config, const dray_megatron_spec *spec,
                              dray_megatron_parameter **out, uint32_t *count, dray_error *error);
 
-/* ---- builder: engine ---------------------------------------------------------------------------
- */
+/* ---- builder: engine ------------------------------------------------------------------------- */
 
 /* Where SGLang and vLLM differ. */
 typedef enum dray_engine_kind { DRAY_ENGINE_SGLANG = 0, DRAY_ENGINE_VLLM } dray_engine_kind;
@@ -538,8 +534,7 @@ int dray_engine_parameter(const dray_model_config *config, const dray_engine_spe
                           const char *name, uint64_t *offset, uint32_t *ndim, int64_t *shape,
                           dray_error *error);
 
-/* ---- builder: safetensors ----------------------------------------------------------------------
- */
+/* ---- builder: safetensors -------------------------------------------------------------------- */
 
 /* A .safetensors file, a model.safetensors.index.json, or a folder (its index, else its
  * model.safetensors, else its only .safetensors file): each file a FILE region (absolute path),
@@ -583,8 +578,7 @@ int dray_safetensors_begin(const char *directory, const dray_layout *like,
  * DRAY_ESYS. */
 int dray_safetensors_finish(const char *directory, const dray_layout *layout, dray_error *error);
 
-/* ---- SPEC strings ("fsdp:4", "engine:tp=4", "full", "safetensors:DIR") --------------------------
- */
+/* ---- SPEC strings ("fsdp:4", "engine:tp=4", "full", "safetensors:DIR") ----------------------- */
 
 /* Makes the layouts of all members that a SPEC describes, ranks in order:
  *   full[:dtype=D]   fsdp:N[,dtype=D]   fsdp1:N[,dtype=D][,orig=1]

@@ -143,8 +143,7 @@ void dray_queue_close(dray_queue *queue);
  * from it or close it. Does not block. */
 int dray_queue_fd(const dray_queue *queue);
 
-/* ---- columns ------------------------------------------------------------------------------------
- */
+/* ---- columns --------------------------------------------------------------------------------- */
 
 typedef enum dray_content {
     DRAY_CONTENT_TENSOR = 0,
@@ -190,8 +189,7 @@ typedef struct dray_row {
     uint64_t id;    /* unique over the life of the queue */
 } dray_row;
 
-/* ---- producers ----------------------------------------------------------------------------------
- */
+/* ---- producers ------------------------------------------------------------------------------- */
 
 typedef struct dray_insert_options {
     size_t size;
@@ -325,8 +323,7 @@ int dray_queue_covered(dray_queue *queue, const void *cursor, size_t size, dray_
 int dray_queue_resume(dray_queue *queue, const void *cursor, size_t size, uint32_t *epoch,
                       dray_error *error);
 
-/* ---- consumers ----------------------------------------------------------------------------------
- */
+/* ---- consumers ------------------------------------------------------------------------------- */
 
 typedef enum dray_policy {
     DRAY_POLICY_FIFO = 0, /* in the order in which rows became ready */

@@ -45,8 +45,7 @@ static const char *name_of(int32_t index, char out[24])
     return out;
 }
 
-/* ---- the table --------------------------------------------------------------------------------
- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 static void list_table(int32_t count)
 {
@@ -115,8 +114,7 @@ void doctor_gpus_table(bool measure)
     }
 }
 
-/* ---- objects ----------------------------------------------------------------------------------
- */
+/* ---- objects --------------------------------------------------------------------------------- */
 
 static json_t *object(const char *name, bool found, const char *detail)
 {

@@ -42,8 +42,7 @@ typedef struct update {
     uint64_t busiest_bytes;
 } update;
 
-/* ---- arguments --------------------------------------------------------------------------------
- */
+/* ---- arguments ------------------------------------------------------------------------------- */
 
 static void parse_rate(arguments *a, const char *text, const struct argp_state *state)
 {
@@ -123,8 +122,7 @@ static error_t parse(int key, char *text, struct argp_state *state)
     }
 }
 
-/* ---- both sides -------------------------------------------------------------------------------
- */
+/* ---- both sides ------------------------------------------------------------------------------ */
 
 static double seconds_now(void)
 {
@@ -181,8 +179,7 @@ static bool make_members(const arguments *a, update *u, char (**names)[24])
     return true;
 }
 
-/* ---- planning ---------------------------------------------------------------------------------
- */
+/* ---- planning -------------------------------------------------------------------------------- */
 
 static bool wanted(const arguments *a, uint32_t destination)
 {
@@ -267,8 +264,7 @@ static void predict(const arguments *a, update *u)
         }
 }
 
-/* ---- output -----------------------------------------------------------------------------------
- */
+/* ---- output ---------------------------------------------------------------------------------- */
 
 static void print_pairs(const arguments *a, const update *u)
 {
@@ -412,8 +408,7 @@ static void print_json(const arguments *a, const update *u)
         "layout_seconds", u->layout_seconds, "pairs", pairs_json(u)));
 }
 
-/* ---- the command ------------------------------------------------------------------------------
- */
+/* ---- the command ----------------------------------------------------------------------------- */
 
 static void update_free(update *u)
 {

@@ -10,8 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- which peer -------------------------------------------------------------------------------
- */
+/* ---- which peer ------------------------------------------------------------------------------ */
 
 /* By shared memory on the same host, else through its data server. */
 static bool reaches(const struct entry *reader, const struct entry *entry)
@@ -119,8 +118,7 @@ struct group *dray__reg_peer(struct group *group, uint64_t min, const struct gan
     return best;
 }
 
-/* ---- leases -----------------------------------------------------------------------------------
- */
+/* ---- leases ---------------------------------------------------------------------------------- */
 
 void dray__reg_lease_refuse(dray__registry *r, void **ticket, const dray_error *error)
 {
@@ -200,8 +198,7 @@ void dray__reg_leave(dray__registry *r, struct entry *entry, int64_t timeout_ns,
         r->ops.expire_at(r->ops.user, ticket, dray__deadline(timeout_ns));
 }
 
-/* ---- the router's list ------------------------------------------------------------------------
- */
+/* ---- the router's list ----------------------------------------------------------------------- */
 
 bool dray__reg_serving(const struct group *group)
 {

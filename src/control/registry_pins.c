@@ -88,8 +88,7 @@ bool dray__reg_release_expired(dray__registry *r, struct entry *entry, void *tic
     return true;
 }
 
-/* ---- requests ---------------------------------------------------------------------------------
- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 /* What was exported is not handed out any more; those who have it mapped are to let it go. */
 static void take_back(dray__registry *r, struct entry *entry)

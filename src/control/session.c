@@ -18,8 +18,7 @@ typedef struct sessions {
     dray__barriers *barriers;
 } sessions;
 
-/* ---- HELLO, RETURN, ATTACH, PING
- * --------------------------------------------------------------------- */
+/* ---- HELLO, RETURN, ATTACH, PING ------------------------------------------------------------- */
 
 static void epoch_key(const dray__session *session, char *out, size_t capacity)
 {

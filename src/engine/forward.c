@@ -10,8 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- memory ------------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 void dray__state_free(dray__state *state)
 {
@@ -98,8 +97,7 @@ static int reserve_scores(const dray__batch *batch, dray__state *s, dray_error *
     return DRAY_OK;
 }
 
-/* ---- the parts of a layer ----------------------------------------------------------------------
- */
+/* ---- the parts of a layer -------------------------------------------------------------------- */
 
 /* Sums a partial result over the tensor-parallel ranks. */
 static int reduce(const dray__model *m, float *data, int64_t count, dray_error *error)

@@ -85,8 +85,7 @@ int dray__generator_load(dray__generator *g, const char *directory, dray_error *
     return dray_checkpoint_read(directory, g->layout, g->regions, error);
 }
 
-/* ---- one call of dray__generate -----------------------------------------------------------------
- */
+/* ---- one call of dray__generate -------------------------------------------------------------- */
 
 /* The token that a rank found in its part of the vocabulary, and its z = logit / temperature. */
 typedef struct pick {
@@ -443,8 +442,7 @@ void dray__generation_free(dray__generation *generation)
     *generation = (dray__generation){0};
 }
 
-/* ---- scores ------------------------------------------------------------------------------------
- */
+/* ---- scores ---------------------------------------------------------------------------------- */
 
 int dray__generator_logprobs(dray__generator *g, const dray__sequences *sequences,
                              double temperature, float *logprobs, float *entropy, dray_error *error)

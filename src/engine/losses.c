@@ -10,8 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- which rows a rank takes -------------------------------------------------------------------
- */
+/* ---- which rows a rank takes ----------------------------------------------------------------- */
 
 static uint64_t tokens_before(const dray__sequences *s, uint32_t row)
 {
@@ -83,8 +82,7 @@ int dray__trainer_logprobs(dray__trainer *t, const dray__sequences *sequences, d
     return code;
 }
 
-/* ---- losses ------------------------------------------------------------------------------------
- */
+/* ---- losses ---------------------------------------------------------------------------------- */
 
 /* The loss of one response token: its value goes into the sums. Returns its derivative by the
  * token's log-prob. policy NULL: supervised. */

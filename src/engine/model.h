@@ -53,8 +53,7 @@ void dray__model_shares(const dray__model *model, uint64_t *rows);
 /* Fills the rotary tables for positions [0, count). */
 int dray__model_reach(dray__model *model, int64_t count, dray_error *error);
 
-/* ---- packed batches ----------------------------------------------------------------------------
- */
+/* ---- packed batches -------------------------------------------------------------------------- */
 
 typedef struct dray__batch {
     uint32_t rows;
@@ -119,8 +118,7 @@ int dray__backward_run(const dray__model *model, const dray__batch *batch, const
                        const float *dhidden, dray__weights *gradients, dray__backward *backward,
                        dray_error *error);
 
-/* ---- the head ----------------------------------------------------------------------------------
- */
+/* ---- the head -------------------------------------------------------------------------------- */
 
 /* logits[i] = head · hidden[i]: count × this rank's vocab_rows. */
 void dray__head(const dray__model *model, const float *hidden, int64_t count, float *logits);
@@ -149,8 +147,7 @@ dray__summary dray__summary_join(const dray__summary *all, uint32_t world, int64
 void dray__pick_rows(const float *from, const int64_t *rows, int64_t count, int64_t width,
                      float *to);
 
-/* ---- sequences in, packed chunks out -----------------------------------------------------------
- */
+/* ---- sequences in, packed chunks out --------------------------------------------------------- */
 
 /* Rows of at most this many tokens (or one row) are computed at a time: keeps the state in cache.
  */

@@ -92,8 +92,7 @@ static int add_step(memory *m, int64_t *step, dray_error *error)
     return code;
 }
 
-/* ---- writing -----------------------------------------------------------------------------------
- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 static int optimizer_path(const char *directory, char *path, dray_error *error)
 {
@@ -172,8 +171,7 @@ int dray__trainer_save(dray__trainer *t, const char *directory, dray_error *erro
     return code;
 }
 
-/* ---- reading -----------------------------------------------------------------------------------
- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 /* Reads this rank's pieces of the parameters, or of both moments and the step. */
 static int read_pieces(dray__trainer *t, const char *directory, float *const *to, int first,

@@ -10,8 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- opening -----------------------------------------------------------------------------------
- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static const dray_block *only_block(const dray_layout *layout, uint32_t tensor)
 {
@@ -212,8 +211,7 @@ uint64_t dray__trainer_steps(const dray__trainer *t)
     return t->steps;
 }
 
-/* ---- among the ranks ---------------------------------------------------------------------------
- */
+/* ---- among the ranks ------------------------------------------------------------------------- */
 
 int dray__trainer_gather(dray__trainer *t, const float *shard, float *whole, dray_error *error)
 {
@@ -262,8 +260,7 @@ int dray__trainer_agree(dray__trainer *t, int code, dray_error *error)
     return gathered;
 }
 
-/* ---- parameters --------------------------------------------------------------------------------
- */
+/* ---- parameters ------------------------------------------------------------------------------ */
 
 static bool ends_with(const char *text, const char *end)
 {
@@ -309,8 +306,7 @@ void dray__trainer_discard(dray__trainer *t)
     t->sums = (dray__sums){0};
 }
 
-/* ---- the step ----------------------------------------------------------------------------------
- */
+/* ---- the step -------------------------------------------------------------------------------- */
 
 static int scatter_gradients(dray__trainer *t, dray_error *error)
 {

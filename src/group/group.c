@@ -206,8 +206,7 @@ uint32_t dray__group_world(const dray__group *group)
     return group->world;
 }
 
-/* ---- aborting ----------------------------------------------------------------------------------
- */
+/* ---- aborting -------------------------------------------------------------------------------- */
 
 /* The first abort counts. `rank` is whom it is about: the dead one, or the one whose text says why.
  */
@@ -251,8 +250,7 @@ static int aborted(const dray__group *group, dray_error *error)
                       pid, atomic_load(&slot->left) ? "left" : "died");
 }
 
-/* ---- waiting -----------------------------------------------------------------------------------
- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 unsigned char *dray__group_half(dray__group *group, uint32_t rank, uint64_t round)
 {

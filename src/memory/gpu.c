@@ -71,8 +71,7 @@ int dray_gpu_memory(int32_t index, uint64_t *unused, uint64_t *total, dray_error
     return DRAY_OK;
 }
 
-/* ---- links ------------------------------------------------------------------------------------
- */
+/* ---- links ----------------------------------------------------------------------------------- */
 
 /* The driver does not say what a link is made of, but atomic operations cross NVLink alone. */
 int dray_gpu_get_link(int32_t from, int32_t to, int32_t *link, dray_error *error)
@@ -201,8 +200,7 @@ int dray_gpu_measure(int32_t from, int32_t to, double *rate, dray_error *error)
     return rc;
 }
 
-/* ---- libraries --------------------------------------------------------------------------------
- */
+/* ---- libraries ------------------------------------------------------------------------------- */
 
 static int describe_driver(char *detail, size_t size, dray_error *error)
 {

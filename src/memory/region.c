@@ -25,8 +25,7 @@ const dray__region_ops *dray__region_ops_of(int32_t kind)
     return NULL;
 }
 
-/* ---- the living -------------------------------------------------------------------------------
- */
+/* ---- the living ------------------------------------------------------------------------------ */
 
 static pthread_mutex_t living_lock = PTHREAD_MUTEX_INITIALIZER;
 static dray__idmap living; /* by serial number */

@@ -469,8 +469,7 @@ int dray_layout_find(const dray_layout *layout, const char *name, uint32_t *inde
                       layout->tensors.count, list);
 }
 
-/* ---- quantised tensors ------------------------------------------------------------------------
- */
+/* ---- quantised tensors ----------------------------------------------------------------------- */
 
 typedef struct quant_slot {
     dray_quant quant; /* kind NONE: not quantised */

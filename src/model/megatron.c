@@ -17,8 +17,7 @@
 
 enum { MOST_RANKS = 1 << 16 };
 
-/* ---- sizes ------------------------------------------------------------------------------------
- */
+/* ---- sizes ----------------------------------------------------------------------------------- */
 
 static int indivisible(const char *what, int64_t value, const char *by, int64_t parts,
                        dray_error *error)
@@ -101,8 +100,7 @@ int dray_megatron_place(dray_megatron_spec *spec, uint32_t rank, uint32_t *world
     return DRAY_OK;
 }
 
-/* ---- pipeline stages --------------------------------------------------------------------------
- */
+/* ---- pipeline stages ------------------------------------------------------------------------- */
 
 static bool uneven(const dray_megatron_spec *s)
 {
@@ -220,8 +218,7 @@ int64_t dray__megatron_local_experts(const dray__megatron *m)
     return m->config->experts / m->spec.ep;
 }
 
-/* ---- a row's tensors --------------------------------------------------------------------------
- */
+/* ---- a row's tensors ------------------------------------------------------------------------- */
 
 static const dray__parameter *find_tensor(const dray__megatron *m, const char *name, bool in_layer)
 {
@@ -281,8 +278,7 @@ static const char *parts_name(const dray__megatron_parameter *p)
     return of_experts(p) ? "etp" : "tp";
 }
 
-/* ---- local shapes -----------------------------------------------------------------------------
- */
+/* ---- local shapes ---------------------------------------------------------------------------- */
 
 static int shape_error(const dray__megatron_parameter *p, int status, dray_error *error)
 {
@@ -369,8 +365,7 @@ int dray__megatron_shape(const dray__megatron *m, dray__megatron_parameter *p, d
     return dray__fail(error, DRAY_EINTERNAL, "%s: unknown cut", p->row->name);
 }
 
-/* ---- blocks -----------------------------------------------------------------------------------
- */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
 typedef struct adding {
     const dray__megatron *m;

@@ -196,8 +196,7 @@ int dray_layout_megatron(const dray_model_config *config, const dray_megatron_sp
     return DRAY_OK;
 }
 
-/* ---- the parameters' names --------------------------------------------------------------------
- */
+/* ---- the parameters' names ------------------------------------------------------------------- */
 
 static int count_visited(model *w, const visit *v, dray_error *error)
 {
@@ -252,8 +251,7 @@ int dray_megatron_parameters(const dray_model_config *config, const dray_megatro
     return DRAY_OK;
 }
 
-/* ---- one parameter by its name ----------------------------------------------------------------
- */
+/* ---- one parameter by its name --------------------------------------------------------------- */
 
 typedef struct named {
     const char *name; /* as given, without "module." */

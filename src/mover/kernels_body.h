@@ -10,8 +10,7 @@
 #include <immintrin.h>
 #endif
 
-/* ---- checksum (the formula is in checksum.h) --------------------------------------------------
- */
+/* ---- checksum (the formula is in checksum.h) ------------------------------------------------- */
 
 static void columns(uint64_t first, size_t count, uint32_t *out)
 {
@@ -223,8 +222,7 @@ static void dot2_rows(const uint32_t *columns, const void *data, int64_t stride,
 }
 #undef EACH_ROW
 
-/* ---- conversions ------------------------------------------------------------------------------
- */
+/* ---- conversions ----------------------------------------------------------------------------- */
 
 static inline uint32_t bits_of(float value)
 {

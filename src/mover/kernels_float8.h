@@ -90,8 +90,7 @@ FLOAT8_CASTS(XX)
 FLOAT8_THROUGH_F32(XX)
 #undef XX
 
-/* ---- quantisation -----------------------------------------------------------------------------
- */
+/* ---- quantisation ---------------------------------------------------------------------------- */
 
 /* Magnitudes compare as integers: a NaN is larger than everything. */
 #define MOST(size, type, element, mask)                                                            \

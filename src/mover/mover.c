@@ -45,8 +45,7 @@ const char *dray__mover_name(dray_region_kind source, dray_region_kind destinati
     return mover ? mover->name : NULL;
 }
 
-/* ---- opening: nothing is moved that was not checked -------------------------------------------
- */
+/* ---- opening: nothing is moved that was not checked ------------------------------------------ */
 
 static bool inside(uint64_t offset, const dray_copy *copy, const int64_t *stride, uint64_t size,
                    uint64_t bytes)
@@ -178,8 +177,7 @@ uint64_t dray__move_done(const dray__move *move)
     return move->done;
 }
 
-/* ---- stepping ---------------------------------------------------------------------------------
- */
+/* ---- stepping -------------------------------------------------------------------------------- */
 
 bool dray__copy_turn_tile(const dray_copy *copy, uint64_t elements, int64_t *tile)
 {

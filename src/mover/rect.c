@@ -123,8 +123,7 @@ static void move_run(const run *r, const uint8_t *source, uint8_t *destination)
         convert_strided(r, source, destination);
 }
 
-/* ---- turned over ------------------------------------------------------------------------------
- */
+/* ---- turned over ----------------------------------------------------------------------------- */
 
 /* The dimension along which elements lie beside each other; ndim: none. */
 static uint32_t dense_dimension(const dray__rect *rect, const int64_t *stride, size_t size)

@@ -9,8 +9,7 @@
 
 #define NONE UINT32_MAX
 
-/* ---- names ------------------------------------------------------------------------------------
- */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 /* The slot of the tensor's name, or the free one where it belongs. The table is never full. Where
  * no hash is the same the tensor is not looked at: of most of a large model's it would be the only
@@ -98,8 +97,7 @@ static bool add_scales_of(dray_plan_index *index, const dray_layout *layout)
     return true;
 }
 
-/* ---- holders ----------------------------------------------------------------------------------
- */
+/* ---- holders --------------------------------------------------------------------------------- */
 
 /* A holder with its name, in the order of reading. */
 typedef struct found {

@@ -44,8 +44,7 @@ dray_copy *dray__copies_next(dray__copies *copies)
     return &copies->items[copies->count++];
 }
 
-/* ---- links ------------------------------------------------------------------------------------
- */
+/* ---- links ----------------------------------------------------------------------------------- */
 
 static bool only_files(const dray_layout *layout)
 {
@@ -75,8 +74,7 @@ static int32_t holder_link(const planner *p, const dray__holder *holder)
     return p->plan->source_link[holder->source];
 }
 
-/* ---- one copy ---------------------------------------------------------------------------------
- */
+/* ---- one copy -------------------------------------------------------------------------------- */
 
 static uint64_t offset_of(const dray_block *block, const int64_t *start)
 {
@@ -165,8 +163,7 @@ static bool take(planner *p, const dray__box *box, const dray__holder **near, si
     return true;
 }
 
-/* ---- one destination block --------------------------------------------------------------------
- */
+/* ---- one destination block ------------------------------------------------------------------- */
 
 /* Where nothing is quantised everybody is. */
 static bool usable(const planner *p, const dray__holder *holder)
@@ -351,8 +348,7 @@ int dray__plan_fill_from_name(planner *p, const char *name, dray_error *error)
     return DRAY_OK;
 }
 
-/* ---- holes ------------------------------------------------------------------------------------
- */
+/* ---- holes ----------------------------------------------------------------------------------- */
 
 /* Elements between two ranges, summed over the dimensions. */
 static uint64_t distance(const dray__box *a, const dray__box *b)
@@ -449,8 +445,7 @@ int dray__plan_hole(const planner *p, dray_error *error)
                       nearest);
 }
 
-/* ---- the plan ---------------------------------------------------------------------------------
- */
+/* ---- the plan -------------------------------------------------------------------------------- */
 
 int dray__plan_fill(planner *p, dray_error *error)
 {

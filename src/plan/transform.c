@@ -10,8 +10,7 @@
 
 typedef dray__planner planner;
 
-/* ---- whose elements are read ------------------------------------------------------------------
- */
+/* ---- whose elements are read ----------------------------------------------------------------- */
 
 static bool can_be_quantised(int32_t dtype)
 {
@@ -67,8 +66,7 @@ static const dray__holder *quantised_holder(const planner *p)
     return NULL;
 }
 
-/* ---- boxes and cells --------------------------------------------------------------------------
- */
+/* ---- boxes and cells ------------------------------------------------------------------------- */
 
 static int64_t shape_of(const dray_tensor_info *tensor, int d)
 {
@@ -99,8 +97,7 @@ static dray__box elements_of(const dray__box *cells, const int64_t *cell,
     return elements;
 }
 
-/* ---- one transform ----------------------------------------------------------------------------
- */
+/* ---- one transform --------------------------------------------------------------------------- */
 
 static dray_transform *transform_next(dray_plan *plan)
 {
@@ -167,8 +164,7 @@ static bool write_box(planner *p, const dray_block *block, const dray__box *box)
     return true;
 }
 
-/* ---- floats from quantised tensors ------------------------------------------------------------
- */
+/* ---- floats from quantised tensors ----------------------------------------------------------- */
 
 static int dequantise_box(planner *p, const dray_block *block, const dray__holder *like,
                           const dray__box *box, dray_error *error)
@@ -222,8 +218,7 @@ static int dequantise_open(planner *p, dray_error *error)
     return rc;
 }
 
-/* ---- quantised tensors from floats ------------------------------------------------------------
- */
+/* ---- quantised tensors from floats ----------------------------------------------------------- */
 
 static bool remember(planner *p, uint32_t tensor, bool scales)
 {
@@ -362,8 +357,7 @@ int dray__plan_quantise(planner *p, dray_error *error)
     return rc;
 }
 
-/* ---- totals -----------------------------------------------------------------------------------
- */
+/* ---- totals ---------------------------------------------------------------------------------- */
 
 static dray__box copy_box(const dray_copy *copy)
 {

@@ -31,8 +31,7 @@ struct dray__data {
 enum { STREAM_TRAIN = 11, STREAM_WARMUP = 12, STREAM_EVAL = 13, STREAM_SPLIT = 14 };
 enum { SPLIT_SEED = 1, LISTED_DIGITS = 6, LINES_MAX = 100000000 };
 
-/* ---- reverse: "1234=" is answered by "4321" ---------------------------------------------------
- */
+/* ---- reverse: "1234=" is answered by "4321" -------------------------------------------------- */
 
 static bool held_out(uint64_t number)
 {
@@ -111,8 +110,7 @@ static int reverse_get(const dray__data *data, dray__split split, uint64_t index
     return DRAY_OK;
 }
 
-/* ---- jsonl: {"prompt": "...", "answer": "..."} a line ------------------------------------------
- */
+/* ---- jsonl: {"prompt": "...", "answer": "..."} a line ---------------------------------------- */
 
 static int add_line(list *to, const char *text, size_t size, const char *path, uint64_t number,
                     dray_error *error)

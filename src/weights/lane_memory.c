@@ -61,8 +61,7 @@ struct memory_lane {
     size_t scratch_bytes;
 };
 
-/* ---- opening ------------------------------------------------------------------------------------
- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 /* The ops by tensor, otherwise in their order (counting sort). */
 static uint64_t *order_by_tensor(const struct memory_lane *m, uint32_t tensors)
@@ -176,8 +175,7 @@ static bool lane_takes(const dray__haul *haul, const dray__op *op)
     (void)op;
     return true;
 }
-/* ---- batches ------------------------------------------------------------------------------------
- */
+/* ---- batches --------------------------------------------------------------------------------- */
 
 /* Of all ops, the one that is the lane's `index`th. */
 static uint64_t index_at(const struct memory_lane *m, uint64_t index)
@@ -222,8 +220,7 @@ static dray_region *source_region(const struct memory_lane *m, const dray_copy *
                : m->haul->sources->sources[copy->source].regions[copy->source_region];
 }
 
-/* ---- checksums of what was moved ----------------------------------------------------------------
- */
+/* ---- checksums of what was moved ------------------------------------------------------------- */
 
 static enum way way_of(const struct memory_lane *m, const dray__op *op)
 {
@@ -259,8 +256,7 @@ static void arrived(struct memory_lane *m, const dray__op *op, const dray_copy *
     m->haul->expected[op->block] += sum;
 }
 
-/* ---- moving -------------------------------------------------------------------------------------
- */
+/* ---- moving ---------------------------------------------------------------------------------- */
 
 static int move_batch(struct memory_lane *m, const dray_region *source, dray_region *destination,
                       enum way way, dray_error *error)

@@ -80,8 +80,7 @@ int dray__local_add(uint64_t token, const dray_layout *layout, dray_region *cons
     return DRAY_OK;
 }
 
-/* ---- guests: who reads on while no call of his is under way ------------------------------------
- */
+/* ---- guests: who reads on while no call of his is under way ---------------------------------- */
 
 void dray__local_enter(dray__local *local, dray__guest *guest)
 {

@@ -20,8 +20,7 @@ enum {
 /* A region's GPU; NULL: it is not GPU memory that this process sees. */
 dray__cuda_device *dray__nccl_device_of(const dray_region *region);
 
-/* ---- nccl_serve.c: a data server's end of one pair, with a thread of its own ------------------
- */
+/* ---- nccl_serve.c: a data server's end of one pair, with a thread of its own ----------------- */
 typedef struct dray__nccl_session dray__nccl_session;
 
 /* wake: an eventfd that is written to when an answer is there; the caller's. */
@@ -36,8 +35,7 @@ bool dray__nccl_session_answered(dray__nccl_session *session);
 /* Its answer, once it is there. */
 bool dray__nccl_session_answer(dray__nccl_session *session, dray__writer *out);
 
-/* ---- lane_nccl.c ------------------------------------------------------------------------------
- */
+/* ---- lane_nccl.c ----------------------------------------------------------------------------- */
 struct dray__nccl_link; /* a source's, kept from one update to the next */
 void dray__nccl_link_free(struct dray__nccl_link *link); /* NULL is fine */
 

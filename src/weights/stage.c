@@ -25,8 +25,7 @@ struct dray__stage_job {
     bool running;
 };
 
-/* ---- staging ----------------------------------------------------------------------------------
- */
+/* ---- staging --------------------------------------------------------------------------------- */
 
 void dray__stage_drop(dray_subscriber *s)
 {
@@ -146,8 +145,7 @@ int dray__stage_open(dray_subscriber *s, dray_error *error)
     return rc;
 }
 
-/* ---- the copy ---------------------------------------------------------------------------------
- */
+/* ---- the copy -------------------------------------------------------------------------------- */
 
 struct dray__swap {
     const dray__destination *destination;

@@ -77,8 +77,7 @@ static json_t *list(const float *values, size_t count)
     return json;
 }
 
-/* ---- the generator -----------------------------------------------------------------------------
- */
+/* ---- the generator --------------------------------------------------------------------------- */
 
 static json_t *do_logits(const json_t *request, dray__generator *g)
 {
@@ -152,8 +151,7 @@ static json_t *with_generator(const json_t *request, dray__group *group,
     return answer;
 }
 
-/* ---- the trainer -------------------------------------------------------------------------------
- */
+/* ---- the trainer ----------------------------------------------------------------------------- */
 
 static int accumulate(const json_t *json, dray__trainer *t)
 {
@@ -244,8 +242,7 @@ static json_t *with_trainer(const json_t *request, dray__group *group,
     return answer;
 }
 
-/* ---- ranks -------------------------------------------------------------------------------------
- */
+/* ---- ranks ----------------------------------------------------------------------------------- */
 
 static json_t *run(const json_t *request, dray__group *group)
 {

@@ -282,8 +282,7 @@ static void bytes_are_tokens(void **state)
     assert_memory_equal(back, text, sizeof text);
 }
 
-/* ---- the trainer -------------------------------------------------------------------------------
- */
+/* ---- the trainer ----------------------------------------------------------------------------- */
 
 static void copy_tree(const char *from, const char *to)
 {
@@ -368,8 +367,7 @@ static void a_checkpoint_that_cannot_be_read_changes_nothing(void **state)
     remove_tree(folder);
 }
 
-/* ---- over ranks --------------------------------------------------------------------------------
- */
+/* ---- over ranks ------------------------------------------------------------------------------ */
 
 /* Where ranks say that they have joined, for tests that kill them after that. */
 static int joined[2] = {-1, -1};

@@ -73,8 +73,7 @@ static int exit_status(pid_t pid)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 200 + WTERMSIG(status);
 }
 
-/* ---- random operations against an oracle -------------------------------------------------------
- */
+/* ---- random operations against an oracle ----------------------------------------------------- */
 
 typedef struct sequence {
     uint64_t seed;
@@ -214,8 +213,7 @@ static void operations_agree_with_a_serial_oracle(void **state)
     }
 }
 
-/* ---- threads as ranks: what the thread sanitizer can see ----------------------------------------
- */
+/* ---- threads as ranks: what the thread sanitizer can see ------------------------------------- */
 
 typedef struct thread_rank {
     int fd;
@@ -255,8 +253,7 @@ static void ranks_may_be_threads(void **state)
     close(fd);
 }
 
-/* ---- deaths ------------------------------------------------------------------------------------
- */
+/* ---- deaths ---------------------------------------------------------------------------------- */
 
 typedef struct expectation {
     uint32_t victim;

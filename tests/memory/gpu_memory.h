@@ -74,8 +74,7 @@ static inline uint64_t free_bytes(void)
     return left;
 }
 
-/* ---- handles over the line --------------------------------------------------------------------
- */
+/* ---- handles over the line ------------------------------------------------------------------- */
 
 static inline dray_handle described(const dray_region *region)
 {

@@ -10,8 +10,7 @@
 
 enum { OUTER = 8 * MIB, SHIFT = MIB + 256, INNER = 3 * MIB };
 
-/* ---- own memory, by descriptor ----------------------------------------------------------------
- */
+/* ---- own memory, by descriptor --------------------------------------------------------------- */
 
 static void owner_of_region(void)
 {
@@ -75,8 +74,7 @@ static void regions_reach_other_processes(void **state)
     together(owner_of_region, importer_of_region);
 }
 
-/* ---- somebody else's memory, by IPC handle ----------------------------------------------------
- */
+/* ---- somebody else's memory, by IPC handle --------------------------------------------------- */
 
 static void owner_of_foreign(void)
 {
@@ -144,8 +142,7 @@ static void foreign_memory_by_its_base(void **state)
     together(owner_of_foreign, importer_of_foreign);
 }
 
-/* ---- what a process exported itself -----------------------------------------------------------
- */
+/* ---- what a process exported itself ---------------------------------------------------------- */
 
 static void own_exports(void)
 {
@@ -174,8 +171,7 @@ static void own_exports_are_used_in_place(void **state)
     alone(own_exports);
 }
 
-/* ---- refusals ---------------------------------------------------------------------------------
- */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 static void refuse(dray_handle h, int fd, const char *field)
 {
@@ -278,8 +274,7 @@ static void processes_without_a_driver_are_told(void **state)
     alone(another_library);
 }
 
-/* ---- other GPUs -------------------------------------------------------------------------------
- */
+/* ---- other GPUs ------------------------------------------------------------------------------ */
 
 static void owner_on_second(void)
 {
@@ -363,8 +358,7 @@ static void gpus_are_listed(void **state)
     alone(list_gpus);
 }
 
-/* ---- pinned memory ----------------------------------------------------------------------------
- */
+/* ---- pinned memory --------------------------------------------------------------------------- */
 
 static void owner_of_pinned(void)
 {
@@ -417,8 +411,7 @@ static void pinned_memory_is_shared_and_registered(void **state)
     together(owner_of_pinned, importer_without_driver);
 }
 
-/* ---- events -----------------------------------------------------------------------------------
- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 static void owner_of_event(void)
 {
@@ -463,8 +456,7 @@ static void events_cross_processes(void **state)
     together(owner_of_event, importer_of_event);
 }
 
-/* ---- owners that die, drivers that fail -------------------------------------------------------
- */
+/* ---- owners that die, drivers that fail ------------------------------------------------------ */
 
 static void dying_owner(void)
 {

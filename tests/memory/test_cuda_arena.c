@@ -23,8 +23,7 @@ static dray_arena_status status_of(dray_arena *a)
     return s;
 }
 
-/* ---- allocations ------------------------------------------------------------------------------
- */
+/* ---- allocations ----------------------------------------------------------------------------- */
 
 enum { SLOTS = 40, STEPS = 400 };
 
@@ -107,8 +106,7 @@ static void bad_options_are_refused(void **state)
     alone(refuse_options);
 }
 
-/* ---- release and resume -----------------------------------------------------------------------
- */
+/* ---- release and resume ---------------------------------------------------------------------- */
 
 typedef struct held {
     uint64_t at, bytes;
@@ -236,8 +234,7 @@ static void failures_lose_nothing(void **state)
     alone(fail_in_the_middle);
 }
 
-/* ---- with others ------------------------------------------------------------------------------
- */
+/* ---- with others ----------------------------------------------------------------------------- */
 
 static void owner_of_arena(void)
 {
@@ -328,8 +325,7 @@ static void others_unmap_first(void **state)
     together(owner_of_arena, importer_of_arena);
 }
 
-/* ---- PyTorch's entry points -------------------------------------------------------------------
- */
+/* ---- PyTorch's entry points ------------------------------------------------------------------ */
 
 static void *other_thread(void *user)
 {
@@ -390,8 +386,7 @@ static void torch_allocates_by_tag(void **state)
     alone(allocate_for_torch);
 }
 
-/* ---- threads ----------------------------------------------------------------------------------
- */
+/* ---- threads --------------------------------------------------------------------------------- */
 
 static void *use_arena(void *arena)
 {

@@ -204,8 +204,7 @@ static void regions_of_a_layout_are_all_or_none(void **state)
     dray_layout_free(l);
 }
 
-/* ---- handles ----------------------------------------------------------------------------------
- */
+/* ---- handles --------------------------------------------------------------------------------- */
 
 static dray_handle described(const dray_region *r)
 {

@@ -65,8 +65,7 @@ static int tear_down(void **state)
     return 0;
 }
 
-/* ---- memory on both sides ---------------------------------------------------------------------
- */
+/* ---- memory on both sides -------------------------------------------------------------------- */
 
 typedef struct both {
     uint8_t *host;
@@ -107,8 +106,7 @@ static void both_agree(const both *b, const char *what)
     free(found);
 }
 
-/* ---- jobs -------------------------------------------------------------------------------------
- */
+/* ---- jobs ------------------------------------------------------------------------------------ */
 
 static int run(dray__cuda_job *job, dray_error *e)
 {
@@ -130,8 +128,7 @@ static void done(dray__cuda_job *job, const dray_error *e, int rc)
         fail_msg("%d: %s", rc, e->message);
 }
 
-/* ---- random rectangles ------------------------------------------------------------------------
- */
+/* ---- random rectangles ----------------------------------------------------------------------- */
 
 enum { MOST_ITEMS = 6, MOST_ELEMENTS = 24 << 10 };
 
@@ -368,8 +365,7 @@ static void test_sums_of_regions(void **state)
     }
 }
 
-/* ---- phases, events, errors -------------------------------------------------------------------
- */
+/* ---- phases, events, errors ------------------------------------------------------------------ */
 
 static dray__cuda_item run_item(CUdeviceptr from, CUdeviceptr to, int64_t bytes, uint32_t phase)
 {
@@ -473,8 +469,7 @@ static void test_wrong_items_are_refused(void **state)
     dray__cuda_job_close(NULL);
 }
 
-/* ---- quantisation -----------------------------------------------------------------------------
- */
+/* ---- quantisation ---------------------------------------------------------------------------- */
 
 /* Values as weights have them, and some that they should not have. */
 static void fill_values(both *b, int32_t dtype)

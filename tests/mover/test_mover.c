@@ -57,8 +57,7 @@ static int tear_down(void **state)
     return rmdir(folder);
 }
 
-/* ---- regions of any kind, filled and read back ------------------------------------------------
- */
+/* ---- regions of any kind, filled and read back ----------------------------------------------- */
 
 static dray_region *region_with(dray_region_kind kind, const void *content, size_t bytes)
 {
@@ -85,8 +84,7 @@ static void read_back(const dray_region *r, void *out, size_t bytes)
     memory_get(r, 0, out, bytes);
 }
 
-/* ---- random copies ----------------------------------------------------------------------------
- */
+/* ---- random copies --------------------------------------------------------------------------- */
 
 /* Strides of a rectangle whose dimensions lie in a random order, often dense, else with gaps.
  * Returns the bytes it spans. */
@@ -300,8 +298,7 @@ static void conforms(dray_region_kind from, dray_region_kind to)
 PAIRS(XX)
 #undef XX
 
-/* ---- refusals ---------------------------------------------------------------------------------
- */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 static int open_one(const dray_region *source, dray_region *destination, const dray_copy *copy,
                     dray_error *e)

@@ -1,8 +1,7 @@
 /* plan: against an oracle that goes element by element, and the rules that plan.h states. */
 #include "plan/world.h"
 
-/* ---- the oracle -------------------------------------------------------------------------------
- */
+/* ---- the oracle ------------------------------------------------------------------------------ */
 
 /* What lies at each byte of a region where an element begins: 1 + tensor * 65536 + element; 0:
  * nothing. */
@@ -285,8 +284,7 @@ static void double_fills_are_found(void **state)
         one_world(OVERLAP);
 }
 
-/* ---- by hand ----------------------------------------------------------------------------------
- */
+/* ---- by hand --------------------------------------------------------------------------------- */
 
 static dray_layout *layout_with(const char *name, dray_dtype dtype, uint32_t ndim,
                                 const int64_t *shape, const int64_t *start, const int64_t *extent)

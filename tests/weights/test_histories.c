@@ -345,8 +345,7 @@ static void hear(rank *k)
     }
 }
 
-/* ---- the coordinator dies ---------------------------------------------------------------------
- */
+/* ---- the coordinator dies -------------------------------------------------------------------- */
 
 static void new_registry(void)
 {

@@ -293,8 +293,7 @@ static void test_updates(void **state)
     }
 }
 
-/* ---- checkpoints ------------------------------------------------------------------------------
- */
+/* ---- checkpoints ----------------------------------------------------------------------------- */
 
 static void test_checkpoints_written_wrong(void **state)
 {

@@ -181,8 +181,7 @@ static void crosses_processes(void **state)
     close(ends[1]);
 }
 
-/* ---- one process: parts, bad input ------------------------------------------------------------
- */
+/* ---- one process: parts, bad input ----------------------------------------------------------- */
 
 static void loads_parts_and_nothing_else(void **state)
 {

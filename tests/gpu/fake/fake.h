@@ -42,8 +42,7 @@ typedef struct range range;
 typedef struct context context;
 typedef struct event_cell event_cell;
 
-/* ---- driver.c: devices, contexts, errors ------------------------------------------------------
- */
+/* ---- driver.c: devices, contexts, errors ----------------------------------------------------- */
 
 struct context {
     int ordinal;  /* among the visible devices */
@@ -80,8 +79,7 @@ void fake_break(context *c, CUresult result);
 uint64_t fake_number(const char *variable, uint64_t otherwise);
 extern _Thread_local bool fake_in_host_function;
 
-/* ---- machine.c: what processes share ----------------------------------------------------------
- */
+/* ---- machine.c: what processes share --------------------------------------------------------- */
 
 uint64_t fake_id(void); /* never given twice on the machine */
 uint64_t fake_start_of(pid_t pid);
@@ -93,8 +91,7 @@ bool fake_held(uint64_t id, pid_t pid, uint64_t start);
 uint64_t fake_used(int physical);
 uint64_t fake_total(void);
 
-/* ---- memory.c: addresses ----------------------------------------------------------------------
- */
+/* ---- memory.c: addresses --------------------------------------------------------------------- */
 
 typedef enum range_kind { RANGE_HEAP, RANGE_IMPORT, RANGE_MAPPING, RANGE_HOST } range_kind;
 
@@ -138,8 +135,7 @@ void fake_memory_end(context *c);
 void fake_imports_check(void);
 int fake_handle_types(const allocation *backing); /* that it may be exported as */
 
-/* ---- stream.c: work in order ------------------------------------------------------------------
- */
+/* ---- stream.c: work in order ----------------------------------------------------------------- */
 
 typedef struct work work;
 typedef CUresult (*work_fn)(context *c, void *argument);
