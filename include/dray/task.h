@@ -1,6 +1,7 @@
 /* task.h - the few calls that a program needs to be a task of a running job: claim, read, set,
- * commit. Address, queue, rank and epoch come from the environment that `dray run` sets
- * (DRAY_ADDRESS, DRAY_QUEUE, DRAY_TASK, DRAY_RANK, DRAY_EPOCH). */
+ * commit. Where the job's coordinator is, which task this is, of which queue, and its rank among
+ * those of the task come from the environment of whoever starts it: DRAY_ADDRESS, DRAY_TASK,
+ * DRAY_QUEUE, DRAY_RANK. */
 #ifndef DRAY_TASK_H
 #define DRAY_TASK_H
 

@@ -35,6 +35,7 @@ enum {
     KEY_VERSION,
     KEY_PROVISIONAL,
     KEY_ON_LOSS,
+    KEY_DURABILITY,
     KEY_CONSUMERS,
     KEY_EPOCH,
     KEY_ROUND,
@@ -50,7 +51,7 @@ enum {
 /* ---- the command line ------------------------------------------------------------------------ */
 
 static const verb verbs[] = {
-    {"open", "", "make a queue: its tasks, and how much it may hold", "tabrvL",
+    {"open", "", "make a queue: its tasks, and how much it may hold", "tabrvLy",
      "Makes the queue, or checks that it has these tasks.", 0, 0, cmd_queue_open},
     {"insert", "[ROW...]", "put rows, given as JSON objects (or lines of standard input)", "pgdsTi",
      "Puts rows at the end of a partition: all of them are visible at once, or none.", 0,
@@ -161,6 +162,11 @@ static const struct option_of {
       "Of rows that are lost: refill (default), shrink_group or "
       "drop_group",
       0}},
+    {'y',
+     {"durability", KEY_DURABILITY, "WHAT", 0,
+      "What is left when the coordinator dies: none (default), checkpoint or journal, which need "
+      "`dray serve --journal`",
+      0}},
     {'f',
      {"fresh", 'f', "VERSION", 0,
       "Drop ready rows that are too old for this version of the weights", 0}},
@@ -209,15 +215,20 @@ static int read_policy(struct argp_state *state, const char *text)
     return 0;
 }
 
-static int read_on_loss(struct argp_state *state, const char *text)
+/* One of three words, as 1, 2 or 3. */
+static int read_word(struct argp_state *state, const char *what, const char *text,
+                     const char *const names[3])
 {
-    static const char *const names[] = {"refill", "shrink_group", "drop_group"};
     for (int i = 0; i < 3; i++)
         if (strcmp(names[i], text) == 0)
-            return i + 1; /* as in dray_on_loss */
-    cmd_bad_word(state, "rule", text, names, 3);
+            return i + 1;
+    cmd_bad_word(state, what, text, names, 3);
     return 0;
 }
+
+/* In the order of dray_on_loss and dray_durability. */
+static const char *const losses[] = {"refill", "shrink_group", "drop_group"};
+static const char *const durabilities[] = {"none", "checkpoint", "journal"};
 
 static void check_words(struct argp_state *state, const verb *v, const queue_arguments *a)
 {
@@ -318,7 +329,9 @@ static error_t parse(int key, char *text, struct argp_state *state)
     else if (key == KEY_PROVISIONAL)
         add_to(state, a->provisional, &a->provisional_count, text);
     else if (key == KEY_ON_LOSS)
-        a->on_loss = read_on_loss(state, text);
+        a->on_loss = read_word(state, "rule", text, losses);
+    else if (key == KEY_DURABILITY)
+        a->durability = read_word(state, "durability", text, durabilities);
     else if (key == 'o')
         a->policy = read_policy(state, text);
     else if (key == ARGP_KEY_ARG && a->word_count < p->verb->most_words)

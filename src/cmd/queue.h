@@ -19,7 +19,7 @@ typedef struct queue_arguments {
     int64_t group_size, hold_s, timeout_s, max_attempts, capacity_rows, capacity_bytes;
     int64_t refill, decline, version; /* 0: not given */
     int64_t epoch, round, rank, ranks, peer, peers, token_cap, micro_rows;
-    int policy, on_loss;
+    int policy, on_loss, durability;
     bool up_to, seal, json, open;
 } queue_arguments;
 

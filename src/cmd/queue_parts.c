@@ -98,6 +98,7 @@ int cmd_queue_open(const queue_arguments *a, dray_error *error)
     options.capacity_rows = (uint64_t)a->capacity_rows;
     options.capacity_bytes = (uint64_t)a->capacity_bytes;
     options.on_loss = a->on_loss;
+    options.durability = a->durability;
     options.provisional = a->provisional;
     options.provisional_count = a->provisional_count;
     if (rc == DRAY_OK)

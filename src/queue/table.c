@@ -237,6 +237,21 @@ static bool same_names(const dray__table *table, const uint32_t *columns, uint32
     return true;
 }
 
+/* A setting of the queue, and what somebody who opens it says that it is; 0: does not say. */
+typedef struct setting {
+    const char *name;
+    uint64_t own, found;
+    const char *words[4]; /* of those that have names, by number */
+} setting;
+
+static const char *say(const setting *s, uint64_t value, char out[24])
+{
+    if (value < sizeof s->words / sizeof *s->words && s->words[value])
+        return s->words[value];
+    snprintf(out, 24, "%llu", (unsigned long long)value);
+    return out;
+}
+
 int dray__table_same(const dray__table *table, const dray__task_names *tasks, uint32_t task_count,
                      const dray__settings *settings, dray_error *error)
 {
@@ -253,10 +268,8 @@ int dray__table_same(const dray__table *table, const dray__task_names *tasks, ui
         return dray__fail(error, DRAY_EEXIST, "queue %s is open with %u tasks, found %u",
                           table->name, table->task_count, task_count);
     for (uint32_t i = 0; i < task_count; i++) {
-        uint32_t t;
-        int rc = dray__table_task(table, tasks[i].name, &t, error);
-        if (rc)
-            return dray__fail_prefix(error, DRAY_EEXIST, "the queue is open with other tasks: ");
+        uint32_t t = 0;
+        dray__table_task(table, tasks[i].name, &t, NULL); /* it is there: looked for above */
         const dray__qtask *task = &table->tasks[t];
         if (!same_names(table, task->needs, task->needs_count, tasks[i].needs,
                         tasks[i].needs_count))
@@ -268,27 +281,37 @@ int dray__table_same(const dray__table *table, const dray__task_names *tasks, ui
                               table->name, task->name);
     }
     const dray__settings *own = &table->settings;
-    const struct limit {
-        const char *name;
-        uint64_t own, found;
-    } limits[] = {
-        {"capacity_rows", own->capacity_rows, settings->capacity_rows},
-        {"capacity_bytes", own->capacity_bytes, settings->capacity_bytes},
-        {"max_attempts", own->max_attempts, settings->max_attempts},
-        {"on_loss", (uint64_t)own->on_loss, (uint64_t)settings->on_loss},
-        {"provisional tasks", own->provisional, provisional},
-        {"batch_rows", own->batch_rows, settings->batch_rows},
-        {"open_batches", own->open_batches, settings->open_batches},
-        {"checkpoint_batches", own->checkpoint_batches, settings->checkpoint_batches},
-        {"row_bytes", own->row_bytes, settings->row_bytes},
-        {"durability", (uint64_t)own->durability, (uint64_t)settings->durability},
-        {"backend", (uint64_t)own->backend, (uint64_t)settings->backend},
+    const setting all[] = {
+        {"capacity_rows", own->capacity_rows, settings->capacity_rows, {0}},
+        {"capacity_bytes", own->capacity_bytes, settings->capacity_bytes, {0}},
+        {"max_attempts", own->max_attempts, settings->max_attempts, {0}},
+        {"on_loss",
+         (uint64_t)own->on_loss,
+         (uint64_t)settings->on_loss,
+         {"refill", [DRAY_ON_LOSS_REFILL] = "refill", [DRAY_ON_LOSS_SHRINK_GROUP] = "shrink_group",
+          [DRAY_ON_LOSS_DROP_GROUP] = "drop_group"}},
+        {"provisional tasks", own->provisional, provisional, {0}},
+        {"batch_rows", own->batch_rows, settings->batch_rows, {0}},
+        {"open_batches", own->open_batches, settings->open_batches, {0}},
+        {"checkpoint_batches", own->checkpoint_batches, settings->checkpoint_batches, {0}},
+        {"row_bytes", own->row_bytes, settings->row_bytes, {0}},
+        {"durability",
+         (uint64_t)own->durability,
+         (uint64_t)settings->durability,
+         {"none", [DRAY_DURABILITY_NONE] = "none", [DRAY_DURABILITY_CHECKPOINT] = "checkpoint",
+          [DRAY_DURABILITY_JOURNAL] = "journal"}},
+        {"backend",
+         (uint64_t)own->backend,
+         (uint64_t)settings->backend,
+         {"builtin", [DRAY_BACKEND_BUILTIN] = "builtin", [DRAY_BACKEND_REDIS] = "redis"}},
     };
-    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
-        if (limits[i].found && limits[i].found != limits[i].own)
-            return dray__fail(error, DRAY_EEXIST, "queue %s is open with %s %llu, found %llu",
-                              table->name, limits[i].name, (unsigned long long)limits[i].own,
-                              (unsigned long long)limits[i].found);
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        char numbers[2][24];
+        if (all[i].found && all[i].found != all[i].own)
+            return dray__fail(error, DRAY_EEXIST, "queue %s is open with %s %s, found %s",
+                              table->name, all[i].name, say(&all[i], all[i].own, numbers[0]),
+                              say(&all[i], all[i].found, numbers[1]));
+    }
     if (settings->backend && settings->backend_address &&
         strcmp(settings->backend_address, own->backend_address) != 0)
         return dray__fail(error, DRAY_EEXIST, "queue %s is open with the backend at %s, found %s",
