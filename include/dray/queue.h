@@ -483,7 +483,7 @@ int dray_batch_export(const dray_batch *batch, void **out, size_t *size, dray_er
 int dray_batch_import(dray_queue *queue, const void *data, size_t size, dray_batch **out,
                       dray_error *error);
 
-/* State as JSON: {"name", "ended", "rows", "capacity_rows", "bytes", "hidden_bytes",
+/* State as JSON: {"name", "backend", "ended", "rows", "capacity_rows", "bytes", "hidden_bytes",
  * "capacity_bytes", "chunks", "chunk_bytes", "claims", "clients", "epoch", "admission": {"task",
  * "version", "batch_rows", "staleness", "concurrency", "running", "accepted", "room"}, "waiters":
  * {"claims": {task: n}, "inserts", "waits", "refills"}, "totals": {"inserted", "refilled", "lost":
@@ -492,13 +492,11 @@ int dray_batch_import(dray_queue *queue, const void *data, size_t size, dray_bat
  * "seconds", "buckets": up to 10 us, 100 us, 1 ms, 10 ms, 100 ms, 500 ms, 1 s, 5 s, 10 s, 1 min,
  * 10 min, longer}], all since the coordinator began; "partitions": [{"name", "generation",
  * "rows", "groups", "sealed", "dead", "vacant", "refilled", "bytes", "reserved_bytes", "lost":
- * {"failed", "stale", "rolled_back"}, "uncovered", "clearing", "columns": {column: rows committed},
- * "tasks": {task:
+ * {cause: rows}, "uncovered", "clearing", "columns": {column: rows committed}, "tasks": {task:
  * {"ready", "taken", "committed", "dead", "finished"}}, "deaths": [{"slot", "generation", "task",
- * "cause", "attempts", "refilled", "reason"}]}]}; dead of a task counts rows that died in its
- * hands, vacant rows wait for another sample, deaths are the first 64 rows that died or were
- * refilled. *out is malloc'ed.
- */
+ * "cause", "attempts", "refilled", "reason"}]}]}; cause is "failed", "stale", "rolled_back" or
+ * "bytes_lost"; dead of a task counts rows that died in its hands, vacant rows wait for another
+ * sample, deaths are the first 64 rows that died or were refilled. *out is malloc'ed. */
 int dray_queue_status(dray_queue *queue, char **out, dray_error *error);
 
 #ifdef __cplusplus

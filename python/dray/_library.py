@@ -180,7 +180,11 @@ def library():
     """The library, loaded at the first call."""
     global _library
     if _library is None:
-        loaded = c.CDLL(library_path())
+        try:
+            loaded = c.CDLL(library_path())
+        except OSError as error:
+            raise OSError(f"{error}: $DRAY_LIBRARY names the library where it is not installed, as in "
+                          "build/release/libdray.so.0") from None
         for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(loaded, name)
             function.restype = c.c_int if result is _CODE else result

@@ -11,7 +11,7 @@ report()
 }
 
 above=
-for folder in base trace model plan memory mover control weights queue group engine sim run; do
+for folder in base trace model plan memory mover control weights queue group engine run; do
     above="$above$folder|"
     report "src/$folder/ includes a folder below it (it may: ${above%|}):" \
         "$(grep -nE '^#include "' "src/$folder"/*.[ch] 2>/dev/null |

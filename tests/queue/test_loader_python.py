@@ -28,6 +28,11 @@ tokens = [[rng.randrange(-2**31, 2**31) for _ in range(rng.randrange(1, 30))] fo
 scores = [rng.uniform(-1e9, 1e9) for _ in range(ROWS)]
 
 
+without = subprocess.run([sys.executable, "-c", "import dray; dray.version()"], capture_output=True,
+                         text=True, env=dict(os.environ, DRAY_LIBRARY="nowhere.so", PYTHONPATH=sys.path[0]))
+assert "nowhere.so" in without.stderr and "$DRAY_LIBRARY" in without.stderr, without.stderr
+
+
 def must(*arguments, **more):
     done = subprocess.run([program, "queue", *arguments], capture_output=True, text=True, timeout=60,
                           **more)
