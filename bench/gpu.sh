@@ -99,6 +99,8 @@ row "32B apart, f32 FSDP1 to bf16" 1.3 limit --model $m32 --from "fsdp1:$half,dt
     --to "engine:tp=$half@$high"
 row "32B, 15 layers, offloaded in pinned memory" 1.15 limit --source pinned --model $m32 \
     --layers 15 --from "fsdp:$gpus@$all" --to "engine:tp=$gpus@$all"
+row "32B, 15 layers, offloaded, TP${half}xDP2" 1.15 limit --source pinned --model $m32 \
+    --layers 15 --from "fsdp:$gpus@$all" --to "engine:tp=$half@$all" --engines 2
 row "32B, 15 layers, commit of what lies in spare GPU memory" 0 limit --prefetch device --model $m32 \
     --layers 15 --from "fsdp:$half@$low" --to "engine:tp=$half@$high"
 row "32B, 15 layers, commit of what lies in pinned memory" 1.15 limit --prefetch pinned --model $m32 \

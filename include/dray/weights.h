@@ -256,6 +256,15 @@ typedef struct dray_update_report {
     /* Sent and received over connections to other hosts: data, requests, checksums. */
     uint64_t wire_bytes;
     int32_t source; /* dray_update_source */
+    int32_t unused;
+    /* Of `bytes`, those that another rank on a GPU of this host uploaded from pinned memory, and
+     * that were taken from there: PCIe carried them once for both. */
+    uint64_t fanned_bytes;
+    /* How long this rank, or its GPU, had nothing to do but to wait for someone, the longest such
+     * wait of the update, and for whom: a member's name, where it matters with its GPU; "": none.
+     */
+    int64_t held_ns;
+    char held_by[128];
 } dray_update_report;
 
 #define DRAY_UPDATE_REPORT_INIT                                                                    \

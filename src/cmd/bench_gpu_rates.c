@@ -224,9 +224,12 @@ static void enter(const bench_cluster_options *o, traffic *of, uint32_t source, 
                   double bytes)
 {
     uint32_t from = bench_gpu_of(&o->from, source, o->from.count);
-    if (o->pinned)
-        of[to].pinned += bytes;
-    else if (from == to)
+    double engines = o->engines ? o->engines : 1;
+    if (o->pinned) { /* once for all engines, each GPU its share; from GPU to GPU for the others */
+        of[to].pinned += bytes / engines;
+        of[to].in += bytes - bytes / engines;
+        of[to].out += bytes - bytes / engines;
+    } else if (from == to)
         of[to].local += bytes;
     else {
         of[from].out += bytes;

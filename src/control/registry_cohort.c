@@ -1,4 +1,5 @@
-/* Cohorts: the subscriber groups that read the same version from other hosts at the same time.
+/* Cohorts: the subscriber groups that read the same version at the same time, from other hosts or
+ * out of pinned memory into GPUs.
  * Their ranks split what several of them need, and pass it on to each other. */
 #include "base/clock.h"
 #include "base/error.h"

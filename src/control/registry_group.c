@@ -528,7 +528,18 @@ static void unchoose(struct group *group)
     group->peer = NULL;
 }
 
-/* Starts the group, and with it those that can read the same version from other hosts now. */
+/* Are there bytes that should come over a link once, for all who read them: from another host, or
+ * out of pinned memory into GPUs? */
+static bool is_shared(const struct group *group)
+{
+    bool pinned = false;
+    for (uint32_t i = 0; group->gang && i < group->gang->set.world; i++)
+        pinned |= group->gang->set.entries[i] && group->gang->set.entries[i]->pinned;
+    return group->reading && (group->goal.mode == DRAY_MODE_DISTRIBUTED ||
+                              (group->goal.mode == DRAY_MODE_TENSOR && pinned));
+}
+
+/* Starts the group, and with it those that can read the same version in the same way now. */
 static void start_cohort(dray__registry *r, struct group *first)
 {
     struct group *groups[DRAY__COHORT_MAX] = {first};
@@ -537,7 +548,7 @@ static void start_cohort(dray__registry *r, struct group *first)
          other = other->next) {
         if (other == first || !dray__reg_all_began(other) || choose(other, NULL))
             continue;
-        if (other->goal.mode == DRAY_MODE_DISTRIBUTED && other->reading == first->reading)
+        if (other->goal.mode == first->goal.mode && other->reading == first->reading)
             groups[count++] = other;
         else
             unchoose(other);
@@ -560,7 +571,7 @@ static void group_settle(dray__registry *r, struct group *group)
         unchoose(group);
         for (uint32_t i = 0; i < group->set.world; i++)
             begin_refuse(r, group->set.entries[i], &error);
-    } else if (group->goal.mode != DRAY_MODE_DISTRIBUTED || !group->reading) {
+    } else if (!is_shared(group)) {
         start(r, group, NULL, 0);
     } else if (dray__reg_cohort_waits(r, group)) {
         unchoose(group);

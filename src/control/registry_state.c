@@ -282,6 +282,14 @@ static int check_claim(const dray__registry *r, const struct claim *claim, dray_
     return DRAY_OK;
 }
 
+static bool has_pinned(const dray_layout *layout)
+{
+    for (uint32_t i = 0; i < dray_layout_region_count(layout); i++)
+        if (dray_layout_region(layout, i)->kind == DRAY_REGION_PINNED)
+            return true;
+    return false;
+}
+
 static int open_entry(call *c, const char *model_name, const char *group, uint32_t rank,
                       uint32_t world, uint64_t token, const char *endpoint, uint32_t regions,
                       uint32_t shared, uint64_t slot_bytes, const void *layout, size_t size,
@@ -295,6 +303,7 @@ static int open_entry(call *c, const char *model_name, const char *group, uint32
         bad = dray_layout_unpack(layout, size, &checked, error);
     if (bad)
         return bad;
+    bool pinned = has_pinned(checked);
     dray_layout_free(checked);
     struct model *model = dray__reg_model(c->r, model_name, true);
     if (!model)
@@ -304,6 +313,7 @@ static int open_entry(call *c, const char *model_name, const char *group, uint32
     if (rc == DRAY_OK) {
         entry->regions_missing = shared;
         entry->slot_bytes = slot_bytes;
+        entry->pinned = pinned;
         entry->shared = regions && shared == regions;
         entry->claim = *claim;
         entry->claim.sums = (dray__sums){0};

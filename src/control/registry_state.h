@@ -71,6 +71,7 @@ struct entry {
     uint32_t region_count, regions_missing;
     uint64_t slot_bytes; /* of its staging arena, the last region; 0: it has none */
     bool released;       /* and not said anew */
+    bool pinned;         /* weights of it lie in pinned host memory */
     uint64_t published;
     bool has_published;
     struct claim claim;     /* without its sums */

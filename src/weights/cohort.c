@@ -29,6 +29,7 @@ struct cell {
 struct dray__cohort {
     const dray__sources *sources;
     const dray__destination *destination;
+    dray__cohort_fn *takes_part;
     uint32_t self;
     uint32_t *block_cells; /* where those of each block begin, and the end */
     bool *shared;          /* by block */
@@ -87,7 +88,8 @@ static void find_tensors(struct making *m, const dray_tensor_info *wanted, const
     for (uint32_t k = 0; k < c->sources->cohort_count; k++) {
         const dray__source *member = &c->sources->cohort[k];
         uint32_t *tensor = &m->tensors[k];
-        if (!member->endpoint[0] || dray_layout_find(member->layout, wanted->name, tensor, NULL)) {
+        if (!c->takes_part(member, c->destination) ||
+            dray_layout_find(member->layout, wanted->name, tensor, NULL)) {
             *tensor = UINT32_MAX;
             continue;
         }
@@ -270,18 +272,19 @@ static int make(dray__cohort *c, dray_error *error)
 }
 
 int dray__cohort_new(const dray__sources *sources, const dray__destination *destination,
-                     dray__cohort **out, dray_error *error)
+                     dray__cohort_fn *takes_part, dray__cohort **out, dray_error *error)
 {
     dray__cohort *c = calloc(1, sizeof *c);
     if (!c)
         return dray__nomem(error);
     c->sources = sources;
     c->destination = destination;
+    c->takes_part = takes_part;
     c->self = UINT32_MAX;
     for (uint32_t m = 0; m < sources->cohort_count; m++)
         if (sources->cohort[m].token == destination->token)
             c->self = m;
-    int rc = c->self == UINT32_MAX || !sources->cohort[c->self].endpoint[0]
+    int rc = c->self == UINT32_MAX || !takes_part(&sources->cohort[c->self], destination)
                  ? dray__fail(error, DRAY_ENOENT, "this rank is not of its cohort")
                  : make(c, error);
     if (rc) {
@@ -375,4 +378,21 @@ uint32_t dray__cohort_from(const dray__cohort *c, uint32_t block, uint32_t strip
         near = fetcher;
     *from_block = near->block;
     return near->member;
+}
+
+uint32_t dray__cohort_turn(const dray__cohort *c, uint32_t block, uint32_t stripe, uint32_t rounds,
+                           uint32_t *from_block, uint32_t *round, uint32_t *holders)
+{
+    const struct cell *cell = cell_of(c, block, stripe);
+    uint64_t number = cell->seed % (1u << 20) + stripe - cell->first_stripe;
+    const struct holder *holder = &c->holders[cell->first + number % cell->count];
+    *round = (uint32_t)(number / cell->count % rounds);
+    *from_block = holder->block;
+    *holders = cell->count;
+    return holder->member;
+}
+
+uint32_t dray__cohort_self(const dray__cohort *c)
+{
+    return c->self;
 }

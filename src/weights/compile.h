@@ -56,6 +56,10 @@ typedef struct dray__ends {
 
 int dray__ends_of(const dray__compiler *c, const dray_copy *copy, const dray_region *to,
                   dray__ends *out, dray_error *error);
+/* A copy of (a part of) an op, moved by the destination's GPU with what verification asks for.
+ * false: out of memory. */
+bool dray__draft_move(dray__compiler *c, const dray__ends *ends, const dray_copy *copy,
+                      const dray__op *op, uint32_t step, uint32_t phase);
 /* The GPU that has the source's memory, if it is another one, is seen here, and reaches both ends.
  * NULL: not so. */
 dray__cuda_device *dray__pusher_of(const dray__ends *ends);
@@ -65,6 +69,17 @@ bool dray__draft_read_back(dray__compiler *c, const dray__ends *ends, const dray
 /* The bucket of a device, opened when it is first needed. */
 int dray__bucket_of(dray__compiler *c, dray__cuda_device *device, dray__filling **out,
                     dray_error *error);
+
+/* An empty program of these ops; NULL: out of memory. */
+dray__program *dray__program_new(const dray__haul *haul, const uint64_t *ops, uint64_t count,
+                                 uint64_t ceiling);
+/* Is it the program of these ops, for this haul? */
+bool dray__program_fits(const dray__program *program, const dray__haul *haul, const uint64_t *ops,
+                        uint64_t count, uint64_t ceiling);
+/* The drafts become its jobs. */
+int dray__program_finish(dray__compiler *c, dray_error *error);
+void dray__drafts_free(dray__compiler *c);
+void dray__program_free(dray__program *program); /* NULL is fine */
 
 /* compile_quant.c: of the transforms. */
 bool dray__transform_fits(const dray__haul *haul, const dray_transform *transform);

@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 static const dray__lane_kind *const kinds[DRAY__LANES] = {
-    &dray__lane_cuda, &dray__lane_quant,  &dray__lane_delta, &dray__lane_overlay,
+    &dray__lane_fan,  &dray__lane_cuda,   &dray__lane_quant, &dray__lane_delta, &dray__lane_overlay,
     &dray__lane_nccl, &dray__lane_remote, &dray__lane_file,  &dray__lane_memory};
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -342,6 +342,14 @@ bool dray__haul_waits(const dray__haul *h)
         if (!h->lanes[l].done && !h->lanes[l].waits)
             return false;
     return true;
+}
+
+bool dray__haul_fans(const dray__haul *h)
+{
+    for (uint32_t l = 0; l < DRAY__LANES; l++)
+        if (h->lanes[l].kind == &dray__lane_fan && h->lanes[l].count)
+            return true;
+    return false;
 }
 
 int dray__haul_fd(const dray__haul *h)

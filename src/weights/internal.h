@@ -203,6 +203,7 @@ typedef struct dray__source {
     struct dray__nccl_link *nccl;   /* kept as well; NULL: not needed yet (nccl.h) */
     bool has_delta;                 /* behind the layout's regions it has one that holds a delta */
     struct dray__delta_view *delta; /* that region, imported; NULL: not */
+    bool has_board;                 /* so has an engine's rank on a GPU, of a board (fan.h) */
     struct dray__overlay *overlay;  /* of a checkpoint that is a delta; NULL: it is whole */
     const dray_region *arena;       /* the last of `regions`; NULL: not imported */
 } dray__source;
@@ -231,6 +232,8 @@ typedef struct dray__sources {
     uint64_t cohort_set;
     dray__source *cohort;
     uint32_t cohort_wanted, cohort_count;
+    struct dray__fan *fan; /* what its members upload for each other (fan.h); NULL: nothing */
+    bool fan_sought;
     /* while it is being made */
     uint32_t wanted;     /* sources; `count` are there */
     dray__source *group; /* the group's other ranks, until the plan is made */
@@ -238,7 +241,9 @@ typedef struct dray__sources {
     uint16_t asked;                      /* the request whose answer is awaited; 0: none */
     uint64_t next_op;                    /* whose region is imported next */
     uint32_t next_extra;                 /* then: the source whose delta and arena are */
+    uint32_t next_member;                /* then: whose regions of the cohort are */
     uint32_t asked_source, asked_region; /* of the REGION_GET */
+    bool asked_member;                   /* the source is one of the cohort */
 } dray__sources;
 
 typedef struct dray__destination {
@@ -246,6 +251,7 @@ typedef struct dray__destination {
     dray_region **regions;
     uint64_t member, host, token;
     uint32_t rank, world;
+    dray_region *board; /* where others see what it has uploaded (fan.h); NULL: it has none */
 } dray__destination;
 
 /* Publishers' memory as the source: set and ranks as the coordinator said. */
@@ -291,8 +297,9 @@ typedef struct dray__haul_options {
     int32_t strategy;
     uint64_t bucket_bytes;
     bool verify;
-    uint64_t attempt; /* what data servers are told */
-    uint64_t run;     /* and those of its cohort's members; 0: there is no cohort */
+    uint64_t attempt;   /* what data servers are told */
+    uint64_t run;       /* and those of its cohort's members; 0: there is no cohort */
+    dray_region *board; /* where they see what is here; NULL: nobody looks for it */
     const struct dray__stream_keys
         *keys; /* of the connections to them; borrowed, also after close */
     /* For each destination tensor: will the coordinator compare it as a whole with what publishers
@@ -319,6 +326,8 @@ int dray__haul_step(dray__haul *haul, int64_t budget_ns, dray_error *error);
 bool dray__haul_waits(const dray__haul *haul);
 /* Adds to an error at the deadline what the update was waiting for. */
 void dray__haul_explain(const dray__haul *haul, dray_error *error);
+/* Does it upload for others what they want, too (fan.h)? */
+bool dray__haul_fans(const dray__haul *haul);
 int dray__haul_fd(const dray__haul *haul); /* level-triggered; -1: never waits */
 /* Compares what was meant with what is there. DRAY_ECHECKSUM. */
 int dray__haul_check(const dray__haul *haul, dray_error *error);

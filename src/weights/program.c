@@ -223,7 +223,7 @@ static dray__entry entry_of(const dray__haul *h, const dray__op *op, uint8_t kin
 
 /* Reads the source again, where need be, by another kernel than the one that moves. */
 static bool read_again(dray__compiler *c, dray__cuda_device *device, const dray__cuda_item *item,
-                       const dray__entry *moved)
+                       const dray__entry *moved, uint32_t step)
 {
     if (!moved->twice)
         return true;
@@ -232,7 +232,18 @@ static bool read_again(dray__compiler *c, dray__cuda_device *device, const dray_
     again.copy.destination_dtype = item->copy.source_dtype;
     again.destination_base = 0;
     again.phase = 0;
-    return dray__draft_push(dray__draft_of(c, device, DRAY__CUDA_SUM_SOURCE, 0), &again, &entry);
+    return dray__draft_push(dray__draft_of(c, device, DRAY__CUDA_SUM_SOURCE, step), &again, &entry);
+}
+
+bool dray__draft_move(dray__compiler *c, const dray__ends *ends, const dray_copy *copy,
+                      const dray__op *op, uint32_t step, uint32_t phase)
+{
+    dray__entry entry = entry_of(c->haul, op, kind_of(c->haul, op));
+    dray__cuda_item item = item_of(ends, copy);
+    item.phase = phase;
+    dray__draft *draft = dray__draft_of(c, ends->device, sums_of[entry.kind], step);
+    return dray__draft_push(draft, &item, &entry) &&
+           read_again(c, ends->device, &item, &entry, step);
 }
 
 /* ---- rounds: all ranks at once, no two of them reading from the same GPU, is what links carry
@@ -314,23 +325,23 @@ static int compile_op(dray__compiler *c, uint64_t index, dray_error *error)
                            &ends, error);
     if (rc)
         return rc;
-    dray__cuda_item item = item_of(&ends, &op->copy);
-    dray__entry entry = entry_of(h, op, kind_of(h, op));
     dray__cuda_device *pusher = shrinks(&op->copy) ? dray__pusher_of(&ends) : NULL;
     bool pushed;
-    if (!pusher && !item.host)
-        item.phase = round_of(c, &op->copy);
     if (pusher) {
-        entry.kind = h->options.verify ? DRAY__ENTRY_SENT : DRAY__ENTRY_UNCHECKED;
+        dray__cuda_item item = item_of(&ends, &op->copy);
+        dray__entry entry = entry_of(h, op, DRAY__ENTRY_UNCHECKED);
+        if (h->options.verify)
+            entry.kind = DRAY__ENTRY_SENT;
         pushed = dray__draft_push(dray__draft_of(c, pusher, sums_of[entry.kind], ends.lane), &item,
                                   &entry) &&
                  (!h->options.verify ||
-                  dray__draft_read_back(c, &ends, &op->copy, op->block, ends.lane + 1));
+                  dray__draft_read_back(c, &ends, &op->copy, op->block, ends.lane + 1)) &&
+                 read_again(c, pusher, &item, &entry, 0);
     } else {
-        pushed =
-            dray__draft_push(dray__draft_of(c, ends.device, sums_of[entry.kind], 0), &item, &entry);
+        bool host = dray_region_get_kind(ends.from) == DRAY_REGION_PINNED ||
+                    dray_region_get_kind(ends.to) == DRAY_REGION_PINNED;
+        pushed = dray__draft_move(c, &ends, &op->copy, op, 0, host ? 0 : round_of(c, &op->copy));
     }
-    pushed = pushed && read_again(c, pusher ? pusher : ends.device, &item, &entry);
     return pushed ? DRAY_OK : dray__nomem(error);
 }
 
@@ -427,7 +438,7 @@ static bool push_staged(dray__compiler *c, dray__filling *f, const dray__cuda_it
     uint32_t sums = verify ? sums_of[DRAY__ENTRY_SUMMED] : 0;
     entry.kind = verify ? DRAY__ENTRY_FILL : DRAY__ENTRY_UNCHECKED;
     if (!dray__draft_push(dray__draft_of(c, f->device, sums, 0), &in, &entry) ||
-        !read_again(c, f->device, &in, &entry))
+        !read_again(c, f->device, &in, &entry, 0))
         return false;
     entry.kind = verify ? DRAY__ENTRY_DRAIN : DRAY__ENTRY_UNCHECKED;
     return dray__draft_push(dray__draft_of(c, f->device, sums, 0), &out, &entry);
@@ -474,8 +485,10 @@ static int compile_staged(dray__compiler *c, dray_error *error)
 
 /* ---- programs -------------------------------------------------------------------------------- */
 
-static void program_free(dray__program *p)
+void dray__program_free(dray__program *p)
 {
+    if (!p)
+        return;
     for (uint32_t i = 0; i < p->job_count; i++) {
         dray__cuda_job_close(p->jobs[i].job);
         free(p->jobs[i].entries);
@@ -498,7 +511,7 @@ void dray__programs_clear(dray__programs *programs)
     while (programs && programs->first) {
         dray__program *p = programs->first;
         programs->first = p->next;
-        program_free(p);
+        dray__program_free(p);
     }
     if (programs) {
         free(programs->transforms);
@@ -514,8 +527,8 @@ static uint64_t serial_of(const dray__haul *h, uint32_t region)
     return live ? live->serial : 0;
 }
 
-static bool fits(const dray__program *p, const dray__haul *h, const uint64_t *ops, uint64_t count,
-                 uint64_t ceiling)
+bool dray__program_fits(const dray__program *p, const dray__haul *h, const uint64_t *ops,
+                        uint64_t count, uint64_t ceiling)
 {
     if (p->count != count || p->strategy != h->options.strategy || p->verify != h->options.verify ||
         p->announced != (h->options.compared != NULL) ||
@@ -528,8 +541,8 @@ static bool fits(const dray__program *p, const dray__haul *h, const uint64_t *op
     return true;
 }
 
-static dray__program *program_new(const dray__haul *h, const uint64_t *ops, uint64_t count,
-                                  uint64_t ceiling)
+dray__program *dray__program_new(const dray__haul *h, const uint64_t *ops, uint64_t count,
+                                 uint64_t ceiling)
 {
     uint32_t regions = dray_layout_region_count(h->destination->layout);
     dray__program *p = calloc(1, sizeof *p);
@@ -544,7 +557,7 @@ static dray__program *program_new(const dray__haul *h, const uint64_t *ops, uint
     p->ops = malloc((count + 1) * sizeof *p->ops);
     p->serials = malloc(((size_t)regions + 1) * sizeof *p->serials);
     if (!p->ops || !p->serials) {
-        program_free(p);
+        dray__program_free(p);
         return NULL;
     }
     memcpy(p->ops, ops, count * sizeof *ops);
@@ -558,7 +571,7 @@ static dray__program *program_new(const dray__haul *h, const uint64_t *ops, uint
 }
 
 /* The drafts become jobs. */
-static int finish(dray__compiler *c, dray_error *error)
+int dray__program_finish(dray__compiler *c, dray_error *error)
 {
     dray__program *p = c->program;
     p->poll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -592,6 +605,19 @@ static int finish(dray__compiler *c, dray_error *error)
     return DRAY_OK;
 }
 
+void dray__drafts_free(dray__compiler *c)
+{
+    for (uint32_t i = 0; i < c->count; i++) {
+        free(c->drafts[i].items);
+        free(c->drafts[i].entries);
+        free(c->drafts[i].quants);
+        free(c->drafts[i].quant_entries);
+    }
+    free(c->drafts);
+    c->drafts = NULL;
+    c->count = 0;
+}
+
 static int compile(const dray__haul *h, dray__program *p, dray_error *error)
 {
     dray__compiler c = {.haul = h, .program = p};
@@ -600,16 +626,10 @@ static int compile(const dray__haul *h, dray__program *p, dray_error *error)
         rc = p->strategy == DRAY_STRATEGY_DIRECT ? compile_direct(&c, error)
                                                  : compile_staged(&c, error);
     if (rc == DRAY_OK)
-        rc = finish(&c, error);
-    for (uint32_t i = 0; i < c.count; i++) {
-        free(c.drafts[i].items);
-        free(c.drafts[i].entries);
-        free(c.drafts[i].quants);
-        free(c.drafts[i].quant_entries);
-    }
+        rc = dray__program_finish(&c, error);
+    dray__drafts_free(&c);
     for (uint32_t i = 0; c.held && i < h->sources->count; i++)
         dray__local_release(c.held[i]);
-    free(c.drafts);
     free(c.held);
     return rc;
 }
@@ -658,7 +678,7 @@ static void drop_oldest(dray__programs *programs)
         if (++count > KEPT) {
             dray__program *p = *at;
             *at = p->next;
-            program_free(p);
+            dray__program_free(p);
             return;
         }
 }
@@ -668,15 +688,14 @@ int dray__program_find(const dray__haul *h, const uint64_t *ops, uint64_t count,
 {
     dray__programs *programs = h->sources->programs;
     for (dray__program *p = programs->first; p; p = p->next)
-        if (fits(p, h, ops, count, ceiling)) {
+        if (dray__program_fits(p, h, ops, count, ceiling)) {
             *out = p;
             return DRAY_OK;
         }
-    dray__program *p = program_new(h, ops, count, ceiling);
+    dray__program *p = dray__program_new(h, ops, count, ceiling);
     int rc = p ? compile(h, p, error) : dray__nomem(error);
     if (rc) {
-        if (p)
-            program_free(p);
+        dray__program_free(p);
         return rc;
     }
     p->next = programs->first;

@@ -126,6 +126,12 @@ static bool expects_deltas(const dray__haul *h)
     return any && h->options.has_base;
 }
 
+static bool has_server(const dray__source *member, const dray__destination *destination)
+{
+    (void)destination;
+    return member->endpoint[0] != 0;
+}
+
 /* Others of the cohort take from here what this rank has; not being able to is no failure. */
 static int open_cohort(struct remote_lane *l, const uint64_t *ops, uint64_t count,
                        dray_error *error)
@@ -134,7 +140,7 @@ static int open_cohort(struct remote_lane *l, const uint64_t *ops, uint64_t coun
     dray_error why;
     if (!h->options.run || !h->sources->cohort_count || expects_deltas(h))
         return DRAY_OK;
-    int rc = dray__cohort_new(h->sources, h->destination, &l->cohort, &why);
+    int rc = dray__cohort_new(h->sources, h->destination, has_server, &l->cohort, &why);
     if (rc == DRAY_ENOENT)
         return DRAY_OK;
     if (rc == DRAY_OK)

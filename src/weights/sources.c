@@ -5,6 +5,7 @@
 #include "control/coverage.h"
 #include "control/registry.h"
 #include "weights/delta.h"
+#include "weights/fan.h"
 #include "weights/nccl.h"
 #include "weights/overlay.h"
 #include "weights/peer.h"
@@ -34,6 +35,9 @@ static void free_regions(dray__source *source)
 void dray__sources_close(dray__sources *s)
 {
     dray__programs_clear(s->programs); /* they read the regions */
+    dray__fan_free(s->fan);
+    s->fan = NULL;
+    s->fan_sought = false;
     for (uint32_t i = 0; i < s->count; i++)
         free_regions(&s->sources[i]);
     s->imported = false;
@@ -63,6 +67,10 @@ static void free_group(dray__sources *s)
 
 static void free_cohort(dray__sources *s)
 {
+    dray__fan_free(s->fan);
+    s->fan = NULL;
+    s->fan_sought = false;
+    s->next_member = 0;
     for (uint32_t i = 0; i < s->cohort_count; i++)
         dray__source_clear(&s->cohort[i]);
     free(s->cohort);
@@ -120,6 +128,14 @@ static void put_members_request(dray__writer *w, uint64_t key, uint64_t set, uin
     dray__put_u32(w, index);
 }
 
+static bool on_gpu(const dray_layout *layout)
+{
+    for (uint32_t i = 0; i < dray_layout_region_count(layout); i++)
+        if (dray_layout_region(layout, i)->kind == DRAY_REGION_CUDA)
+            return true;
+    return false;
+}
+
 static int get_member(dray__reader *r, dray__source *out, dray_error *error)
 {
     dray__source source = {0};
@@ -142,7 +158,9 @@ static int get_member(dray__reader *r, dray__source *out, dray_error *error)
         free(source.endpoint);
         return rc;
     }
-    source.has_delta = regions > dray_layout_region_count(source.layout) + (source.slot_bytes != 0);
+    bool more = regions > dray_layout_region_count(source.layout) + (source.slot_bytes != 0);
+    source.has_board = more && on_gpu(source.layout); /* of which there are no deltas */
+    source.has_delta = more && !source.has_board;
     dray__local *local = dray__local_hold(source.token);
     source.local = local != NULL;
     dray__local_release(local);
@@ -428,12 +446,17 @@ static int take_answer(dray__sources *s, dray__channel *channel, dray_error *err
         free_cohort(s); /* one of them left: everybody reads for himself */
         return DRAY_OK;
     }
+    if (type == DRAY__MSG_REGION_GET && s->asked_member) {
+        dray__source *member = &s->cohort[s->asked_source];
+        if (rc || get_region(&reply, s->device, &member->regions[s->asked_region], NULL))
+            dray__fan_lose(s->fan, s->asked_source);
+        return DRAY_OK;
+    }
     if (rc)
         return rc;
-    if (type == DRAY__MSG_REGION_GET) {
+    if (type == DRAY__MSG_REGION_GET)
         return get_region(&reply, s->device, &s->sources[s->asked_source].regions[s->asked_region],
                           error);
-    }
     if (s->count < s->wanted) {
         rc = get_members(&reply.payload, s->sources, s->wanted, &s->count, error);
         for (uint32_t i = 0; i < s->count; i++)
@@ -446,17 +469,37 @@ static int take_answer(dray__sources *s, dray__channel *channel, dray_error *err
     return get_members(&reply.payload, s->group, s->group_count, &next, error);
 }
 
-static int ask_region(dray__sources *s, dray__channel *channel, uint64_t key, uint32_t source,
-                      uint32_t region, dray_error *error)
+static int ask_region(dray__sources *s, dray__channel *channel, uint64_t key, bool member,
+                      uint32_t source, uint32_t region, dray_error *error)
 {
     dray__writer w = {0};
     dray__put_u64(&w, key);
-    dray__put_u64(&w, s->source_set);
+    dray__put_u64(&w, member ? s->cohort_set : s->source_set);
     dray__put_u32(&w, source);
     dray__put_u32(&w, region);
+    s->asked_member = member;
     s->asked_source = source;
     s->asked_region = region;
     return ask(s, channel, DRAY__MSG_REGION_GET, &w, error);
+}
+
+/* DRAY_EAGAIN: of this member of the cohort, `region` is needed still: its memory, its board. */
+static int next_of_member(dray__sources *s, uint32_t index, uint32_t *region, dray_error *error)
+{
+    dray__source *member = &s->cohort[index];
+    uint32_t count = dray_layout_region_count(member->layout);
+    if (!dray__fan_wants(s->fan, index))
+        return DRAY_OK;
+    if (!member->regions)
+        member->regions = calloc((size_t)count + EXTRAS, sizeof(dray_region *));
+    if (!member->regions)
+        return dray__nomem(error);
+    for (*region = 0; *region <= count; ++*region)
+        if (!member->regions[*region] &&
+            (*region == count ||
+             dray_layout_region(member->layout, *region)->kind == DRAY_REGION_CUDA))
+            return DRAY_EAGAIN;
+    return DRAY_OK;
 }
 
 static int import_next(dray__sources *s, dray__channel *channel, uint64_t key, dray_error *error)
@@ -468,7 +511,7 @@ static int import_next(dray__sources *s, dray__channel *channel, uint64_t key, d
             continue;
         if (rc != DRAY_EAGAIN)
             return rc;
-        return ask_region(s, channel, key, copy->source, copy->source_region, error);
+        return ask_region(s, channel, key, false, copy->source, copy->source_region, error);
     }
     for (; s->next_extra < s->count; s->next_extra++) {
         dray__source *source = &s->sources[s->next_extra];
@@ -482,7 +525,15 @@ static int import_next(dray__sources *s, dray__channel *channel, uint64_t key, d
             continue;
         if (rc != DRAY_EAGAIN)
             return rc;
-        return ask_region(s, channel, key, s->next_extra, region, error);
+        return ask_region(s, channel, key, false, s->next_extra, region, error);
+    }
+    for (; s->fan && s->next_member < s->cohort_count; s->next_member++) {
+        uint32_t region = 0;
+        int rc = next_of_member(s, s->next_member, &region, error);
+        if (rc == DRAY_EAGAIN)
+            return ask_region(s, channel, key, true, s->next_member, region, error);
+        if (rc)
+            return rc;
     }
     return DRAY_OK;
 }
@@ -514,12 +565,15 @@ int dray__sources_plan(dray__sources *s, dray__channel *channel, uint64_t key,
         if (rc)
             return rc;
     }
-    return DRAY_OK;
+    if (s->fan_sought)
+        return DRAY_OK;
+    s->fan_sought = true;
+    return dray__fan_new(s, destination, &s->fan, error);
 }
 
 int dray__sources_import(dray__sources *s, dray__channel *channel, uint64_t key, dray_error *error)
 {
-    while (!s->imported) {
+    while (!s->imported || s->asked || (s->fan && s->next_member < s->cohort_count)) {
         int rc = s->asked ? take_answer(s, channel, error) : DRAY_OK;
         if (rc == DRAY_OK)
             rc = import_next(s, channel, key, error);

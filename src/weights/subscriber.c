@@ -1,5 +1,6 @@
 /* Opening and closing an engine rank, and questions about what it holds. */
 #include "weights/subscriber.h"
+#include "weights/fan.h"
 
 #include "weights/serve.h"
 
@@ -62,11 +63,27 @@ static int open_descriptors(dray_subscriber *s, dray_error *error)
     return DRAY_OK;
 }
 
+/* The layout's, and behind them the board. */
+static dray_region *region_of(const dray_subscriber *s, uint32_t region)
+{
+    return region < dray_layout_region_count(s->destination.layout) ? s->destination.regions[region]
+                                                                    : s->destination.board;
+}
+
 /* Regions that others can read: only where descriptors can pass. */
 static bool offered(const dray_subscriber *s, uint32_t region)
 {
     return !s->load && strncmp(dray__context_address(s->context), "unix:", 5) == 0 &&
-           dray__region_offered(s->destination.regions[region]);
+           dray__region_offered(region_of(s, region));
+}
+
+/* A rank on a GPU of this host may upload what others want, too. */
+static int open_board(dray_subscriber *s, dray_error *error)
+{
+    for (uint32_t i = 0; !s->load && i < dray_layout_region_count(s->destination.layout); i++)
+        if (dray_region_get_kind(s->destination.regions[i]) == DRAY_REGION_CUDA && offered(s, i))
+            return dray__fan_board_new(&s->destination.board, error);
+    return DRAY_OK;
 }
 
 /* Comes back: what this rank was. An update that was in progress is over; see end() in update.c. */
@@ -90,6 +107,7 @@ static int register_rank(dray_subscriber *s, int64_t deadline, dray_error *error
         return rc;
     uint64_t returns = dray__context_returns(s->context);
     uint32_t regions = dray_layout_region_count(s->destination.layout), shared = 0;
+    regions += s->destination.board != NULL;
     for (uint32_t i = 0; i < regions; i++)
         shared += offered(s, i);
     dray__writer w = {0};
@@ -115,8 +133,8 @@ static int register_rank(dray_subscriber *s, int64_t deadline, dray_error *error
     rc = dray__reader_finish(&reply.payload, "SUBSCRIBER_OPEN", error);
     for (uint32_t i = 0; i < regions && rc == DRAY_OK; i++)
         if (offered(s, i))
-            rc = dray__region_put(s->channel, s->context, s->key, i, s->destination.regions[i],
-                                  deadline, error);
+            rc = dray__region_put(s->channel, s->context, s->key, i, region_of(s, i), deadline,
+                                  error);
     return rc;
 }
 
@@ -198,6 +216,8 @@ int dray_subscriber_open(dray_context *context, const char *model, const dray_la
         s->local = rc == DRAY_OK;
     }
     if (rc == DRAY_OK)
+        rc = open_board(s, error);
+    if (rc == DRAY_OK)
         rc = dray__channel_open(context, &s->channel, error);
     if (rc == DRAY_OK)
         rc = open_descriptors(s, error);
@@ -244,6 +264,7 @@ void dray_subscriber_close(dray_subscriber *s)
     dray__sums_forms_clear(&s->sent);
     dray__writer_free(&s->packed);
     dray_layout_free(s->destination.layout);
+    dray_region_free(s->destination.board);
     free(s->destination.regions);
     dray__load_close(s->load);
     free(s->model);

@@ -3,6 +3,7 @@
  * group decides then is the outcome. */
 #include "base/clock.h"
 #include "base/error.h"
+#include "weights/fan.h"
 #include "weights/overlay.h"
 #include "weights/subscriber.h"
 
@@ -82,6 +83,8 @@ static bool begin_again(dray_subscriber *s, const dray_error *outcome)
 /* The outcome is there. */
 static int end(dray_subscriber *s, const dray_error *outcome)
 {
+    if (outcome && s->cohort_set)
+        dray__fan_board_end(s->destination.board, s->run);
     if (outcome && s->writing)
         forget_written(s);
     if (outcome && outcome->code == DRAY_ETORN)
@@ -310,6 +313,19 @@ static int check_load(const dray_subscriber *s, dray_error *error)
         tensor->name, dray_dtype_name((dray_dtype)tensor->dtype));
 }
 
+/* Its members' regions are no longer mapped when it changes. */
+static void drop_cohort(dray_subscriber *s)
+{
+    uint64_t set = s->sources->fan ? s->sources->cohort_set : 0;
+    if (!set || set == s->cohort_set)
+        return;
+    dray__writer w = {0};
+    dray__put_u64(&w, s->key);
+    dray__put_u64(&w, set);
+    dray__notify(s->channel, DRAY__MSG_REGIONS_DROP, &w, NULL);
+    dray__writer_free(&w);
+}
+
 static int plan(dray_subscriber *s, dray_error *error)
 {
     if (s->purpose == DRAY__COMMIT)
@@ -317,6 +333,8 @@ static int plan(dray_subscriber *s, dray_error *error)
     int rc = DRAY_OK;
     if (!s->sources) {
         rc = find_sources(s, error);
+        if (rc == DRAY_OK)
+            drop_cohort(s);
         if (rc == DRAY_OK)
             rc = dray__sources_cohort(s->sources, s->cohort_set, s->cohort_count, error);
     }
@@ -363,6 +381,7 @@ static int open_haul(dray_subscriber *s, dray_error *error)
         .verify = s->options.verify >= 0,
         .attempt = s->attempt,
         .run = s->cohort_set ? s->run : 0,
+        .board = s->purpose == DRAY__UPDATE ? s->destination.board : NULL,
         .keys = dray__context_keys(s->context),
         .compared = s->compared,
         .has_base = !s->load && s->purpose == DRAY__UPDATE && s->held_incarnation &&
@@ -376,6 +395,8 @@ static int open_haul(dray_subscriber *s, dray_error *error)
     dray__local_share(s->token, NULL); /* what the last update brought is about to change */
     int rc = dray__haul_open(s->sources, &s->target, &options, &s->haul, error);
     dray__local_began(s->token, options.run);
+    if (rc || !dray__haul_fans(s->haul))
+        dray__fan_board_end(s->destination.board, options.run); /* nobody waits for this rank */
     return rc ? rc : dray__subscriber_watch(s, dray__haul_fd(s->haul), error);
 }
 

@@ -29,6 +29,7 @@ run --from fsdp:2,dtype=f32@0-1 --to engine:tp=2@2-3
 run --from fsdp:2@0-1 --to engine:tp=2,ep=2,quant=fp8-block@2-3
 run --from fsdp:4@0-3 --to engine:tp=2,ep=2,quant=fp8-block@0,2 --strategy direct,bucket
 run --from fsdp:2@0-1 --to engine:tp=2@0-1 --source pinned
+run --from fsdp:2@0-1 --to engine:tp=1@0-1 --engines 2 --source pinned
 commit() {
     run --from fsdp:2@0-1 --to engine:tp=2@0-1 "$@"
     grep -q '"prefetch_seconds":' "$work/out"

@@ -1,71 +1,8 @@
 /* gpu: weights between processes with memory on GPUs. Whatever GPUs the ranks see, whatever the
  * kinds of memory, dtypes and strategies: the engine's memory equals the oracle, bit for bit. */
-#include "gpu/weights.h"
+#include "gpu/scene.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
-enum { GPUS = 6, UPDATED = 4, KILLED = 8, PREFETCHED = 9, FILLED = 10 };
-
-static uint32_t gpus; /* that there are: tests name more where they can use them */
-
-typedef struct scene {
-    dray_model_config config;
-    dray_dtype from, to;
-    dray_region_kind source, destination;
-    uint32_t world, tp, groups, versions;
-    uint32_t trainer_gpus[8], engine_gpus[8];
-    int32_t checksum;
-    int32_t staging; /* where what is prefetched lies; 0: on the GPU */
-    bool strategies; /* one after the other */
-    bool sees_all;   /* all GPUs, its own first */
-    uint64_t seed;
-    board *board;
-    uint32_t rank;
-} scene;
-
-static uint32_t ranks_of(const scene *s)
-{
-    return s->world + s->tp * s->groups;
-}
-
-static void meet(dray_context *context, const char *where, const scene *s)
-{
-    MUST(dray_barrier(context, where, ranks_of(s), DRAY_WAIT_DEFAULT, error));
-}
-
-/* The GPU of this process: the only one that it sees, or the first. */
-static void choose(const scene *s, uint32_t gpu)
-{
-    char list[64];
-    size_t used = (size_t)snprintf(list, sizeof list, "%u", gpu % gpus);
-    for (uint32_t i = 0; i < gpus && s->sees_all; i++)
-        if (i != gpu % gpus)
-            used += (size_t)snprintf(list + used, sizeof list - used, ",%u", i);
-    see(list);
-}
-
-static void run_trainer(void *user)
-{
-    scene *s = user;
-    trainer t;
-    choose(s, s->trainer_gpus[s->rank]);
-    gpu_trainer_open(&t, f.unix_address, &s->config, s->from, s->rank, s->world, s->seed, s->source,
-                     s->checksum);
-    for (uint64_t version = 1; version <= s->versions; version++) {
-        uint32_t dropped = 9;
-        MUST(dray_publish(t.publisher, version, NULL, error));
-        meet(t.context, "updated", s);
-        MUST(dray_publisher_wait(t.publisher, version, DRAY_WAIT_DEFAULT, &dropped, error));
-        CHECK(dropped == 0);
-        gpu_fill(t.layout, t.region[0], t.tied, s->seed + version);
-    }
-    meet(t.context, "over", s);
-    trainer_close(&t);
-}
+enum { UPDATED = 4, KILLED = 8, FILLED = 10 };
 
 static void check_report(const scene *s, const engine *e, const dray_update_report *report)
 {
@@ -110,39 +47,6 @@ static void run_engine(void *user)
     engine_close(&e);
 }
 
-static void run_scene(scene *s)
-{
-    pid_t pids[16];
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < s->world; i++) {
-        s->rank = i;
-        pids[count++] = spawn(run_trainer, s);
-    }
-    for (uint32_t i = 0; i < s->tp * s->groups; i++) {
-        s->rank = i;
-        pids[count++] = spawn(run_engine, s);
-    }
-    for (uint32_t i = 0; i < count; i++)
-        must_end_well(pids[i]);
-}
-
-static scene plain(uint64_t seed)
-{
-    return (scene){.config = small_config(seed % 2, seed),
-                   .from = DRAY_BF16,
-                   .to = DRAY_BF16,
-                   .source = DRAY_REGION_CUDA,
-                   .destination = DRAY_REGION_CUDA,
-                   .world = 2,
-                   .tp = 2,
-                   .groups = 1,
-                   .versions = 4,
-                   .trainer_gpus = {0, 1, 0, 1},
-                   .engine_gpus = {0, 1, 0, 1},
-                   .strategies = true,
-                   .seed = seed};
-}
-
 /* ---- tests ------------------------------------------------------------------------------------
  */
 
@@ -151,10 +55,10 @@ static void test_colocated(void **state)
 {
     (void)state;
     scene s = plain(11);
-    run_scene(&s);
+    run_scene(&s, run_engine);
     s = plain(12);
     s.from = DRAY_F32;
-    run_scene(&s);
+    run_scene(&s, run_engine);
 }
 
 /* Each process sees one GPU, and no rank shares one with the other side. */
@@ -167,7 +71,7 @@ static void test_side_by_side(void **state)
         s.engine_gpus[i] = 1;
     }
     s.world = 4;
-    run_scene(&s);
+    run_scene(&s, run_engine);
 }
 
 /* Four trainers that see one GPU each; one engine's ranks are with two of them, the other's are on
@@ -182,7 +86,7 @@ static void test_mixed(void **state)
         s.trainer_gpus[i] = gpus >= 6 ? i : i / 2;
         s.engine_gpus[i] = gpus >= 6 && i >= 2 ? i + 2 : i;
     }
-    run_scene(&s);
+    run_scene(&s, run_engine);
 }
 
 /* Each process sees all GPUs: what a cast makes smaller is pushed by the trainer's. */
@@ -195,7 +99,7 @@ static void test_pushed(void **state)
     s.strategies = false;
     for (uint32_t i = 0; i < 2; i++)
         s.engine_gpus[i] = i + 2;
-    run_scene(&s);
+    run_scene(&s, run_engine);
 }
 
 static void test_pinned_source(void **state)
@@ -203,7 +107,7 @@ static void test_pinned_source(void **state)
     (void)state;
     scene s = plain(15);
     s.source = DRAY_REGION_PINNED;
-    run_scene(&s);
+    run_scene(&s, run_engine);
 }
 
 static void test_pinned_destination(void **state)
@@ -212,7 +116,7 @@ static void test_pinned_destination(void **state)
     scene s = plain(16);
     s.destination = DRAY_REGION_PINNED;
     s.strategies = false;
-    run_scene(&s);
+    run_scene(&s, run_engine);
 }
 
 /* What is not on a GPU, on either side. */
@@ -223,12 +127,12 @@ static void test_shared_and_gpu(void **state)
     s.source = DRAY_REGION_SHARED;
     s.strategies = false;
     s.versions = 2;
-    run_scene(&s);
+    run_scene(&s, run_engine);
     s = plain(18);
     s.destination = DRAY_REGION_SHARED;
     s.strategies = false;
     s.versions = 2;
-    run_scene(&s);
+    run_scene(&s, run_engine);
 }
 
 static void test_without_sums(void **state)
@@ -236,7 +140,7 @@ static void test_without_sums(void **state)
     (void)state;
     scene s = plain(19);
     s.checksum = -1;
-    run_scene(&s);
+    run_scene(&s, run_engine);
 }
 
 /* ---- one process -------------------------------------------------------------------------------
@@ -567,15 +471,8 @@ static void prefetching_engine(void *user)
 static void run_prefetch(int32_t staging)
 {
     scene s = plain(30);
-    pid_t pids[4];
     s.staging = staging;
-    for (uint32_t i = 0; i < 2; i++) {
-        s.rank = i;
-        pids[i] = spawn(run_trainer, &s);
-        pids[2 + i] = spawn(prefetching_engine, &s);
-    }
-    for (int i = 0; i < 4; i++)
-        must_end_well(pids[i]);
+    run_with_trainers(&s, 2, prefetching_engine);
 }
 
 static void test_prefetch(void **state)
@@ -627,7 +524,7 @@ static void loading_engine(void *user)
     loader l = {.s = s};
     dray_layout *full;
     dray_subscriber *subscriber;
-    see_one(s->engine_gpus[s->rank] % gpus);
+    see_one(s->engine_gpus[1] % gpus);
     dray_context *context = fixture_open_at(f.unix_address, "loader", "engine", 0);
     MUST(dray_layout_full(&s->config, s->to, DRAY_REGION_HOST, &full, error));
     dray_load_options load = DRAY_LOAD_OPTIONS_INIT;
@@ -659,17 +556,9 @@ static void test_load(void **state)
 {
     (void)state;
     scene s = plain(31);
-    pid_t pids[3];
     s.tp = 1;
     s.versions = 2;
-    for (uint32_t i = 0; i < 2; i++) {
-        s.rank = i;
-        pids[i] = spawn(run_trainer, &s);
-    }
-    s.rank = 1;
-    pids[2] = spawn(loading_engine, &s);
-    for (int i = 0; i < 3; i++)
-        must_end_well(pids[i]);
+    run_with_trainers(&s, 1, loading_engine);
 }
 
 int main(void)
@@ -690,10 +579,6 @@ int main(void)
         CLUSTER_TEST(test_load),
         CLUSTER_TEST(test_pushed),
     };
-    gpu_begin(1);
-    gpus = gpu_is_real() ? (uint32_t)gpu_real_count() : GPUS;
-    if (!gpu_is_real())
-        setenv("FAKE_CUDA_DEVICES", "6", 1);
-    cmocka_set_test_filter(getenv("DRAY_TEST_ONLY")); /* NULL: all */
+    scenes_begin();
     return cluster_run(tests, sizeof tests / sizeof *tests);
 }

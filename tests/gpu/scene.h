@@ -1,0 +1,133 @@
+/* Trainers and engines of a test, each a process on a GPU of its own choice: what they are, and the
+ * rounds in which they publish and update. */
+#ifndef DRAY_TESTS_GPU_SCENE_H
+#define DRAY_TESTS_GPU_SCENE_H
+
+#include "gpu/weights.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+enum { GPUS = 6 };
+
+static uint32_t gpus; /* that there are: tests name more where they can use them */
+
+typedef struct scene {
+    dray_model_config config;
+    dray_dtype from, to;
+    dray_region_kind source, destination;
+    uint32_t world, tp, groups, versions;
+    uint32_t trainer_gpus[8], engine_gpus[8];
+    uint64_t pause_us; /* before each publish, when all engines are about to ask for it */
+    int32_t checksum;
+    int32_t staging; /* where what is prefetched lies; 0: on the GPU */
+    bool strategies; /* one after the other */
+    bool sees_all;   /* all GPUs, its own first */
+    uint64_t seed;
+    board *board;
+    uint32_t rank;
+} scene;
+
+static inline uint32_t ranks_of(const scene *s)
+{
+    return s->world + s->tp * s->groups;
+}
+
+static inline void meet(dray_context *context, const char *where, const scene *s)
+{
+    MUST(dray_barrier(context, where, ranks_of(s), DRAY_WAIT_DEFAULT, error));
+}
+
+/* The GPU of this process: the only one that it sees, or the first. */
+static inline void choose(const scene *s, uint32_t gpu)
+{
+    char list[64];
+    size_t used = (size_t)snprintf(list, sizeof list, "%u", gpu % gpus);
+    for (uint32_t i = 0; i < gpus && s->sees_all; i++)
+        if (i != gpu % gpus)
+            used += (size_t)snprintf(list + used, sizeof list - used, ",%u", i);
+    see(list);
+}
+
+static inline void run_trainer(void *user)
+{
+    scene *s = user;
+    trainer t;
+    choose(s, s->trainer_gpus[s->rank]);
+    gpu_trainer_open(&t, f.unix_address, &s->config, s->from, s->rank, s->world, s->seed, s->source,
+                     s->checksum);
+    for (uint64_t version = 1; version <= s->versions; version++) {
+        uint32_t dropped = 9;
+        if (s->pause_us) {
+            meet(t.context, "about to ask", s);
+            usleep((useconds_t)s->pause_us);
+        }
+        MUST(dray_publish(t.publisher, version, NULL, error));
+        meet(t.context, "updated", s);
+        MUST(dray_publisher_wait(t.publisher, version, DRAY_WAIT_DEFAULT, &dropped, error));
+        CHECK(dropped == 0);
+        gpu_fill(t.layout, t.region[0], t.tied, s->seed + version);
+    }
+    meet(t.context, "over", s);
+    trainer_close(&t);
+}
+
+static inline void run_scene(scene *s, void (*engine_body)(void *scene))
+{
+    pid_t pids[16];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < s->world; i++) {
+        s->rank = i;
+        pids[count++] = spawn(run_trainer, s);
+    }
+    for (uint32_t i = 0; i < s->tp * s->groups; i++) {
+        s->rank = i;
+        pids[count++] = spawn(engine_body, s);
+    }
+    for (uint32_t i = 0; i < count; i++)
+        must_end_well(pids[i]);
+}
+
+static inline scene plain(uint64_t seed)
+{
+    return (scene){.config = small_config(seed % 2, seed),
+                   .from = DRAY_BF16,
+                   .to = DRAY_BF16,
+                   .source = DRAY_REGION_CUDA,
+                   .destination = DRAY_REGION_CUDA,
+                   .world = 2,
+                   .tp = 2,
+                   .groups = 1,
+                   .versions = 4,
+                   .trainer_gpus = {0, 1, 0, 1},
+                   .engine_gpus = {0, 1, 0, 1},
+                   .strategies = true,
+                   .seed = seed};
+}
+
+/* Two trainers and this engine's ranks. */
+static inline void run_with_trainers(scene *s, uint32_t ranks, void (*engine_body)(void *scene))
+{
+    pid_t pids[8];
+    for (uint32_t i = 0; i < s->world + ranks; i++) {
+        s->rank = i < s->world ? i : i - s->world;
+        pids[i] = spawn(i < s->world ? run_trainer : engine_body, s);
+    }
+    for (uint32_t i = 0; i < s->world + ranks; i++)
+        must_end_well(pids[i]);
+}
+
+/* The processes of cmocka's tests: those of the fake driver see six GPUs. */
+static inline void scenes_begin(void)
+{
+    gpu_begin(1);
+    gpus = gpu_is_real() ? (uint32_t)gpu_real_count() : GPUS;
+    if (!gpu_is_real())
+        setenv("FAKE_CUDA_DEVICES", "6", 1);
+    cmocka_set_test_filter(getenv("DRAY_TEST_ONLY")); /* NULL: all */
+}
+
+#endif
