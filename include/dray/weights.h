@@ -79,6 +79,12 @@ int dray_publisher_wait(dray_publisher *publisher, uint64_t version, int64_t tim
  * regions that were freed (DRAY_ESTALE). regions: borrowed until close or the next move.
  * DRAY_EUNSUPPORTED: a publisher with deltas; else as dray_publisher_open. Asks the coordinator. */
 int dray_publisher_move(dray_publisher *publisher, dray_region *const *regions, dray_error *error);
+/* The same where the blocks, too, lie otherwise in their regions than before, or in more or fewer of
+ * them, as when an allocator of pieces (PyTorch's expandable segments) puts parameters elsewhere.
+ * layout: of the same tensors, and the same elements of each (DRAY_EINVALID: not); copied. Each rank
+ * for itself: the others need not move. DRAY_EUNSUPPORTED: a publisher with deltas or a snapshot. */
+int dray_publisher_relay(dray_publisher *publisher, const dray_layout *layout,
+                         dray_region *const *regions, dray_error *error);
 
 /* A member that has memory of this rank mapped. */
 typedef struct dray_pin {

@@ -312,13 +312,11 @@ class Publisher:
             self.wait()
         before, shape = self._layout, self._shape
         layout = self._build()
-        if self._shape != shape:
-            self._shape = shape
-            layout.close()
-            raise DrayError(-17, "the parameters lie in other places of their storages than before: "
-                            "open the publisher anew, on all ranks")
         live = layout.live()
-        call("dray_publisher_move", self.pointer, live)
+        if self._shape == shape:
+            call("dray_publisher_move", self.pointer, live)
+        else:  # other pieces of expandable segments
+            call("dray_publisher_relay", self.pointer, layout.pointer, live)
         self._layout, self._live = layout, live
         self._remember()
         before.close()

@@ -55,8 +55,9 @@
  *                   deadline -> u64 sequence, u32 groups, of each: string model, string name,
  *                   u64 version, u64 incarnation, u64 epoch, u32 ranks, u32 world, u8 state,
  *                   u8 serving, u8 leaving
- *  REGIONS_MOVE     u64 key, u64 token, u32 regions, u32 of them to put -> u64 set: the publisher's
- *                   memory is elsewhere; what it published is withdrawn, the set has a new id
+ *  REGIONS_MOVE     u64 key, u64 token, u32 regions, u32 of them to put, blob layout (empty: as
+ *                   before) -> u64 set: the publisher's memory is elsewhere; what it published is
+ *                   withdrawn, the set has a new id
  *  REGIONS_RELEASE  u64 key, i64 timeout; the regions are taken back: kept until no group reads and
  *                   no member has them mapped, or the deadline, at which readers are dropped
  *                   -> u32 pins, of each: u64 member, u64 bytes, string name

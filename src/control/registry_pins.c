@@ -7,6 +7,7 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 int dray__reg_pin(dray__registry *r, struct entry *reader, const struct entry *owner, uint64_t set,
@@ -106,15 +107,46 @@ static void take_back(dray__registry *r, struct entry *entry)
     entry->released = true;
 }
 
+/* The blocks lie otherwise in regions that are as many as may be; none of them is there yet. */
+static int relay(struct entry *entry, uint32_t regions, const void *layout, size_t size,
+                 dray_error *error)
+{
+    dray_layout *checked;
+    int rc = dray_layout_unpack(layout, size, &checked, error);
+    if (rc)
+        return rc;
+    dray_layout_free(checked);
+    struct stored_region *list = calloc(regions ? regions : 1, sizeof *list);
+    void *copy = malloc(size);
+    if (!list || !copy) {
+        free(list);
+        free(copy);
+        return dray__nomem(error);
+    }
+    memcpy(copy, layout, size);
+    for (uint32_t i = 0; i < regions; i++)
+        list[i].fd = -1;
+    free(entry->layout);
+    free(entry->regions);
+    entry->layout = copy;
+    entry->layout_size = size;
+    entry->regions = list;
+    entry->region_count = regions;
+    return DRAY_OK;
+}
+
 static int regions_move(dray__reg_call *c, dray_error *error)
 {
     uint64_t key = dray__get_u64(c->in), token = dray__get_u64(c->in);
     uint32_t regions = dray__get_u32(c->in), to_put = dray__get_u32(c->in);
+    size_t size;
+    const void *layout = dray__get_blob(c->in, &size);
     struct entry *entry = NULL;
     int rc = dray__reader_finish(c->in, "REGIONS_MOVE", error);
     if (rc == DRAY_OK)
         rc = dray__reg_entry(c, key, DRAY__PUBLISHER, &entry, error);
-    if (rc == DRAY_OK && (regions != entry->region_count || to_put > regions))
+    if (rc == DRAY_OK && ((!size && regions != entry->region_count) || to_put > regions ||
+                          regions > DRAY__REGIONS_MAX))
         rc = dray__fail(error, DRAY_EINVALID,
                         "%" PRIu32 " regions, %" PRIu32 " of them to put; %" PRIu32
                         " were registered",
@@ -124,6 +156,10 @@ static int regions_move(dray__reg_call *c, dray_error *error)
     if (rc)
         return rc;
     take_back(c->r, entry);
+    entry->released = true;
+    rc = size ? relay(entry, regions, layout, size, error) : DRAY_OK;
+    if (rc)
+        return rc;
     entry->released = false;
     entry->token = token;
     entry->regions_missing = to_put;

@@ -1,15 +1,13 @@
 /* A trainer rank: registers its blocks, announces versions with their checksums, and waits for the
  * readers before the next write. */
+#include "weights/publisher.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "control/registry.h"
 #include "memory/region.h"
 #include "mover/mover.h"
-#include "weights/arena.h"
-#include "weights/delta.h"
 #include "weights/serve.h"
-#include "weights/source_sums.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -19,37 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-struct dray_publisher {
-    dray_context *context;
-    dray__channel *channel;
-    dray_layout *layout;
-    dray_region **regions;
-    uint64_t key, token, incarnation, set;
-    uint32_t rank, world;
-    bool checksum, local, pieces_made, incarnation_known;
-    int64_t timeout_ns;
-    dray__pieces pieces;
-    dray__source_sums *gpu_sums; /* of the pieces that GPUs sum; NULL: none, or not yet compiled */
-    CUevent fence;               /* of the publish that goes on; NULL: none */
-    dray__delta *delta;          /* NULL: not asked for */
-    dray__delta_view *delta_view;
-    dray__arena *arena;         /* NULL: not asked for */
-    uint64_t published, waited; /* versions; 0: none */
-    /* Of the caller's regions, to see that they are still those; with a snapshot `regions` are its
-     * own, and the caller's are only read. */
-    uint64_t *serials;
-    dray_region **origin; /* NULL: no snapshot */
-    bool released;
-    /* What another coordinator is told when the session goes on with it. */
-    char *model;
-    dray__writer packed; /* the layout */
-    dray__sums sums;     /* of what was published last */
-    dray__sums_forms sent;
-    uint64_t waits;   /* the newest version that was waited for, successfully or not */
-    uint64_t returns; /* of the context, when this rank registered */
-};
-
-static int64_t deadline_of(const dray_publisher *p, int64_t timeout_ns)
+int64_t dray__publisher_deadline(const dray_publisher *p, int64_t timeout_ns)
 {
     if (timeout_ns == DRAY_WAIT_DEFAULT)
         timeout_ns = p->timeout_ns;
@@ -57,8 +25,7 @@ static int64_t deadline_of(const dray_publisher *p, int64_t timeout_ns)
                                            : dray__deadline(timeout_ns);
 }
 
-/* Those of the layout, behind them the delta's, then the staging arena's. */
-static uint32_t region_count(const dray_publisher *p)
+uint32_t dray__publisher_regions(const dray_publisher *p)
 {
     return dray_layout_region_count(p->layout) + (p->delta != NULL) + (p->arena != NULL);
 }
@@ -69,18 +36,18 @@ static bool is_offered(const dray_publisher *p, uint32_t region)
     return dray__channel_passes_fds(p->channel) && dray__region_offered(p->regions[region]);
 }
 
-static uint32_t shared_count(const dray_publisher *p)
+uint32_t dray__publisher_shared(const dray_publisher *p)
 {
     uint32_t shared = 0;
-    for (uint32_t i = 0; i < region_count(p); i++)
+    for (uint32_t i = 0; i < dray__publisher_regions(p); i++)
         shared += is_offered(p, i);
     return shared;
 }
 
-static int put_regions(dray_publisher *p, int64_t deadline_ns, dray_error *error)
+int dray__publisher_put(dray_publisher *p, int64_t deadline_ns, dray_error *error)
 {
     int rc = DRAY_OK;
-    for (uint32_t i = 0; i < region_count(p) && rc == DRAY_OK; i++)
+    for (uint32_t i = 0; i < dray__publisher_regions(p) && rc == DRAY_OK; i++)
         if (is_offered(p, i))
             rc = dray__region_put(p->channel, p->context, p->key, i, p->regions[i], deadline_ns,
                                   error);
@@ -102,7 +69,7 @@ static void put_claim(const dray_publisher *p, dray__writer *w)
 
 static int register_rank(dray_publisher *p, int64_t deadline, dray_error *error)
 {
-    uint32_t regions = region_count(p), shared = shared_count(p);
+    uint32_t regions = dray__publisher_regions(p), shared = dray__publisher_shared(p);
     const char *endpoint = NULL;
     int rc = dray__serve_start(p->context, p->arena != NULL, &endpoint, error);
     if (rc)
@@ -126,15 +93,14 @@ static int register_rank(dray_publisher *p, int64_t deadline, dray_error *error)
     if (rc)
         return rc;
     p->key = dray__get_u64(&reply.payload);
+    p->relaid = false;
     p->returns = returns;
     dray__sums_forms_clear(&p->sent);
     rc = dray__reader_finish(&reply.payload, "PUBLISHER_OPEN", error);
-    return rc ? rc : put_regions(p, deadline, error);
+    return rc ? rc : dray__publisher_put(p, deadline, error);
 }
 
-/* Where the connection broke: a new one, and where the session goes on with another coordinator,
- * the same registration there. The gang is met again: it may have got another incarnation. */
-static int ensure(dray_publisher *p, int64_t deadline, dray_error *error)
+int dray__publisher_ensure(dray_publisher *p, int64_t deadline, dray_error *error)
 {
     dray__channel *channel;
     if (dray__channel_alive(p->channel))
@@ -214,15 +180,14 @@ static int open_arena(dray_publisher *p, uint64_t bytes, dray_error *error)
 {
     int rc = dray__arena_new(bytes, &p->arena, error);
     if (rc == DRAY_OK)
-        p->regions[region_count(p) - 1] = dray__arena_region(p->arena);
+        p->regions[dray__publisher_regions(p) - 1] = dray__arena_region(p->arena);
     return rc;
 }
 
-/* Offers this rank's memory to readers of this process and to its data server. */
-static int offer(dray_publisher *p, dray_error *error)
+int dray__publisher_offer(dray_publisher *p, dray_error *error)
 {
-    int rc = dray__local_add(p->token, p->layout, p->regions, region_count(p), p->delta_view,
-                             p->arena, error);
+    int rc = dray__local_add(p->token, p->layout, p->regions, dray__publisher_regions(p),
+                             p->delta_view, p->arena, error);
     p->local = rc == DRAY_OK;
     return rc;
 }
@@ -255,8 +220,7 @@ static int open_snapshot(dray_publisher *p, const dray_layout *layout, dray_regi
     return rc ? rc : dray_regions_for_layout(p->layout, 1, p->regions, error);
 }
 
-/* Remembers which regions the caller gave. */
-static int note_serials(dray_publisher *p, dray_region *const *regions, dray_error *error)
+int dray__publisher_note(dray_publisher *p, dray_region *const *regions, dray_error *error)
 {
     uint32_t count = dray_layout_region_count(p->layout);
     if (!p->serials)
@@ -316,17 +280,17 @@ int dray_publisher_open(dray_context *context, const char *model, const dray_lay
          : options->snapshot ? open_snapshot(p, layout, options->regions, &p->packed, error)
                              : take_regions(p, layout, options->regions, &p->packed, error);
     if (rc == DRAY_OK)
-        rc = note_serials(p, options->regions, error);
+        rc = dray__publisher_note(p, options->regions, error);
     if (rc == DRAY_OK && options->delta)
         rc = open_delta(p, options->delta_dtype, error);
     if (rc == DRAY_OK && options->staging_bytes)
         rc = open_arena(p, options->staging_bytes, error);
     if (rc == DRAY_OK)
-        rc = offer(p, error);
+        rc = dray__publisher_offer(p, error);
     if (rc == DRAY_OK)
         rc = dray__channel_open(context, &p->channel, error);
     if (rc == DRAY_OK)
-        rc = register_rank(p, deadline_of(p, DRAY_WAIT_DEFAULT), error);
+        rc = register_rank(p, dray__publisher_deadline(p, DRAY_WAIT_DEFAULT), error);
     if (rc) {
         dray_publisher_close(p);
         return rc;
@@ -385,6 +349,19 @@ static int make_pieces(dray_publisher *p, int64_t deadline_ns, dray_error *error
     return rc;
 }
 
+/* Learns what the others hold, also while they move. */
+static int meet_and_cut(dray_publisher *p, int64_t deadline_ns, dray_error *error)
+{
+    int rc = make_pieces(p, deadline_ns, error);
+    for (uint64_t met = 0; rc == DRAY_ESTALE && met != p->set && dray__now() < deadline_ns;) {
+        met = p->set;
+        rc = meet_gang(p, deadline_ns, error);
+        if (rc == DRAY_OK)
+            rc = make_pieces(p, deadline_ns, error);
+    }
+    return rc;
+}
+
 static int ask_readers(dray_publisher *p, uint64_t version, int64_t deadline, uint32_t *dropped,
                        dray_error *error)
 {
@@ -423,11 +400,11 @@ static int ask_readers(dray_publisher *p, uint64_t version, int64_t deadline, ui
 static int release_readers(dray_publisher *p, uint64_t version, int64_t timeout_ns,
                            uint32_t *dropped, dray_error *error)
 {
-    int64_t deadline = deadline_of(p, timeout_ns);
+    int64_t deadline = dray__publisher_deadline(p, timeout_ns);
     int rc;
     p->waits = version > p->waits ? version : p->waits;
     do {
-        rc = ensure(p, dray__answer_deadline(deadline), error);
+        rc = dray__publisher_ensure(p, dray__answer_deadline(deadline), error);
         if (rc == DRAY_OK)
             rc = ask_readers(p, version, deadline, dropped, error);
     } while (again(p, rc, deadline));
@@ -451,7 +428,7 @@ static int take_snapshot(dray_publisher *p, int64_t deadline_ns, dray_error *err
 
 static int publish(dray_publisher *p, uint64_t version, dray__sums *sums, dray_error *error)
 {
-    int64_t deadline = deadline_of(p, DRAY_WAIT_DEFAULT);
+    int64_t deadline = dray__publisher_deadline(p, DRAY_WAIT_DEFAULT);
     int rc = check_regions(p, error);
     if (rc == DRAY_OK &&
         (!p->incarnation_known || !p->pieces_made)) /* another rank may have moved */
@@ -459,7 +436,7 @@ static int publish(dray_publisher *p, uint64_t version, dray__sums *sums, dray_e
     if (rc == DRAY_OK && p->origin)
         rc = take_snapshot(p, deadline, error);
     if (rc == DRAY_OK && p->checksum && !p->pieces_made)
-        rc = make_pieces(p, deadline, error);
+        rc = meet_and_cut(p, deadline, error);
     dray__sums_expect(sums, p->sums.form);
     if (rc == DRAY_OK && p->checksum)
         rc = dray__sum_published(p->layout, p->regions, &p->pieces, &p->gpu_sums, p->fence,
@@ -529,13 +506,13 @@ int dray_publish(dray_publisher *p, uint64_t version, const dray_fence *ready, d
                                 "dray_fence", error);
     if (rc)
         return rc;
-    int64_t deadline = deadline_of(p, DRAY_WAIT_DEFAULT);
+    int64_t deadline = dray__publisher_deadline(p, DRAY_WAIT_DEFAULT);
     rc = take_fence(p, &fence, deadline, error);
     if (rc)
         return rc;
     do {
         dray__sums sums = {0};
-        rc = ensure(p, deadline, error);
+        rc = dray__publisher_ensure(p, deadline, error);
         if (rc == DRAY_OK)
             rc = publish(p, version, &sums, error);
         dray__sums_free(&sums);
@@ -562,151 +539,6 @@ int dray_publisher_wait(dray_publisher *p, uint64_t version, int64_t timeout_ns,
 uint64_t dray_publisher_incarnation(const dray_publisher *publisher)
 {
     return publisher ? publisher->incarnation : 0;
-}
-
-/* ---- memory that moves, and memory that is taken back ---------------------------------------- */
-
-/* They were compiled for the regions as they are. */
-static void forget_sums(dray_publisher *p)
-{
-    dray__source_sums_free(p->gpu_sums);
-    p->gpu_sums = NULL;
-}
-
-static int check_move(dray_publisher *p, dray_region *const *regions, dray_error *error)
-{
-    if (!p || !regions)
-        return dray__fail(error, DRAY_EINVALID, "publisher and regions must be given");
-    if (p->delta)
-        return dray__fail(error, DRAY_EUNSUPPORTED,
-                          "a publisher that offers deltas cannot move: close it and open it again");
-    return p->origin ? DRAY_OK : dray__regions_check(p->layout, regions, error);
-}
-
-/* Exports the regions anew, under a new set. */
-static int export_anew(dray_publisher *p, dray_error *error)
-{
-    int64_t deadline = deadline_of(p, DRAY_WAIT_DEFAULT);
-    int ready = ensure(p, deadline, error);
-    if (ready)
-        return ready;
-    uint32_t regions = region_count(p), shared = shared_count(p);
-    dray__writer w = {0};
-    dray__put_u64(&w, p->key);
-    dray__put_u64(&w, p->token);
-    dray__put_u32(&w, regions);
-    dray__put_u32(&w, shared);
-    dray__reply reply;
-    int rc = dray__call(p->channel, DRAY__MSG_REGIONS_MOVE, &w, NULL, 0, deadline, &reply, error);
-    dray__writer_free(&w);
-    if (rc)
-        return rc;
-    p->set = dray__get_u64(&reply.payload);
-    rc = dray__reader_finish(&reply.payload, "REGIONS_MOVE", error);
-    return rc ? rc : put_regions(p, deadline, error);
-}
-
-/* A snapshot that was freed is made anew. */
-static int reopen_snapshot(dray_publisher *p, dray_error *error)
-{
-    p->token = dray__local_token();
-    int rc = dray_regions_for_layout(p->layout, 1, p->regions, error);
-    if (rc == DRAY_OK)
-        rc = offer(p, error);
-    if (rc == DRAY_OK)
-        rc = export_anew(p, error);
-    p->released = rc != DRAY_OK;
-    return rc;
-}
-
-int dray_publisher_move(dray_publisher *p, dray_region *const *regions, dray_error *error)
-{
-    int rc = check_move(p, regions, error);
-    if (rc)
-        return rc;
-    uint32_t count = dray_layout_region_count(p->layout);
-    if (p->origin) { /* what readers map is the snapshot, which stays */
-        for (uint32_t i = 0; i < count; i++)
-            p->origin[i] = regions[i];
-        rc = note_serials(p, regions, error);
-        return rc || !p->released ? rc : reopen_snapshot(p, error);
-    }
-    if (p->local)
-        dray__local_remove(p->token);
-    p->local = false;
-    p->token = dray__local_token();
-    forget_sums(p);
-    for (uint32_t i = 0; i < count; i++)
-        p->regions[i] = regions[i];
-    rc = note_serials(p, regions, error);
-    if (rc == DRAY_OK)
-        rc = offer(p, error);
-    if (rc == DRAY_OK)
-        rc = export_anew(p, error);
-    p->released = rc != DRAY_OK;
-    return rc;
-}
-
-static int get_pins(dray__reader *r, dray_pin *pins, uint32_t capacity, uint32_t *count,
-                    dray_error *error)
-{
-    uint32_t found = dray__get_u32(r);
-    for (uint32_t i = 0; i < found && !r->failed; i++) {
-        dray_pin pin = {.member = dray__get_u64(r), .bytes = dray__get_u64(r)};
-        char *name = dray__get_string(r, 4096);
-        snprintf(pin.name, sizeof pin.name, "%s", name ? name : "");
-        if (!r->failed)
-            dray__log(DRAY_LOG_WARN,
-                      "member %" PRIu64 " (%s) has %" PRIu64 " bytes mapped that were released",
-                      pin.member, pin.name, pin.bytes);
-        if (!r->failed && i < capacity)
-            pins[i] = pin;
-        free(name);
-    }
-    int rc = dray__reader_finish(r, "REGIONS_RELEASE", error);
-    if (rc == DRAY_OK)
-        *count = found;
-    return rc;
-}
-
-int dray_publisher_release(dray_publisher *p, int64_t timeout_ns, dray_pin *pins, uint32_t capacity,
-                           uint32_t *count, dray_error *error)
-{
-    uint32_t found = 0;
-    if (!p || (timeout_ns < 0 && timeout_ns != DRAY_WAIT_DEFAULT) || (capacity && !pins))
-        return dray__fail(error, DRAY_EINVALID,
-                          "publisher and room for pins must be given, timeout not negative");
-    int64_t deadline = deadline_of(p, timeout_ns), left = deadline - dray__now();
-    int ready = ensure(p, dray__answer_deadline(deadline), error);
-    if (ready)
-        return ready;
-    dray__writer w = {0};
-    dray__put_u64(&w, p->key);
-    dray__put_i64(&w, left > 0 ? left : 0);
-    dray__reply reply;
-    int rc = dray__call(p->channel, DRAY__MSG_REGIONS_RELEASE, &w, NULL, 0,
-                        dray__answer_deadline(deadline), &reply, error);
-    dray__writer_free(&w);
-    if (rc == DRAY_OK)
-        rc = get_pins(&reply.payload, pins, capacity, &found, error);
-    if (rc)
-        return rc;
-    p->released = true;
-    forget_sums(p);
-    for (uint32_t i = 0; !found && i < dray_layout_region_count(p->layout); i++)
-        dray_region_withdrawn(p->regions[i]);
-    if (p->local) /* readers of this process leave within a slice */
-        dray__local_remove(p->token);
-    p->local = false;
-    for (uint32_t i = 0; p->origin && i < dray_layout_region_count(p->layout); i++) {
-        dray_region_free(p->regions[i]);
-        p->regions[i] = NULL;
-    }
-    if (count)
-        *count = found;
-    return found ? dray__fail(error, DRAY_ETIMEDOUT, "%" PRIu32 " members have it mapped still",
-                              found)
-                 : DRAY_OK;
 }
 
 void dray_publisher_close(dray_publisher *p)

@@ -581,6 +581,113 @@ static void test_ranks_move_one_after_the_other(void **state)
         trainer_close(&t[i]);
 }
 
+enum { PLACES = 4 };
+
+/* The same elements of the same tensors, in other pieces, which lie in any order in so many
+ * regions. without: a tensor that is left out; UINT32_MAX: none. */
+static dray_layout *scattered(const dray_layout *from, uint32_t places, uint64_t seed,
+                              uint32_t without)
+{
+    dray_layout *out;
+    uint64_t bytes[PLACES] = {0}, end[PLACES] = {0};
+    MUST(dray_layout_new(&out, error));
+    for (uint32_t t = 0; t < dray_layout_tensor_count(from); t++) {
+        const dray_tensor_info *i = dray_layout_tensor(from, t);
+        if (i->alias_of >= 0)
+            MUST(dray_layout_add_alias(out, i->name, (uint32_t)i->alias_of, NULL, error));
+        else
+            MUST(dray_layout_add_tensor(out, i->name, (dray_dtype)i->dtype, i->ndim, i->shape, NULL,
+                                        error));
+    }
+    for (int pass = 0; pass < 2; pass++) {
+        for (uint32_t r = 0; r < places && pass; r++) {
+            dray_region_info info = {.kind = (int32_t)cluster_kind, .bytes = bytes[r] + 64};
+            MUST(dray_layout_add_region(out, &info, NULL, error));
+        }
+        for (uint32_t b = 0; b < 2 * dray_layout_block_count(from); b++) {
+            const dray_block *block = dray_layout_block(from, b / 2);
+            const dray_tensor_info *tensor = dray_layout_tensor(from, block->tensor);
+            int64_t start[DRAY_MAX_DIMS], extent[DRAY_MAX_DIMS];
+            memcpy(start, block->start, sizeof start);
+            memcpy(extent, block->extent, sizeof extent);
+            int64_t cut = (int64_t)(mix(seed + b / 2) % (uint64_t)(extent[0] + 1));
+            start[0] += b % 2 ? cut : 0;
+            extent[0] = b % 2 ? extent[0] - cut : cut;
+            uint64_t size = dray_dtype_size((dray_dtype)tensor->dtype);
+            for (uint32_t d = 0; d < tensor->ndim; d++)
+                size *= (uint64_t)extent[d];
+            uint32_t place = (uint32_t)(mix(seed ^ (b + 1000)) % places);
+            if (!size || block->tensor == without)
+                continue;
+            if (pass)
+                MUST(dray_layout_add_dense(out, block->tensor, place, start, extent, end[place],
+                                           error));
+            end[place] += pass ? size : 0;
+            bytes[place] += pass ? 0 : size;
+        }
+    }
+    return out;
+}
+
+static void relay(trainer *t, dray_region **regions, uint64_t seed)
+{
+    dray_layout *next = scattered(t->layout, 1 + (uint32_t)seed % PLACES, seed, UINT32_MAX);
+    for (uint32_t i = 0; i < dray_layout_region_count(t->layout); i++)
+        dray_region_free(regions[i]);
+    dray_layout_free(t->layout);
+    t->layout = next;
+    MUST(dray_regions_for_layout(next, 1, regions, error));
+    MUST(dray_publisher_relay(t->publisher, next, regions, error));
+}
+
+/* As in memory that an allocator cuts: the parts of one rank, or of both, lie otherwise each time.
+ */
+static void test_layouts_change_with_memory(void **state)
+{
+    (void)state;
+    trainer t[2];
+    engine e;
+    dray_region *regions[2][PLACES] = {{NULL}};
+    dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+    for (uint32_t i = 0; i < 2; i++) {
+        trainer_open(&t[i], f.unix_address, &config, DRAY_F32, i, 2, 1, cluster_kind);
+        regions[i][0] = t[i].region[0];
+    }
+    open_engine(&e, "engine", DRAY_BF16);
+    for (uint64_t version = 1; version < 8; version++) {
+        for (int i = 0; i < 2; i++)
+            if (version > 1 && (i || version % 2))
+                relay(&t[i], regions[i], 10 * version + (uint64_t)i);
+        for (int i = 0; i < 2; i++) {
+            fill(t[i].layout, regions[i], t[i].tied, version);
+            MUST(dray_publish(t[i].publisher, version, NULL, error));
+        }
+        MUST(dray_update_weights(e.subscriber, NULL, &report, error));
+        assert_int_equal(report.version, version);
+        assert_true(report.planned);
+        assert_true(report.verified_tensors > 0);
+        assert_int_equal(engine_wrong(&e, version), 0);
+        for (int i = 0; i < 2; i++)
+            MUST(dray_publisher_wait(t[i].publisher, version, LONG, NULL, error));
+    }
+    /* without a tensor it is not the same */
+    dray_layout *less = scattered(t[0].layout, 1, 1, dray_layout_block(t[0].layout, 0)->tensor);
+    dray_region *other;
+    MUST(dray_regions_for_layout(less, 1, &other, error));
+    assert_int_equal(dray_publisher_relay(t[0].publisher, less, &other, NULL), DRAY_EINVALID);
+    assert_int_equal(dray_publisher_relay(t[0].publisher, NULL, &other, NULL), DRAY_EINVALID);
+    MUST(dray_publish(t[0].publisher, 8, NULL, error));
+    dray_region_free(other);
+    dray_layout_free(less);
+    engine_close(&e);
+    for (int i = 0; i < 2; i++) {
+        for (uint32_t r = 1; r < dray_layout_region_count(t[i].layout); r++)
+            dray_region_free(regions[i][r]);
+        t[i].region[0] = regions[i][0];
+        trainer_close(&t[i]);
+    }
+}
+
 static void test_freed_regions_are_found(void **state)
 {
     (void)state;
@@ -627,6 +734,7 @@ int main(int argc, char **argv)
         T(test_idle_engines_let_go),
         T(test_release_names_who_pins),
         T(test_ranks_move_one_after_the_other),
+        T(test_layouts_change_with_memory),
         T(test_freed_regions_are_found),
     };
     return CLUSTER_MAIN(tests);

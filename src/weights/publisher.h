@@ -1,0 +1,57 @@
+/* A publisher as the files that make it up see it. */
+#ifndef DRAY_WEIGHTS_PUBLISHER_H
+#define DRAY_WEIGHTS_PUBLISHER_H
+
+#include "control/registry.h"
+#include "weights/arena.h"
+#include "weights/delta.h"
+#include "weights/source_sums.h"
+
+struct dray_publisher {
+    dray_context *context;
+    dray__channel *channel;
+    dray_layout *layout;
+    dray_region **regions;
+    uint64_t key, token, incarnation, set;
+    uint32_t rank, world;
+    bool checksum, local, pieces_made, incarnation_known;
+    bool relaid; /* the coordinator is still to be told the layout */
+    int64_t timeout_ns;
+    dray__pieces pieces;
+    dray__source_sums *gpu_sums; /* of the pieces that GPUs sum; NULL: none, or not yet compiled */
+    CUevent fence;               /* of the publish that goes on; NULL: none */
+    dray__delta *delta;          /* NULL: not asked for */
+    dray__delta_view *delta_view;
+    dray__arena *arena;         /* NULL: not asked for */
+    uint64_t published, waited; /* versions; 0: none */
+    /* Of the caller's regions, to see that they are still those; with a snapshot `regions` are its
+     * own, and the caller's are only read. */
+    uint64_t *serials;
+    dray_region **origin; /* NULL: no snapshot */
+    bool released;
+    /* What another coordinator is told when the session goes on with it. */
+    char *model;
+    dray__writer packed; /* the layout */
+    dray__sums sums;     /* of what was published last */
+    dray__sums_forms sent;
+    uint64_t waits;   /* the newest version that was waited for, successfully or not */
+    uint64_t returns; /* of the context, when this rank registered */
+};
+
+/* From now, for a timeout of the caller's. */
+int64_t dray__publisher_deadline(const dray_publisher *p, int64_t timeout_ns);
+/* Those of the layout, behind them the delta's, then the staging arena's. */
+uint32_t dray__publisher_regions(const dray_publisher *p);
+/* How many of them readers of this host can map, */
+uint32_t dray__publisher_shared(const dray_publisher *p);
+/* which the coordinator gets. */
+int dray__publisher_put(dray_publisher *p, int64_t deadline_ns, dray_error *error);
+/* Where the connection broke: a new one, and where the session goes on with another coordinator,
+ * the same registration there. The gang is met again: it may have got another incarnation. */
+int dray__publisher_ensure(dray_publisher *p, int64_t deadline, dray_error *error);
+/* Remembers which regions the caller gave. */
+int dray__publisher_note(dray_publisher *p, dray_region *const *regions, dray_error *error);
+/* Offers this rank's memory to readers of this process and to its data server. */
+int dray__publisher_offer(dray_publisher *p, dray_error *error);
+
+#endif
