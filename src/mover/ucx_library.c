@@ -102,8 +102,13 @@ void dray__ucx_pretend(const dray__ucx_version *other)
 int dray__ucx_fail(dray_error *error, ucs_status_t status, const char *what)
 {
     /* A device that is down is none to UCX: nothing here is final. */
-    return dray__fail(error, status == UCS_ERR_NO_MEMORY ? DRAY_ENOMEM : DRAY_ESYS, "UCX: %s: %s",
-                      what, library.status_string(status));
+    int code = dray__fail(error, status == UCS_ERR_NO_MEMORY ? DRAY_ENOMEM : DRAY_ESYS,
+                          "UCX: %s: %s", what, library.status_string(status));
+    if (error) {
+        error->origin = DRAY_ORIGIN_UCX;
+        error->raw = status;
+    }
+    return code;
 }
 
 bool dray__ucx_has_rdma(void)
