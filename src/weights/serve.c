@@ -73,6 +73,7 @@ struct server {
     const dray__stream_keys *keys;
     dray__cells cells; /* read NULL: it has none */
     uint64_t last_place;
+    bool deaf; /* the listener is not watched until the next tick: no descriptors were left */
 };
 
 /* ---- connections ----------------------------------------------------------------------------- */
@@ -148,8 +149,12 @@ static void begin(struct server *s, dray__stream *stream)
 static void accept_all(struct server *s)
 {
     dray__stream *stream;
-    while (dray__stream_accept(s->listener, s->keys, &stream, NULL) == DRAY_OK)
+    int rc;
+    while ((rc = dray__stream_accept(s->listener, s->keys, &stream, NULL)) == DRAY_OK)
         begin(s, stream);
+    /* Who comes stays in the backlog, and the listener readable: do not spin on it. */
+    if (rc != DRAY_EAGAIN && epoll_ctl(s->poll, EPOLL_CTL_DEL, s->listener, NULL) == 0)
+        s->deaf = true;
 }
 
 /* ---- one request ----------------------------------------------------------------------------- */
@@ -531,6 +536,12 @@ static void drop_stuck(struct server *s)
     }
 }
 
+static int watch(struct server *s, int *fd)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = fd};
+    return epoll_ctl(s->poll, EPOLL_CTL_ADD, *fd, &event);
+}
+
 static void drain(int fd)
 {
     uint64_t count;
@@ -558,6 +569,7 @@ static void *serve(void *user)
         more = others(s);
         if (dray__now() - tick > TICK_MS * DRAY__MILLISECOND) {
             drop_stuck(s);
+            s->deaf = s->deaf && watch(s, &s->listener);
             tick = dray__now();
         }
     }
@@ -582,12 +594,6 @@ static void server_free(void *server)
             close(fds[i]);
     dray__packer_free(s->packer);
     free(s);
-}
-
-static int watch(struct server *s, int *fd)
-{
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = fd};
-    return epoll_ctl(s->poll, EPOLL_CTL_ADD, *fd, &event);
 }
 
 static int start(struct server *s, const char *address, dray_error *error)

@@ -1,0 +1,110 @@
+/* The data server when the process has no descriptors left: who connects waits, nobody spins, and
+ * all are served as soon as there are some. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "weights/cells.h"
+
+#include <arpa/inet.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int read_nothing(void *user, const dray__cell *cell, void *out)
+{
+    (void)user, (void)cell, (void)out;
+    return DRAY_EGONE;
+}
+
+/* Connects at once, and gets an answer in the end. */
+static int ask(int port, int connected)
+{
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    struct timeval patience = {.tv_sec = 20};
+    uint8_t head[DRAY__PULL_ANSWER_HEADER];
+    dray__writer w = {0};
+    dray__cells_request(&w, 7, &(dray__cell){1, 0, 1}, 1);
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    bool sent = connect(fd, (struct sockaddr *)&to, sizeof to) == 0 &&
+                send(fd, w.data, w.size, MSG_NOSIGNAL) == (ssize_t)w.size;
+    bool told = write(connected, "", 1) == 1;
+    bool answered = recv(fd, head, sizeof head, MSG_WAITALL) == (ssize_t)sizeof head;
+    return sent && told && answered ? 0 : 1;
+}
+
+static double processor_seconds(void)
+{
+    struct rusage used;
+    getrusage(RUSAGE_SELF, &used);
+    return (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+           (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1e-6;
+}
+
+static void test_without_descriptors(void **state)
+{
+    (void)state;
+    enum { READERS = 3 };
+    dray_error error;
+    dray__server *server;
+    const char *endpoint;
+    dray__tls_key key = {{0}, {0}};
+    dray__networks trusted = {.count = 0};
+    const dray__stream_keys keys = {.key = &key, .trusted = &trusted};
+    const dray__cells cells = {.read = read_nothing};
+    int ports[2], connected[2];
+    pid_t readers[READERS];
+    assert_int_equal(pipe(ports), 0);
+    assert_int_equal(pipe(connected), 0);
+    for (int i = 0; i < READERS; i++) { /* before the server has its thread */
+        int port;
+        if ((readers[i] = fork()) == 0)
+            _exit(read(ports[0], &port, sizeof port) == sizeof port ? ask(port, connected[1]) : 1);
+    }
+    if (dray__cells_serve("127.0.0.1", &keys, &cells, &server, &endpoint, &error))
+        fail_msg("%s", error.message);
+    int next = dup(0), port = atoi(strrchr(endpoint, ':') + 1); /* next: the first that is free */
+    close(next);
+    struct rlimit before, none;
+    getrlimit(RLIMIT_NOFILE, &before);
+    none = before;
+    none.rlim_cur = (rlim_t)next;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    for (int i = 0; i < READERS; i++) {
+        char one;
+        assert_int_equal(write(ports[1], &port, sizeof port), sizeof port);
+        assert_int_equal(read(connected[0], &one, 1), 1);
+    }
+    double used = processor_seconds();
+    poll(NULL, 0, 600);
+    used = processor_seconds() - used;
+    assert_true(used < 0.3);
+    setrlimit(RLIMIT_NOFILE, &before);
+    for (int i = 0; i < READERS; i++) {
+        int status;
+        assert_int_equal(waitpid(readers[i], &status, 0), readers[i]);
+        assert_int_equal(status, 0);
+    }
+    dray__server_end(server);
+    for (int i = 0; i < 2; i++) {
+        close(ports[i]);
+        close(connected[i]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_without_descriptors)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
