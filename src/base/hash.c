@@ -71,26 +71,3 @@ bool dray__map_set(dray__map *map, const char *key, uint32_t value)
     entry->value = value;
     return true;
 }
-
-bool dray__map_remove(dray__map *map, const char *key)
-{
-    if (!map->count)
-        return false;
-    dray__map_entry *entry = find(map, key, dray__hash(key, strlen(key)));
-    if (!entry->key)
-        return false;
-    free(entry->key);
-    size_t mask = map->capacity - 1, hole = (size_t)(entry - map->entries);
-    map->entries[hole] = (dray__map_entry){0};
-    map->count--;
-    /* Backward-shift deletion: what probed past the hole moves into it. */
-    for (size_t i = (hole + 1) & mask; map->entries[i].key; i = (i + 1) & mask) {
-        size_t home = map->entries[i].hash & mask;
-        if (((i - home) & mask) >= ((i - hole) & mask)) {
-            map->entries[hole] = map->entries[i];
-            map->entries[i] = (dray__map_entry){0};
-            hole = i;
-        }
-    }
-    return true;
-}

@@ -21,6 +21,5 @@ void dray__map_free(dray__map *map);
 bool dray__map_get(const dray__map *map, const char *key, uint32_t *value);
 /* Adds or replaces. false: out of memory. */
 bool dray__map_set(dray__map *map, const char *key, uint32_t value);
-bool dray__map_remove(dray__map *map, const char *key);
 
 #endif

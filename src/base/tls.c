@@ -348,11 +348,6 @@ int dray__tls_handshake(dray__tls *tls, dray_error *error)
     return tls->ready ? DRAY_OK : DRAY_EAGAIN;
 }
 
-bool dray__tls_ready(const dray__tls *tls)
-{
-    return tls->ready;
-}
-
 const char *dray__tls_identity(const dray__tls *tls)
 {
     return tls->ready ? tls->key.identity : "";

@@ -36,7 +36,6 @@ void dray__tls_free(dray__tls *tls);    /* leaves the socket alone. NULL is fine
  * one; DRAY_EPROTO: it speaks no TLS 1.3 with keys; DRAY_ECLOSED: it went away. Reading and writing
  * finish the handshake by themselves. */
 int dray__tls_handshake(dray__tls *tls, dray_error *error);
-bool dray__tls_ready(const dray__tls *tls);           /* the handshake is done */
 const char *dray__tls_identity(const dray__tls *tls); /* the client's; "" before it is proven */
 
 /* Takes up to `size` bytes to be sent: how many (at least 1), or -EAGAIN: none, because the socket

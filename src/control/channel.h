@@ -90,8 +90,6 @@ const char *dray__context_keeper(const dray_context *context);
 /* What this member shows to other members, and they to it: the key of TLS between them. NULL: the
  * session's role moves no weights. */
 const dray__tls_key *dray__context_data_key(const dray_context *context);
-/* dray_options.trusted_networks, or $DRAY_TRUSTED_NETWORKS. */
-const dray__networks *dray__context_trusted(const dray_context *context);
 /* How members of the session find each other's data safe; borrowed from the context. */
 const struct dray__stream_keys *dray__context_keys(const dray_context *context);
 uint64_t dray__context_host(const dray_context *context); /* hash of the host identity */

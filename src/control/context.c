@@ -601,11 +601,6 @@ const dray__tls_key *dray__context_data_key(const dray_context *context)
     return context->data.identity[0] ? &context->data : NULL;
 }
 
-const dray__networks *dray__context_trusted(const dray_context *context)
-{
-    return &context->trusted;
-}
-
 uint64_t dray__context_host(const dray_context *context)
 {
     return context->host;

@@ -92,7 +92,6 @@ uint32_t dray__request_fd_count(const dray__request *request);
 int dray__request_take_fd(dray__request *request, uint32_t index); /* now the service's to close */
 /* Asks for `expired` at the deadline. Requests without one are kept until answered. */
 int dray__request_expire_at(dray__request *request, int64_t deadline_ns);
-int64_t dray__request_pid(const dray__request *request); /* SO_PEERCRED; 0 over TCP */
 bool dray__request_local(const dray__request *request);  /* it came over the Unix socket, */
 bool dray__request_master(const dray__request *request); /* or with the master token */
 /* A slot for the service's own bookkeeping of a kept request. */
@@ -104,10 +103,7 @@ void dray__request_reply(dray__request *request, dray__writer *payload, const in
 void dray__request_fail(dray__request *request, const dray_error *error);
 
 uint64_t dray__session_member(const dray__session *session);
-uint64_t dray__session_epoch(const dray__session *session);
 const char *dray__session_name(const dray__session *session);
-const char *dray__session_role(const dray__session *session);
-uint32_t dray__session_rank(const dray__session *session);
 uint64_t dray__session_host(const dray__session *session);
 int64_t dray__session_pid(const dray__session *session); /* SO_PEERCRED; 0 over TCP */
 

@@ -129,11 +129,6 @@ uint64_t dray__request_channel(const dray__request *request)
     return request->connection ? request->connection->id : 0;
 }
 
-int64_t dray__request_pid(const dray__request *request)
-{
-    return request->connection ? request->connection->pid : 0;
-}
-
 void dray__request_set_data(dray__request *request, void *data)
 {
     request->data = data;

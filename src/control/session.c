@@ -397,24 +397,9 @@ uint64_t dray__session_member(const dray__session *session)
     return session->member;
 }
 
-uint64_t dray__session_epoch(const dray__session *session)
-{
-    return session->epoch;
-}
-
 const char *dray__session_name(const dray__session *session)
 {
     return session->name;
-}
-
-const char *dray__session_role(const dray__session *session)
-{
-    return session->role;
-}
-
-uint32_t dray__session_rank(const dray__session *session)
-{
-    return session->rank;
 }
 
 uint64_t dray__session_host(const dray__session *session)

@@ -201,11 +201,6 @@ dray_region *const *dray__trainer_regions(const dray__trainer *t)
     return t->regions;
 }
 
-const dray_model_config *dray__trainer_config(const dray__trainer *t)
-{
-    return &t->config;
-}
-
 uint64_t dray__trainer_steps(const dray__trainer *t)
 {
     return t->steps;

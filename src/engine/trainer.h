@@ -46,7 +46,6 @@ void dray__trainer_close(dray__trainer *trainer);
  * borrowed: the trainer's. */
 const dray_layout *dray__trainer_layout(const dray__trainer *trainer);
 dray_region *const *dray__trainer_regions(const dray__trainer *trainer);
-const dray_model_config *dray__trainer_config(const dray__trainer *trainer);
 /* Optimiser steps taken, resumed ones included. */
 uint64_t dray__trainer_steps(const dray__trainer *trainer);
 

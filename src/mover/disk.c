@@ -291,11 +291,6 @@ int dray__disk_open(dray__disk_way way, dray__disk **out, dray_error *error)
     return rc;
 }
 
-const char *dray__disk_name(const dray__disk *disk)
-{
-    return disk->uring ? "io_uring" : "threads";
-}
-
 void dray__disk_submit(dray__disk *disk, dray__io *io)
 {
     io->done = 0;

@@ -48,7 +48,6 @@ typedef enum dray__disk_way {
 } dray__disk_way;
 
 int dray__disk_open(dray__disk_way way, dray__disk **out, dray_error *error);
-const char *dray__disk_name(const dray__disk *disk); /* "io_uring", "threads" */
 /* Never waits; any number may be under way. */
 void dray__disk_submit(dray__disk *disk, dray__io *io);
 /* One that is done, in any order; NULL: none is. */

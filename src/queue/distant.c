@@ -81,14 +81,6 @@ void dray__distant_free(dray__distant *distant)
     free(distant);
 }
 
-uint64_t dray__distant_bytes(const dray__distant *distant)
-{
-    uint64_t bytes = 0;
-    for (const host *h = distant ? distant->hosts : NULL; h; h = h->other)
-        bytes += h->peer ? dray__peer_wire_bytes(h->peer) : 0;
-    return bytes;
-}
-
 /* ---- pieces ---------------------------------------------------------------------------------- */
 
 static int host_of(dray__distant *distant, uint32_t home, host **out, dray_error *error)

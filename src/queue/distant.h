@@ -23,6 +23,5 @@ void dray__distant_free(dray__distant *distant); /* NULL is fine */
 int dray__distant_get(dray__distant *distant, dray__range *ranges, uint32_t count,
                       int64_t deadline_ns, dray_error *error);
 /* Bytes that came over connections so far. */
-uint64_t dray__distant_bytes(const dray__distant *distant);
 
 #endif

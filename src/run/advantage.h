@@ -13,6 +13,6 @@ typedef struct dray__advantage {
 } dray__advantage;
 
 extern const dray__advantage dray__advantages[];
-enum { DRAY__ADVANTAGE_GRPO = 0, DRAY__ADVANTAGE_RLOO, DRAY__ADVANTAGE_COUNT };
+enum { DRAY__ADVANTAGE_GRPO = 0, DRAY__ADVANTAGE_RLOO };
 
 #endif

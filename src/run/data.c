@@ -29,7 +29,7 @@ struct dray__data {
 
 /* Streams of random numbers; job seeds must not change what is held out. */
 enum { STREAM_TRAIN = 11, STREAM_WARMUP = 12, STREAM_EVAL = 13, STREAM_SPLIT = 14 };
-enum { SPLIT_SEED = 1, LISTED_DIGITS = 6, LINES_MAX = 100000000 };
+enum { SPLIT_SEED = 1, LISTED_DIGITS = 6 };
 
 /* ---- reverse: "1234=" is answered by "4321" -------------------------------------------------- */
 

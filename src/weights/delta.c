@@ -173,12 +173,6 @@ dray_region *dray__delta_region(const dray__delta *delta)
     return delta->store;
 }
 
-uint64_t dray__delta_memory(const dray__delta *delta)
-{
-    return dray_region_bytes(delta->base) + dray_region_bytes(delta->store) +
-           dray_region_bytes(delta->scratch);
-}
-
 /* The slice's bits of now, dense, in the dtype that is sent: in place, or brought to scratch. */
 static int bits_now(dray__delta *delta, uint32_t b, const dray__rect *slice, const uint8_t **out,
                     dray_error *error)

@@ -35,7 +35,6 @@ int dray__delta_new(const dray_layout *layout, dray_region *const *regions, int3
 int dray__delta_publish(dray__delta *delta, uint64_t incarnation, uint64_t version,
                         dray_error *error);
 dray_region *dray__delta_region(const dray__delta *delta); /* SHARED; the delta's */
-uint64_t dray__delta_memory(const dray__delta *delta);     /* bytes that it costs */
 void dray__delta_free(dray__delta *delta);                 /* NULL is fine */
 
 /* ---- the reader's side ----------------------------------------------------------------------- */
