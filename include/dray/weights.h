@@ -271,6 +271,8 @@ typedef struct dray_update_report {
      */
     int64_t held_ns;
     char held_by[128];
+    int64_t device_ns; /* of move_ns, what GPUs took by their own clocks: of each step, the one that
+                          took the longest */
 } dray_update_report;
 
 #define DRAY_UPDATE_REPORT_INIT                                                                    \

@@ -101,8 +101,14 @@ static double round_of(bench_cluster *c, bench_lane *l, enum bench_work work)
     double begin = bench_now(), end = begin;
     bench_add(&l->round);
     await(c, &l->done, (int)l->ranks);
-    for (uint32_t i = 0; l == &c->board->engines && i < l->ranks; i++)
-        end = c->board->seats[i].end > end ? c->board->seats[i].end : end;
+    for (uint32_t i = 0; l == &c->board->engines && i < l->ranks; i++) {
+        bench_seat *s = &c->board->seats[i];
+        end = s->end > end ? s->end : end;
+        if (work != WORK_UPDATE && work != WORK_COMMIT)
+            continue;
+        s->began = s->begin - begin;
+        s->ended = s->end - begin;
+    }
     return end - begin;
 }
 
@@ -254,12 +260,30 @@ dray_update_report bench_cluster_report(const bench_cluster *c)
         all.prepare_ns = longest(all.prepare_ns, r->prepare_ns);
         all.move_ns = longest(all.move_ns, r->move_ns);
         all.verify_ns = longest(all.verify_ns, r->verify_ns);
+        all.device_ns = longest(all.device_ns, r->device_ns);
         all.commit_ns = longest(all.commit_ns, r->commit_ns);
         all.total_ns = longest(all.total_ns, r->total_ns);
         if (r->peak_extra_bytes > all.peak_extra_bytes)
             all.peak_extra_bytes = r->peak_extra_bytes;
     }
     return all;
+}
+
+json_t *bench_cluster_time_lines(const bench_cluster *c)
+{
+    json_t *lines = json_array();
+    for (uint32_t i = 0; i < c->board->engines.ranks; i++) {
+        const bench_seat *s = &c->board->seats[i];
+        const dray_update_report *r = &s->report;
+        json_array_append_new(
+            lines,
+            json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "began", s->began, "wait",
+                      (double)r->wait_ns * 1e-9, "plan", (double)r->plan_ns * 1e-9, "prepare",
+                      (double)r->prepare_ns * 1e-9, "move", (double)r->move_ns * 1e-9, "device",
+                      (double)r->device_ns * 1e-9, "verify", (double)r->verify_ns * 1e-9, "commit",
+                      (double)r->commit_ns * 1e-9, "ended", s->ended));
+    }
+    return lines;
 }
 
 /* ---- beginning and end ---------------------------------------------------------------------- */

@@ -73,6 +73,9 @@ void bench_cluster_check(bench_cluster *c);
 /* Of the last update, over all engine ranks: sums of bytes, the longest of each time, the largest
  * peak. */
 dray_update_report bench_cluster_report(const bench_cluster *c);
+/* The same of each engine rank, in seconds, and when it began and ended, counted from the last
+ * rank's publish: where the time goes. An array of objects. */
+json_t *bench_cluster_time_lines(const bench_cluster *c);
 void bench_cluster_stop(bench_cluster *c);
 
 /* From here on SIGINT and SIGTERM end what waits, so that nothing stays behind. */

@@ -31,6 +31,7 @@ typedef struct bench_lane {
 typedef struct bench_seat { /* of a rank */
     double begin, end;
     dray_update_report report;
+    double began, ended; /* of the last update, counted from its beginning */
     uint64_t wrong;
     char first[128]; /* the tensor that is wrong */
 } bench_seat;

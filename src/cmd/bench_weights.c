@@ -192,6 +192,7 @@ static json_t *describe(const bench_job *job, const bench_cluster *c, const doub
     if (dray_update_report_json(&report, text, sizeof text, NULL) == DRAY_OK)
         json_object_set_new(object, "report", json_loads(text, 0, NULL));
     json_object_set_new(object, "seconds", runs);
+    json_object_set_new(object, "ranks", bench_cluster_time_lines(c));
     return object;
 }
 

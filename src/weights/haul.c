@@ -477,6 +477,7 @@ void dray__haul_report(const dray__haul *h, dray_update_report *report)
     report->bytes = h->bytes;
     report->copies = dray_plan_count(h->sources->plan);
     report->move_ns = h->move_ns;
+    report->device_ns = h->device_ns;
     report->verify_ns = h->options.verify ? h->verify_ns : 0;
     report->bytes_per_s = h->move_ns > 0 ? (double)h->bytes / ((double)h->move_ns * 1e-9) : 0;
     report->source_bytes = 0;

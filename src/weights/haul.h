@@ -65,6 +65,7 @@ struct dray__haul {
     uint64_t *expected, *found; /* one a destination block */
     uint64_t bytes;
     int64_t move_ns, verify_ns;
+    int64_t device_ns; /* of move_ns, by the clocks of GPUs */
 };
 
 /* ---- the books ------------------------------------------------------------------------------- */

@@ -99,11 +99,26 @@ static int start(struct cuda_lane *l, dray_error *error)
     return dray__program_start(l->program, l->step, error);
 }
 
+/* By the GPUs' own clocks, the one that took the longest. */
+static int64_t device_ns(const struct cuda_lane *l)
+{
+    int64_t longest = 0;
+    for (uint32_t i = 0; i < l->program->job_count; i++) {
+        dray__cuda_job_times times;
+        if (l->program->jobs[i].step != l->step)
+            continue;
+        dray__cuda_job_times_of(l->program->jobs[i].job, &times);
+        longest = times.device_ns > longest ? times.device_ns : longest;
+    }
+    return longest;
+}
+
 static int end_step(struct cuda_lane *l)
 {
     dray__haul *h = l->haul;
     int64_t done = dray__now();
     h->move_ns += done - l->began_ns;
+    h->device_ns += device_ns(l);
     l->running = false;
     if (h->options.verify)
         dray__program_enter(h, l->program, l->step);

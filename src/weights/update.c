@@ -488,7 +488,7 @@ static int on_move(dray_subscriber *s)
 
 static void tell(dray_subscriber *s)
 {
-    char fields[1024], json[2048];
+    char fields[1536], json[2048];
     if (dray_update_report_json(&s->report, fields, sizeof fields, NULL))
         return;
     json_t *object = json_loads(fields, 0, NULL);
