@@ -88,6 +88,22 @@ INLINE void kept16(const u32 *room, u32 *v)
     uint4 w = *(const uint4 *)room;
     v[0] = w.x, v[1] = w.y, v[2] = w.z, v[3] = w.w;
 }
+/* Into shared memory, where it is after FETCHED, for other threads after a SYNC. */
+INLINE void fetch16(void *room, const void *from)
+{
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(room)),
+        "l"(from)
+        : "memory");
+}
+INLINE void fetch8(void *room, const void *from)
+{
+    asm volatile(
+        "cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((u32)__cvta_generic_to_shared(room)),
+        "l"(from)
+        : "memory");
+}
+#define FETCHED() asm volatile("cp.async.wait_all;" ::: "memory")
 #define AT(type, at) (*(volatile type *)(at))
 #define FLAG(at) (*(const volatile u32 *)(at)) /* written while the kernel runs */
 #define FLOAT_BITS(f) __float_as_uint(f)
@@ -177,6 +193,16 @@ INLINE void put8(u64 at, const u32 *v)
 {
     memcpy((void *)at, v, 8);
 }
+INLINE void fetch8(void *room, const void *from)
+{
+    *(u64 *)room = *(const u64 *)from;
+}
+INLINE void fetch16(void *room, const void *from)
+{
+    fetch8(room, from);
+    fetch8((u64 *)room + 1, (const u64 *)from + 1);
+}
+#define FETCHED() ((void)0)
 #define AT(type, at) (*(volatile type *)(at))
 #define FLAG(at) __atomic_load_n(at, __ATOMIC_RELAXED)
 INLINE u32 FLOAT_BITS(float f)

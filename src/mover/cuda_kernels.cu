@@ -50,42 +50,102 @@ INLINE spot spot_of(const dray__gpu_launch *l, const dray__gpu_piece *p, u32 ind
 }
 
 /* A block takes the next tile that nobody has: how fast tiles go depends on where they come from.
- * The first thread asks for one more ahead, so that nobody waits for the answer. Two slots, and two
- * tables of row factors, take turns, so that no thread overwrites what a slower one still reads. */
+ * What is known of the tiles that come is fetched while the one at hand is moved, one step at a
+ * time, so that nobody waits for it: of the third from now its number, of the second which it is,
+ * of the next its piece. */
+typedef struct room { /* in shared memory */
+    dray__gpu_piece piece[2];
+    dray__gpu_tile tile[4];
+    u32 number[4]; /* in the launch; count and more: there is none */
+    u64 factors[DRAY__GPU_ROWS];
+} room;
+
 typedef struct taker {
-    u32 ahead; /* the first thread's */
-    u32 turn;
+    u32 turn, ahead, stop; /* the latter two: the first thread's */
 } taker;
 
-INLINE u32 take_first(const dray__gpu_launch *l, taker *t, u32 *slots)
+enum { PARTS = sizeof(dray__gpu_piece) / 16 };
+
+INLINE void fetch_tile(const dray__gpu_launch *l, room *m, u32 slot, u32 number)
 {
-    t->turn = 0;
-    t->ahead = 0;
+    m->number[slot] = number;
+    if (number < l->count)
+        fetch8(&m->tile[slot], &l->tiles[number]);
+}
+
+INLINE void fetch_piece(const dray__gpu_launch *l, room *m, u32 turn)
+{
+    if (m->number[turn & 3] >= l->count)
+        return;
+    const uint8_t *from = (const uint8_t *)&l->pieces[m->tile[turn & 3].piece];
+    for (u32 i = THREAD; i < PARTS; i += THREADS)
+        fetch16((uint8_t *)&m->piece[turn & 1] + 16 * i, from + 16 * i);
+}
+
+INLINE void begin_tiles(const dray__gpu_launch *l, room *m, taker *t)
+{
+    t->turn = t->ahead = t->stop = 0;
     if (THREAD == 0) {
-        slots[0] = TAKE(l->cursor);
+        fetch_tile(l, m, 0, TAKE(l->cursor));
+        fetch_tile(l, m, 1, TAKE(l->cursor));
         t->ahead = TAKE(l->cursor);
     }
+    FETCHED();
     SYNC();
-    return slots[0];
+    fetch_piece(l, m, 0);
+    FETCHED();
+    SYNC();
 }
 
-INLINE u32 take_next(taker *t, const u32 *slots)
+/* The tile at hand; what comes behind it is on its way. False: there is none. */
+INLINE u32 this_tile(const dray__gpu_launch *l, room *m, taker *t, spot *at)
 {
-    t->turn ^= 1;
-    return slots[t->turn];
-}
-
-/* The tile's row factors. False: to be stopped, for all threads alike. */
-INLINE u32 begin_tile(const dray__gpu_launch *l, const spot *at, taker *t, u32 *slots, u64 *factors)
-{
+    if (m->number[t->turn & 3] >= l->count)
+        return 0;
+    *at = spot_of(l, &m->piece[t->turn & 1], m->tile[t->turn & 3].index);
+    fetch_piece(l, m, t->turn + 1);
     if (THREAD == 0) {
-        slots[t->turn ^ 1] = t->ahead;
+        fetch_tile(l, m, (t->turn + 2) & 3, t->ahead);
         t->ahead = TAKE(l->cursor);
+        t->stop = stopped(l);
     }
-    for (u32 r = THREAD; r < at->rows && l->wanted; r += THREADS)
-        factors[r] = row_factor(at->row + r * at->row_step);
-    return !SYNC_OR((int)stopped(l));
+    return 1;
 }
+
+/* False: to be stopped, for all threads alike. */
+INLINE u32 next_tile(taker *t)
+{
+    t->turn++;
+    FETCHED();
+    return !SYNC_OR((int)t->stop);
+}
+
+/* The tile's row factors, by all threads together. */
+INLINE void make_factors(const dray__gpu_launch *l, const spot *at, room *m)
+{
+    if (!l->wanted)
+        return;
+    for (u32 r = THREAD; r < at->rows; r += THREADS)
+        m->factors[r] = row_factor(at->row + r * at->row_step);
+    SYNC();
+}
+
+/* All that kernels of pieces have in common: MOVE is what is done with the tile `at` of `p`. */
+#define TILES(...)                                                                                 \
+    SHARED room m;                                                                                 \
+    totals t = {{0, 0, 0, 0}, NOBODY};                                                             \
+    taker taken;                                                                                   \
+    spot at;                                                                                       \
+    begin_tiles(&l, &m, &taken);                                                                   \
+    while (this_tile(&l, &m, &taken, &at)) {                                                       \
+        const dray__gpu_piece *p = &m.piece[taken.turn & 1];                                       \
+        flush(&l, &t, p->sum);                                                                     \
+        __VA_ARGS__                                                                                \
+        if (!next_tile(&taken))                                                                    \
+            break;                                                                                 \
+    }                                                                                              \
+    if (l.wanted)                                                                                  \
+        flush(&l, &t, NOBODY);
 
 /* ---- rows of words: nothing is converted ------------------------------------------------------
  */
@@ -157,132 +217,103 @@ INLINE void move_line(const spot *at, const u64 *factors, totals *t, const u32 b
     t->of[2] += factors[0] * back;
 }
 
-/* sink: nothing is written; more threads then do less each. */
-INLINE void move_words(const spot *at, const u64 *factors, totals *t, const u32 bytes,
-                       const u32 unit, const u32 sink)
+/* Loads of up to `batch` rows, from row r on. */
+INLINE void load_rows(const spot *at, const stand *s, u32 c, u32 r, words *w, const u32 batch,
+                      const u32 bytes)
+{
+    u64 from = at->source + (u64)c * bytes;
+    UNROLL
+    for (u32 i = 0; i < batch; i++)
+        if (r + i * s->down < at->rows)
+            w[i] = load(from + (u64)((r + i * s->down) * at->source_stride), bytes);
+}
+
+/* sink: nothing is written; more threads then do less each. Row factors are made while the first
+ * loads are under way. */
+INLINE void move_words(const dray__gpu_launch *l, const spot *at, room *m, totals *t,
+                       const u32 bytes, const u32 unit, const u32 sink)
 {
     const u32 batch = sink ? BATCH / 2 : BATCH, per_word = bytes > unit ? bytes / unit : 1;
+    const u64 *factors = m->factors;
     u32 wanted = sink ? SOURCE : at->wanted, columns = at->columns * unit / bytes;
+    u32 column[16], shift = 0;
+    words w[BATCH];
     stand s = stand_in(columns);
     if (at->rows == 1) {
+        make_factors(l, at, m);
         move_line(at, factors, t, bytes, unit);
         t->of[1] = t->of[0];
         return;
     }
-    for (u32 c = s.column; c < columns; c += s.across) {
-        u32 column[16], shift = unit > bytes ? c * bytes % unit * 8 : 0;
-        if (wanted) {
+    u32 c = s.column, r = s.row;
+    if (c < columns)
+        load_rows(at, &s, c, r, w, batch, bytes);
+    make_factors(l, at, m);
+    while (c < columns) {
+        u64 to = at->destination + (u64)c * bytes;
+        if (r == s.row && wanted) {
+            shift = unit > bytes ? c * bytes % unit * 8 : 0;
             UNROLL
             for (u32 i = 0; i < 16; i++)
                 if (i < per_word)
                     column[i] = column_factor(at->column + (u64)c * bytes / unit + i);
         }
-        u64 from = at->source + (u64)c * bytes + (u64)(s.row * at->source_stride);
-        u64 to = at->destination + (u64)c * bytes + (u64)(s.row * at->destination_stride);
-        int64_t from_step = s.down * at->source_stride, to_step = s.down * at->destination_stride;
-        for (u32 r = s.row; r < at->rows; r += batch * s.down) {
-            words w[BATCH];
+        UNROLL
+        for (u32 i = 0; i < batch; i++) {
+            u32 row = r + i * s.down;
+            if (row >= at->rows)
+                break;
+            if (!sink && at->destination)
+                store(to + (u64)(row * at->destination_stride), &w[i], bytes);
+            if (wanted & (SOURCE | WRITTEN))
+                t->of[0] += factors[row] * word_sum(&w[i], column, bytes, unit, shift);
+        }
+        if (wanted & BACK) {
             UNROLL
             for (u32 i = 0; i < batch; i++)
                 if (r + i * s.down < at->rows)
-                    w[i] = load(from + (u64)(i * from_step), bytes);
+                    w[i] = load_back(to + (u64)((r + i * s.down) * at->destination_stride), bytes);
             UNROLL
-            for (u32 i = 0; i < batch; i++) {
-                if (r + i * s.down >= at->rows)
-                    break;
-                if (!sink && at->destination)
-                    store(to + (u64)(i * to_step), &w[i], bytes);
-                if (wanted & (SOURCE | WRITTEN))
-                    t->of[0] +=
+            for (u32 i = 0; i < batch; i++)
+                if (r + i * s.down < at->rows)
+                    t->of[2] +=
                         factors[r + i * s.down] * word_sum(&w[i], column, bytes, unit, shift);
-            }
-            if (wanted & BACK) {
-                UNROLL
-                for (u32 i = 0; i < batch; i++)
-                    if (r + i * s.down < at->rows)
-                        w[i] = load_back(to + (u64)(i * to_step), bytes);
-                UNROLL
-                for (u32 i = 0; i < batch; i++)
-                    if (r + i * s.down < at->rows)
-                        t->of[2] +=
-                            factors[r + i * s.down] * word_sum(&w[i], column, bytes, unit, shift);
-            }
-            from += (u64)(batch * from_step);
-            to += (u64)(batch * to_step);
         }
+        r += batch * s.down;
+        if (r >= at->rows) {
+            r = s.row;
+            c += s.across;
+        }
+        if (c < columns)
+            load_rows(at, &s, c, r, w, batch, bytes);
     }
     t->of[1] = t->of[0]; /* the same bits */
 }
 
 KERNEL(2) dray_words(LAUNCH l)
 {
-    SHARED u64 factors[2][DRAY__GPU_ROWS];
-    SHARED u32 slots[2];
-    totals t = {{0, 0, 0, 0}, NOBODY};
-    taker turns;
-    for (u32 i = take_first(&l, &turns, slots); i < l.count; i = take_next(&turns, slots)) {
-        const dray__gpu_piece *p = &l.pieces[l.tiles[i].piece];
-        spot at = spot_of(&l, p, l.tiles[i].index);
-        if (!begin_tile(&l, &at, &turns, slots, factors[turns.turn]))
-            break;
-        flush(&l, &t, p->sum);
-        if (p->unit == 2)
-            move_words(&at, factors[turns.turn], &t, 16, 2, 0);
-        else if (p->unit == 4)
-            move_words(&at, factors[turns.turn], &t, 16, 4, 0);
-        else
-            move_words(&at, factors[turns.turn], &t, 16, 1, 0);
-    }
-    if (l.wanted)
-        flush(&l, &t, NOBODY);
+    TILES(if (p->unit == 2) move_words(&l, &at, &m, &t, 16, 2, 0);
+          else move_words(&l, &at, &m, &t, 16, 4, 0);)
+}
+
+KERNEL(2) dray_bytes(LAUNCH l)
+{
+    TILES(move_words(&l, &at, &m, &t, 16, 1, 0);)
 }
 
 KERNEL(3) dray_sum(LAUNCH l)
 {
-    SHARED u64 factors[2][DRAY__GPU_ROWS];
-    SHARED u32 slots[2];
-    totals t = {{0, 0, 0, 0}, NOBODY};
-    taker turns;
-    for (u32 i = take_first(&l, &turns, slots); i < l.count; i = take_next(&turns, slots)) {
-        const dray__gpu_piece *p = &l.pieces[l.tiles[i].piece];
-        spot at = spot_of(&l, p, l.tiles[i].index);
-        if (!begin_tile(&l, &at, &turns, slots, factors[turns.turn]))
-            break;
-        flush(&l, &t, p->sum);
-        if (p->unit == 2)
-            move_words(&at, factors[turns.turn], &t, 16, 2, 1);
-        else if (p->unit == 4)
-            move_words(&at, factors[turns.turn], &t, 16, 4, 1);
-        else
-            move_words(&at, factors[turns.turn], &t, 16, 1, 1);
-    }
-    if (l.wanted)
-        flush(&l, &t, NOBODY);
+    TILES(if (p->unit == 2) move_words(&l, &at, &m, &t, 16, 2, 1);
+          else if (p->unit == 4) move_words(&l, &at, &m, &t, 16, 4, 1);
+          else move_words(&l, &at, &m, &t, 16, 1, 1);)
 }
 
 KERNEL(2) dray_narrow(LAUNCH l)
 {
-    SHARED u64 factors[2][DRAY__GPU_ROWS];
-    SHARED u32 slots[2];
-    totals t = {{0, 0, 0, 0}, NOBODY};
-    taker turns;
-    for (u32 i = take_first(&l, &turns, slots); i < l.count; i = take_next(&turns, slots)) {
-        const dray__gpu_piece *p = &l.pieces[l.tiles[i].piece];
-        spot at = spot_of(&l, p, l.tiles[i].index);
-        if (!begin_tile(&l, &at, &turns, slots, factors[turns.turn]))
-            break;
-        flush(&l, &t, p->sum);
-        if (p->word == 8)
-            move_words(&at, factors[turns.turn], &t, 8, p->unit, 0);
-        else if (p->word == 4)
-            move_words(&at, factors[turns.turn], &t, 4, p->unit, 0);
-        else if (p->word == 2)
-            move_words(&at, factors[turns.turn], &t, 2, p->unit, 0);
-        else
-            move_words(&at, factors[turns.turn], &t, 1, p->unit, 0);
-    }
-    if (l.wanted)
-        flush(&l, &t, NOBODY);
+    TILES(if (p->word == 8) move_words(&l, &at, &m, &t, 8, p->unit, 0);
+          else if (p->word == 4) move_words(&l, &at, &m, &t, 4, p->unit, 0);
+          else if (p->word == 2) move_words(&l, &at, &m, &t, 2, p->unit, 0);
+          else move_words(&l, &at, &m, &t, 1, p->unit, 0);)
 }
 
 /* ---- rows of elements that are converted ------------------------------------------------------
@@ -354,65 +385,47 @@ INLINE void cast_rows(const spot *at, const u64 *factors, totals *t, const u32 f
 #define GROUP_CASTS(XX)                                                                            \
     XX(F32, BF16) XX(BF16, F32) XX(F32, F16) XX(F16, F32) XX(BF16, F16) XX(F16, BF16)
 
-KERNEL(2) dray_cast(LAUNCH l)
+INLINE void cast_tile(const dray__gpu_piece *p, const spot *at, const u64 *factors, totals *t)
 {
-    SHARED u64 factors[2][DRAY__GPU_ROWS];
-    SHARED u32 slots[2];
-    totals t = {{0, 0, 0, 0}, NOBODY};
-    taker turns;
-    for (u32 i = take_first(&l, &turns, slots); i < l.count; i = take_next(&turns, slots)) {
-        const dray__gpu_piece *p = &l.pieces[l.tiles[i].piece];
-        spot at = spot_of(&l, p, l.tiles[i].index);
-        if (!begin_tile(&l, &at, &turns, slots, factors[turns.turn]))
-            break;
-        flush(&l, &t, p->sum);
 #define XX(a, b)                                                                                   \
     if (p->from == (a) && p->to == (b))                                                            \
-        cast_rows(&at, factors[turns.turn], &t, a, b);
-        GROUP_CASTS(XX)
+        cast_rows(at, factors, t, a, b);
+    GROUP_CASTS(XX)
 #undef XX
-    }
-    if (l.wanted)
-        flush(&l, &t, NOBODY);
+}
+
+KERNEL(2) dray_cast(LAUNCH l)
+{
+    TILES(make_factors(&l, &at, &m); cast_tile(p, &at, m.factors, &t);)
 }
 
 /* ---- element by element -----------------------------------------------------------------------
  */
 
+INLINE void any_tile(const dray__gpu_piece *p, const spot *at, const u64 *factors, totals *t)
+{
+    /* What is not converted may have a dtype that is only known by its size. */
+    const u32 in = p->unit, out = p->from == p->to ? p->unit : size_of(p->to);
+    stand s = stand_in(at->columns);
+    for (u32 c = s.column; c < at->columns; c += s.across)
+        for (u32 r = s.row; r < at->rows; r += s.down) {
+            u64 from = at->source + (u64)(r * at->source_stride + c * p->source_step);
+            u64 to = at->destination + (u64)(r * at->destination_stride + c * p->destination_step);
+            u64 bits = load_element(from, in), made = convert(bits, p->from, p->to);
+            if (at->destination)
+                store_element(to, made, out);
+            if (at->wanted & SOURCE)
+                t->of[0] += factors[r] * element_sum(bits, in, at->column + c);
+            if (at->wanted & WRITTEN)
+                t->of[1] += factors[r] * element_sum(made, out, at->column + c);
+            if (at->wanted & BACK)
+                t->of[2] += factors[r] * element_sum(load_element(to, out), out, at->column + c);
+        }
+}
+
 KERNEL(3) dray_any(LAUNCH l)
 {
-    SHARED u64 factors[2][DRAY__GPU_ROWS];
-    SHARED u32 slots[2];
-    totals t = {{0, 0, 0, 0}, NOBODY};
-    taker turns;
-    for (u32 i = take_first(&l, &turns, slots); i < l.count; i = take_next(&turns, slots)) {
-        const dray__gpu_piece *p = &l.pieces[l.tiles[i].piece];
-        spot at = spot_of(&l, p, l.tiles[i].index);
-        if (!begin_tile(&l, &at, &turns, slots, factors[turns.turn]))
-            break;
-        flush(&l, &t, p->sum);
-        /* What is not converted may have a dtype that is only known by its size. */
-        const u32 in = p->unit, out = p->from == p->to ? p->unit : size_of(p->to);
-        stand s = stand_in(at.columns);
-        for (u32 c = s.column; c < at.columns; c += s.across)
-            for (u32 r = s.row; r < at.rows; r += s.down) {
-                u64 from = at.source + (u64)(r * at.source_stride + c * p->source_step);
-                u64 to =
-                    at.destination + (u64)(r * at.destination_stride + c * p->destination_step);
-                u64 bits = load_element(from, in), made = convert(bits, p->from, p->to);
-                if (at.destination)
-                    store_element(to, made, out);
-                if (at.wanted & SOURCE)
-                    t.of[0] += factors[turns.turn][r] * element_sum(bits, in, at.column + c);
-                if (at.wanted & WRITTEN)
-                    t.of[1] += factors[turns.turn][r] * element_sum(made, out, at.column + c);
-                if (at.wanted & BACK)
-                    t.of[2] += factors[turns.turn][r] *
-                               element_sum(load_element(to, out), out, at.column + c);
-            }
-    }
-    if (l.wanted)
-        flush(&l, &t, NOBODY);
+    TILES(make_factors(&l, &at, &m); any_tile(p, &at, m.factors, &t);)
 }
 
 /* ---- turned over ------------------------------------------------------------------------------

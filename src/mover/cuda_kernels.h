@@ -44,8 +44,8 @@ typedef struct dray__gpu_piece {
     uint16_t unit;     /* bytes of an element, where nothing is converted */
     uint16_t word;     /* bytes that are moved at once; elements, in conversions */
     uint16_t turned;   /* the destination's rows are the source's columns */
-    uint16_t reserved;
-} dray__gpu_piece;
+    uint16_t reserved[5];
+} dray__gpu_piece; /* whole 16 bytes: it is fetched in such */
 
 /* A box in cells. Four dimensions, the tensor's last ones last. */
 typedef struct dray__gpu_quant {
@@ -81,11 +81,13 @@ typedef struct dray__gpu_launch {
     uint32_t wanted;             /* bit set of sums */
 } dray__gpu_launch;
 
-/* words: rows of 16-byte words, nothing converted. sum: the same, summed alone. narrow: the same in
+/* words: rows of 16-byte words, nothing converted. bytes: the same, whose elements are bytes. sum:
+ * both, summed alone. narrow: the same in
  * smaller words. cast: rows of elements, 8 at once. any: one element at a time, any strides. turn:
  * through shared memory. most, quantise, dequantise: boxes. */
 #define DRAY__GPU_KERNELS(XX)                                                                      \
     XX(dray_words)                                                                                 \
+    XX(dray_bytes)                                                                                 \
     XX(dray_sum)                                                                                   \
     XX(dray_narrow)                                                                                \
     XX(dray_cast)                                                                                  \

@@ -275,6 +275,7 @@ static uint32_t copy_pieces(const dray__gpu_piece *p, uint64_t tile_bytes, dray_
         made->word = (uint16_t)width;
         kernels[n++] = width != WORD ? DRAY__GPU_dray_narrow
                        : sink        ? DRAY__GPU_dray_sum
+                       : unit == 1   ? DRAY__GPU_dray_bytes
                                      : DRAY__GPU_dray_words;
         /* Words that are less than an element: its columns stay whole. */
         if (width > unit)
