@@ -1,9 +1,9 @@
 /* Jobs: compiled lists of rectangles, and their replay (cuda.h).
  *
- * Four streams: two that launches of kernels take in turns, each with half of all blocks, so that
- * while the last tiles of one end the other goes on; the copy engines'; and one that reads back
- * what engines wrote, behind them. The first is joined by the others at the end. What a run needs,
- * but its sums, stays in the GPU's memory between runs. */
+ * Four streams: two that launches of kernels take in turns, so that blocks of one take the places
+ * of those of the other as they end, or, of a budget, each half; the copy engines'; and one that
+ * reads back what engines wrote, behind them. The first is joined by the others at the end. What a
+ * run needs, but its sums, stays in the GPU's memory between runs. */
 #include "mover/cuda.h"
 
 #include "base/error.h"
@@ -200,17 +200,18 @@ static CUresult start_runs(dray__cuda_job *job, uint32_t phase, uint64_t *at)
     return result;
 }
 
-/* half: another launch is under way beside it. */
+/* half: another launch is under way beside it, on the same budget. */
 static int start_step(dray__cuda_job *job, const dray__gpu_step *step, int stream, bool half,
                       dray_error *error)
 {
     CUdeviceptr base = job->memory->device;
     uint32_t kinds = job->sums, blocks = job->gpu->blocks[step->kernel];
     uint64_t sums = base + job->sums_at;
-    if (job->ctas && job->ctas < blocks)
+    if (job->ctas && job->ctas < blocks) {
         blocks = job->ctas;
-    if (half && blocks > 1)
-        blocks /= 2;
+        if (half && blocks > 1)
+            blocks /= 2;
+    }
     if (step->count < blocks)
         blocks = (uint32_t)step->count;
     if (step->back) { /* its source is where the engines wrote to */

@@ -35,6 +35,7 @@ typedef struct dray__cuda_item {
                      */
     uint32_t phase; /* begins when all items of lower phases are done */
     bool host;      /* one side is pinned host memory: copy engines, down to short runs */
+    bool near;      /* both sides are memory of the GPU that carries it out */
 } dray__cuda_item;
 
 /* A box of a tensor that is quantised, or made of a quantised one (mover/quant.h has the

@@ -17,17 +17,18 @@ typedef struct work {
     bool back;
     uint64_t tiles, bytes; /* of all tiles */
     uint32_t shared;
-    uint32_t weight; /* how much longer a byte takes than over NVLink, in whole words */
+    uint32_t weight; /* how long a byte takes, of what NEAR takes for one of whole words */
 } work;
 
-/* Over PCIe all is slow. */
-enum { HOST_WEIGHT = 8 };
+/* Over PCIe all is slow; over NVLink, slower than within a GPU. */
+enum { NEAR = 1, FAR = 4, HOST_FAR = 32 };
 static const uint32_t weights[DRAY__GPU_KERNEL_COUNT] = {
     [DRAY__GPU_dray_narrow] = 2, [DRAY__GPU_dray_any] = 4, [DRAY__GPU_dray_turn] = 2};
 
-static uint32_t weight_of(int kernel, bool host)
+static uint32_t weight_of(int kernel, const dray__cuda_item *item, bool back)
 {
-    return host ? HOST_WEIGHT : weights[kernel] ? weights[kernel] : 1;
+    uint32_t slow = weights[kernel] ? weights[kernel] : 1;
+    return item->host && !back ? HOST_FAR : slow * (item->near || back ? NEAR : FAR);
 }
 
 typedef struct builder {
@@ -75,7 +76,7 @@ static bool add_pieces(builder *b, const dray__cuda_item *item, const dray_tenso
                   .kernel = kernels[i],
                   .back = back,
                   .tiles = dray__gpu_tiles_of(q),
-                  .weight = weight_of(kernels[i], item->host && !back)};
+                  .weight = weight_of(kernels[i], item, back)};
         uint64_t unit =
             q->destination && q->from != q->to ? dray_dtype_size((dray_dtype)q->to) : q->unit;
         w.bytes = unit * q->columns * q->extent[0] * q->extent[1] * q->extent[2];
@@ -304,7 +305,7 @@ static bool add_box(builder *b, const dray__cuda_quant *q, const dray_tensor_inf
               .index = (uint32_t)p->quant_count,
               .kernel = DRAY__GPU_dray_most,
               .tiles = cells * g.strips,
-              .weight = 1};
+              .weight = FAR};
     if (quantise && g.strips > 1) {
         w.bytes = 1;
         p->most_count += cells;
@@ -393,7 +394,8 @@ static bool add_step(dray__gpu_program *p, const dray__gpu_step *step, uint64_t 
 static bool add_tiles(builder *b, const work *works, uint64_t count, uint64_t *step_capacity)
 {
     dray__gpu_program *p = b->program;
-    uint64_t lanes = 0, most = b->options->launch_bytes ? b->options->launch_bytes : LAUNCH;
+    uint64_t lanes = 0;
+    uint64_t most = FAR * (b->options->launch_bytes ? b->options->launch_bytes : LAUNCH);
     lane *lane_of = calloc(count, sizeof *lane_of);
     if (!lane_of)
         return false;

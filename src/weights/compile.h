@@ -34,9 +34,8 @@ typedef struct dray__compiler {
     dray__local **held; /* one a source */
     dray__filling fillings[DRAY__PROGRAM_BUCKETS];
     /* Rounds, in each of which this rank reads from one other GPU. */
-    uint32_t turn;                     /* the source of the first */
-    uint32_t rounds;                   /* 0: all at once */
-    uint64_t local_bytes, local_given; /* from its own GPU: spread over the rounds */
+    uint32_t turn;   /* the source of the first */
+    uint32_t rounds; /* 0: all at once */
 } dray__compiler;
 
 /* The draft for this GPU, these sums and this step; NULL: out of memory. */

@@ -157,7 +157,7 @@ bool dray__draft_read_back(dray__compiler *c, const dray__ends *ends, const dray
                            uint32_t block, uint32_t step)
 {
     dray__entry entry = {.block = block, .kind = DRAY__ENTRY_ARRIVED};
-    dray__cuda_item item = {.copy = *copy, .source_base = ends->to->device_address};
+    dray__cuda_item item = {.copy = *copy, .source_base = ends->to->device_address, .near = true};
     item.copy.source_dtype = copy->destination_dtype;
     item.copy.source_offset = copy->destination_offset;
     memcpy(item.copy.source_stride, copy->destination_stride, sizeof copy->source_stride);
@@ -201,12 +201,20 @@ static const uint32_t sums_of[] = {
     [DRAY__ENTRY_SENT] = DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN,
 };
 
+static bool same_gpu(const dray_region *a, const dray_region *b)
+{
+    return dray_region_get_kind(a) == DRAY_REGION_CUDA &&
+           dray_region_get_kind(b) == DRAY_REGION_CUDA &&
+           memcmp(a->device_uuid, b->device_uuid, sizeof a->device_uuid) == 0;
+}
+
 static dray__cuda_item item_of(const dray__ends *ends, const dray_copy *copy)
 {
     return (dray__cuda_item){.copy = *copy,
                              .source_base = ends->from->device_address,
                              .destination_base = ends->to->device_address,
                              .lane = ends->lane,
+                             .near = same_gpu(ends->from, ends->to),
                              .host = dray_region_get_kind(ends->from) == DRAY_REGION_PINNED ||
                                      dray_region_get_kind(ends->to) == DRAY_REGION_PINNED};
 }
@@ -246,19 +254,10 @@ bool dray__draft_move(dray__compiler *c, const dray__ends *ends, const dray_copy
            read_again(c, ends->device, &item, &entry, step);
 }
 
-/* ---- rounds: all ranks at once, no two of them reading from the same GPU, is what links carry
- * best
+/* ---- rounds: between GPUs that only give and GPUs that only take, all ranks at once, no two of
+ * them reading from the same GPU, is what links carry best. Where GPUs do both, reading from all at
+ * once is as fast, and nobody waits for who began late.
  */
-
-/* What a source's region and the destination's have in common: the GPU. */
-static bool is_local(const dray__haul *h, const dray_copy *copy)
-{
-    const dray_region *to = h->destination->regions[copy->destination_region];
-    const dray_region_info *from =
-        dray_layout_region(h->sources->sources[copy->source].layout, copy->source_region);
-    return from->kind == DRAY_REGION_CUDA && dray_region_get_kind(to) == DRAY_REGION_CUDA &&
-           memcmp(from->device, to->device_uuid, sizeof from->device) == 0;
-}
 
 /* From how many bytes of each source to those of the one that gives most, rounds stay in step. */
 #define EVEN 0.75
@@ -275,28 +274,23 @@ static bool is_even(const dray__compiler *c, const uint64_t *bytes)
     return (double)least >= EVEN * (double)most;
 }
 
-/* With a source on this very GPU the rounds begin behind it; else with the rank's own number. */
 static int find_rounds(dray__compiler *c, dray_error *error)
 {
     const dray__haul *h = c->haul;
     uint64_t here = dray__layout_device(h->destination->layout);
     uint32_t count = h->sources->count;
+    for (uint32_t i = 0; here && i < count; i++)
+        if (dray__layout_device(h->sources->sources[i].layout) == here)
+            return DRAY_OK;
     uint64_t *bytes = calloc((size_t)count + 1, sizeof *bytes);
     if (!bytes)
         return dray__nomem(error);
-    c->turn = h->destination->rank % count;
+    c->turn = h->destination->rank % count; /* a rank's first source has its number */
     c->rounds = count;
-    for (uint32_t i = 0; here && i < count; i++)
-        if (dray__layout_device(h->sources->sources[i].layout) == here) {
-            c->turn = (i + 1) % count;
-            c->rounds = count > 1 ? count - 1 : 1;
-            break;
-        }
     for (uint64_t i = 0; i < c->program->count; i++) {
         const dray__op *op = &h->sources->ops[c->program->ops[i]];
         if (!op->transform)
-            *(is_local(h, &op->copy) ? &c->local_bytes : &bytes[op->copy.source]) +=
-                dray__copy_bytes(&op->copy);
+            bytes[op->copy.source] += dray__copy_bytes(&op->copy);
     }
     if (!is_even(c, bytes))
         c->rounds = 0;
@@ -304,16 +298,10 @@ static int find_rounds(dray__compiler *c, dray_error *error)
     return DRAY_OK;
 }
 
-static uint32_t round_of(dray__compiler *c, const dray_copy *copy)
+static uint32_t round_of(const dray__compiler *c, const dray_copy *copy)
 {
     uint32_t count = c->haul->sources->count;
-    if (!c->rounds)
-        return 0;
-    if (!is_local(c->haul, copy))
-        return (copy->source + count - c->turn) % count;
-    uint32_t round = (uint32_t)((double)c->local_given / (double)c->local_bytes * c->rounds);
-    c->local_given += dray__copy_bytes(copy);
-    return round < c->rounds ? round : c->rounds - 1;
+    return c->rounds ? (copy->source + count - c->turn) % count : 0;
 }
 
 static int compile_op(dray__compiler *c, uint64_t index, dray_error *error)
@@ -434,6 +422,7 @@ static bool push_staged(dray__compiler *c, dray__filling *f, const dray__cuda_it
     out.source_base = half;
     out.phase = f->group + 1;
     out.lane = h->sources->count; /* what is local is a lane of its own */
+    out.near = true;
     f->used = (f->used + bytes + DRAY__BUCKET_ALIGN - 1) / DRAY__BUCKET_ALIGN * DRAY__BUCKET_ALIGN;
     uint32_t sums = verify ? sums_of[DRAY__ENTRY_SUMMED] : 0;
     entry.kind = verify ? DRAY__ENTRY_FILL : DRAY__ENTRY_UNCHECKED;

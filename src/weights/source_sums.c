@@ -81,6 +81,7 @@ static int add_pieces(dray__source_sums *s, dray_region *const *regions, dray_er
         gpu->items[gpu->count++] =
             (dray__cuda_item){.copy = piece_copy(s->layout, piece),
                               .source_base = region->device_address,
+                              .near = dray_region_get_kind(region) == DRAY_REGION_CUDA,
                               .host = dray_region_get_kind(region) == DRAY_REGION_PINNED};
     }
     return DRAY_OK;
