@@ -321,9 +321,10 @@ int dray__coverage_of_sums(const dray__sums *sources, const dray__packed_layout 
 {
     dray__coverage coverage = {0};
     builder b = {.out = &coverage};
-    int rc = DRAY_OK;
+    const dray__named_sum *sums = dray__sums_items(sources);
+    int rc = sums || !sources->count ? DRAY_OK : dray__nomem(error);
     for (uint32_t i = 0; i < sources->count && rc == DRAY_OK; i++) {
-        const dray__named_sum *sum = &sources->items[i];
+        const dray__named_sum *sum = &sums[i];
         uint32_t item;
         if (!item_of(&coverage, sum->name, sum->dtype, &item) || !name_item(&b, sum->name, item))
             rc = dray__nomem(error);
@@ -335,6 +336,7 @@ int dray__coverage_of_sums(const dray__sums *sources, const dray__packed_layout 
 
 /* ---- comparing ------------------------------------------------------------------------------- */
 
+/* Of tables of these two forms; NULL: the form has no such item. */
 static int check_counts(const dray__covered *item, const dray__named_sum *want,
                         const dray__named_sum *got, dray_error *error)
 {
@@ -364,13 +366,14 @@ bool dray__coverage_whole(const dray__covered *item)
 }
 
 /* Where the items are in a table; nothing to do where it is of the same form as the last one. */
-static int align(const dray__coverage *coverage, dray__sums *sums, dray__coverage_of_form *of,
+static int align(dray__coverage *coverage, dray__sums *sums, dray__coverage_of_form *of,
                  dray_error *error)
 {
     dray__sums_form *form = dray__sums_form_of(sums);
     if (form && form == of->form)
         return DRAY_OK;
     forget_form(of);
+    coverage->counted = false;
     of->at = calloc((size_t)coverage->count + 1, sizeof *of->at);
     if (!form || !of->at)
         return dray__nomem(error);
@@ -379,62 +382,80 @@ static int align(const dray__coverage *coverage, dray__sums *sums, dray__coverag
         of->at[i] = dray__sums_form_find(form, coverage->items[i].name);
     uint32_t at;
     for (uint32_t i = 0; i < sums->count && !of->unknown; i++)
-        if (!dray__map_get(&coverage->by_name, sums->items[i].name, &at))
-            of->unknown = sums->items[i].name;
+        if (!dray__map_get(&coverage->by_name, dray__sums_form_item(form, i)->name, &at))
+            of->unknown = dray__sums_form_item(form, i)->name;
     return DRAY_OK;
 }
 
-static const dray__named_sum *aligned(const dray__sums *sums, const dray__coverage_of_form *of,
-                                      uint32_t item)
+static const dray__named_sum *aligned(const dray__coverage_of_form *of, uint32_t item)
 {
-    return of->at[item] < sums->count ? &sums->items[of->at[item]] : NULL;
+    return of->at[item] < dray__sums_form_count(of->form)
+               ? dray__sums_form_item(of->form, of->at[item])
+               : NULL;
 }
 
-int dray__coverage_compare(dray__coverage *coverage, dray__sums *announced, dray__sums *found,
-                           const char *origin, dray__compared *out, dray_error *error)
+/* What forms alone say; not again of the same two. */
+static int check_forms(dray__coverage *coverage, dray_error *error)
 {
-    const dray__named_sum *first = NULL, *first_found = NULL;
-    dray__compared compared = {0};
-    uint32_t wrong = 0;
-    char names[240] = "";
-    int rc = align(coverage, announced, &coverage->announced, error);
-    if (rc == DRAY_OK)
-        rc = align(coverage, found, &coverage->found, error);
-    if (rc)
-        return rc;
     if (coverage->found.unknown)
         return dray__fail(error, DRAY_ECHECKSUM,
                           "tensor %s: the group's ranks say that they compared it, no layout has "
                           "it",
                           coverage->found.unknown);
-    for (uint32_t i = 0; i < coverage->count; i++) {
+    dray__compared whole = {0};
+    for (uint32_t i = 0; i < coverage->count && !coverage->counted; i++) {
         const dray__covered *item = &coverage->items[i];
-        const dray__named_sum *want = aligned(announced, &coverage->announced, i);
-        const dray__named_sum *got = aligned(found, &coverage->found, i);
-        rc = check_counts(item, want, got, error);
+        const dray__named_sum *want = aligned(&coverage->announced, i);
+        const dray__named_sum *got = aligned(&coverage->found, i);
+        int rc = check_counts(item, want, got, error);
         if (rc)
             return rc;
         if (!dray__coverage_whole(item) || !want || !got)
             continue;
-        compared.tensors++;
-        compared.bytes += item->held * dray_dtype_size((dray_dtype)item->dtype);
-        if (want->sum == got->sum && want->dtype == got->dtype)
+        whole.tensors++;
+        whole.bytes += item->held * dray_dtype_size((dray_dtype)item->dtype);
+    }
+    if (!coverage->counted)
+        coverage->whole = whole;
+    coverage->counted = true;
+    return DRAY_OK;
+}
+
+int dray__coverage_compare(dray__coverage *coverage, dray__sums *announced, dray__sums *found,
+                           const char *origin, dray__compared *out, dray_error *error)
+{
+    uint32_t wrong = 0, first = 0;
+    char names[240] = "";
+    int rc = align(coverage, announced, &coverage->announced, error);
+    if (rc == DRAY_OK)
+        rc = align(coverage, found, &coverage->found, error);
+    if (rc == DRAY_OK)
+        rc = check_forms(coverage, error);
+    if (rc)
+        return rc;
+    for (uint32_t i = 0; i < coverage->count; i++) {
+        const dray__named_sum *want = aligned(&coverage->announced, i);
+        const dray__named_sum *got = aligned(&coverage->found, i);
+        if (!want || !got || !dray__coverage_whole(&coverage->items[i]) ||
+            (dray__sums_at(announced, coverage->announced.at[i]) ==
+                 dray__sums_at(found, coverage->found.at[i]) &&
+             want->dtype == got->dtype))
             continue;
-        if (!first) {
-            first = want;
-            first_found = got;
-        }
+        first = wrong ? first : i;
         size_t used = strlen(names);
         if (wrong++ < 4)
-            snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", item->name);
+            snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "",
+                     coverage->items[i].name);
     }
-    if (!first) {
-        *out = compared;
+    if (!wrong) {
+        *out = coverage->whole;
         return DRAY_OK;
     }
+    const dray__named_sum *form = aligned(&coverage->announced, first);
     return dray__fail(error, DRAY_ECHECKSUM,
                       "%" PRIu32 " tensors differ from %s (%s%s); %s: announced %016" PRIx64
                       ", read %016" PRIx64 " over %" PRIu64 " elements",
-                      wrong, origin, names, wrong > 4 ? ", ..." : "", first->name, first->sum,
-                      first_found->sum, first->elements);
+                      wrong, origin, names, wrong > 4 ? ", ..." : "", form->name,
+                      dray__sums_at(announced, coverage->announced.at[first]),
+                      dray__sums_at(found, coverage->found.at[first]), form->elements);
 }

@@ -25,11 +25,17 @@ typedef struct dray__coverage_of_form {
     const char *unknown; /* a name that no item has, the form's; NULL: there is none */
 } dray__coverage_of_form;
 
+typedef struct dray__compared {
+    uint64_t tensors, bytes; /* of those that the group holds as a whole, as they were published */
+} dray__compared;
+
 typedef struct dray__coverage {
     dray__map by_name;
     dray__covered *items;
     uint32_t count, capacity;
     dray__coverage_of_form announced, found; /* of the last comparison */
+    bool counted;                            /* these two were found to be as the layouts say, */
+    dray__compared whole;                    /* and this is compared of them */
 } dray__coverage;
 
 typedef struct dray__packed_layout {
@@ -47,10 +53,6 @@ int dray__coverage_of_layouts(const dray__packed_layout *sources, uint32_t sourc
 int dray__coverage_of_sums(const dray__sums *sources, const dray__packed_layout *group,
                            uint32_t group_count, dray__coverage *out, dray_error *error);
 void dray__coverage_free(dray__coverage *coverage);
-
-typedef struct dray__compared {
-    uint64_t tensors, bytes; /* of those that the group holds as a whole, as they were published */
-} dray__compared;
 
 /* Will it be compared as a whole? */
 bool dray__coverage_whole(const dray__covered *item);

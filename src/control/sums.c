@@ -45,6 +45,16 @@ void dray__sums_form_drop(dray__sums_form *form)
     free(form);
 }
 
+uint32_t dray__sums_form_count(const dray__sums_form *form)
+{
+    return form->count;
+}
+
+const dray__named_sum *dray__sums_form_item(const dray__sums_form *form, uint32_t index)
+{
+    return &form->items[index];
+}
+
 uint32_t dray__sums_form_find(const dray__sums_form *form, const char *name)
 {
     uint32_t index;
@@ -85,10 +95,54 @@ void dray__sums_free(dray__sums *sums)
     for (uint32_t i = 0; i < sums->count && !sums->form && !sums->expected; i++)
         free((char *)sums->items[i].name);
     free(sums->items);
+    free(sums->plain);
     dray__map_free(&sums->by_name);
     dray__sums_form_drop(sums->form);
     dray__sums_form_drop(sums->expected);
     *sums = (dray__sums){0};
+}
+
+/* Of a table that has sums alone. */
+static bool make_items(dray__sums *sums)
+{
+    const dray__sums_form *form = sums->form;
+    dray__named_sum *items = malloc(((size_t)sums->count + 1) * sizeof *items);
+    if (!items)
+        return false;
+    for (uint32_t i = 0; i < sums->count; i++) {
+        items[i] = form->items[i];
+        items[i].sum = sums->plain[i];
+    }
+    free(sums->plain);
+    sums->plain = NULL;
+    sums->items = items;
+    sums->capacity = sums->count + 1;
+    return true;
+}
+
+/* Of a table of a form: the sums alone. */
+static bool make_plain(dray__sums *sums)
+{
+    if (sums->plain)
+        return true;
+    uint64_t *plain = malloc(((size_t)sums->count + 1) * sizeof *plain);
+    if (!plain)
+        return false;
+    for (uint32_t i = 0; i < sums->count; i++)
+        plain[i] = sums->items[i].sum;
+    free(sums->items);
+    sums->items = NULL;
+    sums->capacity = 0;
+    sums->plain = plain;
+    return true;
+}
+
+/* The table's contents stay the same: what was made of them is not the caller's concern. */
+const dray__named_sum *dray__sums_items(const dray__sums *sums)
+{
+    if (sums->plain && !make_items((dray__sums *)sums))
+        return NULL;
+    return sums->items;
 }
 
 /* Gives the table names of its own, in the place of those that it borrows. */
@@ -166,6 +220,8 @@ static dray__named_sum *item_of(dray__sums *sums, const char *name, int32_t dtyp
 bool dray__sums_add(dray__sums *sums, const char *name, int32_t dtype, uint64_t elements,
                     uint64_t sum)
 {
+    if (sums->plain && !make_items(sums))
+        return false;
     if (sums->form) { /* it changes: of that form no longer */
         sums->expected = sums->form;
         sums->form = NULL;
@@ -191,7 +247,8 @@ const dray__named_sum *dray__sums_find(const dray__sums *sums, const char *name)
     const dray__sums_form *names = sums->form ? sums->form : sums->expected;
     uint32_t index;
     bool found = dray__map_get(names ? &names->by_name : &sums->by_name, name, &index);
-    return found && index < sums->count ? &sums->items[index] : NULL;
+    const dray__named_sum *items = found ? dray__sums_items(sums) : NULL;
+    return items && index < sums->count ? &items[index] : NULL;
 }
 
 void dray__sums_expect(dray__sums *sums, dray__sums_form *form)
@@ -232,19 +289,11 @@ dray__sums_form *dray__sums_form_of(dray__sums *sums)
     return form;
 }
 
-/* A table of a form, with the sums 0. */
-static bool of_form(dray__sums *sums, dray__sums_form *form)
+void dray__sums_of_form(dray__sums *sums, dray__sums_form *form, uint64_t *plain)
 {
-    dray__named_sum *items = malloc(((size_t)form->count + 1) * sizeof *items);
-    if (!items)
-        return false;
-    if (form->count)
-        memcpy(items, form->items, form->count * sizeof *items);
-    *sums = (dray__sums){.items = items,
-                         .count = form->count,
-                         .capacity = form->count + 1,
-                         .form = dray__sums_form_keep(form)};
-    return true;
+    dray__sums_form *kept = dray__sums_form_keep(form);
+    dray__sums_free(sums);
+    *sums = (dray__sums){.plain = plain, .count = form->count, .form = kept};
 }
 
 /* ---- joining --------------------------------------------------------------------------------- */
@@ -254,12 +303,13 @@ static bool join_anew(dray__sums *sums, dray__sums *more)
 {
     dray__sums_form *first = dray__sums_form_keep(sums->form);
     uint32_t *at = calloc((size_t)more->count + 1, sizeof *at);
-    bool joined = at != NULL;
+    const dray__named_sum *items = dray__sums_items(more);
+    bool joined = at && items;
     for (uint32_t i = 0; i < more->count && joined; i++)
-        joined = dray__sums_add_item(sums, &more->items[i]);
+        joined = dray__sums_add_item(sums, &items[i]);
     dray__sums_form *result = joined ? dray__sums_form_of(sums) : NULL;
     for (uint32_t i = 0; i < more->count && result; i++)
-        at[i] = dray__sums_form_find(result, more->items[i].name);
+        at[i] = dray__sums_form_find(result, items[i].name);
     if (result && result != first) {
         forget_join(first);
         first->with = dray__sums_form_keep(more->form);
@@ -276,20 +326,17 @@ static bool join_anew(dray__sums *sums, dray__sums *more)
 static bool join_again(dray__sums *sums, const dray__sums *more)
 {
     dray__sums_form *first = sums->form, *joined = first->joined;
-    if (joined->count > sums->capacity) {
-        dray__named_sum *items = realloc(sums->items, joined->count * sizeof *items);
-        if (!items)
+    if (!make_plain(sums))
+        return false;
+    if (joined->count > sums->count) {
+        uint64_t *plain = realloc(sums->plain, joined->count * sizeof *plain);
+        if (!plain)
             return false;
-        sums->items = items;
-        sums->capacity = joined->count;
-    }
-    for (uint32_t i = 0; i < joined->count; i++) {
-        uint64_t sum = i < sums->count ? sums->items[i].sum : 0;
-        sums->items[i] = joined->items[i];
-        sums->items[i].sum = sum;
+        memset(plain + sums->count, 0, (joined->count - sums->count) * sizeof *plain);
+        sums->plain = plain;
     }
     for (uint32_t i = 0; i < more->count; i++)
-        sums->items[first->at[i]].sum += more->items[i].sum;
+        sums->plain[first->at[i]] += dray__sums_at(more, i);
     sums->count = joined->count;
     sums->form = dray__sums_form_keep(joined);
     dray__sums_form_drop(first);
@@ -305,11 +352,12 @@ bool dray__sums_join(dray__sums *sums, dray__sums *more)
         return false;
     if (sums->count)
         return sums->form->with == form ? join_again(sums, more) : join_anew(sums, more);
-    dray__sums_free(sums);
-    if (!of_form(sums, form))
+    uint64_t *plain = malloc(more->count * sizeof *plain);
+    if (!plain)
         return false;
     for (uint32_t i = 0; i < more->count; i++)
-        sums->items[i].sum = more->items[i].sum;
+        plain[i] = dray__sums_at(more, i);
+    dray__sums_of_form(sums, form, plain);
     return true;
 }
 
@@ -344,13 +392,14 @@ void dray__sums_put(dray__writer *w, const dray__sums *sums)
 {
     dray__put_u8(w, WHOLE);
     dray__put_u32(w, sums->count);
+    const dray__named_sum *items = sums->form ? sums->form->items : sums->items;
     for (uint32_t i = 0; i < sums->count; i++) {
-        const dray__named_sum *item = &sums->items[i];
+        const dray__named_sum *item = &items[i];
         dray__put_string(w, item->name);
         dray__put_u32(w, (uint32_t)item->dtype);
         dray__put_u8(w, item->mixed);
         dray__put_u64(w, item->elements);
-        dray__put_u64(w, item->sum);
+        dray__put_u64(w, dray__sums_at(sums, i));
     }
 }
 
@@ -366,7 +415,7 @@ void dray__sums_put_known(dray__writer *w, dray__sums *sums, dray__sums_forms *s
     dray__put_u8(w, KNOWN);
     dray__put_u64(w, form->number);
     for (uint32_t i = 0; i < sums->count; i++)
-        dray__put_u64(w, sums->items[i].sum);
+        dray__put_u64(w, dray__sums_at(sums, i));
 }
 
 static bool get_whole(dray__reader *r, dray__sums *sums)
@@ -394,11 +443,12 @@ static bool get_known(dray__reader *r, dray__sums *sums, const dray__sums_forms 
         r->failed = true;
         return true;
     }
-    dray__sums_free(sums);
-    if (!of_form(sums, form))
+    uint64_t *plain = malloc(((size_t)form->count + 1) * sizeof *plain);
+    if (!plain)
         return false;
-    for (uint32_t i = 0; i < sums->count; i++)
-        sums->items[i].sum = dray__get_u64(r);
+    for (uint32_t i = 0; i < form->count; i++)
+        plain[i] = dray__get_u64(r);
+    dray__sums_of_form(sums, form, plain);
     return true;
 }
 

@@ -4,7 +4,8 @@
  * A model has tens of thousands of tensors, and from one version to the next nothing changes but
  * the sums. So a table can be of a form: names, dtypes and elements, which do not change and are
  * shared. A form goes over a connection once; then a table is its number and the sums. Joining two
- * tables whose forms were joined before is adding numbers up. */
+ * tables whose forms were joined before is adding numbers up. Of such tables nothing but the sums
+ * is there until somebody asks for items. */
 #ifndef DRAY_CONTROL_SUMS_H
 #define DRAY_CONTROL_SUMS_H
 
@@ -28,7 +29,8 @@ typedef struct dray__named_sum {
 } dray__named_sum;
 
 typedef struct dray__sums {
-    dray__named_sum *items;
+    dray__named_sum *items; /* NULL: not made yet (dray__sums_items), but `plain` */
+    uint64_t *plain;        /* the sums alone, in the order of the form */
     uint32_t count, capacity;
     dray__sums_form *form;     /* what it is of; NULL: not known yet */
     dray__sums_form *expected; /* while it is made: whose names it uses */
@@ -43,7 +45,15 @@ bool dray__sums_add(dray__sums *sums, const char *name, int32_t dtype, uint64_t 
 bool dray__sums_add_item(dray__sums *sums, const dray__named_sum *item);
 /* Adds a table to another. */
 bool dray__sums_join(dray__sums *sums, dray__sums *more);
+/* NULL: none of that name, or out of memory. */
 const dray__named_sum *dray__sums_find(const dray__sums *sums, const char *name);
+/* All items; made by the first call, by the one thread that has the table. NULL: none, or out of
+ * memory. */
+const dray__named_sum *dray__sums_items(const dray__sums *sums);
+static inline uint64_t dray__sums_at(const dray__sums *sums, uint32_t index)
+{
+    return sums->plain ? sums->plain[index] : sums->items[index].sum;
+}
 
 /* ---- forms ----------------------------------------------------------------------------------- */
 
@@ -52,6 +62,11 @@ const dray__named_sum *dray__sums_find(const dray__sums *sums, const char *name)
 void dray__sums_expect(dray__sums *sums, dray__sums_form *form);
 /* The table's form, borrowed; NULL: out of memory. */
 dray__sums_form *dray__sums_form_of(dray__sums *sums);
+/* An empty table becomes one of this form, with these sums, which it takes over (malloc). */
+void dray__sums_of_form(dray__sums *sums, dray__sums_form *form, uint64_t *plain);
+uint32_t dray__sums_form_count(const dray__sums_form *form);
+const dray__named_sum *dray__sums_form_item(const dray__sums_form *form,
+                                            uint32_t index);  /* sum 0 */
 dray__sums_form *dray__sums_form_keep(dray__sums_form *form); /* NULL is fine */
 void dray__sums_form_drop(dray__sums_form *form);             /* NULL is fine */
 /* Where a name is among the items; UINT32_MAX: nowhere. */

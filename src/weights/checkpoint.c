@@ -205,8 +205,11 @@ static int compare_whole(const dray__sources *sources, const dray__haul *haul, d
 {
     dray__sums found = {0}, said = {0};
     int rc = dray__haul_sums(haul, &found, error);
+    const dray__named_sum *wanted = dray__sums_items(&sources->stored);
+    if (!rc && sources->stored.count && !wanted)
+        rc = dray__nomem(error);
     for (uint32_t i = 0; i < sources->stored.count && !rc; i++) {
-        const dray__named_sum *want = &sources->stored.items[i];
+        const dray__named_sum *want = &wanted[i];
         const dray__named_sum *got = dray__sums_find(&found, want->name);
         if (got && got->elements == want->elements &&
             !dray__sums_add(&said, want->name, want->dtype, want->elements, want->sum))

@@ -191,7 +191,10 @@ int dray_checksums_entry(const dray_checksums *sums, uint32_t index, const char 
     if (!sums || index >= sums->sums.count)
         return dray__fail(error, DRAY_EINVALID, "entry %" PRIu32 " of %" PRIu32, index,
                           dray_checksums_count(sums));
-    const dray__named_sum *item = &sums->sums.items[index];
+    const dray__named_sum *items = dray__sums_items(&sums->sums);
+    if (!items)
+        return dray__nomem(error);
+    const dray__named_sum *item = &items[index];
     if (name)
         *name = item->name;
     if (dtype)

@@ -98,8 +98,11 @@ int dray__stored_compare(const dray_layout *files, const dray__sums *stored,
     const char *first = NULL;
     uint32_t wrong = 0;
     char names[240] = "";
+    const dray__named_sum *wanted = dray__sums_items(stored);
+    if (stored->count && !wanted)
+        return dray__nomem(error);
     for (uint32_t i = 0; i < stored->count; i++) {
-        const dray__named_sum *want = &stored->items[i], *got = dray__sums_find(found, want->name);
+        const dray__named_sum *want = &wanted[i], *got = dray__sums_find(found, want->name);
         if (got && got->sum == want->sum && got->elements == want->elements)
             continue;
         if (wrong++ == 0)

@@ -112,11 +112,14 @@ int dray__overlay_sum_of(const dray_layout *layout, const dray__sums *sums, uint
             return DRAY_OK;
     }
     const dray__named_sum **order = calloc((size_t)sums->count + 1, sizeof *order);
+    const dray__named_sum *items = dray__sums_items(sums);
     dray__writer w = {0};
-    if (!order)
+    if (!order || (sums->count && !items)) {
+        free(order);
         return dray__nomem(error);
+    }
     for (uint32_t i = 0; i < sums->count; i++)
-        order[i] = &sums->items[i];
+        order[i] = &items[i];
     qsort(order, sums->count, sizeof *order, by_sum_name);
     for (uint32_t i = 0; i < sums->count; i++) {
         char sum[24];
