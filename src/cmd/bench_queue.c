@@ -1,5 +1,6 @@
-/* dray bench queue: the queue against what it stands on: put and read against two memcpys, claims
- * against an echo on a socket of the same kind. The coordinator is a process of its own. */
+/* dray bench queue: the queue against what it stands on: put and read against two memcpys, here;
+ * claims against an echo (bench_queue_claims.c), a journal against fdatasync
+ * (bench_queue_journal.c). The coordinator is a process of its own. */
 #include "cmd/bench_queue.h"
 #include "run/coordinator.h"
 
@@ -9,12 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
-
-enum { ECHO_BYTES = 200, BLOCKS = 10 };
 
 typedef queue_bench setup;
 
@@ -108,7 +105,7 @@ dray_queue *queue_bench_open(const setup *s, const char *name, const dray_queue_
     return queue;
 }
 
-static dray_batch *claim(const setup *s, const char *task, uint32_t count)
+dray_batch *queue_bench_claim(const setup *s, const char *task, uint32_t count)
 {
     dray_error error;
     dray_batch *batch;
@@ -123,7 +120,7 @@ static dray_batch *claim(const setup *s, const char *task, uint32_t count)
 static void put(const setup *s)
 {
     dray_error error;
-    dray_batch *batch = claim(s, "write", SAMPLES);
+    dray_batch *batch = queue_bench_claim(s, "write", SAMPLES);
     for (uint32_t c = 0; c < s->columns; c++) {
         dray_column_data column = {.name = s->list[c], .dtype = DRAY_U8, .ndim = 1};
         column.shape[0] = (int64_t)s->cell;
@@ -138,7 +135,7 @@ static void put(const setup *s)
 static void get(const setup *s)
 {
     dray_error error;
-    dray_batch *batch = claim(s, "read", SAMPLES);
+    dray_batch *batch = queue_bench_claim(s, "read", SAMPLES);
     for (uint32_t c = 0; c < s->columns; c++)
         queue_bench_must(s,
                          dray_batch_gather(batch, s->list[c], s->target + c * s->cell * SAMPLES,
@@ -261,7 +258,7 @@ static void bench_bytes(setup *s)
     free(limits);
 }
 
-/* ---- claims ---------------------------------------------------------------------------------- */
+/* ---- rows ---------------------------------------------------------------------------------- */
 
 /* A queue whose one partition has `rows` rows of `columns` columns, all ready for `tasks` tasks. */
 dray_queue *queue_bench_ready(setup *s, const char *name, uint32_t rows, uint32_t columns,
@@ -291,183 +288,30 @@ dray_queue *queue_bench_ready(setup *s, const char *name, uint32_t rows, uint32_
     return queue;
 }
 
-/* Another process that sends back what it gets, over a socket as the coordinator's. */
-typedef struct echo {
-    int fd;
-    pid_t pid;
-} echo;
-
-static void echo_serve(int fd)
-{
-    char data[ECHO_BYTES];
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    while (recv(fd, data, sizeof data, MSG_WAITALL) == (ssize_t)sizeof data &&
-           send(fd, data, sizeof data, MSG_NOSIGNAL) == (ssize_t)sizeof data)
-        ;
-    _exit(0);
-}
-
-static echo echo_start(const setup *s)
-{
-    int ends[2];
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0)
-        bench_die(s->b, "socketpair: %s", strerror(errno));
-    fflush(NULL);
-    echo e = {ends[0], fork()};
-    if (e.pid < 0)
-        bench_die(s->b, "fork: %s", strerror(errno));
-    if (e.pid == 0) {
-        close(ends[0]);
-        echo_serve(ends[1]);
-    }
-    close(ends[1]);
-    return e;
-}
-
-static void echo_once(const setup *s, const echo *e)
-{
-    char data[ECHO_BYTES] = {0};
-    if (send(e->fd, data, sizeof data, MSG_NOSIGNAL) != (ssize_t)sizeof data ||
-        recv(e->fd, data, sizeof data, MSG_WAITALL) != (ssize_t)sizeof data)
-        bench_die(s->b, "echo: %s", strerror(errno));
-}
-
-/* CPU seconds that a process has used. */
-static double cpu_of(pid_t pid)
-{
-    clockid_t clock;
-    struct timespec t;
-    if (clock_getcpuclockid(pid, &clock) || clock_gettime(clock, &t))
-        return 0;
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* Seconds and the server's CPU seconds of single operations; rounds go in blocks. */
-typedef struct sampled {
-    double *seconds, cpu;
-    size_t count;
-} sampled;
-
-static void claims_block(const setup *s, sampled *out, int rounds)
-{
-    double cpu = cpu_of(s->coordinator);
-    for (int i = 0; i < rounds; i++) {
-        double begin = bench_now();
-        dray_batch *batch = claim(s, "t0", CLAIM);
-        out->seconds[out->count++] = bench_now() - begin;
-        dray_batch_free(batch); /* rows are given back: the table stays as it is */
-    }
-    out->cpu += cpu_of(s->coordinator) - cpu;
-}
-
-static void echoes_block(const setup *s, const echo *e, sampled *out, int rounds)
-{
-    double cpu = cpu_of(e->pid);
-    for (int i = 0; i < rounds; i++) {
-        double begin = bench_now();
-        echo_once(s, e);
-        out->seconds[out->count++] = bench_now() - begin;
-    }
-    out->cpu += cpu_of(e->pid) - cpu;
-}
-
-static sampled sampled_new(const setup *s, int rounds)
-{
-    sampled out = {calloc((size_t)rounds, sizeof(double)), 0, 0};
-    if (!out.seconds)
-        bench_die(s->b, "no memory");
-    return out;
-}
-
-static double median_of(sampled *of)
-{
-    return bench_percentile(of->seconds, of->count, 0.5);
-}
-
-static void bench_claim(setup *s, const echo *e)
-{
-    int rounds = bench_quick(s->b) ? 20 : 500;
-    sampled claims = sampled_new(s, rounds * BLOCKS), echoes = sampled_new(s, rounds * BLOCKS);
-    s->queue = queue_bench_ready(s, "thousand of one column", 1000, 1, 1, DRAY_DURABILITY_NONE);
-    for (int i = 0; i < BLOCKS; i++) {
-        bench_doing(s->b, "claims and echoes, %d of %d", i + 1, BLOCKS);
-        echoes_block(s, e, &echoes, rounds);
-        claims_block(s, &claims, rounds);
-    }
-    bench_doing(s->b, NULL);
-    double all = rounds * BLOCKS;
-    bench_row(s->b, "claim of 32 of 1,000, p50, against an echo", median_of(&claims), "s",
-              median_of(&echoes), 1.5);
-    bench_row(s->b, "the coordinator's CPU a claim, against an echo's + 3 us", claims.cpu / all,
-              "s", echoes.cpu / all + 3e-6, 1);
-    free(claims.seconds);
-    free(echoes.seconds);
-    dray_queue_close(s->queue);
-}
-
-/* Claims whose commit rides on the next one; samples per second. */
-double queue_bench_stream(const setup *s, uint32_t count, uint32_t rows, const char *task)
-{
-    dray_error error;
-    dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
-    o.task = task;
-    o.count = count;
-    double begin = bench_now();
-    dray_batch *batch = claim(s, task, count);
-    for (uint32_t done = count; done < rows; done += count) {
-        dray_batch *next;
-        queue_bench_must(s, dray_batch_commit_claim(batch, &o, 1, NULL, &next, &error), &error);
-        dray_batch_free(batch);
-        batch = next;
-    }
-    queue_bench_must(s, dray_batch_commit(batch, &error), &error);
-    dray_batch_free(batch);
-    return rows / (bench_now() - begin);
-}
-
-static void bench_streams(setup *s)
-{
-    uint32_t rows = bench_quick(s->b) ? 3200 : 320000;
-    bench_doing(s->b, "claims and commits of %u rows", (unsigned)rows);
-    s->queue = queue_bench_ready(s, "stream", rows, 1, 2, DRAY_DURABILITY_NONE);
-    bench_row(s->b, "claims of 32 with their commits, samples",
-              queue_bench_stream(s, CLAIM, rows, "t0"), "1/s", 0, 200000);
-    bench_row(s->b, "claims of 1 with their commits, samples",
-              queue_bench_stream(s, 1, rows / 16, "t1"), "1/s", 0, 0);
-    dray_queue_close(s->queue);
-}
-
-/* Small and large table in turns. */
-static void bench_sizes(setup *s)
-{
-    int rounds = bench_quick(s->b) ? 20 : 300;
-    sampled small = sampled_new(s, rounds * BLOCKS), large = sampled_new(s, rounds * BLOCKS);
-    bench_doing(s->b, "a table of a million rows");
-    dray_queue *thousand = queue_bench_ready(s, "thousand", 1000, 16, 8, DRAY_DURABILITY_NONE);
-    dray_queue *million = queue_bench_ready(s, "million", bench_quick(s->b) ? 10000 : 1000000, 16,
-                                            8, DRAY_DURABILITY_NONE);
-    for (int i = 0; i < BLOCKS; i++) {
-        s->queue = thousand;
-        claims_block(s, &small, rounds);
-        s->queue = million;
-        claims_block(s, &large, rounds);
-    }
-    bench_doing(s->b, NULL);
-    double more = median_of(&large) - median_of(&small);
-    bench_row(s->b, "claim of 32, 1,000 x 16 columns x 8 tasks, p50", median_of(&small), "s", 0, 0);
-    bench_row(s->b, "the same of 1,000,000: more by", more > 0 ? more : 0, "s", 0, 40e-6);
-    dray_queue_close(thousand);
-    dray_queue_close(million);
-    free(small.seconds);
-    free(large.seconds);
-}
-
 /* ---- the command line ------------------------------------------------------------------------ */
 
 typedef struct arguments {
     bench_settings settings;
-    const char *suite, *hosts;
+    const char *suite, *only, *hosts;
 } arguments;
+
+static const char *const parts[] = {"bytes", "claims", "journal"};
+
+enum { PARTS = sizeof parts / sizeof parts[0] };
+
+static bool wanted(const arguments *a, const char *part)
+{
+    return !a->only || strcmp(a->only, part) == 0;
+}
+
+/* One of `parts`. */
+static bool is_part(const char *text)
+{
+    bool known = false;
+    for (int i = 0; i < PARTS; i++)
+        known |= strcmp(text, parts[i]) == 0;
+    return known;
+}
 
 static error_t parse(int key, char *text, struct argp_state *state)
 {
@@ -478,6 +322,10 @@ static error_t parse(int key, char *text, struct argp_state *state)
         argp_error(state, "unknown suite '%s'; known: targets", text);
     else if (key == 'S')
         a->suite = text;
+    else if (key == 'O' && !is_part(text))
+        argp_error(state, "unknown part '%s'; known: bytes, claims, journal", text);
+    else if (key == 'O')
+        a->only = text;
     else if (key == 'H')
         a->hosts = text;
     else if (key == ARGP_KEY_ARG)
@@ -492,6 +340,7 @@ int bench_queue(int argc, char **argv)
     static const struct argp_option options[] = {
         {"suite", 'S', "targets", 0, "Measure the project's own targets (which is all there is)",
          0},
+        {"only", 'O', "bytes|claims|journal", 0, "Only this part of it", 0},
         {"hosts", 'H', "A,B", 0,
          "Only this: samples that are put on host B and read on A, against TCP between them. Hosts "
          "are network namespaces, or ~NAME, this machine under another name",
@@ -503,8 +352,9 @@ int bench_queue(int argc, char **argv)
         .parser = parse,
         .children = children,
         .doc = "Puts and reads samples, claims and commits them, through a coordinator of its own."
-               "\vBytes are compared with two memcpys of as many, claims with an echo of 200 bytes "
-               "by another process over a Unix socket, a journal with appending as many bytes to a "
+               "\vBytes are compared with two memcpys of as many, claims with an echo of as many "
+               "bytes by another process over a Unix socket, wherever the kernel places the two, "
+               "both on one CPU and on a CPU each, a journal with appending as many bytes to a "
                "file "
                "beside it, with as many fdatasyncs; all measured in turns with the work."};
     arguments a = {0};
@@ -514,13 +364,14 @@ int bench_queue(int argc, char **argv)
         queue_bench_hosts(s.b, a.hosts);
         return bench_close(s.b);
     }
-    echo e = echo_start(&s); /* first: it inherits nothing */
+    queue_echo e = queue_bench_echo(&s); /* first: it inherits nothing */
     start(&s);
-    bench_bytes(&s);
-    bench_claim(&s, &e);
-    bench_streams(&s);
-    bench_sizes(&s);
-    queue_bench_journal(&s);
+    if (wanted(&a, "bytes"))
+        bench_bytes(&s);
+    if (wanted(&a, "claims"))
+        queue_bench_claims(&s, &e);
+    if (wanted(&a, "journal"))
+        queue_bench_journal(&s);
     stop(&s);
     close(e.fd);
     waitpid(e.pid, NULL, 0);
