@@ -4,7 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CHUNK_BYTES = 64 << 10 };
+/* Most arenas stay small; those that do not grow fast. The first chunk is one that malloc has at
+ * hand. */
+enum { FIRST_BYTES = 960, GROWTH = 8, CHUNK_BYTES = 60 << 10 };
 
 struct dray__arena_chunk {
     dray__arena_chunk *next;
@@ -19,7 +21,9 @@ static void *get(dray__arena *arena, size_t size, size_t align)
     if (!chunk || at > chunk->capacity || size > chunk->capacity - at) {
         if (size > SIZE_MAX / 2)
             return NULL;
-        size_t capacity = size > CHUNK_BYTES ? size : CHUNK_BYTES;
+        size_t capacity = chunk ? GROWTH * chunk->capacity : FIRST_BYTES;
+        capacity = capacity < CHUNK_BYTES ? capacity : CHUNK_BYTES;
+        capacity = size > capacity ? size : capacity;
         chunk = malloc(sizeof *chunk + capacity);
         if (!chunk)
             return NULL;
@@ -51,4 +55,15 @@ void dray__arena_free(dray__arena *arena)
         chunk = next;
     }
     arena->chunks = NULL;
+}
+
+void dray__arena_reset(dray__arena *arena)
+{
+    dray__arena_chunk *newest = arena->chunks;
+    if (!newest)
+        return;
+    dray__arena older = {newest->next};
+    dray__arena_free(&older);
+    newest->next = NULL;
+    newest->used = 0;
 }

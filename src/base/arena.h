@@ -16,5 +16,7 @@ void *dray__arena_get(dray__arena *arena, size_t size);
 /* A copy of the text, unaligned. */
 char *dray__arena_text(dray__arena *arena, const char *text);
 void dray__arena_free(dray__arena *arena);
+/* Takes everything back, but keeps the newest chunk for what comes next. */
+void dray__arena_reset(dray__arena *arena);
 
 #endif

@@ -66,6 +66,8 @@ typedef struct placement {
     int client, server; /* indices of CPUs; -1: any */
 } placement;
 
+/* How the kernel places them is a fact of the run, not of the queue: those figures have no target.
+ */
 static const placement placements[] = {
     {"", -1, -1}, {", on one CPU", 0, 0}, {", on a CPU each", 0, 1}};
 
@@ -163,10 +165,10 @@ static void bench_placed(setup *s, const queue_echo *e, const placement *at, con
     put_on(s->coordinator, cpus, -1);
     double all = rounds * BLOCKS;
     snprintf(name, sizeof name, "claim of 32 of 1,000, p50, against an echo%s", at->what);
-    bench_row(s->b, name, median_of(&claims), "s", median_of(&echoes), 1.5);
+    bench_row(s->b, name, median_of(&claims), "s", median_of(&echoes), at->server < 0 ? 0 : 1.5);
     snprintf(name, sizeof name, "the coordinator's CPU a claim, against an echo's + 3 us%s",
              at->what);
-    bench_row(s->b, name, claims.cpu / all, "s", echoes.cpu / all + 3e-6, 1);
+    bench_row(s->b, name, claims.cpu / all, "s", echoes.cpu / all + 3e-6, at->server < 0 ? 0 : 1);
     free(claims.seconds);
     free(echoes.seconds);
 }

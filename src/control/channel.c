@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/spin.h"
 #include "control/address.h"
 #include "control/context.h"
 #include "control/frame.h"
@@ -48,6 +49,8 @@ struct dray__channel {
     uint8_t *aside_payload;
     int aside_fds[DRAY__FRAME_FDS];
     uint8_t *reply_payload; /* what the last call_poll returned from there */
+
+    dray__spin looks; /* for what comes within microseconds */
 
     /* For those who wait: an epoll of the socket and of an event that says "put aside". */
     int waiting, event;
@@ -386,6 +389,19 @@ static int fill(dray__channel *channel, dray_error *error)
     return break_off(channel, error);
 }
 
+/* Looks a moment for what comes at once. DRAY_EAGAIN: it did not. */
+static int look(dray__channel *channel, int64_t deadline_ns, dray_error *error)
+{
+    int status;
+    if (!dray__spin_begin(&channel->looks, deadline_ns))
+        return DRAY_EAGAIN;
+    do
+        status = fill(channel, error);
+    while (status == DRAY_EAGAIN && dray__spin_again(&channel->looks));
+    dray__spin_end(&channel->looks, status == DRAY_EAGAIN ? 0 : dray__now());
+    return status;
+}
+
 /* Waits for the socket: to take more of what is unsent, or to have something for us. What comes is
  * read in any case, so that two full buffers never wait for each other. */
 static int wait_for(dray__channel *channel, int64_t deadline_ns, dray_error *error)
@@ -396,6 +412,11 @@ static int wait_for(dray__channel *channel, int64_t deadline_ns, dray_error *err
             return status;
     }
     bool unsent = channel->out.size > 0;
+    if (!unsent && !channel->tls) {
+        int status = look(channel, deadline_ns, error);
+        if (status != DRAY_EAGAIN)
+            return status;
+    }
     struct pollfd p = {.fd = channel->fd, .events = unsent ? POLLIN | POLLOUT : POLLIN};
     int ready = poll(&p, 1, dray__left_ms(deadline_ns));
     if (ready < 0 && errno != EINTR) {

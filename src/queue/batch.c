@@ -542,6 +542,8 @@ void dray__batch_commit_done(dray_batch *batch, int rc, dray__reader *reply)
 
 void dray__trace_commit(const dray_batch *batch, int64_t begin_ns)
 {
+    if (!dray_trace_is_on())
+        return;
     dray_trace_samples(DRAY_SPAN_WAIT, "queue commit", begin_ns, dray_trace_now(), batch->partition,
                        batch->task->name, batch->row_count);
 }
@@ -624,7 +626,9 @@ void dray_batch_free(dray_batch *batch)
         batch->ticket = 0;
     if (batch->ticket)
         dray__queue_release(batch->queue, batch->ticket);
-    dray__arena_free(&batch->arena);
+    dray__arena_free(&batch->queue->spare);
+    dray__arena_reset(&batch->arena);
+    batch->queue->spare = batch->arena;
     free(batch->partition);
     free(batch->set_tags);
     free(batch->mappings);

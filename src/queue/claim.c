@@ -239,7 +239,8 @@ int dray__batch_read(dray_queue *queue, const dray__names *names, uint32_t ticke
     dray_batch *batch = calloc(1, sizeof *batch);
     if (!batch)
         return dray__nomem(error);
-    *batch = (dray_batch){.queue = queue, .ticket = ticket};
+    *batch = (dray_batch){.queue = queue, .ticket = ticket, .arena = queue->spare};
+    queue->spare = (dray__arena){0};
     size_t from = r->at;
     batch->partition = dray__get_word(r);
     batch->generation = dray__get_u32(r);
@@ -369,6 +370,8 @@ static int put_claim(dray_queue *queue, const dray_claim_options *options, uint3
 /* The wait for rows, since `begin`. */
 static void trace_claim(const dray_batch *batch, int64_t begin)
 {
+    if (!dray_trace_is_on())
+        return; /* and asks no clock */
     dray_trace_samples(DRAY_SPAN_WAIT, "queue claim", begin, dray_trace_now(), batch->partition,
                        batch->task->name, batch->row_count);
 }
@@ -397,7 +400,7 @@ static int read_claim(dray_queue *queue, uint32_t ticket, uint32_t count, dray__
 int dray_claim_any(dray_queue *queue, const dray_claim_options *options, uint32_t count,
                    uint32_t *which, dray_batch **out, dray_error *error)
 {
-    int64_t deadline, begin = dray_trace_now();
+    int64_t deadline, begin = dray_trace_is_on() ? dray_trace_now() : 0;
     dray__queue_begin(queue);
     int rc = put_claim(queue, options, count, &deadline, error);
     if (rc)
@@ -438,7 +441,7 @@ int dray_batch_commit_claim(dray_batch *batch, const dray_claim_options *options
     dray_queue *queue = batch->queue;
     if (batch->committed)
         return dray_claim_any(queue, options, count, which, out, error);
-    int64_t deadline, begin = dray_trace_now();
+    int64_t deadline, begin = dray_trace_is_on() ? dray_trace_now() : 0;
     int rc = dray__batch_put_commit(batch, dray__queue_begin(queue), error);
     if (rc) {
         dray__storage_untell(&queue->storage, false);

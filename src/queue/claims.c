@@ -69,10 +69,33 @@ static void give_back(dray__table *table, dray__claim *claim, uint32_t item, boo
         dray__refresh(table, p, claim->task, slot / 64, true);
 }
 
+/* All rows of the claim, in its order; what is ready is found anew once for neighbours. */
+static void untake_all(dray__table *table, dray__claim *claim)
+{
+    dray__partition *p = claim->partition;
+    uint32_t last = DRAY__NONE;
+    for (uint32_t i = 0; i < claim->count; i++) {
+        uint32_t slot = claim->slots[i];
+        if (slot == DRAY__NONE)
+            continue;
+        if (last != DRAY__NONE && (slot / 64 != last / 64 || slot < last))
+            dray__refresh(table, p, claim->task, last / 64, true);
+        claim->slots[i] = DRAY__NONE;
+        claim->active--;
+        untake(table, p, claim->task, slot);
+        table->tasks[claim->task].counts.given_back++;
+        last = slot;
+    }
+    if (last != DRAY__NONE)
+        dray__refresh(table, p, claim->task, last / 64, true);
+}
+
 static void give_back_all(dray__table *table, dray__claim *claim, bool failed, const char *reason)
 {
     if (claim->state != DRAY__CLAIM_ACTIVE)
         return;
+    if (!failed)
+        untake_all(table, claim);
     for (uint32_t i = 0; i < claim->count; i++)
         if (claim->slots[i] != DRAY__NONE)
             give_back(table, claim, i, failed, reason);

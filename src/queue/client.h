@@ -62,6 +62,7 @@ struct dray_queue {
     int64_t started_ns;
     uint32_t started, started_count; /* ticket and choices of dray_claim_start; 0: none */
     dray_batch *riding;              /* whose commit went with it; NULL: none */
+    dray__arena spare;               /* of a batch that is gone, for the next one */
     dray__writer out, sent;          /* sent: a copy, to be sent again */
     size_t sent_head, sent_known;
     size_t head;       /* bytes of out that say who asks */

@@ -350,6 +350,7 @@ static void queue_free(dray_queue *queue)
     }
     free(queue->tasks);
     free(queue->released);
+    dray__arena_free(&queue->spare);
     free(queue->name);
     dray__writer_free(&queue->out);
     dray__writer_free(&queue->sent);

@@ -23,7 +23,7 @@ static uint64_t begun(const dray__partition *p, uint32_t task, uint32_t slot)
 static uint32_t place_in_list(const dray__partition *p, uint32_t task, uint32_t slot)
 {
     const dray__track *track = &p->tracks[task];
-    uint64_t age = begun(p, task, slot);
+    uint64_t age = p->places[task + 1] ? begun(p, task, slot) : 0;
     uint32_t at = age ? track->head : DRAY__NONE;
     for (; at != DRAY__NONE; at = track->rows[at].next) {
         uint64_t other = begun(p, task, at);

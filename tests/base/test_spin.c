@@ -1,0 +1,54 @@
+/* Looks that fail are left out, twice as many each time, up to a bound; one that finds is followed
+ * by others. What needs the CPU of whoever looks counts as one that failed. */
+#include "base/clock.h"
+#include "base/spin.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+/* How many looks are left out before the next one. */
+static uint32_t left_out(dray__spin *spin)
+{
+    uint32_t count = 0;
+    while (!dray__spin_begin(spin, INT64_MAX))
+        count++;
+    return count;
+}
+
+static void test_rests(void **state)
+{
+    (void)state;
+    dray__spin spin = {0};
+    uint32_t expected = 0;
+    for (int i = 0; i < 20; i++) {
+        assert_int_equal(left_out(&spin), expected);
+        dray__spin_end(&spin, 0);
+        if (expected < DRAY__SPIN_REST)
+            expected = 2 * expected + 1;
+    }
+    left_out(&spin);
+    dray__spin_end(&spin, spin.last_ns + DRAY__SPIN_GAP_NS / 2);
+    assert_int_equal(left_out(&spin), 0);
+    dray__spin_end(&spin, spin.last_ns + 2 * DRAY__SPIN_GAP_NS); /* it was put off the CPU */
+    assert_int_equal(left_out(&spin), 1);
+}
+
+static void test_ends(void **state)
+{
+    (void)state;
+    dray__spin spin = {0};
+    assert_false(dray__spin_begin(&spin, dray__now())); /* no time for it */
+    assert_true(dray__spin_begin(&spin, INT64_MAX));
+    int64_t begin = dray__now();
+    while (dray__spin_again(&spin))
+        assert_true(dray__now() - begin < DRAY__SECOND);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_rests), cmocka_unit_test(test_ends)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
