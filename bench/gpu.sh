@@ -105,8 +105,31 @@ row "32B, 15 layers, commit of what lies in spare GPU memory" 0 limit --prefetch
     --layers 15 --from "fsdp:$half@$low" --to "engine:tp=$half@$high"
 row "32B, 15 layers, commit of what lies in pinned memory" 1.15 limit --prefetch pinned --model $m32 \
     --layers 15 --from "fsdp:$gpus@$all" --to "engine:tp=$gpus@$all"
-row "Megatron TP4xPP2, 32B co-located" 0 limit --model $m32 \
-    --from "megatron:tp=$half,pp=2@$all" --to "engine:tp=$gpus@$all"
+# Eight ranks of Megatron-Core, on fewer GPUs several on each; then as many as there are GPUs.
+row "Megatron TP4xPP2, 32B co-located" 0 limit --model $m32 --from "megatron:tp=4,pp=2@$all" \
+    --to "engine:tp=$gpus@$all"
+row "Megatron TP2xEP4, 30B-A3B to EP$gpus" 0 limit --model $m30 \
+    --from "megatron:tp=2,ep=4,dp=4@$all" --to "engine:tp=$gpus,ep=$gpus@$all"
+if [ "$gpus" -lt 8 ]; then
+    row "Megatron TP${half}xPP2, 32B co-located" 0 limit --model $m32 \
+        --from "megatron:tp=$half,pp=2@$all" --to "engine:tp=$gpus@$all"
+    row "Megatron TP2xEP$half, 30B-A3B to EP$gpus" 0 limit --model $m30 \
+        --from "megatron:tp=2,ep=$half,dp=$half@$all" --to "engine:tp=$gpus,ep=$gpus@$all"
+fi
+row "30B-A3B apart, EP$half" 1.2 limit --model $m30 --from "fsdp:$half@$low" \
+    --to "engine:tp=$half,ep=$half@$high"
+# What fills the GPUs: 145 GB of weights, and an engine's copy of them on every two GPUs.
+if [ $quarter -gt 0 ]; then
+    row "72B co-located TP2xDP$half" 0 limit --repeat 3 --model qwen2.5-72b \
+        --from "fsdp:$gpus@$all" --to "engine:tp=2@$all" --engines "$half"
+else
+    row "72B, 60 layers, co-located TP$gpus" 0 limit --repeat 3 --model qwen2.5-72b --layers 60 \
+        --from "fsdp:$gpus@$all" --to "engine:tp=$gpus@$all"
+fi
+# As if the engines were on another host, over the same links: what NCCL makes of them.
+DRAY_TRUSTED_NETWORKS=127.0.0.0/8 DRAY_DATA_ADDRESS=127.0.0.1 \
+    row "32B apart, on another host, over NCCL" 0 limit --model $m32 --mode distributed \
+    --from "fsdp:$half@$low" --to "engine:tp=$half@$high@~elsewhere"
 flow "32B apart" distributed 32b 512
 flow "32B co-located" colocated 32b 512
 flow "30B-A3B apart" distributed 30b-a3b 512

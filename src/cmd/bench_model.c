@@ -3,6 +3,7 @@
 #include "cmd/bench_gpu.h"
 #include "cmd/bench_hosts.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,13 +64,16 @@ void bench_side_open(bench *b, const dray_model_config *model, const char *spec,
     if (!own)
         bench_die(b, "out of memory");
     *out = (bench_side){0};
-    char *at = strchr(own, '@');
-    if (at) {
-        *at = 0;
-        if (at[1] >= '0' && at[1] <= '9')
-            out->gpus = bench_gpus_parse(b, at + 1, &out->gpu_count);
+    char *rest = own;
+    strsep(&rest, "@");
+    for (char *where = strsep(&rest, "@"); where; where = strsep(&rest, "@")) {
+        bool gpus = *where >= '0' && *where <= '9';
+        if (gpus ? out->gpu_count : out->host_count)
+            bench_die(b, "%s: GPUs once and hosts once, as in fsdp:2@0-1@~name", spec);
+        if (gpus)
+            out->gpus = bench_gpus_parse(b, where, &out->gpu_count);
         else
-            read_hosts(b, at + 1, out);
+            read_hosts(b, where, out);
     }
     if (dray_layouts_from_spec(model, own, &out->layouts, &out->count, &error))
         bench_die(b, "%s", error.message);

@@ -8,7 +8,7 @@
 void bench_model(bench *b, const char *name, int64_t layers, dray_model_config *out);
 /* The most layers whose checkpoint has at most `bytes`; at least 1. */
 int64_t bench_layers_within(bench *b, const char *name, double bytes);
-/* SPEC[@HOST[,HOST...]]. */
+/* SPEC[@GPU[,GPU...]][@HOST[,HOST...]]. */
 void bench_side_open(bench *b, const dray_model_config *model, const char *spec, bench_side *out);
 void bench_side_close(bench_side *side);
 /* Bytes of memory behind a side's layouts. */

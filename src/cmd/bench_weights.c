@@ -150,7 +150,7 @@ static const char doc[] =
     "SPEC: as `dray plan` takes it. SPEC@HOST,HOST,... puts the ranks into network namespaces of "
     "these names (ip netns list), in equal runs; @~NAME is this machine under another name; @0-7 "
     "are "
-    "GPUs, for memory cuda, whose limit is what the plan asks of the busiest link at the rate that "
+    "GPUs (@0-3@~NAME: on such a host), for memory cuda, whose limit is what the plan asks of the busiest link at the rate that "
     "a "
     "large copy reaches there in the same run. Mode "
     "disk writes the model as a checkpoint first and reads it around the page cache; its limit is "

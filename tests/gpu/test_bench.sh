@@ -36,6 +36,12 @@ commit() {
 }
 source=staging commit --prefetch device
 source=staging commit --prefetch pinned
+DRAY_NCCL_LIBRARY=$DRAY_FAKE_NCCL DRAY_TRUSTED_NETWORKS=127.0.0.0/8 DRAY_DATA_ADDRESS=127.0.0.1 \
+    run --from fsdp:2@0-1 --to engine:tp=2@2-3@~other --mode distributed
+grep -q '"network":' "$work/out"
+run --from megatron:tp=2,ep=2,etp=1,dp=2@0-1 --to engine:tp=2,ep=2@0-1
+! "$DRAY_PROGRAM" bench weights --memory cuda --model "$work/config.json" --from fsdp:2@0@1 \
+    --to engine:tp=2 >"$work/out" 2>&1
 ! "$DRAY_PROGRAM" bench weights --memory cuda --model "$work/config.json" --from fsdp:2@x-1 \
     --to engine:tp=2 >"$work/out" 2>&1
 ! "$DRAY_PROGRAM" bench weights --model "$work/config.json" --from fsdp:2 --to engine:tp=2 \

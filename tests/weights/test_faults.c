@@ -255,6 +255,7 @@ static void engine_of_dead_trainer(void *user)
     s.board->number[s.rank] = first_update(&e);
     dray__weights_hook(NULL, NULL);
     raise_flag(s.board, ENGINE_DONE + (int)s.rank);
+    await_flag(s.board, RETRY); /* what the dead one published is over */
     last_update(&e, s.seed + 1000, 2 * s.round);
     MUST(dray_barrier(e.context, "over", 2, LONG, error));
     engine_close(&e);
