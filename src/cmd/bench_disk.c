@@ -138,7 +138,7 @@ static void prepare(disk_bench *d, const arguments *a)
     dray_model_config config;
     dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
     double most = bench_quick(d->b) ? 64e6 : (double)a->megabytes * 1e6;
-    const char *model = a->model ? a->model : bench_quick(d->b) ? "qwen2.5-0.5b" : "qwen2.5-7b";
+    const char *model = a->model ? a->model : bench_quick(d->b) ? "qwen2.5-1.5b" : "qwen2.5-7b";
     bench_model(d->b, model, bench_layers_within(d->b, model, most), &config);
     must(d, dray_layout_full(&config, DRAY_BF16, DRAY_REGION_HOST, &d->layout, &error), &error);
     must(d, dray_regions_for_layout(d->layout, 1, &d->region, &error), &error);
