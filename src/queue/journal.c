@@ -1,15 +1,13 @@
-#include "queue/journal.h"
+#include "queue/journal_inside.h"
 
+#include "base/clock.h"
 #include "base/error.h"
-#include "base/hash.h"
-#include "base/io.h"
 #include "base/log.h"
 #include "queue/hook.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,33 +15,11 @@
 #include <sys/eventfd.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
-enum {
-    MAGIC = 0x524A5244,
-    FORMAT = 1,
-    HEADER = 48,
-    SUM_AT = 40,
-    RETRY_MS = 200,       /* after a failure */
-    WRITE_BYTES = 8 << 20 /* at once, if records are not larger */
-};
-
-struct dray__journal {
-    dray__journal_options options;
-    char *path;
-    int fd, wake;
-    uint64_t end;  /* of what is safe */
-    uint64_t safe; /* up to this number */
-    dray__writer buffer;
-    pthread_t thread;
-    pthread_mutex_t lock; /* of what follows */
-    pthread_cond_t work;
-    uint64_t added, told; /* told: as `safe`, for others */
-    dray__entry *waiting, **waiting_last, *done, **done_last;
-    bool stop;
-    dray_error failure; /* code 0: none */
-};
+#define RETRY_AFTER (200 * DRAY__MILLISECOND) /* a failure */
+#define GROUP_BYTES (UINT64_C(32) << 20)      /* then it is synced, while the next one is written */
+#define AHEAD (UINT64_C(1) << 20)             /* of zeros */
 
 void dray__entry_free(dray__entry *entry)
 {
@@ -56,255 +32,39 @@ void dray__entry_free(dray__entry *entry)
     free(entry);
 }
 
-/* ---- records --------------------------------------------------------------------------------- */
-
-static uint64_t padded(uint64_t bytes)
+void dray__entries_add(dray__entries *to, dray__entry *first)
 {
-    return (bytes + 7) / 8 * 8;
+    *to->last = first;
+    while (*to->last)
+        to->last = &(*to->last)->next;
 }
 
-typedef struct header {
-    uint16_t kind, format;
-    uint32_t owner, flags;
-    uint64_t size, seq, safe, sum;
-} header;
-
-enum { MISSING = 1 };
-
-/* false: no header is here. */
-static bool read_header(const uint8_t *at, uint64_t room, header *out)
+static void entries_clear(dray__entries *list)
 {
-    dray__reader r = dray__reader_of(at, HEADER);
-    uint32_t magic = dray__get_u32(&r);
-    out->kind = dray__get_u16(&r);
-    out->format = dray__get_u16(&r);
-    out->size = dray__get_u64(&r);
-    out->seq = dray__get_u64(&r);
-    out->safe = dray__get_u64(&r);
-    out->owner = dray__get_u32(&r);
-    out->flags = dray__get_u32(&r);
-    out->sum = dray__get_u64(&r);
-    return magic == MAGIC && out->size <= room && padded(HEADER + out->size) <= room;
+    list->first = NULL;
+    list->last = &list->first;
 }
 
-static int write_all(int fd, const void *data, size_t size, int64_t at)
+/* Puts all of `from` before what is in `to`. */
+static void prepend(dray__entries *to, dray__entries *from)
 {
-    const uint8_t *from = data;
-    while (size) {
-        ssize_t n = pwrite(fd, from, size, at);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return -1;
-        from += n;
-        at += n;
-        size -= (size_t)n;
-    }
-    return 0;
+    if (!from->first)
+        return;
+    *from->last = to->first;
+    if (!to->first)
+        to->last = from->last;
+    to->first = from->first;
+    entries_clear(from);
 }
 
-static const dray__journal_files real_files = {.write = write_all, .sync = fdatasync};
-
-/* The record at `at`, whole and right, in *data (malloc'ed; the caller's). false: there is none. */
-static bool read_record(int fd, uint64_t at, uint64_t file, header *h, uint8_t **data)
+void dray__journal_wake(const dray__journal *journal)
 {
-    uint8_t head[HEADER];
-    if (file - at < HEADER || dray__read_at(fd, head, HEADER, (off_t)at) < 0 ||
-        !read_header(head, file - at, h))
-        return false;
-    uint8_t *bytes = malloc(HEADER + h->size);
-    if (!bytes || dray__read_at(fd, bytes, HEADER + h->size, (off_t)at) < 0) {
-        free(bytes);
-        return false;
-    }
-    memset(bytes + SUM_AT, 0, 8);
-    if (dray__hash(bytes, HEADER + h->size) != h->sum) {
-        free(bytes);
-        return false;
-    }
-    *data = bytes;
-    return true;
+    uint64_t one = 1;
+    ssize_t n = write(journal->wake, &one, sizeof one);
+    (void)n; /* the counter is full: then it is readable */
 }
 
-/* Whether a later record says that number `seq`, which is broken, had been safe. */
-static bool was_safe(int fd, uint64_t at, uint64_t file, uint64_t seq)
-{
-    uint8_t block[1 << 16];
-    for (uint64_t from = padded(at + 1); file - from >= HEADER && from < file;) {
-        size_t size = file - from < sizeof block ? (size_t)(file - from) : sizeof block;
-        if (dray__read_at(fd, block, size, (off_t)from) < 0)
-            return false;
-        for (size_t i = 0; i + HEADER <= size; i += 8) {
-            header h;
-            uint8_t *data = NULL;
-            if (!read_header(block + i, file - from - i, &h) || h.safe < seq ||
-                !read_record(fd, from + i, file, &h, &data))
-                continue;
-            free(data);
-            return true;
-        }
-        from += size > HEADER ? (size - HEADER) / 8 * 8 + 8 : size;
-    }
-    return false;
-}
-
-static int scan(int fd, const char *path, dray__journal_each each, void *user, uint64_t *end,
-                uint64_t *last, dray_error *error)
-{
-    struct stat st;
-    if (fstat(fd, &st) < 0)
-        return dray__fail_errno(error, errno, "journal %s", path);
-    uint64_t at = 0, file = (uint64_t)st.st_size;
-    int rc = DRAY_OK;
-    *last = 0;
-    while (!rc) {
-        header h;
-        uint8_t *data = NULL;
-        if (!read_record(fd, at, file, &h, &data))
-            break;
-        if (h.format != FORMAT)
-            rc = dray__fail(error, DRAY_EVERSION, "journal %s: format %u expected, found %u", path,
-                            FORMAT, h.format);
-        else if (h.seq <= *last)
-            rc = dray__fail(error, DRAY_EFORMAT, "journal %s: record %llu after %llu", path,
-                            (unsigned long long)h.seq, (unsigned long long)*last);
-        dray__journal_record record = {.kind = h.kind,
-                                       .owner = h.owner,
-                                       .seq = h.seq,
-                                       .bytes = padded(HEADER + h.size),
-                                       .body = data + HEADER,
-                                       .size = h.size,
-                                       .missing = h.flags & MISSING};
-        if (!rc)
-            rc = each(user, &record, error);
-        free(data);
-        if (!rc) {
-            *last = h.seq;
-            at += record.bytes;
-        }
-    }
-    *end = at;
-    if (!rc && at < file && was_safe(fd, at, file, *last + 1))
-        rc = dray__fail(error, DRAY_ECHECKSUM,
-                        "journal %s: the record at byte %llu is broken, and it had been safe", path,
-                        (unsigned long long)at);
-    return rc;
-}
-
-int dray__journal_read(const char *path, dray__journal_each each, void *user, uint64_t *end,
-                       uint64_t *last, dray_error *error)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return dray__fail_errno(error, errno, "journal %s", path);
-    int rc = scan(fd, path, each, user, end, last, error);
-    close(fd);
-    return rc;
-}
-
-/* ---- writing --------------------------------------------------------------------------------- */
-
-static int fail_file(const char *path, int errnum, const char *what, dray_error *error)
-{
-    bool full = errnum == ENOSPC || errnum == EDQUOT || errnum == EFBIG;
-    if (full)
-        return dray__fail(error, DRAY_EFULL, "journal %s: %s: %s", path, what, strerror(errnum));
-    return dray__fail_errno(error, errnum, "journal %s: %s", path, what);
-}
-
-/* The record's bytes, as they go to the file, at the end of the buffer. */
-static int put_record(dray__journal *j, dray__entry *entry, dray_error *error)
-{
-    dray__writer *w = &j->buffer;
-    size_t begin = w->size;
-    uint64_t bytes = entry->body.size;
-    for (uint32_t i = 0; i < entry->piece_count; i++)
-        bytes += entry->pieces[i].bytes;
-    dray__put_u32(w, MAGIC);
-    dray__put_u16(w, entry->kind);
-    dray__put_u16(w, FORMAT);
-    dray__put_u64(w, bytes);
-    dray__put_u64(w, entry->seq);
-    dray__put_u64(w, j->safe);
-    dray__put_u32(w, entry->owner);
-    size_t flags_at = w->size;
-    dray__put_u32(w, 0);
-    dray__put_u64(w, 0);
-    dray__put_bytes(w, entry->body.data, entry->body.size);
-    entry->missing = false;
-    for (uint32_t i = 0; i < entry->piece_count; i++) {
-        void *at = dray__put_space(w, entry->pieces[i].bytes);
-        int rc = at ? j->options.fetch(j->options.user, &entry->pieces[i], at, error) : DRAY_OK;
-        if (rc && rc != DRAY_EGONE)
-            return rc;
-        if (rc) {
-            memset(at, 0, entry->pieces[i].bytes);
-            *error = (dray_error){0};
-        }
-        entry->missing |= rc != DRAY_OK;
-    }
-    dray__put_u32_at(w, flags_at, entry->missing ? MISSING : 0);
-    static const uint8_t zeros[8];
-    dray__put_bytes(w, zeros, padded(HEADER + bytes) - (HEADER + bytes));
-    if (w->failed)
-        return dray__nomem(error);
-    uint64_t sum = dray__hash(w->data + begin, HEADER + bytes);
-    for (int i = 0; i < 8; i++)
-        w->data[begin + SUM_AT + (size_t)i] = (uint8_t)(sum >> 8 * i);
-    return DRAY_OK;
-}
-
-static int flush_buffer(dray__journal *j, int fd, const char *path, uint64_t *at, dray_error *error)
-{
-    if (j->buffer.size &&
-        j->options.files->write(fd, j->buffer.data, j->buffer.size, (int64_t)*at) < 0)
-        return fail_file(path, errno, "write", error);
-    *at += j->buffer.size;
-    dray__writer_reset(&j->buffer);
-    return DRAY_OK;
-}
-
-/* ---- compaction ------------------------------------------------------------------------------ */
-
-static int compare(const void *a, const void *b)
-{
-    uint32_t left = *(const uint32_t *)a, right = *(const uint32_t *)b;
-    return left < right ? -1 : left > right;
-}
-
-/* Copies the kept records of [0, end) of the journal to `to`. */
-static int copy_kept(dray__journal *j, const dray__entry *entry, uint64_t end, int to,
-                     const char *path, uint64_t *at, dray_error *error)
-{
-    bool any = false;
-    for (uint64_t from = 0; from < end;) {
-        header h;
-        uint8_t head[HEADER];
-        if (dray__read_at(j->fd, head, HEADER, (off_t)from) < 0 ||
-            !read_header(head, end - from, &h))
-            return dray__fail(error, DRAY_EFORMAT, "journal %s: no record at byte %llu", j->path,
-                              (unsigned long long)from);
-        uint64_t bytes = padded(HEADER + h.size);
-        bool kept = bsearch(&h.owner, entry->keep, entry->keep_count, 4, compare) != NULL;
-        any |= kept;
-        if (kept || (!h.owner && (any || !from))) { /* the first says what the journal is of */
-            void *room = dray__put_space(&j->buffer, bytes);
-            if (!room)
-                return dray__nomem(error);
-            if (dray__read_at(j->fd, room, bytes, (off_t)from) < 0)
-                return dray__fail_errno(error, errno, "journal %s", j->path);
-            if (j->buffer.size >= WRITE_BYTES) {
-                int rc = flush_buffer(j, to, path, at, error);
-                if (rc)
-                    return rc;
-            }
-        }
-        from += bytes;
-    }
-    return DRAY_OK;
-}
-
-static int sync_folder(const char *path)
+int dray__journal_sync_folder(const char *path)
 {
     char *copy = strdup(path);
     int fd = copy ? open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
@@ -315,159 +75,219 @@ static int sync_folder(const char *path)
     return rc;
 }
 
-/* The new file under a temporary name, whole, synced, then under its own. */
-static int write_anew(dray__journal *j, dray__entry *entry, const char *path, uint64_t end,
-                      int *out, uint64_t *size, dray_error *error)
+void dray__journal_drop_spare(const dray__journal *journal)
 {
-    char *fresh = NULL;
-    if (asprintf(&fresh, "%s.new", path) < 0)
-        return dray__nomem(error);
-    int fd = open(fresh, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600), rc = DRAY_OK;
-    *size = 0;
-    if (fd < 0 || fchmod(fd, 0600) < 0 || flock(fd, LOCK_EX | LOCK_NB) < 0)
-        rc = dray__fail_errno(error, errno, "journal %s", fresh);
-    dray__writer_reset(&j->buffer);
-    if (!rc)
-        rc = copy_kept(j, entry, end, fd, fresh, size, error);
-    if (!rc)
-        rc = put_record(j, entry, error);
-    if (!rc)
-        rc = flush_buffer(j, fd, fresh, size, error);
-    dray__writer_reset(&j->buffer);
-    if (!rc && (j->options.files->sync(fd) < 0 || fsync(fd) < 0))
-        rc = fail_file(fresh, errno, "sync", error);
-    dray__queue_step("renaming");
-    if (!rc && (rename(fresh, path) < 0 || sync_folder(path) < 0))
-        rc = dray__fail_errno(error, errno, "journal %s: rename", path);
-    dray__queue_step("renamed");
-    if (rc && fd >= 0) {
-        close(fd);
-        unlink(fresh);
-    }
-    free(fresh);
-    *out = rc ? -1 : fd;
-    return rc;
+    char *spare = NULL;
+    if (asprintf(&spare, "%s.new", journal->path) < 0)
+        return;
+    unlink(spare);
+    free(spare);
 }
 
-/* A journal that cannot be made smaller is still a journal: the entry is then an ordinary one. */
-static int compact(dray__journal *j, dray__entry *entry, uint64_t *at, dray_error *error)
+/* ---- writing --------------------------------------------------------------------------------- */
+
+static bool is_job(const dray__entry *entry)
 {
-    int fd, rc = flush_buffer(j, j->fd, j->path, at, error);
-    uint64_t size;
-    if (rc)
-        return rc;
-    if (entry->path) {
-        if (!write_anew(j, entry, entry->path, *at, &fd, &size, &entry->error))
-            close(fd);
-        return DRAY_OK;
-    }
-    if (write_anew(j, entry, j->path, *at, &fd, &size, &entry->error)) {
-        dray__log(DRAY_LOG_WARN, "queue: compaction: %s", entry->error.message);
-        return put_record(j, entry, error);
-    }
-    dray__log(DRAY_LOG_INFO, "queue: journal %s: %llu bytes, were %llu", j->path,
-              (unsigned long long)size, (unsigned long long)*at);
-    close(j->fd);
-    j->fd = fd;
-    *at = j->end = size;
-    return DRAY_OK;
+    return entry->compact || entry->each;
 }
 
-/* Writes the group's first entries and syncs: one compaction, or what comes before the next. *rest:
- * what is left. */
-static int write_some(dray__journal *j, dray__entry *group, dray__entry **rest, dray_error *error)
+/* The file ends behind what was written: syncing the next records is then no matter of its size. A
+ * disk that has no room for that may have some for them. */
+static void go_ahead(dray__journal *j)
 {
-    uint64_t at = j->end, last = j->safe;
+    static const uint8_t zeros[1 << 16];
+    for (uint64_t left = AHEAD; left; left -= sizeof zeros)
+        if (j->options.files->write(j->fd, zeros, sizeof zeros, (int64_t)j->size) < 0)
+            return;
+        else
+            j->size += sizeof zeros;
+}
+
+static int write_group(dray__journal *j, dray__entry *group, uint64_t at, uint64_t safe,
+                       dray_error *error)
+{
     int rc = DRAY_OK;
-    dray__entry *entry = group;
-    dray__writer_reset(&j->buffer);
-    for (bool more = true; entry && more && !rc; entry = entry->next) {
-        rc = entry->compact ? compact(j, entry, &at, error) : put_record(j, entry, error);
-        last = entry->seq;
-        more = !entry->compact && entry->next && !entry->next->compact;
-        if (!rc && j->buffer.size >= WRITE_BYTES)
-            rc = flush_buffer(j, j->fd, j->path, &at, error);
-    }
+    dray__output_to(&j->out, j->fd, j->path, j->salt, at);
+    for (dray__entry *entry = group; entry && !rc; entry = entry->next)
+        rc = dray__output_entry(&j->out, entry, safe, &j->options, error);
     dray__queue_step("writing");
     if (!rc)
-        rc = flush_buffer(j, j->fd, j->path, &at, error);
-    dray__queue_step("written");
-    if (!rc && j->options.sync && j->options.files->sync(j->fd) < 0)
-        rc = fail_file(j->path, errno, "fdatasync", error);
-    if (j->buffer.capacity > 8 * (size_t)WRITE_BYTES)
-        dray__writer_free(&j->buffer);
-    if (rc) { /* nothing of it counts; it is written again, from the same place */
-        if (ftruncate(j->fd, (off_t)j->end) < 0)
-            dray__log(DRAY_LOG_WARN, "queue: journal %s: ftruncate: %s", j->path, strerror(errno));
+        rc = dray__output_flush(&j->out, error);
+    if (rc)
         return rc;
+    dray__queue_step("written");
+    uint64_t end = dray__output_end(&j->out);
+    if (end > j->size) {
+        j->size = end;
+        if (j->options.sync && end - at < AHEAD)
+            go_ahead(j);
     }
-    dray__queue_step("synced");
-    j->end = at;
-    j->safe = last;
-    *rest = entry;
     return DRAY_OK;
 }
 
-static void wait_for_work(dray__journal *j, bool failed)
+/* This hand goes on by itself. */
+static void wake_others(dray__journal *j)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += RETRY_MS * 1000000L;
-    until.tv_sec += until.tv_nsec / 1000000000L;
-    until.tv_nsec %= 1000000000L;
-    if (failed && !j->stop)
-        pthread_cond_timedwait(&j->work, &j->lock, &until);
-    while (!failed && !j->stop && !j->waiting)
-        pthread_cond_wait(&j->work, &j->lock);
+    if (j->waiting.first || j->broken || j->stop)
+        pthread_cond_broadcast(&j->work);
+    if (j->aside_runs)
+        pthread_cond_broadcast(&j->idle);
 }
 
-/* Hands over what is safe, or says that nothing more is for now. */
-static void report(dray__journal *j, dray__entry *first, const dray__entry *rest,
-                   const dray_error *error)
+static void note_failure(dray__journal *j, const dray_error *error)
 {
-    pthread_mutex_lock(&j->lock);
+    if (!j->failure.code)
+        dray__log(DRAY_LOG_WARN, "queue: %s", error->message);
     j->failure = *error;
-    j->told = j->safe;
-    while (first != rest) {
-        dray__entry *next = first->next;
-        first->next = NULL;
-        *j->done_last = first;
-        j->done_last = &first->next;
-        first = next;
+    j->broken = true;
+    dray__journal_wake(j);
+}
+
+/* What comes next: one job, or records up to the next one, or enough of them. */
+static dray__entry *take_group(dray__journal *j)
+{
+    dray__entry *group = j->waiting.first, *last = group;
+    uint64_t bytes = 0;
+    for (; last->next && !is_job(group) && !is_job(last->next) && bytes < GROUP_BYTES;
+         last = last->next) {
+        bytes += last->body.size;
+        for (uint32_t i = 0; i < last->piece_count; i++)
+            bytes += last->pieces[i].bytes;
     }
+    j->waiting.first = last->next;
+    if (!last->next)
+        j->waiting.last = &j->waiting.first;
+    last->next = NULL;
+    return group;
+}
+
+/* Jobs have numbers, too, and are not written again. */
+static void note_taken(dray__journal *j, uint64_t last)
+{
+    j->most_taken = last > j->most_taken ? last : j->most_taken;
+    j->taken = j->waiting.first ? j->waiting.first->seq - 1 : j->most_taken;
+}
+
+static void write_waiting(dray__journal *j)
+{
+    dray__entry *group = take_group(j);
+    dray_error error = {0};
+    uint64_t last = group->seq;
+    if (is_job(group)) { /* of everything before it, when that is safe */
+        group->at = j->written;
+        note_taken(j, last);
+        dray__entries_add(&j->jobs, group);
+        dray__aside_begin(j);
+        return;
+    }
+    for (const dray__entry *entry = group; entry; entry = entry->next)
+        last = entry->seq;
+    j->writing = true;
+    uint64_t at = j->written, safe = j->safe_record;
     pthread_mutex_unlock(&j->lock);
-    uint64_t one = 1;
-    ssize_t n = write(j->wake, &one, sizeof one);
-    (void)n; /* the counter is full: then it is readable */
+    int rc = write_group(j, group, at, safe, &error);
+    pthread_mutex_lock(&j->lock);
+    j->writing = false;
+    dray__entries_add(&j->unsafe, group);
+    if (rc) {
+        note_failure(j, &error);
+    } else {
+        j->written = dray__output_end(&j->out);
+        j->written_record = last;
+        note_taken(j, last);
+    }
+    wake_others(j);
+}
+
+/* Hands over what is safe. */
+static void report(dray__journal *j)
+{
+    while (j->unsafe.first && j->unsafe.first->seq <= j->safe) {
+        dray__entry *entry = j->unsafe.first;
+        j->unsafe.first = entry->next;
+        if (!entry->next)
+            j->unsafe.last = &j->unsafe.first;
+        entry->next = NULL;
+        dray__entries_add(&j->done, entry);
+    }
+    dray__journal_wake(j);
+}
+
+static void sync_written(dray__journal *j)
+{
+    uint64_t last = j->taken, record = j->written_record, end = j->written;
+    bool needed = j->options.sync && end > j->end;
+    int rc = 0, errnum = 0;
+    j->syncing = true;
+    pthread_mutex_unlock(&j->lock);
+    dray__queue_step("syncing");
+    if (needed && (rc = j->options.files->sync(j->fd)) < 0)
+        errnum = errno;
+    if (!rc)
+        dray__queue_step("synced");
+    pthread_mutex_lock(&j->lock);
+    j->syncing = false;
+    if (rc) {
+        dray_error error;
+        dray__file_failed(j->path, errnum, "fdatasync", &error);
+        note_failure(j, &error);
+    } else {
+        j->failure = (dray_error){0};
+        j->end = end;
+        j->safe = last;
+        j->safe_record = record;
+        report(j);
+    }
+    wake_others(j);
+}
+
+/* Nothing of what is not safe counts; it is written again, from the same place. */
+static void start_over(dray__journal *j)
+{
+    if (ftruncate(j->fd, (off_t)j->end) < 0)
+        dray__log(DRAY_LOG_WARN, "queue: journal %s: ftruncate: %s", j->path, strerror(errno));
+    j->size = j->written = j->end;
+    prepend(&j->waiting, &j->unsafe);
+    j->taken = j->safe;
+    j->written_record = j->safe_record;
+    if (j->failure.code == DRAY_EFULL && !j->aside_runs)
+        dray__journal_drop_spare(j);
+    j->broken = false;
+    j->retry_at = dray__deadline(RETRY_AFTER);
+    wake_others(j);
+}
+
+static void wait_for_work(dray__journal *j)
+{
+    if (!j->waiting.first || j->writing || j->alone || j->broken) {
+        pthread_cond_wait(&j->work, &j->lock);
+        return;
+    }
+    struct timespec until = {.tv_sec = j->retry_at / DRAY__SECOND,
+                             .tv_nsec = j->retry_at % DRAY__SECOND};
+    pthread_cond_timedwait(&j->work, &j->lock, &until);
 }
 
 static void *run(void *user)
 {
     dray__journal *j = user;
-    dray__entry *group = NULL; /* what could not be written so far */
-    bool failed = false, over = false;
-    while (!over) {
-        pthread_mutex_lock(&j->lock);
-        wait_for_work(j, failed);
-        over = j->stop;
-        dray__entry **last = &group;
-        while (*last)
-            last = &(*last)->next;
-        *last = j->waiting;
-        j->waiting = NULL;
-        j->waiting_last = &j->waiting;
-        pthread_mutex_unlock(&j->lock);
-        failed = false;
-        while (group && !failed) {
-            dray_error error = {0};
-            dray__entry *first = group;
-            failed = write_some(j, first, &group, &error) != DRAY_OK;
-            if (failed && !j->failure.code)
-                dray__log(DRAY_LOG_WARN, "queue: %s", error.message);
-            report(j, first, group, &error);
-        }
+    pthread_mutex_lock(&j->lock);
+    for (;;) {
+        bool failed = j->failure.code && !j->broken;
+        if (j->broken && !j->writing && !j->syncing)
+            start_over(j);
+        else if (!j->syncing && !j->alone && !j->broken && j->safe < j->taken)
+            sync_written(j);
+        else if (!j->writing && !j->alone && !j->broken && j->waiting.first &&
+                 (j->stop ? !failed : dray__now() >= j->retry_at))
+            write_waiting(j);
+        else if (j->stop && (!j->waiting.first || failed) && !j->writing && !j->syncing)
+            break;
+        else
+            wait_for_work(j);
     }
-    j->waiting = group; /* it never became safe */
+    pthread_cond_broadcast(&j->work);
+    pthread_mutex_unlock(&j->lock);
     return NULL;
 }
 
@@ -486,19 +306,29 @@ static int open_file(dray__journal *j, uint64_t end, dray_error *error)
         return dray__fail(error, DRAY_EBUSY, "journal %s: another process has it open", j->path);
     if (ftruncate(j->fd, (off_t)end) < 0)
         return dray__fail_errno(error, errno, "journal %s: ftruncate", j->path);
-    if (!end && sync_folder(o->path) < 0)
-        return dray__fail_errno(error, errno, "folder of journal %s", j->path);
-    return DRAY_OK;
+    if (end)
+        return dray__head_read(j->fd, j->path, &j->salt, error);
+    int rc = dray__head_write(o->files, j->fd, j->path, &j->salt, error);
+    if (!rc && o->sync && o->files->sync(j->fd) < 0)
+        rc = dray__file_failed(j->path, errno, "fdatasync", error);
+    if (!rc && dray__journal_sync_folder(o->path) < 0)
+        rc = dray__fail_errno(error, errno, "folder of journal %s", j->path);
+    j->size = j->written = j->end = DRAY__FILE_HEAD;
+    return rc;
 }
 
-static int start_thread(dray__journal *j)
+static int start_hands(dray__journal *j)
 {
     sigset_t set, before;
     sigfillset(&set); /* SIGXFSZ, too: a limit is an error like any other */
     pthread_sigmask(SIG_SETMASK, &set, &before);
-    int code = pthread_create(&j->thread, NULL, run, j);
+    int code = 0;
+    for (size_t i = 0; i < sizeof j->hands / sizeof *j->hands && !code; i++) {
+        code = pthread_create(&j->hands[i], NULL, run, j);
+        j->hand_count += !code;
+    }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return code;
+    return j->hand_count ? 0 : code; /* one is enough */
 }
 
 static void journal_free(dray__journal *j)
@@ -507,11 +337,27 @@ static void journal_free(dray__journal *j)
         close(j->fd);
     if (j->wake >= 0)
         close(j->wake);
-    dray__writer_free(&j->buffer);
+    dray__output_free(&j->out);
     pthread_mutex_destroy(&j->lock);
     pthread_cond_destroy(&j->work);
+    pthread_cond_destroy(&j->idle);
     free(j->path);
     free(j);
+}
+
+static void init_locks(dray__journal *j)
+{
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&j->lock, NULL);
+    pthread_cond_init(&j->work, &monotonic);
+    pthread_cond_init(&j->idle, NULL);
+    pthread_condattr_destroy(&monotonic);
+    entries_clear(&j->waiting);
+    entries_clear(&j->unsafe);
+    entries_clear(&j->done);
+    entries_clear(&j->jobs);
 }
 
 int dray__journal_start(const dray__journal_options *options, uint64_t end, uint64_t last,
@@ -520,20 +366,28 @@ int dray__journal_start(const dray__journal_options *options, uint64_t end, uint
     dray__journal *j = calloc(1, sizeof *j);
     if (!j)
         return dray__nomem(error);
-    *j = (dray__journal){
-        .options = *options, .fd = -1, .end = end, .safe = last, .added = last, .told = last};
-    pthread_mutex_init(&j->lock, NULL);
-    pthread_cond_init(&j->work, NULL);
-    j->waiting_last = &j->waiting;
-    j->done_last = &j->done;
+    *j = (dray__journal){.options = *options,
+                         .fd = -1,
+                         .size = end,
+                         .written = end,
+                         .end = end,
+                         .added = last,
+                         .taken = last,
+                         .most_taken = last,
+                         .written_record = last,
+                         .safe_record = last,
+                         .safe = last};
+    init_locks(j);
     if (!j->options.files)
-        j->options.files = &real_files;
+        j->options.files = &dray__journal_real_files;
     j->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     j->path = strdup(options->path);
     int rc = j->path && j->wake >= 0 ? DRAY_OK : dray__nomem(error);
     if (!rc)
+        rc = dray__output_init(&j->out, j->options.files, error);
+    if (!rc)
         rc = open_file(j, end, error);
-    int code = rc ? 0 : start_thread(j);
+    int code = rc ? 0 : start_hands(j);
     if (code)
         rc = dray__fail_errno(error, code, "journal: thread");
     if (rc) {
@@ -549,8 +403,7 @@ void dray__journal_add(dray__journal *journal, dray__entry *entry)
     entry->next = NULL;
     pthread_mutex_lock(&journal->lock);
     entry->seq = ++journal->added;
-    *journal->waiting_last = entry;
-    journal->waiting_last = &entry->next;
+    dray__entries_add(&journal->waiting, entry);
     pthread_cond_signal(&journal->work);
     pthread_mutex_unlock(&journal->lock);
 }
@@ -572,10 +425,9 @@ dray__entry *dray__journal_done(dray__journal *journal, uint64_t *safe, int *cod
     ssize_t n = read(journal->wake, &count, sizeof count);
     (void)n; /* nothing new: then there is nothing to take */
     pthread_mutex_lock(&journal->lock);
-    dray__entry *done = journal->done;
-    journal->done = NULL;
-    journal->done_last = &journal->done;
-    *safe = journal->told;
+    dray__entry *done = journal->done.first;
+    entries_clear(&journal->done);
+    *safe = journal->safe;
     *code = journal->failure.code;
     *error = journal->failure;
     pthread_mutex_unlock(&journal->lock);
@@ -586,13 +438,19 @@ dray__entry *dray__journal_stop(dray__journal *journal)
 {
     if (!journal)
         return NULL;
+    dray__aside_end(journal);
     pthread_mutex_lock(&journal->lock);
     journal->stop = true;
-    pthread_cond_signal(&journal->work);
+    pthread_cond_broadcast(&journal->work);
     pthread_mutex_unlock(&journal->lock);
-    pthread_join(journal->thread, NULL);
-    *journal->done_last = journal->waiting;
-    dray__entry *left = journal->done;
+    for (int i = 0; i < journal->hand_count; i++)
+        pthread_join(journal->hands[i], NULL);
+    dray__entries *left[] = {&journal->unsafe, &journal->waiting, &journal->jobs};
+    for (size_t i = 0; i < sizeof left / sizeof *left; i++)
+        if (left[i]->first)
+            dray__entries_add(&journal->done, left[i]->first);
+    dray__entry *given = journal->done.first;
+    dray__journal_drop_spare(journal);
     journal_free(journal);
-    return left;
+    return given;
 }

@@ -1,15 +1,16 @@
-/* A journal: one file of checked records, to which a thread of its own appends. Whoever adds a
- * record goes on at once; the thread writes what has come meanwhile as one group, syncs it, and
- * says how far the file is safe (dray__journal_fd). It knows nothing of queues.
- *
- * A record: u32 magic "DRJR", u16 kind, u16 format, u64 bytes of the body, u64 sequence number,
- * u64 the number up to which the file was safe when it was written, u32 owner, u32 flags (1: its
- * pieces were gone, and are zeros), u64 XXH3 of
- * all this (with itself 0) and the body; the body; zeros up to a multiple of 8.
+/* A journal: one file of checked records (record.h), to which threads of its own append. Whoever
+ * adds a record goes on at once; two threads take turns: while one waits for the disk to say that
+ * what was written is safe, the other fetches, sums and writes what has come meanwhile. One sync
+ * answers for everything that was written before it began (dray__journal_fd). A third writes the
+ * file anew, or reads it, beside them (aside.c). The journal knows nothing of queues.
  *
  * What a crash left at the end of the file (a record that is not whole, though none after it was
  * known to be safe) is cut off. A broken record before that is DRAY_ECHECKSUM: it was
- * acknowledged. */
+ * acknowledged.
+ *
+ * Blocks of a file that were written before are written again twice as fast as new ones, and synced
+ * without the file system's own journal. So the file is longer than what is in it, and the one that
+ * it replaces when it is written anew is kept beside it, as PATH.new, for the next time. */
 #ifndef DRAY_QUEUE_JOURNAL_H
 #define DRAY_QUEUE_JOURNAL_H
 
@@ -23,45 +24,6 @@ typedef struct dray__piece {
     uint32_t home;
 } dray__piece;
 
-typedef struct dray__entry {
-    struct dray__entry *next;
-    uint64_t seq; /* set when it is added */
-    uint16_t kind;
-    uint32_t owner; /* whose it is: what compaction keeps or drops; 0: nobody's */
-    dray__writer body;
-    dray__piece *pieces; /* they follow the body */
-    uint32_t piece_count;
-    void *user;
-    bool
-        missing; /* set when it is given back: its pieces could not be fetched, and never will be */
-    /* The file is written anew: records of owners in `keep` (sorted), those of nobody that come
-     * after the first of them, and then this one. path: to another file, and the journal itself
-     * goes on as it is; what came of it is in `error`. */
-    bool compact;
-    uint32_t *keep, keep_count;
-    char *path;
-    dray_error error;
-} dray__entry;
-
-void dray__entry_free(dray__entry *entry);
-
-/* What the thread does to files, so that tests can lose power in it. NULL: pwrite, fdatasync. */
-typedef struct dray__journal_files {
-    /* 0, or -1 with errno. */
-    int (*write)(int fd, const void *data, size_t size, int64_t at);
-    int (*sync)(int fd);
-} dray__journal_files;
-
-typedef struct dray__journal_options {
-    const char *path;
-    bool sync; /* every group; false: never */
-    /* Fetches a piece. Called in the journal's thread. DRAY_EGONE: it is not there any more;
-     * another error is tried again. */
-    int (*fetch)(void *user, const dray__piece *piece, void *out, dray_error *error);
-    void *user;
-    const dray__journal_files *files;
-} dray__journal_options;
-
 typedef struct dray__journal_record {
     uint16_t kind;
     uint32_t owner;
@@ -73,6 +35,49 @@ typedef struct dray__journal_record {
 
 typedef int (*dray__journal_each)(void *user, const dray__journal_record *record,
                                   dray_error *error);
+
+typedef struct dray__entry {
+    struct dray__entry *next;
+    uint64_t seq; /* set when it is added */
+    uint64_t at;  /* the journal's own */
+    uint16_t kind;
+    uint32_t owner; /* whose it is: what compaction keeps or drops; 0: nobody's */
+    dray__writer body;
+    dray__piece *pieces; /* they follow the body */
+    uint32_t piece_count;
+    void *user;
+    bool
+        missing; /* set when it is given back: its pieces could not be fetched, and never will be */
+    /* The file is written anew: records of owners in `keep` (sorted), those of nobody that come
+     * after the first of them, this one, and what was added since. path: to another file, which
+     * ends with this one, and the journal itself goes on as it is. What came of it is in `error`.
+     * The entry is given back when it is done, which may be long after its number was safe. */
+    bool compact;
+    uint32_t *keep, keep_count;
+    char *path;
+    dray_error error;
+    /* Instead: `each` is called, in a thread of the journal's, for every record before this one. */
+    dray__journal_each each;
+} dray__entry;
+
+void dray__entry_free(dray__entry *entry);
+
+/* What its threads do to files, so that tests can lose power in it. NULL: pwrite, fdatasync. */
+typedef struct dray__journal_files {
+    /* 0, or -1 with errno. */
+    int (*write)(int fd, const void *data, size_t size, int64_t at);
+    int (*sync)(int fd);
+} dray__journal_files;
+
+typedef struct dray__journal_options {
+    const char *path;
+    bool sync; /* every group; false: never */
+    /* Fetches a piece, or a part of one. Called by one thread at a time. DRAY_EGONE: it is not
+     * there any more; another error is tried again. */
+    int (*fetch)(void *user, const dray__piece *piece, void *out, dray_error *error);
+    void *user;
+    const dray__journal_files *files;
+} dray__journal_options;
 
 /* Reads a file's whole records; *end: where the last one ends. An error of `each` ends it. */
 int dray__journal_read(const char *path, dray__journal_each each, void *user, uint64_t *end,

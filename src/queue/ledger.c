@@ -24,7 +24,6 @@
 #include "base/hash.h"
 #include "base/log.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -650,18 +649,6 @@ static int take_record(void *user, const dray__journal_record *record, dray_erro
                              (unsigned long long)record->seq);
 }
 
-static void report(const recovery *r, uint64_t end)
-{
-    FILE *file = fopen(r->path, "re");
-    if (file && fseeko(file, 0, SEEK_END) == 0 && (uint64_t)ftello(file) > end)
-        dray__log(DRAY_LOG_WARN, "queue: journal %s: cut off %llu bytes that were not whole",
-                  r->path, (unsigned long long)((uint64_t)ftello(file) - end));
-    if (file)
-        fclose(file);
-    dray__log(DRAY_LOG_INFO, "queue: journal %s: %llu records read", r->path,
-              (unsigned long long)r->records);
-}
-
 /* The journal goes on where what was read of it ends. */
 static int go_on(dray__ledger *ledger, const dray__ledger_options *options, uint64_t end,
                  uint64_t last, dray_error *error)
@@ -683,7 +670,8 @@ int dray__ledger_recover(const dray__ledger_options *options, dray__ledger_make 
     uint64_t end = 0, last = 0;
     int rc = dray__journal_read(r.path, take_record, &r, &end, &last, error);
     if (!rc)
-        report(&r, end);
+        dray__log(DRAY_LOG_INFO, "queue: journal %s: %llu records read", r.path,
+                  (unsigned long long)r.records);
     if (r.table && r.table->ledger)
         dray__replay_end(r.table->ledger);
     if (!rc && r.table && options->kept)

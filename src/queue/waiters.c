@@ -334,6 +334,8 @@ void dray__release_held(dray__served *q)
             rc = dray__ledger_check(ledger, &error);
         if (w->number > ledger->safe && !rc)
             return;
+        if (copy && ledger->copying && !rc) /* what comes after it need not wait for that */
+            continue;
         if (!rc && copy && ledger->copied.code) {
             error = ledger->copied;
             rc = error.code;

@@ -14,6 +14,7 @@
 #include "base/random.h"
 #include "queue/fixture.h"
 #include "queue/hook.h"
+#include "queue/journal.h"
 
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -95,21 +96,38 @@ static inline bool journal_path(char *out, size_t size)
     return out[0] != 0;
 }
 
-static inline void note_synced(void)
+static inline int count_records(void *user, const dray__journal_record *record, dray_error *error)
 {
+    (void)error;
+    *(uint64_t *)user += record->seq != 0;
+    return DRAY_OK;
+}
+
+/* What is whole before a sync begins is safe when it has returned; the other hand may write on. The
+ * file itself is longer. */
+static inline void note_synced(bool begins)
+{
+    static _Thread_local long long inode, end;
     char path[200];
     struct stat st;
-    if (journal_path(path, sizeof path) && stat(path, &st) == 0) {
-        atomic_store(&book->inode, (long long)st.st_ino);
-        atomic_store(&book->synced, (long long)st.st_size);
+    uint64_t at = 0, last, count = 0;
+    if (!how.power) {
+        return;
+    } else if (!begins) {
+        atomic_store(&book->inode, inode);
+        atomic_store(&book->synced, end);
+    } else if (journal_path(path, sizeof path) && stat(path, &st) == 0) {
+        dray__journal_read(path, count_records, &count, &at, &last, NULL);
+        inode = (long long)st.st_ino;
+        end = (long long)at;
     }
 }
 
 static inline void at_step(void *user, const char *step)
 {
     const int *role = user;
-    if (*role == CONTROLLER && strcmp(step, "synced") == 0)
-        note_synced();
+    if (*role == CONTROLLER && (strcmp(step, "syncing") == 0 || strcmp(step, "synced") == 0))
+        note_synced(step[4] == 'i');
     if (atomic_load(&book->victim) == *role && strcmp(step, book->step) == 0 &&
         atomic_fetch_sub(&book->countdown, 1) == 1)
         kill(getpid(), SIGKILL);
@@ -140,7 +158,10 @@ static inline void lose_power(void)
     off_t safe = (off_t)atomic_load(&book->synced);
     int fd = open(path, O_WRONLY | O_CLOEXEC);
     REQUIRE(fd >= 0 && safe <= st.st_size, -1);
-    off_t end = safe + (st.st_size > safe ? (off_t)draw((uint32_t)(st.st_size - safe) + 1) : 0);
+    uint32_t behind = (uint32_t)(st.st_size - safe); /* hardly all of it was being written */
+    if (draw(2) && behind > 4096)
+        behind = 4096;
+    off_t end = safe + (off_t)draw(behind + 1);
     REQUIRE(ftruncate(fd, end) == 0, -1);
     uint8_t noise[256];
     for (int torn = (int)draw(4); torn && end > safe; torn--) {
