@@ -300,6 +300,13 @@ static void wake(void *user)
     (void)n; /* it is readable in any case */
 }
 
+static void make_unreadable(const dray__cuda_job *job)
+{
+    uint64_t count;
+    while (read(job->fd, &count, sizeof count) > 0)
+        ;
+}
+
 static CUresult begin(dray__cuda_job *job, const CUevent *events, uint32_t event_count)
 {
     const dray__cuda *cuda = job->gpu->cuda;
@@ -318,13 +325,15 @@ static CUresult end(dray__cuda_job *job)
     const dray__cuda *cuda = job->gpu->cuda;
     CUstream stream = job->streams[KERNEL];
     CUresult result = cuda->cuEventRecord(job->events[MOVED], stream);
-    if (!result && job->sums)
-        result =
-            cuda->cuMemcpyDtoHAsync(job->back->host, job->memory->device + job->sums_at,
-                                    job->sum_count * DRAY__GPU_SUMS * sizeof(uint64_t), stream);
+    uint64_t bytes = job->sum_count * sizeof(uint64_t);
+    for (uint32_t i = 0; i < DRAY__GPU_SUMS; i++)
+        if (!result && job->sums >> i & 1)
+            result = cuda->cuMemcpyDtoHAsync(job->back->host + i * bytes,
+                                             job->memory->device + job->sums_at + i * bytes, bytes,
+                                             stream);
     if (!result)
-        result = cuda->cuLaunchHostFunc(stream, wake, job);
-    return result ? result : cuda->cuEventRecord(job->events[FINISHED], stream);
+        result = cuda->cuEventRecord(job->events[FINISHED], stream);
+    return result ? result : cuda->cuLaunchHostFunc(stream, wake, job);
 }
 
 static int start_all(dray__cuda_job *job, const CUevent *events, uint32_t event_count,
@@ -363,17 +372,19 @@ int dray__cuda_job_start(dray__cuda_job *job, const CUevent *events, uint32_t ev
 static int look(dray__cuda_job *job, dray_error *error)
 {
     const dray__cuda *cuda = job->gpu->cuda;
-    CUresult result = cuda->cuEventQuery(job->events[FINISHED]);
-    uint64_t count;
+    bool stopped = atomic_load(&job->stopped);
     float ms = 0;
+    /* Before it is asked: what wakes comes behind what is asked for. */
+    if (!stopped)
+        make_unreadable(job);
+    CUresult result = cuda->cuEventQuery(job->events[FINISHED]);
     /* The word that stops must not arrive when the next run has begun. */
-    if (result == CUDA_SUCCESS && atomic_load(&job->stopped))
+    if (result == CUDA_SUCCESS && stopped)
         result = cuda->cuStreamQuery(job->control);
     if (result == CUDA_ERROR_NOT_READY)
         return DRAY_EAGAIN;
     job->running = false;
-    while (read(job->fd, &count, sizeof count) > 0)
-        ;
+    make_unreadable(job);
     if (result)
         return dray__fail_cuda(error, result, "moving on %s", job->gpu->device->name);
     if (cuda->cuEventElapsedTime(&ms, job->events[BEGUN], job->events[MOVED]) == CUDA_SUCCESS)

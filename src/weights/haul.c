@@ -8,6 +8,7 @@
 #include "base/hash.h"
 #include "mover/cuda.h"
 #include "weights/program.h"
+#include "weights/vote_table.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -227,13 +228,7 @@ uint64_t dray__copy_bytes(const dray_copy *copy)
 
 void dray__haul_add(dray__haul *h, uint32_t tensor, const struct dray__tensor_sum *sum)
 {
-    struct dray__tensor_sum *t = &h->tensors[tensor];
-    if (!sum->elements)
-        return;
-    t->mixed |= sum->mixed || (t->elements && t->dtype != sum->dtype);
-    t->dtype = sum->dtype;
-    t->elements += sum->elements;
-    t->sum += sum->sum;
+    dray__tensor_sum_add(&h->tensors[tensor], sum);
 }
 
 void dray__haul_own(dray__haul *h, const dray_copy *copy, uint64_t sum)
@@ -391,17 +386,11 @@ int dray__haul_check(const dray__haul *h, dray_error *error)
 
 int dray__haul_sums(const dray__haul *h, dray__sums *out, dray_error *error)
 {
-    for (uint32_t t = 0; h->options.verify && t < dray_layout_tensor_count(h->destination->layout);
-         t++) {
-        const struct dray__tensor_sum *sum = &h->tensors[t];
-        if (!sum->elements)
-            continue;
-        dray__named_sum item = {h->sources->names[t], sum->dtype, sum->mixed, sum->elements,
-                                sum->sum};
-        if (!dray__sums_add_item(out, &item))
-            return dray__nomem(error);
-    }
-    return DRAY_OK;
+    uint32_t count = dray_layout_tensor_count(h->destination->layout);
+    return !h->options.verify || dray__vote_table_fill(h->sources->table, h->tensors,
+                                                       h->sources->names, count, out)
+               ? DRAY_OK
+               : dray__nomem(error);
 }
 
 /* Of each destination block: are its elements this rank's to count? */
@@ -419,32 +408,16 @@ static uint8_t *owned_blocks(const dray__haul *h)
     return owned;
 }
 
-static bool any_quantised(const dray_layout *layout)
-{
-    for (uint32_t t = 0; t < dray_layout_tensor_count(layout); t++)
-        if (dray_layout_quant(layout, t))
-            return true;
-    return false;
-}
-
-static bool own_names(const dray__haul *h)
-{
-    const dray_layout *layout = h->destination->layout;
-    for (uint32_t t = 0; t < dray_layout_tensor_count(layout); t++)
-        if (dray_layout_tensor(layout, t)->alias_of < 0 &&
-            strcmp(h->sources->names[t], dray_layout_tensor(layout, t)->name) != 0)
-            return false;
-    return true;
-}
-
 int dray__haul_lies(const dray__haul *h, bool *as_read, dray__sums *out, dray_error *error)
 {
     const dray_layout *layout = h->destination->layout;
     if (!h->options.verify || !h->found)
         return dray__fail(error, DRAY_EUNSUPPORTED, "nothing was verified");
-    if (any_quantised(layout))
+    bool quantised;
+    *as_read = dray__vote_table_plain(h->sources->table, layout, h->sources->names, &quantised) &&
+               !h->sources->casts;
+    if (quantised)
         return dray__fail(error, DRAY_EUNSUPPORTED, "quantised on the way");
-    *as_read = !h->sources->casts && own_names(h);
     if (*as_read)
         return DRAY_OK;
     uint8_t *owned = owned_blocks(h);

@@ -75,6 +75,16 @@ const dray_tensor_info *dray__haul_tensor(const dray__haul *haul, const dray_cop
 uint64_t dray__copy_bytes(const dray_copy *copy);
 /* A sum of the source's bits that counts in the group's. */
 void dray__haul_own(dray__haul *haul, const dray_copy *copy, uint64_t sum);
+static inline void dray__tensor_sum_add(struct dray__tensor_sum *t,
+                                        const struct dray__tensor_sum *sum)
+{
+    if (!sum->elements)
+        return;
+    t->mixed |= sum->mixed || (t->elements && t->dtype != sum->dtype);
+    t->dtype = sum->dtype;
+    t->elements += sum->elements;
+    t->sum += sum->sum;
+}
 /* Sums of such bits, taken elsewhere. */
 void dray__haul_add(dray__haul *haul, uint32_t tensor, const struct dray__tensor_sum *sum);
 /* The sum of what lies at the destination of a copy now. Of a GPU's memory that cannot be read any

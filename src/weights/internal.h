@@ -225,6 +225,7 @@ typedef struct dray__sources {
     const char **names;      /* for each destination tensor: the source's name of it */
     bool casts, files;
     struct dray__programs *programs; /* what GPUs carry out (program.h), compiled */
+    struct dray__vote_table *table;  /* of the last vote (vote_table.h) */
     dray__sums stored;               /* what a checkpoint says of its tensors; none: nothing */
     bool imported;
     /* Who updates to the same version at the same time, this rank too; may change without the plan.

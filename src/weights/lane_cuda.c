@@ -96,21 +96,9 @@ static int start(struct cuda_lane *l, dray_error *error)
 {
     l->began_ns = dray__now();
     l->running = true;
-    return dray__program_start(l->program, l->step, error);
-}
-
-/* By the GPUs' own clocks, the one that took the longest. */
-static int64_t device_ns(const struct cuda_lane *l)
-{
-    int64_t longest = 0;
-    for (uint32_t i = 0; i < l->program->job_count; i++) {
-        dray__cuda_job_times times;
-        if (l->program->jobs[i].step != l->step)
-            continue;
-        dray__cuda_job_times_of(l->program->jobs[i].job, &times);
-        longest = times.device_ns > longest ? times.device_ns : longest;
-    }
-    return longest;
+    int rc = dray__program_start(l->program, l->step, error);
+    dray__program_expect(l->program, l->step, l->began_ns);
+    return rc;
 }
 
 static int end_step(struct cuda_lane *l)
@@ -118,8 +106,9 @@ static int end_step(struct cuda_lane *l)
     dray__haul *h = l->haul;
     int64_t done = dray__now();
     h->move_ns += done - l->began_ns;
-    h->device_ns += device_ns(l);
+    h->device_ns += dray__program_device_ns(l->program, l->step);
     l->running = false;
+    dray__program_expect_nothing(l->program);
     if (h->options.verify)
         dray__program_enter(h, l->program, l->step);
     h->verify_ns += dray__now() - done;
@@ -142,7 +131,7 @@ static int advance(struct cuda_lane *l, bool *waits, dray_error *error)
     if (!l->running)
         return DRAY_OK;
     int rc = dray__program_poll(l->program, l->step, error);
-    *waits = rc == DRAY_EAGAIN;
+    *waits = rc == DRAY_EAGAIN && !dray__program_ends_soon(l->program, dray__now());
     return rc ? rc : end_step(l);
 }
 

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 static bool is_gpu_kind(int32_t kind)
@@ -489,6 +490,8 @@ void dray__program_free(dray__program *p)
         }
     if (p->poll_fd >= 0)
         close(p->poll_fd);
+    if (p->timer_fd >= 0)
+        close(p->timer_fd);
     free(p->jobs);
     free(p->ops);
     free(p->serials);
@@ -537,7 +540,7 @@ dray__program *dray__program_new(const dray__haul *h, const uint64_t *ops, uint6
     dray__program *p = calloc(1, sizeof *p);
     if (!p)
         return NULL;
-    p->poll_fd = -1;
+    p->poll_fd = p->timer_fd = -1;
     p->count = count;
     p->ceiling = ceiling;
     p->strategy = h->options.strategy;
@@ -563,9 +566,12 @@ dray__program *dray__program_new(const dray__haul *h, const uint64_t *ops, uint6
 int dray__program_finish(dray__compiler *c, dray_error *error)
 {
     dray__program *p = c->program;
+    struct epoll_event event = {.events = EPOLLIN};
     p->poll_fd = epoll_create1(EPOLL_CLOEXEC);
+    p->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     p->jobs = calloc((size_t)c->count + 1, sizeof *p->jobs);
-    if (p->poll_fd < 0)
+    if (p->poll_fd < 0 || p->timer_fd < 0 ||
+        epoll_ctl(p->poll_fd, EPOLL_CTL_ADD, p->timer_fd, &event))
         return dray__fail_errno(error, errno, "descriptors of an update");
     if (!p->jobs)
         return dray__nomem(error);
@@ -574,7 +580,6 @@ int dray__program_finish(dray__compiler *c, dray_error *error)
         dray__program_job *job = &p->jobs[i];
         dray__cuda_job_options options = {
             .sums = d->sums, .quants = d->quants, .quant_count = d->quant_count};
-        struct epoll_event event = {.events = EPOLLIN};
         int rc = dray__cuda_job_new(d->device, c->haul->destination->layout, d->items, d->count,
                                     &options, &job->job, error);
         if (rc)

@@ -55,6 +55,10 @@ typedef struct dray__program {
     uint64_t bytes;      /* destination bytes of one run */
     uint64_t held_bytes; /* staging on GPUs */
     int poll_fd;         /* readable when one of the jobs is worth a poll */
+    int timer_fd;        /* so is it at look_from */
+    /* When the step that runs will probably end, as the last one did: being woken takes longer than
+     * looking. 0: not known. */
+    int64_t look_from_ns, look_until_ns;
     /* what it was compiled for */
     uint64_t *ops, count, ceiling;
     uint64_t *serials; /* of the destination's regions */
@@ -90,6 +94,14 @@ int dray__program_find(const dray__haul *haul, const uint64_t *ops, uint64_t cou
                        uint64_t ceiling, dray__program **out, dray_error *error);
 /* program_run.c: begins the jobs of a step. */
 int dray__program_start(const dray__program *program, uint32_t step, dray_error *error);
+/* GPUs' own clocks say how long the step's jobs took the last time, the one that took the longest;
+ * 0: there was none. */
+int64_t dray__program_device_ns(const dray__program *program, uint32_t step);
+/* Of the step that was just started: when its end is to be looked for. */
+void dray__program_expect(dray__program *program, uint32_t step, int64_t now_ns);
+/* It is: nobody should sleep now. */
+bool dray__program_ends_soon(const dray__program *program, int64_t now_ns);
+void dray__program_expect_nothing(dray__program *program); /* it ended */
 /* DRAY_EAGAIN until all jobs of the step are done. */
 int dray__program_poll(const dray__program *program, uint32_t step, dray_error *error);
 /* What they found, into the books. */

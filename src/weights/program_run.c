@@ -1,7 +1,10 @@
 /* Replaying a program's jobs, step by step, and what they found (program.h). */
 #include "weights/program.h"
 
+#include "base/clock.h"
+
 #include <poll.h>
+#include <sys/timerfd.h>
 
 enum { PATIENCE_MS = 20 };
 
@@ -32,6 +35,53 @@ int dray__program_start(const dray__program *p, uint32_t step, dray_error *error
     return DRAY_OK;
 }
 
+int64_t dray__program_device_ns(const dray__program *p, uint32_t step)
+{
+    int64_t longest = 0;
+    for (uint32_t i = 0; i < p->job_count; i++) {
+        dray__cuda_job_times times;
+        if (p->jobs[i].step != step)
+            continue;
+        dray__cuda_job_times_of(p->jobs[i].job, &times);
+        longest = times.device_ns > longest ? times.device_ns : longest;
+    }
+    return longest;
+}
+
+/* How much earlier, or later, than the last time it may end to be found at once. */
+#define EARLIER(ns) ((ns) / 32 + DRAY__MILLISECOND / 10)
+#define LATER(ns) ((ns) / 16 + DRAY__MILLISECOND)
+
+/* 0: not at all. */
+static void set_timer(const dray__program *p, int64_t at_ns)
+{
+    struct itimerspec spec = {
+        .it_value = {.tv_sec = at_ns / DRAY__SECOND, .tv_nsec = at_ns % DRAY__SECOND}};
+    timerfd_settime(p->timer_fd, TFD_TIMER_ABSTIME, &spec, NULL);
+}
+
+void dray__program_expect(dray__program *p, uint32_t step, int64_t now)
+{
+    int64_t took = dray__program_device_ns(p, step);
+    p->look_from_ns = took ? now + took - EARLIER(took) : 0;
+    p->look_until_ns = took ? now + took + LATER(took) : 0;
+    set_timer(p, p->look_from_ns);
+}
+
+bool dray__program_ends_soon(const dray__program *p, int64_t now)
+{
+    bool begun = p->look_from_ns && now >= p->look_from_ns;
+    if (begun)
+        set_timer(p, 0);
+    return begun && now < p->look_until_ns;
+}
+
+void dray__program_expect_nothing(dray__program *p)
+{
+    p->look_from_ns = 0;
+    set_timer(p, 0);
+}
+
 int dray__program_poll(const dray__program *p, uint32_t step, dray_error *error)
 {
     bool all = true;
@@ -54,7 +104,7 @@ static void own(dray__haul *h, const dray__entry *e, uint64_t sum)
 {
     struct dray__tensor_sum of = {e->dtype, false, e->elements, sum};
     if (e->owned)
-        dray__haul_add(h, e->tensor, &of);
+        dray__tensor_sum_add(&h->tensors[e->tensor], &of);
 }
 
 static void enter_job(dray__haul *h, const dray__program_job *job)

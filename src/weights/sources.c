@@ -10,6 +10,7 @@
 #include "weights/overlay.h"
 #include "weights/peer.h"
 #include "weights/program.h"
+#include "weights/vote_table.h"
 #include "weights/wired.h"
 
 #include <inttypes.h>
@@ -100,6 +101,7 @@ void dray__sources_free(dray__sources *s)
         return;
     dray__programs_clear(s->programs);
     free(s->programs);
+    dray__vote_table_free(s->table);
     for (uint32_t i = 0; i < s->count; i++)
         dray__source_clear(&s->sources[i]);
     free(s->sources);
@@ -222,11 +224,12 @@ static dray__sources *sources_new(uint32_t count, uint64_t group_set,
     s->sources = calloc((size_t)count + 1, sizeof *s->sources);
     s->group = calloc((size_t)destination->world + 1, sizeof *s->group);
     s->programs = calloc(1, sizeof *s->programs);
+    s->table = dray__vote_table_new();
     s->host = destination->host;
     s->device = device_of(destination);
     s->group_set = group_set;
     s->group_count = destination->world;
-    if (s->sources && s->group && s->programs)
+    if (s->sources && s->group && s->programs && s->table)
         return s;
     dray__sources_free(s);
     return NULL;
