@@ -36,6 +36,7 @@ typedef struct dray__cuda_item {
     uint32_t phase; /* begins when all items of lower phases are done */
     bool host;      /* one side is pinned host memory: copy engines, down to short runs */
     bool near;      /* both sides are memory of the GPU that carries it out */
+    const dray_tensor_info *of; /* the tensor, for sums; NULL: the layout's that copy.tensor says */
 } dray__cuda_item;
 
 /* A box of a tensor that is quantised, or made of a quantised one (mover/quant.h has the
@@ -65,7 +66,12 @@ enum {
     DRAY__CUDA_SUM_SOURCE = 1,
     DRAY__CUDA_SUM_WRITTEN = 2,
     DRAY__CUDA_SUM_BACK = 4,
-    DRAY__CUDA_SUM_SCALES = 8 /* of quants: the scales that were written, in their coordinates */
+    /* Of quants, in the scales' coordinates: those that were written; DEQUANTISE: those that were
+     * used, of all cells that the box touches. */
+    DRAY__CUDA_SUM_SCALES = 8,
+    /* Of quants that QUANTISE: of the bits in which the largest were looked for; where cells are
+     * read once, those are the bits read. */
+    DRAY__CUDA_SUM_MOST = 16
 };
 
 typedef struct dray__cuda_job_options {

@@ -11,7 +11,7 @@ typedef uint64_t u64;
 
 /* Dtypes and scale formats by the values of dray/model.h. */
 enum { F64 = 1, F32 = 2, BF16 = 3, F16 = 4, E4M3 = 5, E5M2 = 6, UE8M0 = 1 };
-enum { SOURCE = 1, WRITTEN = 2, BACK = 4, SCALES = 8 }; /* of dray__gpu_launch.wanted */
+enum { SOURCE = 1, WRITTEN = 2, BACK = 4, SCALES = 8, MOST = 16 }; /* of dray__gpu_launch.wanted */
 
 #if defined(__CUDACC__)
 

@@ -133,7 +133,7 @@ INLINE void make_factors(const dray__gpu_launch *l, const spot *at, room *m)
 /* All that kernels of pieces have in common: MOVE is what is done with the tile `at` of `p`. */
 #define TILES(...)                                                                                 \
     SHARED room m;                                                                                 \
-    totals t = {{0, 0, 0, 0}, NOBODY};                                                             \
+    totals t = {{0, 0, 0, 0, 0}, NOBODY};                                                          \
     taker taken;                                                                                   \
     spot at;                                                                                       \
     begin_tiles(&l, &m, &taken);                                                                   \
@@ -472,7 +472,7 @@ KERNEL(4) dray_turn(LAUNCH l)
 {
     SHARED u64 factors[SIDE];
     SHARED u32 columns[SIDE], tile[SIDE][SIDE + 1];
-    totals t = {{0, 0, 0, 0}, NOBODY};
+    totals t = {{0, 0, 0, 0, 0}, NOBODY};
     for (u32 i = BLOCK; i < l.count; i += BLOCKS) {
         const dray__gpu_piece *p = &l.pieces[l.tiles[i].piece];
         spot at = spot_of(&l, p, l.tiles[i].index);

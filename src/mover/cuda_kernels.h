@@ -24,7 +24,7 @@ enum {
     DRAY__GPU_THREADS = 256,  /* of a block */
     DRAY__GPU_ROWS = 512,     /* of a tile, at most */
     DRAY__GPU_CELL = 1 << 14, /* elements of a cell that is read once */
-    DRAY__GPU_SUMS = 4        /* kinds of sums: source, written, back, scales */
+    DRAY__GPU_SUMS = 5        /* kinds of sums: source, written, back, scales, most */
 };
 
 /* A rectangle in the order in which it is walked: two outer dimensions, rows, columns. Columns are

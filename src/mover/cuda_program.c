@@ -164,12 +164,15 @@ static dray__cuda_item back_item(const dray__cuda_item *item)
 static int add_items(builder *b, const dray_layout *layout, const dray__cuda_item *items,
                      uint64_t count, dray_error *error)
 {
-    bool sums = (b->options->sums & ~(uint32_t)DRAY__CUDA_SUM_SCALES) != 0, one_lane = true;
+    const uint32_t of_quants = DRAY__CUDA_SUM_SCALES | DRAY__CUDA_SUM_MOST;
+    bool sums = (b->options->sums & ~of_quants) != 0, one_lane = true;
     for (uint64_t i = 1; i < count; i++)
         one_lane = one_lane && items[i].lane == items[0].lane;
     for (uint64_t i = 0; i < count; i++) {
-        const dray_tensor_info *tensor =
-            sums ? dray_layout_tensor(layout, items[i].copy.tensor) : NULL;
+        const dray_tensor_info *tensor = !sums ? NULL
+                                         : items[i].of
+                                             ? items[i].of
+                                             : dray_layout_tensor(layout, items[i].copy.tensor);
         int rc = dray__gpu_check(&items[i], tensor, sums, i, error);
         bool fine = true;
         if (rc)

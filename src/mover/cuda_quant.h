@@ -126,14 +126,22 @@ INLINE u32 scale_of(u32 most, u32 to, u32 format)
     return bits;
 }
 
-/* Stages what it reads (keep), and says how large the largest is. */
-INLINE u32 read_strip(const dray__gpu_quant *q, const strip *s, u32 keep, const u32 from,
-                      const u32 elements)
+/* Stages what it reads (keep), or sums it where that is wanted, and says how large the largest is.
+ */
+INLINE u32 read_strip(const dray__gpu_launch *l, const dray__gpu_quant *q, const strip *s, u32 keep,
+                      totals *t, const u32 from, const u32 elements)
 {
     const u32 in = size_of(from), held = elements == 1 ? 1 : in * 8 / 4;
     u32 columns = s->extent[3] / elements, most = 0;
     stand at = stand_in(columns);
-    for (u32 c = at.column; c < columns; c += at.across)
+    for (u32 c = at.column; c < columns; c += at.across) {
+        u32 column[8];
+        if (!keep && l->wanted & MOST) {
+            UNROLL
+            for (u32 i = 0; i < 8; i++)
+                if (i < elements)
+                    column[i] = column_factor(s->start[3] + (u64)c * elements + i);
+        }
         for (u32 r = s->first + at.row; r < s->last; r += STRIP_BATCH * at.down) {
             group g[STRIP_BATCH];
             UNROLL
@@ -148,6 +156,9 @@ INLINE u32 read_strip(const dray__gpu_quant *q, const strip *s, u32 keep, const 
                 if (r + i * at.down < s->last) {
                     u32 a = group_most(&g[i], from, elements);
                     most = a > most ? a : most;
+                    if (!keep && l->wanted & MOST)
+                        t->of[4] += row_factor(line_of(q, s, r + i * at.down).row) *
+                                    group_sum(&g[i], column, in, elements);
                     u32 *room = staged + ((r + i * at.down - s->first) * columns + c) * held;
                     if (keep && held == 1) {
                         room[0] = g[i].v[0];
@@ -158,6 +169,7 @@ INLINE u32 read_strip(const dray__gpu_quant *q, const strip *s, u32 keep, const 
                     }
                 }
         }
+    }
     return most;
 }
 
@@ -262,24 +274,32 @@ INLINE void write_strip(const dray__gpu_launch *l, const dray__gpu_quant *q, con
 KERNEL(2) dray_most(LAUNCH l)
 {
     SHARED u32 room[DRAY__GPU_THREADS];
+    totals t = {{0, 0, 0, 0, 0}, NOBODY};
     for (u32 i = BLOCK; i < l.count; i += BLOCKS) {
         const dray__gpu_quant *q = &l.quants[l.tiles[i].piece];
         strip s = strip_of(q, l.tiles[i].index);
+        u32 most, fast = q->word == 8 && (q->from == BF16 || q->from == F32);
         if (SYNC_OR((int)stopped(&l)))
             break;
-        u32 most = block_most(q->word == 8 && q->from == BF16  ? read_strip(q, &s, 0, BF16, 8)
-                              : q->word == 8 && q->from == F32 ? read_strip(q, &s, 0, F32, 8)
-                                                               : read_strip(q, &s, 0, q->from, 1),
-                              room);
+        flush(&l, &t, q->sum);
+        if (fast && q->from == BF16)
+            most = read_strip(&l, q, &s, 0, &t, BF16, 8);
+        else if (fast)
+            most = read_strip(&l, q, &s, 0, &t, F32, 8);
+        else
+            most = read_strip(&l, q, &s, 0, &t, q->from, 1);
+        most = block_most(most, room);
         if (THREAD == 0)
             MOST_TO(&l.most[q->first_most + s.cell], most);
     }
+    if (l.wanted)
+        flush(&l, &t, NOBODY);
 }
 
 KERNEL(3) dray_quantise(LAUNCH l)
 {
     SHARED u32 room[DRAY__GPU_THREADS];
-    totals t = {{0, 0, 0, 0}, NOBODY};
+    totals t = {{0, 0, 0, 0, 0}, NOBODY};
     for (u32 i = BLOCK; i < l.count; i += BLOCKS) {
         const dray__gpu_quant *q = &l.quants[l.tiles[i].piece];
         strip s = strip_of(q, l.tiles[i].index);
@@ -292,11 +312,11 @@ KERNEL(3) dray_quantise(LAUNCH l)
         if (!once)
             most = l.most[q->first_most + s.cell];
         else if (fast)
-            most = block_most(q->from == BF16 ? read_strip(q, &s, 1, BF16, 8)
-                                              : read_strip(q, &s, 1, F32, 8),
+            most = block_most(q->from == BF16 ? read_strip(&l, q, &s, 1, &t, BF16, 8)
+                                              : read_strip(&l, q, &s, 1, &t, F32, 8),
                               room);
         else
-            most = block_most(read_strip(q, &s, 1, q->from, 1), room);
+            most = block_most(read_strip(&l, q, &s, 1, &t, q->from, 1), room);
         u32 scale = scale_of(most, to, q->scale_format);
         float factor = 1.0f / BITS_FLOAT(scale);
         if (THREAD == 0 && s.first == 0) {
@@ -310,21 +330,39 @@ KERNEL(3) dray_quantise(LAUNCH l)
             write_strip(&l, q, &s, once, factor, &t, F32, E4M3, 8);
         else
             write_strip(&l, q, &s, once, factor, &t, q->from, to, 1);
+        if (once) /* what was read is what the largest was looked for in */
+            t.of[4] = t.of[0];
     }
     if (l.wanted)
         flush(&l, &t, NOBODY);
 }
 
+/* What a strip adds to the sum of scales: that of its cell once, by the cell's first strip; of the
+ * others whether they read the same. */
+INLINE u64 used_scale(const strip *s, u32 scale)
+{
+    if (s->first == 0)
+        return row_factor(s->scale_row) * column_factor(s->scale_column) * scale;
+    return AT(const u32, s->scale) ^ scale;
+}
+
+/* One thread reads the scale for all of them: what is summed is what is used. */
 KERNEL(4) dray_dequantise(LAUNCH l)
 {
-    totals t = {{0, 0, 0, 0}, NOBODY};
-    for (u32 i = BLOCK; i < l.count; i += BLOCKS) {
+    SHARED u32 scales[2];
+    totals t = {{0, 0, 0, 0, 0}, NOBODY};
+    u32 turn = 0;
+    for (u32 i = BLOCK; i < l.count; i += BLOCKS, turn ^= 1) {
         const dray__gpu_quant *q = &l.quants[l.tiles[i].piece];
         strip s = strip_of(q, l.tiles[i].index);
+        if (THREAD == 0)
+            scales[turn] = AT(const u32, s.scale);
         if (SYNC_OR((int)stopped(&l)))
             break;
         flush(&l, &t, q->sum);
-        float scale = BITS_FLOAT(AT(const u32, s.scale));
+        if (THREAD == 0 && l.wanted & SCALES)
+            t.of[3] += used_scale(&s, scales[turn]);
+        float scale = BITS_FLOAT(scales[turn]);
         if (q->word == 8 && q->from == E4M3 && q->to == BF16)
             write_strip(&l, q, &s, 0, scale, &t, E4M3, BF16, 8);
         else if (q->word == 8 && q->from == E4M3 && q->to == F32)

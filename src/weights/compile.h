@@ -65,6 +65,11 @@ dray__cuda_device *dray__pusher_of(const dray__ends *ends);
 /* Reads back, by the destination's GPU, what lies at a copy's destination after a step. */
 bool dray__draft_read_back(dray__compiler *c, const dray__ends *ends, const dray_copy *copy,
                            uint32_t block, uint32_t step);
+/* Is there nothing that the sum of what the op reads would be compared with? */
+bool dray__op_alone(const dray__haul *haul, const dray__op *op);
+/* Reads the source again, where the entry says so, by another kernel than the one that moves. */
+bool dray__draft_read_again(dray__compiler *c, dray__cuda_device *device,
+                            const dray__cuda_item *item, const dray__entry *moved, uint32_t step);
 /* The bucket of a device, opened when it is first needed. */
 int dray__bucket_of(dray__compiler *c, dray__cuda_device *device, dray__filling **out,
                     dray_error *error);
@@ -80,8 +85,14 @@ int dray__program_finish(dray__compiler *c, dray_error *error);
 void dray__drafts_free(dray__compiler *c);
 void dray__program_free(dray__program *program); /* NULL is fine */
 
-/* compile_quant.c: of the transforms. */
+/* compile_quant.c: of the transforms that quantise. */
 bool dray__transform_fits(const dray__haul *haul, const dray_transform *transform);
 int dray__compile_transform(dray__compiler *c, uint64_t index, dray_error *error);
+
+/* compile_dequant.c: of those that make floats. */
+bool dray__dequant_fits(const dray__haul *haul, uint64_t index);
+int dray__compile_dequant(dray__compiler *c, uint64_t index, dray_error *error);
+/* The source region of an op. */
+const dray_region *dray__source_region(const dray__compiler *c, const dray_copy *copy);
 
 #endif

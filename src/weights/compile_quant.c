@@ -131,8 +131,16 @@ struct piece {
     const dray_transform *t;
     const struct target *target;
     dray__rect rect, cells;
-    bool owned;
+    bool owned, twice, gathered;
 };
+
+/* The sums of a job that quantises. */
+static uint32_t sums_of(const dray__haul *h)
+{
+    return h->options.verify ? DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN |
+                                   DRAY__CUDA_SUM_SCALES | DRAY__CUDA_SUM_MOST
+                             : 0;
+}
 
 static dray_copy elements_copy(const struct piece *p)
 {
@@ -175,15 +183,17 @@ static bool push_piece(dray__compiler *c, const struct piece *p, const dray__end
 {
     const dray__haul *h = c->haul;
     bool verify = h->options.verify;
-    uint32_t sums =
-        verify ? DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN | DRAY__CUDA_SUM_SCALES : 0;
+    uint32_t sums = sums_of(h);
     dray__entry entry = {.elements = dray__rect_elements(&p->rect),
                          .block = p->target->block,
                          .scale_block = p->target->scale_block,
                          .tensor = p->t->tensor,
                          .dtype = (uint8_t)q->dtype,
-                         .kind = verify ? DRAY__ENTRY_QUANTISED : DRAY__ENTRY_UNCHECKED,
-                         .owned = p->owned};
+                         .kind = !verify       ? DRAY__ENTRY_UNCHECKED
+                                 : p->gathered ? DRAY__ENTRY_REQUANTISED
+                                               : DRAY__ENTRY_QUANTISED,
+                         .owned = p->owned,
+                         .twice = p->twice};
     dray_copy elements = elements_copy(p), scales = scales_copy(h, p);
     dray__ends scale_ends = *ends;
     scale_ends.to = h->destination->regions[scales.destination_region];
@@ -201,7 +211,7 @@ static int compile_cells(dray__compiler *c, const dray_transform *t, const struc
 {
     const dray__haul *h = c->haul;
     const dray__op *op = &h->sources->ops[index];
-    struct piece p = {.t = t, .target = target, .owned = op->owned};
+    struct piece p = {.t = t, .target = target, .owned = op->owned, .twice = dray__op_alone(h, op)};
     dray__ends ends;
     p.rect = elements_of(t, cells->start, cells->extent);
     p.cells = rect_of(cells->start, cells->extent);
@@ -215,19 +225,23 @@ static int compile_cells(dray__compiler *c, const dray_transform *t, const struc
     q.source = ends.from->device_address + from.source_offset;
     q.lane = ends.lane;
     memcpy(q.source_stride, from.source_stride, from.ndim * sizeof *from.source_stride);
-    return push_piece(c, &p, &ends, pusher ? pusher : ends.device, &q, pusher ? ends.lane : 0)
+    dray__entry entry = {.block = target->block, .twice = p.twice};
+    dray__cuda_item item = {
+        .copy = from, .source_base = ends.from->device_address, .lane = ends.lane};
+    dray__cuda_device *mover = pusher ? pusher : ends.device;
+    return push_piece(c, &p, &ends, mover, &q, pusher ? ends.lane : 0) &&
+                   dray__draft_read_again(c, mover, &item, &entry, 0)
                ? DRAY_OK
                : dray__nomem(error);
 }
 
 /* The parts of a box, from all who have some of it, into the bucket, dense. */
-static int gather(dray__compiler *c, const dray__rect *rect, uint64_t first, uint64_t end,
-                  const dray__filling *f, dray_error *error)
+static int gather(dray__compiler *c, const struct target *target, const dray__rect *rect,
+                  uint64_t first, uint64_t end, const dray__filling *f, dray_error *error)
 {
     const dray__haul *h = c->haul;
     bool verify = h->options.verify;
-    uint32_t sums =
-        verify ? DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN | DRAY__CUDA_SUM_SCALES : 0;
+    uint32_t sums = sums_of(h);
     for (uint64_t i = first; i < end; i++) {
         const dray__op *op = &h->sources->ops[i];
         dray__rect whole = dray__copy_rect(&op->copy), part;
@@ -252,11 +266,14 @@ static int gather(dray__compiler *c, const dray__rect *rect, uint64_t first, uin
             copy->destination_offset += (uint64_t)(part.start[d] - rect->start[d]) * stride;
             stride *= (uint64_t)rect->extent[d];
         }
-        dray__entry entry = {.tensor = copy->tensor,
+        dray__entry entry = {.block = target->block,
+                             .tensor = copy->tensor,
                              .dtype = (uint8_t)copy->source_dtype,
                              .owned = op->owned,
+                             .twice = dray__op_alone(h, op),
                              .kind = verify ? DRAY__ENTRY_READ : DRAY__ENTRY_UNCHECKED};
-        if (!dray__draft_push(dray__draft_of(c, f->device, sums, 0), &item, &entry))
+        if (!dray__draft_push(dray__draft_of(c, f->device, sums, 0), &item, &entry) ||
+            !dray__draft_read_again(c, f->device, &item, &entry, 0))
             return dray__nomem(error);
     }
     return DRAY_OK;
@@ -271,7 +288,7 @@ static int compile_gathered(dray__compiler *c, uint64_t index, const struct targ
     const dray_transform *t = &dray_plan_transforms(s->plan)[index];
     uint64_t first = s->transform_ops[index], end = s->transform_ops[index + 1];
     const dray_copy *any = &s->ops[first].copy;
-    struct piece p = {.t = t, .target = target, .cells = *cells};
+    struct piece p = {.t = t, .target = target, .cells = *cells, .gathered = true};
     dray__ends ends;
     dray__filling *f;
     p.rect = elements_of(t, cells->start, cells->extent);
@@ -287,7 +304,7 @@ static int compile_gathered(dray__compiler *c, uint64_t index, const struct targ
         f->group++;
         f->used = 0;
     }
-    rc = gather(c, &p.rect, first, end, f, error);
+    rc = gather(c, target, &p.rect, first, end, f, error);
     if (rc)
         return rc;
     dray__cuda_quant q = quant_of(h, &p, any->source_dtype);

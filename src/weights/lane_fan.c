@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #define PATIENCE_NS (3 * DRAY__SECOND) /* with a member that brings nothing */
-#define LOOK_NS 100000 /* at the boards */
+#define LOOK_NS 100000                 /* at the boards */
 
 enum turn_state { WAITING, TAKING, INSTEAD, DONE };
 

@@ -31,6 +31,7 @@ struct quant_lane {
     dray__haul *haul;
     const dray_transform *transforms;
     uint64_t count, next; /* of transforms */
+    bool *mine;           /* those that another lane does not carry out */
 
     /* The gathering haul: the same sources over connections of their own, into the staging. */
     dray__sources sources;
@@ -141,6 +142,7 @@ static void lane_close(void *lane)
         dray__peer_free(q->sources.sources[i].peer);
     free(q->sources.sources);
     free(q->sources.ops);
+    free(q->mine);
     dray_region_free(q->staging);
     free(q->amax);
     dray__boxes_free(&q->left);
@@ -159,7 +161,10 @@ static int lane_open(dray__haul *haul, const uint64_t *ops, uint64_t count, uint
     q->poll_fd = -1;
     q->transforms = dray_plan_transforms(haul->sources->plan);
     q->count = dray_plan_transform_count(haul->sources->plan);
-    int rc = lane_init(q, ops, count, ceiling, error);
+    q->mine = calloc((size_t)q->count + 1, sizeof *q->mine);
+    for (uint64_t i = 0; q->mine && i < count; i++)
+        q->mine[haul->sources->ops[ops[i]].transform - 1] = true;
+    int rc = !q->mine ? dray__nomem(error) : lane_init(q, ops, count, ceiling, error);
     if (rc) {
         lane_close(q);
         return rc;
@@ -584,6 +589,8 @@ static int convert(struct quant_lane *q, dray_error *error)
 static int step(struct quant_lane *q, int64_t until_ns, bool *waits, dray_error *error)
 {
     int rc = DRAY_OK;
+    while (q->next < q->count && !q->mine[q->next])
+        q->next++;
     if (q->next == q->count)
         return DRAY_OK;
     if (!q->in_transform && (rc = begin_transform(q, error)))
@@ -602,10 +609,9 @@ static int step(struct quant_lane *q, int64_t until_ns, bool *waits, dray_error 
     rc = dray__haul_step(q->gathering, budget > 0 ? budget : 1, error);
     if (rc == DRAY_EAGAIN)
         *waits = dray__haul_waits(q->gathering);
-    if (rc)
-        return rc;
-    rc = convert(q, error);
-    return rc ? rc : DRAY_EAGAIN;
+    if (rc == DRAY_OK && (rc = convert(q, error)) == DRAY_OK)
+        return DRAY_EAGAIN;
+    return rc == DRAY_EAGAIN ? rc : dray__fail_prefix(error, rc, "tensor %s: ", q->names[VALUES]);
 }
 
 static int lane_step(void *lane, int64_t until_ns, bool *waits, dray_error *error)

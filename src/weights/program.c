@@ -30,7 +30,10 @@ static bool takes_transform(const dray__haul *h, uint32_t index)
         return false;
     uint8_t *known = &programs->transforms[index];
     if (!*known)
-        *known = dray__transform_fits(h, &dray_plan_transforms(plan)[index]) ? 1 : 2;
+        *known = dray__transform_fits(h, &dray_plan_transforms(plan)[index]) ||
+                         dray__dequant_fits(h, index)
+                     ? 1
+                     : 2;
     return *known == 1;
 }
 
@@ -105,7 +108,7 @@ bool dray__draft_push_quant(dray__draft *d, const dray__cuda_quant *quant, const
     return true;
 }
 
-static const dray_region *source_region(const dray__compiler *c, const dray_copy *copy)
+const dray_region *dray__source_region(const dray__compiler *c, const dray_copy *copy)
 {
     const dray__source *source = &c->haul->sources->sources[copy->source];
     return source->local ? dray__local_region(c->held[copy->source], copy->source_region)
@@ -139,7 +142,7 @@ int dray__ends_of(const dray__compiler *c, const dray_copy *copy, const dray_reg
                   dray__ends *out, dray_error *error)
 {
     const dray__haul *h = c->haul;
-    const dray_region *from = source_region(c, copy);
+    const dray_region *from = dray__source_region(c, copy);
     uint32_t count = h->sources->count;
     *out = (dray__ends){.from = from,
                         .to = to,
@@ -179,8 +182,7 @@ static bool shrinks(const dray_copy *copy)
            dray_dtype_size((dray_dtype)copy->source_dtype);
 }
 
-/* Is there nothing that the sum of what is read would be compared with? */
-static bool is_alone(const dray__haul *h, const dray__op *op)
+bool dray__op_alone(const dray__haul *h, const dray__op *op)
 {
     const bool *compared = h->options.compared;
     return h->options.verify && (!op->owned || (compared && !compared[op->copy.tensor]));
@@ -192,7 +194,8 @@ static uint8_t kind_of(const dray__haul *h, const dray__op *op)
 {
     if (!h->options.verify)
         return DRAY__ENTRY_UNCHECKED;
-    return is_alone(h, op) || converts(&op->copy) ? DRAY__ENTRY_SUMMED : DRAY__ENTRY_READ_BACK;
+    return dray__op_alone(h, op) || converts(&op->copy) ? DRAY__ENTRY_SUMMED
+                                                        : DRAY__ENTRY_READ_BACK;
 }
 
 static const uint32_t sums_of[] = {
@@ -222,7 +225,7 @@ static dray__cuda_item item_of(const dray__ends *ends, const dray_copy *copy)
 
 static dray__entry entry_of(const dray__haul *h, const dray__op *op, uint8_t kind)
 {
-    return (dray__entry){.twice = is_alone(h, op),
+    return (dray__entry){.twice = dray__op_alone(h, op),
                          .block = op->block,
                          .tensor = op->copy.tensor,
                          .dtype = (uint8_t)op->copy.source_dtype,
@@ -230,9 +233,8 @@ static dray__entry entry_of(const dray__haul *h, const dray__op *op, uint8_t kin
                          .owned = op->owned};
 }
 
-/* Reads the source again, where need be, by another kernel than the one that moves. */
-static bool read_again(dray__compiler *c, dray__cuda_device *device, const dray__cuda_item *item,
-                       const dray__entry *moved, uint32_t step)
+bool dray__draft_read_again(dray__compiler *c, dray__cuda_device *device,
+                            const dray__cuda_item *item, const dray__entry *moved, uint32_t step)
 {
     if (!moved->twice)
         return true;
@@ -252,7 +254,7 @@ bool dray__draft_move(dray__compiler *c, const dray__ends *ends, const dray_copy
     item.phase = phase;
     dray__draft *draft = dray__draft_of(c, ends->device, sums_of[entry.kind], step);
     return dray__draft_push(draft, &item, &entry) &&
-           read_again(c, ends->device, &item, &entry, step);
+           dray__draft_read_again(c, ends->device, &item, &entry, step);
 }
 
 /* ---- rounds: between GPUs that only give and GPUs that only take, all ranks at once, no two of
@@ -325,13 +327,21 @@ static int compile_op(dray__compiler *c, uint64_t index, dray_error *error)
                                   &entry) &&
                  (!h->options.verify ||
                   dray__draft_read_back(c, &ends, &op->copy, op->block, ends.lane + 1)) &&
-                 read_again(c, pusher, &item, &entry, 0);
+                 dray__draft_read_again(c, pusher, &item, &entry, 0);
     } else {
         bool host = dray_region_get_kind(ends.from) == DRAY_REGION_PINNED ||
                     dray_region_get_kind(ends.to) == DRAY_REGION_PINNED;
         pushed = dray__draft_move(c, &ends, &op->copy, op, 0, host ? 0 : round_of(c, &op->copy));
     }
     return pushed ? DRAY_OK : dray__nomem(error);
+}
+
+static int compile_transform(dray__compiler *c, uint64_t index, dray_error *error)
+{
+    bool floats =
+        dray_plan_transforms(c->haul->sources->plan)[index].kind == DRAY_TRANSFORM_DEQUANTISE;
+    return floats ? dray__compile_dequant(c, index, error)
+                  : dray__compile_transform(c, index, error);
 }
 
 static int compile_direct(dray__compiler *c, dray_error *error)
@@ -347,7 +357,7 @@ static int compile_direct(dray__compiler *c, dray_error *error)
         if (!op->transform)
             rc = compile_op(c, p->ops[i], error);
         else if (op->transform != transform)
-            rc = dray__compile_transform(c, op->transform - 1, error);
+            rc = compile_transform(c, op->transform - 1, error);
         transform = op->transform;
         if (rc)
             return rc;
@@ -428,7 +438,7 @@ static bool push_staged(dray__compiler *c, dray__filling *f, const dray__cuda_it
     uint32_t sums = verify ? sums_of[DRAY__ENTRY_SUMMED] : 0;
     entry.kind = verify ? DRAY__ENTRY_FILL : DRAY__ENTRY_UNCHECKED;
     if (!dray__draft_push(dray__draft_of(c, f->device, sums, 0), &in, &entry) ||
-        !read_again(c, f->device, &in, &entry, 0))
+        !dray__draft_read_again(c, f->device, &in, &entry, 0))
         return false;
     entry.kind = verify ? DRAY__ENTRY_DRAIN : DRAY__ENTRY_UNCHECKED;
     return dray__draft_push(dray__draft_of(c, f->device, sums, 0), &out, &entry);

@@ -15,15 +15,18 @@
 /* What an item's sums are to the books. */
 enum dray__entry_kind {
     DRAY__ENTRY_UNCHECKED,
-    DRAY__ENTRY_READ_BACK, /* moved as it is: what lies there is what counts */
-    DRAY__ENTRY_SUMMED,    /* read, written and read back, each with its sum */
-    DRAY__ENTRY_FILL,      /* into a bucket */
-    DRAY__ENTRY_DRAIN,     /* out of it, to the destination */
-    DRAY__ENTRY_SENT,      /* written from another GPU than the destination's */
-    DRAY__ENTRY_ARRIVED,   /* and read back there */
-    DRAY__ENTRY_AGAIN,     /* the source, read a second time */
-    DRAY__ENTRY_READ,      /* gathered, to be quantised */
-    DRAY__ENTRY_QUANTISED  /* elements and scales written */
+    DRAY__ENTRY_READ_BACK,   /* moved as it is: what lies there is what counts */
+    DRAY__ENTRY_SUMMED,      /* read, written and read back, each with its sum */
+    DRAY__ENTRY_FILL,        /* into a bucket */
+    DRAY__ENTRY_DRAIN,       /* out of it, to the destination */
+    DRAY__ENTRY_SENT,        /* written from another GPU than the destination's */
+    DRAY__ENTRY_ARRIVED,     /* and read back there */
+    DRAY__ENTRY_AGAIN,       /* the source, read a second time */
+    DRAY__ENTRY_READ,        /* gathered into the bucket, to be quantised */
+    DRAY__ENTRY_QUANTISED,   /* elements and scales written */
+    DRAY__ENTRY_REQUANTISED, /* the same of what was gathered */
+    DRAY__ENTRY_DEQUANTISED, /* as SUMMED; the scales that were used, too */
+    DRAY__ENTRY_SCALES       /* those, read by themselves */
 };
 
 /* All that the books need, so that entering sums touches nothing else. */

@@ -113,6 +113,7 @@ static void enter_job(dray__haul *h, const dray__program_job *job)
     const uint64_t *written = dray__cuda_job_sums(job->job, DRAY__CUDA_SUM_WRITTEN);
     const uint64_t *back = dray__cuda_job_sums(job->job, DRAY__CUDA_SUM_BACK);
     const uint64_t *scales = dray__cuda_job_sums(job->job, DRAY__CUDA_SUM_SCALES);
+    const uint64_t *most = dray__cuda_job_sums(job->job, DRAY__CUDA_SUM_MOST);
     for (uint64_t i = 0; i < job->count; i++) {
         const dray__entry *e = &job->entries[i];
         switch ((enum dray__entry_kind)e->kind) {
@@ -143,12 +144,25 @@ static void enter_job(dray__haul *h, const dray__program_job *job)
             h->expected[e->block] += read[i];
             break;
         case DRAY__ENTRY_READ:
+            h->expected[e->block] += written[i] - (e->twice ? read[i] : 0);
             own(h, e, read[i]);
             break;
-        case DRAY__ENTRY_QUANTISED:
-            h->expected[e->block] += written[i];
+        case DRAY__ENTRY_REQUANTISED: /* read out of the bucket what was written into it? */
+            h->expected[e->block] += written[i] + most[i] - 2 * read[i];
+            h->expected[e->scale_block] += scales[i];
+            break;
+        case DRAY__ENTRY_QUANTISED: /* cells that are read twice: the same both times? */
+            h->expected[e->block] += written[i] + most[i] - (e->twice ? 2 : 1) * read[i];
             h->expected[e->scale_block] += scales[i];
             own(h, e, read[i]);
+            break;
+        case DRAY__ENTRY_DEQUANTISED:
+            h->found[e->block] += back[i];
+            h->expected[e->block] += written[i] - scales[i] - (e->twice ? read[i] : 0);
+            own(h, e, read[i]);
+            break;
+        case DRAY__ENTRY_SCALES:
+            h->expected[e->block] += read[i];
             break;
         }
     }

@@ -215,7 +215,7 @@ int dray__transform_write(dray__haul *h, const dray_transform *t, bool scales,
         if ((writes[w].tensor != t->tensor) != scales || !dray__rect_cross(&held, box, &part))
             continue;
         dray_copy copy = dray__copy_cut(&writes[w], &part);
-        uint64_t stride = dray_dtype_size((dray_dtype)copy.destination_dtype), sum = 0;
+        uint64_t stride = dray_dtype_size((dray_dtype)copy.destination_dtype);
         copy.source_offset = at;
         for (uint32_t d = copy.ndim; d-- > 0;) {
             copy.source_stride[d] = (int64_t)stride;
@@ -223,8 +223,7 @@ int dray__transform_write(dray__haul *h, const dray_transform *t, bool scales,
             stride *= (uint64_t)box->extent[d];
         }
         dray_region *region = h->destination->regions[copy.destination_region];
-        dray__move_options options = {.layout = h->destination->layout,
-                                      .sums = verify ? &sum : NULL};
+        dray__move_options options = {.layout = h->destination->layout};
         int rc = dray__move_all(from, region, &copy, 1, &options, error);
         if (rc)
             return rc;
@@ -232,7 +231,10 @@ int dray__transform_write(dray__haul *h, const dray_transform *t, bool scales,
         if (!verify)
             continue;
         uint32_t block = h->sources->write_blocks[w];
-        h->expected[block] += sum;
+        dray_copy made = copy; /* where it was made, whatever the mover read */
+        made.destination_offset = copy.source_offset;
+        memcpy(made.destination_stride, copy.source_stride, sizeof made.destination_stride);
+        h->expected[block] += dray__haul_read_back(h, from, &made);
         h->found[block] += dray__haul_read_back(h, region, &copy);
     }
     return DRAY_OK;

@@ -27,6 +27,9 @@ ROUNDS = 6 * SCALE
 SMALL_ROUNDS, SMALL = 8 * SCALE, 64  # 512 placements
 print("DRAY_TEST_SEED=%d" % SEED)
 
+SHARED, CUDA = 2, 4
+KIND = CUDA if os.environ.get("DRAY_TEST_KIND") == "cuda" else SHARED
+
 DTYPES = {2: torch.float32, 3: torch.bfloat16, 4: torch.float16, 5: torch.float8_e4m3fn,
           6: torch.float8_e5m2}
 F32, BF16, F16, E4M3, E5M2 = DTYPES
@@ -35,6 +38,8 @@ DIRECT, BUCKET, PARAMETER = 0, 1, 2
 SECOND = 10 ** 9
 lib = dray.lib
 lib.dray_region_base.restype = c.c_void_p
+lib.dray_region_device_address.restype = c.c_uint64
+lib.dray_region_device_address.argtypes = [c.c_void_p]
 
 
 class Quant(c.Structure):
@@ -73,6 +78,40 @@ class Report(c.Structure):
                 ("peak_extra_bytes", c.c_uint64), ("retries", c.c_uint32), ("planned", c.c_int32),
                 ("verified_tensors", c.c_uint64), ("verified_bytes", c.c_uint64),
                 ("delta_bytes", c.c_uint64 * 2), ("wire_bytes", c.c_uint64)]
+
+
+class Driver:
+    """The driver's own copies, by which tests look at GPU memory; a member is on either GPU."""
+
+    def __init__(self):
+        self.cuda = c.CDLL(os.environ.get("DRAY_CUDA_LIBRARY") or "libcuda.so.1")
+        count = c.c_int()
+        self.call("cuInit", 0)
+        self.call("cuDeviceGetCount", c.byref(count))
+        self.contexts = [c.c_void_p() for _ in range(min(count.value, 2))]
+        for i, context in enumerate(self.contexts):
+            self.call("cuDevicePrimaryCtxRetain", c.byref(context), i)
+        self.turn = 0
+
+    def call(self, name, *arguments):
+        result = getattr(self.cuda, name)(*arguments)
+        assert result == 0, (name, result)
+
+    def next(self):
+        self.turn += 1
+        self.enter(self.turn)
+        return self.turn
+
+    def enter(self, turn):
+        self.call("cuCtxSetCurrent", self.contexts[turn % len(self.contexts)])
+
+    def copy(self, name, turn, *arguments):
+        self.enter(turn)
+        self.call(name, *arguments)
+        self.call("cuCtxSynchronize")
+
+
+driver = Driver() if KIND == CUDA else None
 
 
 def power_of_two(scale):
@@ -142,7 +181,7 @@ class Member:
         self.layout = dray.Layout()
         self.blocks, self.size = [], 0
         self.room = room
-        self.region = self.layout.add_region(self.room, 2)
+        self.region = self.layout.add_region(self.room, KIND)
 
     def add(self, name, dtype, shape):
         index = c.c_uint32()
@@ -183,11 +222,36 @@ class Member:
         self.memory = (c.c_void_p * 1)()
         handle = c.c_void_p()
         assert self.size <= self.room
-        dray.call(lib.dray_region_alloc, 2, c.c_uint64(self.room), b"r", c.byref(handle))
+        self.gpu = driver.next() if driver else None
+        dray.call(lib.dray_region_alloc, KIND, c.c_uint64(self.room), b"r", c.byref(handle))
         self.memory[0] = handle
-        base = lib.dray_region_base(handle)
-        self.raw = np.frombuffer((c.c_uint8 * self.room).from_address(base), np.uint8)
+        if driver:
+            self.raw = np.zeros(self.room, np.uint8)
+        else:
+            base = lib.dray_region_base(handle)
+            self.raw = np.frombuffer((c.c_uint8 * self.room).from_address(base), np.uint8)
+        self.poison()
+
+    def poison(self):
         self.raw[:] = 0xA5
+        self.put()
+
+    def put(self):
+        if driver:
+            driver.copy("cuMemcpyHtoD_v2", self.gpu, self.address(), self.host(), self.size_t())
+
+    def get(self):
+        if driver:
+            driver.copy("cuMemcpyDtoH_v2", self.gpu, self.host(), self.address(), self.size_t())
+
+    def address(self):
+        return c.c_uint64(lib.dray_region_device_address(self.memory[0]))
+
+    def host(self):
+        return self.raw.ctypes.data_as(c.c_void_p)
+
+    def size_t(self):
+        return c.c_size_t(self.room)
 
     def views(self):
         for offset, stride, want, name, ranges in self.blocks:
@@ -198,8 +262,10 @@ class Member:
     def fill(self):
         for view, want, _, _ in self.views():
             view[...] = want
+        self.put()
 
     def check(self, what):
+        self.get()
         expected = np.full_like(self.raw, 0xA5)
         for (view, want, name, ranges), (offset, stride, _, _, _) in zip(self.views(), self.blocks):
             same = view == want
@@ -314,7 +380,7 @@ def run_update(address, model, sources, group, hosts, runs, what, most_wire=None
         together([lambda p=p: dray.call(lib.dray_publish, p, c.c_uint64(version), None)
                   for p in publishers])
         for m in group:
-            m.raw[:] = 0xA5
+            m.poison()
         options = UpdateOptions(c.sizeof(UpdateOptions), 3 if path else 0, strategy, version,
                                 path and os.fsencode(path), version if path else 0, bucket, verify,
                                 60 * SECOND)
@@ -413,7 +479,7 @@ def moe_config():
 
 def moe_rank(cf, tp, ep, rank):
     quant = dray.EngineQuant(c.sizeof(dray.EngineQuant), BLOCK, 0, (c.c_int64 * 2)(128, 128))
-    spec = dray.EngineSpec(size=c.sizeof(dray.EngineSpec), tp=tp, tp_rank=rank, ep=ep,
+    spec = dray.EngineSpec(size=c.sizeof(dray.EngineSpec), tp=tp, tp_rank=rank, ep=ep, kind=KIND,
                            quant=c.pointer(quant))
     return dray.model_layout(lib.dray_layout_engine, cf, c.byref(spec))
 
@@ -444,7 +510,7 @@ def real_model(rng, address, folder):
     """Layouts of the builders: FSDP to tensor and expert parallelism with FP8 blocks, from memory
     and from disk; a checkpoint of an FP8 engine has weights and scales, and is read back as it is."""
     cf = moe_config()
-    whole = dray.model_layout(lib.dray_layout_fsdp, cf, BF16, 0, 1, 2)
+    whole = dray.model_layout(lib.dray_layout_fsdp, cf, BF16, 0, 1, KIND)
     alone = moe_rank(cf, 1, 1, 0)
     floats, held = moe_tensors(rng, whole, alone)
     assert sum(t.dtype == E4M3 for t in alone.tensors()) == 2 * (4 + 3 * 4)
@@ -454,7 +520,7 @@ def real_model(rng, address, folder):
 
     runs = [(PARAMETER, 4 << 20, -1), (BUCKET, 2 << 20, 0), (DIRECT, 0, 0)]
     for hosts in (1, 5):
-        sources = [Rank(dray.model_layout(lib.dray_layout_fsdp, cf, BF16, i, 3, 2), floats)
+        sources = [Rank(dray.model_layout(lib.dray_layout_fsdp, cf, BF16, i, 3, KIND), floats)
                    for i in range(3)]
         run_update(address, b"moe-%d" % hosts, sources, group(), hosts, runs,
                    "qwen3-moe over %d hosts" % hosts)
@@ -468,7 +534,7 @@ def real_model(rng, address, folder):
         run_update(address, name.encode(), [], group(), 1, runs, "qwen3-moe from " + name,
                    path=path)
     check_checkpoint(path, alone, held)
-    engine.raw[:] = 0xA5
+    engine.poison()
     dray.call(lib.dray_checkpoint_read, os.fsencode(path), alone.handle, engine.memory)
     engine.check("an FP8 checkpoint read back")
 
@@ -476,16 +542,16 @@ def real_model(rng, address, folder):
 def flat_masters(rng, address):
     """FSDP1's flat f32 parameters, whose ranges end within rows, to a bf16 engine elsewhere."""
     cf = moe_config()
-    whole = dray.model_layout(lib.dray_layout_fsdp, cf, F32, 0, 1, 2)
+    whole = dray.model_layout(lib.dray_layout_fsdp, cf, F32, 0, 1, KIND)
     generator = torch.Generator().manual_seed(rng.getrandbits(32))
     floats = {t.name.decode(): torch.randn(list(t.shape)[:t.ndim], generator=generator)
               for t in whole.tensors()}
     held = {name: x.to(torch.bfloat16) for name, x in floats.items()}
     sources, group = [], []
     for i in range(3):
-        spec = dray.Fsdp1Spec(c.sizeof(dray.Fsdp1Spec), i, 3, F32, 0, 0, 2)
+        spec = dray.Fsdp1Spec(c.sizeof(dray.Fsdp1Spec), i, 3, F32, 0, 0, KIND)
         sources.append(Rank(dray.model_layout(lib.dray_layout_fsdp1, cf, c.byref(spec)), floats))
-    spec = dray.EngineSpec(size=c.sizeof(dray.EngineSpec), tp=2, ep=2)
+    spec = dray.EngineSpec(size=c.sizeof(dray.EngineSpec), tp=2, ep=2, kind=KIND)
     for i in range(2):
         spec.tp_rank = i
         group.append(Rank(dray.model_layout(lib.dray_layout_engine, cf, c.byref(spec)), held))

@@ -6,8 +6,8 @@
 
 /* ---- stores and loads that go wrong ---------------------------------------------------------- */
 
-/* kind: 0 none; 1 dropped, 2 a bit flips: the `at`-th store of at least 8 bytes to GPU memory by
- * kernels, counted from here; 3 a bit flips: the `at`-th such load. Returns how many stores (of
+/* kind: 0 none; 1 dropped, 2 two bits flip: the `at`-th store of at least 8 bytes to GPU memory by
+ * kernels, counted from here; 3 two bits flip: the `at`-th such load. Returns how many stores (of
  * kind 3: loads) there were since the last call. */
 __attribute__((visibility("default"))) uint64_t fake_cuda_fault(int kind, uint64_t at);
 
@@ -31,7 +31,8 @@ static inline void copy_word(void *to, const void *from, size_t n)
         return;
     memcpy(to, from, n);
     if (wrong && kind != 1)
-        *(uint8_t *)to ^= 4;
+        for (int i = 0; i < 2; i++)
+            ((uint8_t *)to)[i] ^= 4;
 }
 
 #define memcpy copy_word
