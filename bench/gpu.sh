@@ -105,6 +105,10 @@ row "32B, 15 layers, commit of what lies in spare GPU memory" 0 limit --prefetch
     --layers 15 --from "fsdp:$half@$low" --to "engine:tp=$half@$high"
 row "32B, 15 layers, commit of what lies in pinned memory" 1.15 limit --prefetch pinned --model $m32 \
     --layers 15 --from "fsdp:$gpus@$all" --to "engine:tp=$gpus@$all"
+beside="--prefetch device --decode 4 --model $m32 --layers 24 --from fsdp:$half@$low --to engine:tp=$half@$high"
+row "commit, prefetched beside decoding by copy engines" 0 limit --copy-engines --ctas 16 $beside
+row "commit, prefetched beside decoding by 16 thread blocks" 0 limit --ctas 16 $beside
+row "commit, prefetched beside decoding by all thread blocks" 0 limit $beside
 # Eight ranks of Megatron-Core, on fewer GPUs several on each; then as many as there are GPUs.
 row "Megatron TP4xPP2, 32B co-located" 0 limit --model $m32 --from "megatron:tp=4,pp=2@$all" \
     --to "engine:tp=$gpus@$all"
@@ -161,6 +165,12 @@ for r in rows:
 a, b = times.get("32B apart"), times.get("32B apart, not verified")
 if a and b:
     print("verification: %.1f %% of the update (target 5 %%)" % (100 * (a / b - 1)))
+for r in rows:
+    d = r.get("bench", {}).get("decoding")
+    if d and d["steps"]:
+        print("%s: steps of %.2f ms took %.2f ms (+%.0f %%), prefetch %.1f ms" % (
+            r["row"][8:], d["step_before_seconds"] * 1e3, d["step_seconds"] * 1e3,
+            100 * (d["slowdown"] - 1), r["bench"]["prefetch_seconds"] * 1e3))
 for n, f in flows.items():
     if "error" in f:
         print("flow %s: %s" % (n, f["error"][-100:]))

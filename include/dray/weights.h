@@ -79,10 +79,11 @@ int dray_publisher_wait(dray_publisher *publisher, uint64_t version, int64_t tim
  * regions that were freed (DRAY_ESTALE). regions: borrowed until close or the next move.
  * DRAY_EUNSUPPORTED: a publisher with deltas; else as dray_publisher_open. Asks the coordinator. */
 int dray_publisher_move(dray_publisher *publisher, dray_region *const *regions, dray_error *error);
-/* The same where the blocks, too, lie otherwise in their regions than before, or in more or fewer of
- * them, as when an allocator of pieces (PyTorch's expandable segments) puts parameters elsewhere.
- * layout: of the same tensors, and the same elements of each (DRAY_EINVALID: not); copied. Each rank
- * for itself: the others need not move. DRAY_EUNSUPPORTED: a publisher with deltas or a snapshot. */
+/* The same where the blocks, too, lie otherwise in their regions than before, or in more or fewer
+ * of them, as when an allocator of pieces (PyTorch's expandable segments) puts parameters
+ * elsewhere. layout: of the same tensors, and the same elements of each (DRAY_EINVALID: not);
+ * copied. Each rank for itself: the others need not move. DRAY_EUNSUPPORTED: a publisher with
+ * deltas or a snapshot. */
 int dray_publisher_relay(dray_publisher *publisher, const dray_layout *layout,
                          dray_region *const *regions, dray_error *error);
 
@@ -224,11 +225,18 @@ typedef struct dray_update_options {
      * updates are given up. 0: 5 s */
     int64_t lease_ns;
     int32_t peers; /* 0: other engines of this host that hold the version may be read; -1: not */
+    int32_t unused;
+    /* Beside inference on the same GPU: its kernels have at most so many thread blocks (of 256
+     * threads) at once; 0: as many as pay. */
+    uint32_t ctas;
+    /* 1: copy engines move what they can (runs of 64 KiB and more that stay as they are), so that
+     * kernels do little but look at what was written. */
+    int32_t copy_engines;
 } dray_update_options;
 
 #define DRAY_UPDATE_OPTIONS_INIT                                                                   \
     {                                                                                              \
-        sizeof(dray_update_options), 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0                               \
+        sizeof(dray_update_options), 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0                      \
     }
 
 /* Who was read. */
@@ -273,6 +281,11 @@ typedef struct dray_update_report {
     char held_by[128];
     int64_t device_ns; /* of move_ns, what GPUs took by their own clocks: of each step, the one that
                           took the longest */
+    /* Of the engine's steps that dray_subscriber_note_step told of: how many there were beside what
+     * moved, how long they took on average, and how long steps take without (the median of the last
+     * 64): by how much the engine was slowed down. 0: not told. */
+    uint64_t steps;
+    int64_t step_ns, step_before_ns;
 } dray_update_report;
 
 #define DRAY_UPDATE_REPORT_INIT                                                                    \
@@ -311,6 +324,10 @@ int dray_update_start(dray_subscriber *subscriber, const dray_update_options *op
 int dray_update_poll(dray_subscriber *subscriber, dray_error *error);
 int dray_update_finish(dray_subscriber *subscriber, dray_update_report *report, dray_error *error);
 int dray_subscriber_fd(const dray_subscriber *subscriber);
+/* A step of the engine's own (of decoding) has ended, and took so long: so that reports of updates
+ * and prefetches say by how much they slowed it down. Threads: any, also while an update goes on.
+ * Does not block. */
+int dray_subscriber_note_step(dray_subscriber *subscriber, int64_t took_ns, dray_error *error);
 
 /* ---- delayed swap -------------------------------------------------------------------------------
  * A prefetch moves and verifies a version into staging (host memory, cut to this rank's layout),

@@ -263,6 +263,14 @@ dray_update_report bench_cluster_report(const bench_cluster *c)
         all.device_ns = longest(all.device_ns, r->device_ns);
         all.commit_ns = longest(all.commit_ns, r->commit_ns);
         all.total_ns = longest(all.total_ns, r->total_ns);
+        all.fanned_bytes += r->fanned_bytes;
+        all.steps += r->steps;
+        all.step_ns = longest(all.step_ns, r->step_ns);
+        all.step_before_ns = longest(all.step_before_ns, r->step_before_ns);
+        if (r->held_ns > all.held_ns) {
+            all.held_ns = r->held_ns;
+            memcpy(all.held_by, r->held_by, sizeof all.held_by);
+        }
         if (r->peak_extra_bytes > all.peak_extra_bytes)
             all.peak_extra_bytes = r->peak_extra_bytes;
     }

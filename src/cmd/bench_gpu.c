@@ -163,27 +163,29 @@ static char *compile(int arch)
     return NULL;
 }
 
+void *bench_gpu_kernel(int arch, const char *name)
+{
+    static CUmodule module;
+    const dray__cuda *cuda = dray__cuda_get(NULL);
+    CUfunction function;
+    char *image = cuda && !module ? compile(arch) : NULL;
+    if (image && cuda->cuModuleLoadData(&module, image))
+        module = NULL;
+    free(image);
+    return module && cuda->cuModuleGetFunction(&function, module, name) == CUDA_SUCCESS ? function
+                                                                                        : NULL;
+}
+
 typedef struct kernels {
     CUfunction fill, check;
 } kernels;
 
 /* Of the chosen GPU, whose context is current. false: they cannot be had here. */
-static bool load(const dray__cuda *cuda, const dray__cuda_device *device, kernels *out)
+static bool load(const dray__cuda_device *device, kernels *out)
 {
-    static kernels known;
-    CUmodule module;
-    if (!known.fill) {
-        char *image = compile(device->arch);
-        bool loaded =
-            image && cuda->cuModuleLoadData(&module, image) == CUDA_SUCCESS &&
-            cuda->cuModuleGetFunction(&known.check, module, "bench_check") == CUDA_SUCCESS &&
-            cuda->cuModuleGetFunction(&known.fill, module, "bench_fill") == CUDA_SUCCESS;
-        free(image);
-        if (!loaded)
-            return false;
-    }
-    *out = known;
-    return true;
+    out->check = bench_gpu_kernel(device->arch, "bench_check");
+    out->fill = bench_gpu_kernel(device->arch, "bench_fill");
+    return out->check && out->fill;
 }
 
 /* ---- blocks as kernels see them ----------------------------------------------------------------
@@ -358,7 +360,7 @@ static int enter(const dray_layout *layout, dray_region *const *regions, const d
         return dray__fail(error, DRAY_EINVALID, "a layout without memory on a GPU");
     int rc = dray__cuda_enter(device, error);
     if (rc == DRAY_OK)
-        *has = load(*cuda, device, k);
+        *has = load(device, k);
     return rc;
 }
 

@@ -25,6 +25,10 @@ int bench_gpu_wrong(const dray_layout *layout, dray_region *const *regions, bool
                     dray_layout *const *sources, uint32_t count, uint64_t *wrong,
                     const char **first, dray_error *error);
 
+/* One of the benchmark's own kernels (a CUfunction), in the current context, of a GPU of this
+ * architecture; NULL: it cannot be had here. */
+void *bench_gpu_kernel(int arch, const char *name);
+
 /* Bytes/s; 0: not measured. */
 typedef struct bench_gpu_rates {
     double link;   /* from GPU to GPU, one large copy by a copy engine, all pairs at once */

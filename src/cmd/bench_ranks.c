@@ -1,6 +1,7 @@
 /* What the processes of a benchmark of updates do: the coordinator, trainer ranks, engine ranks. */
 #include "cmd/bench_ranks.h"
 #include "cmd/bench_gpu.h"
+#include "cmd/bench_gpu_decode.h"
 #include "cmd/bench_hosts.h"
 #include "cmd/bench_values.h"
 #include "run/coordinator.h"
@@ -454,6 +455,10 @@ void bench_run_engine(bench_cluster *c, uint32_t number)
          dray_subscriber_open(context, MODEL, c->options->load ? c->options->load : e.layout,
                               &options, &e.subscriber, &error),
          group, &error);
+    bench_decode *decode = NULL;
+    if (c->options->decode > 0)
+        must(c, bench_decode_start(e.subscriber, e.regions[0], c->options->decode, &decode, &error),
+             "decoding", &error);
     bench_add(&b->ready);
     for (int round = 1;; round++) {
         enum bench_work work = next_work(&b->engines, round);
@@ -462,6 +467,7 @@ void bench_run_engine(bench_cluster *c, uint32_t number)
         work_engine(c, &e, work, &b->seats[number]);
         bench_add(&b->engines.done);
     }
+    bench_decode_stop(decode);
     dray_subscriber_close(e.subscriber);
     dray_close(context);
 }

@@ -22,6 +22,9 @@ typedef struct bench_job {
     bool cuda, pinned; /* memory of GPUs; but the trainers' pinned host memory */
     bool prefetch;     /* what is timed is the commit of what was prefetched */
     dray_region_kind prefetch_into;
+    double decode; /* seconds of a step of what engines do meanwhile; 0: nothing */
+    uint32_t ctas; /* as in dray_update_options */
+    int32_t copy_engines;
     bool load;  /* engines take full tensors through load_weights and cut them themselves */
     bool quiet; /* no row: the caller makes one of *found */
     double target;

@@ -28,6 +28,8 @@ typedef struct arguments {
     int verify;               /* as in dray_update_options */
     bool suite, cuda, pinned, prefetch;
     dray_region_kind prefetch_into;
+    int64_t decode_ms, ctas;
+    int32_t copy_engines;
 } arguments;
 
 /* ---- arguments ------------------------------------------------------------------------------- */
@@ -82,6 +84,15 @@ static error_t parse_more(int key, char *text, const struct argp_state *state, a
         if (word_of(state, "place of what is prefetched", text, stagings, STAGINGS) == 1)
             a->prefetch_into = DRAY_REGION_PINNED;
         return 0;
+    case 'D':
+        a->decode_ms = cmd_number(state, "--decode", text, 1, 1000);
+        return 0;
+    case 'C':
+        a->ctas = cmd_number(state, "--ctas", text, 0, 1 << 20);
+        return 0;
+    case 'E':
+        a->copy_engines = 1;
+        return 0;
     case 'S':
         word_of(state, "suite", text, suites, SUITES);
         a->suite = true;
@@ -110,8 +121,8 @@ static error_t parse(int key, char *text, struct argp_state *state)
             argp_error(state, "expected --model, --from and --to, or --suite targets; as in\n"
                               "  dray bench weights --model qwen2.5-0.5b --from fsdp:4 "
                               "--to engine:tp=2");
-        if ((a->pinned || a->prefetch) && !a->cuda)
-            argp_error(state, "--source pinned and --prefetch go with --memory cuda");
+        if ((a->pinned || a->prefetch || a->decode_ms) && !a->cuda)
+            argp_error(state, "--source pinned, --prefetch and --decode go with --memory cuda");
         return 0;
     default:
         return parse_more(key, text, state, a);
@@ -132,6 +143,12 @@ static const struct argp_option options[] = {
      "of "
      "the commit, the limit a local copy, or one out of pinned memory",
      3},
+    {"decode", 'D', "MS", 0,
+     "Of memory cuda: engines decode meanwhile, or something like it, in steps of so many "
+     "milliseconds; the report says what they take beside what moves",
+     3},
+    {"ctas", 'C', "N", 0, "Of memory cuda: kernels have at most so many thread blocks at once", 3},
+    {"copy-engines", 'E', NULL, 0, "Of memory cuda: copy engines move what they can", 3},
     {"mode", 'o', "MODE,...", 0, "tensor (the default), distributed, disk, auto", 3},
     {"strategy", 'g', "NAME,...", 0, "direct (the default), bucket, parameter", 3},
     {"bucket", 'b', "BYTES", 0, "The ceiling of staging memory (67108864)", 3},
@@ -230,15 +247,33 @@ static void follow(bench *b, const bench_job *job, bench_cluster *c,
     free(seconds);
 }
 
+typedef struct prefetched { /* over all repeats */
+    double seconds;         /* of the fastest prefetch */
+    uint64_t steps;         /* of engines, beside what moved */
+    double step, step_before;
+} prefetched;
+
 /* A new version where it is to be. *before: what came before what is timed. */
 static double move(const bench_job *job, bench_cluster *c, const dray_update_options *update,
-                   double *before)
+                   prefetched *before)
 {
-    if (!job->prefetch)
-        return bench_cluster_update(c, update);
-    double seconds = bench_cluster_prefetch(c, update);
-    *before = *before == 0 || seconds < *before ? seconds : *before;
-    return bench_cluster_commit(c);
+    double seconds = job->prefetch ? bench_cluster_prefetch(c, update) : 0;
+    double took = job->prefetch ? 0 : bench_cluster_update(c, update);
+    dray_update_report r = bench_cluster_report(c); /* of what goes on beside the engine's work */
+    before->seconds = before->seconds > 0 && before->seconds < seconds ? before->seconds : seconds;
+    before->steps += r.steps;
+    before->step += (double)r.step_ns * 1e-9 * (double)r.steps;
+    before->step_before += (double)r.step_before_ns * 1e-9 * (double)r.steps;
+    return job->prefetch ? bench_cluster_commit(c) : took;
+}
+
+/* By how much engines were slowed down. */
+static json_t *slowed(const prefetched *p)
+{
+    double steps = p->steps ? (double)p->steps : 1;
+    return json_pack("{s:I, s:f, s:f, s:f}", "steps", (json_int_t)p->steps, "step_seconds",
+                     p->step / steps, "step_before_seconds", p->step_before / steps, "slowdown",
+                     p->step_before > 0 ? p->step / p->step_before : 0);
 }
 
 static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, int strategy,
@@ -250,12 +285,15 @@ static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, 
     const char *how;
     if (!seconds)
         bench_die(b, "out of memory");
-    double *limits = seconds + turns, first = 0, prefetched = 0;
+    double *limits = seconds + turns;
+    prefetched first = {0}, before = {0};
     dray_update_options update = DRAY_UPDATE_OPTIONS_INIT;
     update.mode = mode;
     update.strategy = strategy;
     update.verify = job->verify;
     update.bucket_bytes = job->bucket;
+    update.ctas = job->ctas;
+    update.copy_engines = job->copy_engines;
     bench_doing(b, "%s: first update: plans, touches memory", job->model);
     move(job, c, &update, &first);
     limit_of(job, c, &how);
@@ -263,15 +301,17 @@ static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, 
         bench_doing(b, "%s, %s, %s: update %u of %u", job->model, modes[mode], strategies[strategy],
                     i + 1, turns);
         limits[i] = limit_of(job, c, &how);
-        seconds[i] = move(job, c, &update, &prefetched);
+        seconds[i] = move(job, c, &update, &before);
     }
     bench_doing(b, "%s: checking every element", job->model);
     bench_cluster_check(c);
     json_t *more = describe(job, c, seconds, turns);
     json_object_set_new(more, "limit_by", json_string(how));
+    if (job->decode > 0)
+        json_object_set_new(more, "decoding", slowed(&before));
     json_object_set_new(more, "load_weights", json_boolean(job->load));
     if (job->prefetch)
-        json_object_set_new(more, "prefetch_seconds", json_real(prefetched));
+        json_object_set_new(more, "prefetch_seconds", json_real(before.seconds));
     else if (job->cuda)
         follow(b, job, c, &update, more);
     *job->found = (bench_found){.seconds = bench_percentile(seconds, turns, 0.25),
@@ -323,7 +363,8 @@ void bench_run(bench *b, const bench_job *given)
                                .tied = job.config.tied != 0,
                                .cuda = job.cuda,
                                .pinned = job.pinned,
-                               .prefetch_into = job.prefetch_into};
+                               .prefetch_into = job.prefetch_into,
+                               .decode = job.decode};
     bench_side_open(b, &job.config, job.from, &o.from);
     bench_side_open(b, &job.config, job.to, &o.to);
     if (job.cuda) {
@@ -378,6 +419,9 @@ int bench_weights(int argc, char **argv)
                      .pinned = a.pinned,
                      .prefetch = a.prefetch,
                      .prefetch_into = a.prefetch_into,
+                     .decode = (double)a.decode_ms * 1e-3,
+                     .ctas = (uint32_t)a.ctas,
+                     .copy_engines = a.copy_engines,
                      .engines = (uint32_t)a.engines};
     bench_run(b, &job);
     return bench_close(b);

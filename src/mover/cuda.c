@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 enum { KERNEL, SECOND, ENGINE, CHECK, STREAMS };
-enum { BEGUN, MOVED, FINISHED, JOINED, PHASE, EVENTS };
+enum { BEGUN, MOVED, FINISHED, JOINED, PHASE, SENT, EVENTS };
 enum { BATCH = 1024 }; /* runs of one call to the engines */
 #define BATCH_BYTES ((uint64_t)512 << 20)
 
@@ -325,6 +325,8 @@ static CUresult end(dray__cuda_job *job)
     const dray__cuda *cuda = job->gpu->cuda;
     CUstream stream = job->streams[KERNEL];
     CUresult result = cuda->cuEventRecord(job->events[MOVED], stream);
+    if (!result && job->program.run_count)
+        result = cuda->cuEventRecord(job->events[SENT], job->streams[ENGINE]);
     uint64_t bytes = job->sum_count * sizeof(uint64_t);
     for (uint32_t i = 0; i < DRAY__GPU_SUMS; i++)
         if (!result && job->sums >> i & 1)
@@ -406,6 +408,11 @@ int dray__cuda_job_poll(dray__cuda_job *job, dray_error *error)
     rc = look(job, error);
     dray__cuda_leave();
     return rc;
+}
+
+CUevent dray__cuda_job_moved(const dray__cuda_job *job)
+{
+    return job->events[job->program.run_count ? SENT : MOVED];
 }
 
 int dray__cuda_job_fd(const dray__cuda_job *job)

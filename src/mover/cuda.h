@@ -96,6 +96,9 @@ int dray__cuda_job_new(dray__cuda_device *device, const dray_layout *layout,
  * DRAY_EBUSY. */
 int dray__cuda_job_start(dray__cuda_job *job, const CUevent *events, uint32_t event_count,
                          dray_error *error);
+/* Of a job that is under way: complete when copy engines have moved all that is theirs, or where
+ * they have nothing, all is moved. What looks at it may still go on. Borrowed. */
+CUevent dray__cuda_job_moved(const dray__cuda_job *job);
 /* DRAY_EAGAIN: not yet; DRAY_OK: done, the sums are there; DRAY_ECANCELED: it was told to stop,
  * and did: what is moved is undefined; else what the GPU says, which then is of no more use. */
 int dray__cuda_job_poll(dray__cuda_job *job, dray_error *error);

@@ -298,9 +298,11 @@ typedef struct dray__haul_options {
     int32_t strategy;
     uint64_t bucket_bytes;
     bool verify;
-    uint64_t attempt;   /* what data servers are told */
-    uint64_t run;       /* and those of its cohort's members; 0: there is no cohort */
-    dray_region *board; /* where they see what is here; NULL: nobody looks for it */
+    uint32_t ctas;        /* of kernels, at once; 0: as many as pay */
+    int32_t copy_engines; /* they move what they can */
+    uint64_t attempt;     /* what data servers are told */
+    uint64_t run;         /* and those of its cohort's members; 0: there is no cohort */
+    dray_region *board;   /* where they see what is here; NULL: nobody looks for it */
     const struct dray__stream_keys
         *keys; /* of the connections to them; borrowed, also after close */
     /* For each destination tensor: will the coordinator compare it as a whole with what publishers

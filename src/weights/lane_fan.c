@@ -160,22 +160,31 @@ static void enter(const struct fan_lane *l, const dray__program *program, uint32
         dray__program_enter(l->haul, program, step);
 }
 
-/* The rounds follow each other: all at once, none would be there before the last. */
+/* The rounds follow each other: all at once, none would be there before the last. The GPU goes from
+ * one to the next by itself, and looks at what came while the next one comes. */
+static int start_rounds(struct fan_lane *l, dray_error *error)
+{
+    int rc = dray__program_start(l->made->program, 0, error);
+    for (uint32_t r = 1; r < DRAY__FAN_ROUNDS && rc == DRAY_OK; r++)
+        rc = dray__program_follow(l->made->program, r, r - 1, error);
+    l->uploading = true;
+    return rc;
+}
+
 static int upload(struct fan_lane *l, dray_error *error)
 {
     const dray__program *p = l->made->program;
+    int rc = l->uploading ? DRAY_OK : start_rounds(l, error);
+    if (rc)
+        return rc;
     while (l->round < DRAY__FAN_ROUNDS) {
-        int rc = l->uploading ? DRAY_OK : dray__program_start(p, l->round, error);
-        l->uploading = true;
-        if (rc == DRAY_OK)
-            rc = dray__program_poll(p, l->round, error);
+        rc = dray__program_poll(p, l->round, error);
         if (rc)
             return rc == DRAY_EAGAIN ? DRAY_OK : rc;
         enter(l, p, l->round);
         if (l->made->covers)
             dray__fan_board_enter(l->haul->options.board, l->round);
         l->round++;
-        l->uploading = false;
     }
     return DRAY_OK;
 }

@@ -533,6 +533,7 @@ bool dray__program_fits(const dray__program *p, const dray__haul *h, const uint6
                         uint64_t count, uint64_t ceiling)
 {
     if (p->count != count || p->strategy != h->options.strategy || p->verify != h->options.verify ||
+        p->ctas != h->options.ctas || p->copy_engines != h->options.copy_engines ||
         p->announced != (h->options.compared != NULL) ||
         (p->strategy != DRAY_STRATEGY_DIRECT && p->ceiling != ceiling) ||
         memcmp(p->ops, ops, count * sizeof *ops) != 0)
@@ -555,6 +556,8 @@ dray__program *dray__program_new(const dray__haul *h, const uint64_t *ops, uint6
     p->ceiling = ceiling;
     p->strategy = h->options.strategy;
     p->verify = h->options.verify;
+    p->ctas = h->options.ctas;
+    p->copy_engines = h->options.copy_engines;
     p->announced = h->options.compared != NULL;
     p->ops = malloc((count + 1) * sizeof *p->ops);
     p->serials = malloc(((size_t)regions + 1) * sizeof *p->serials);
@@ -572,6 +575,9 @@ dray__program *dray__program_new(const dray__haul *h, const uint64_t *ops, uint6
     return p;
 }
 
+/* Shorter runs are not worth a copy engine's while, even where kernels are not wanted. */
+#define ENGINE_RUN ((uint64_t)64 << 10)
+
 /* The drafts become jobs. */
 int dray__program_finish(dray__compiler *c, dray_error *error)
 {
@@ -588,8 +594,11 @@ int dray__program_finish(dray__compiler *c, dray_error *error)
     for (uint32_t i = 0; i < c->count; i++) {
         dray__draft *d = &c->drafts[i];
         dray__program_job *job = &p->jobs[i];
-        dray__cuda_job_options options = {
-            .sums = d->sums, .quants = d->quants, .quant_count = d->quant_count};
+        dray__cuda_job_options options = {.sums = d->sums,
+                                          .ctas = p->ctas,
+                                          .engine_bytes = p->copy_engines ? ENGINE_RUN : 0,
+                                          .quants = d->quants,
+                                          .quant_count = d->quant_count};
         int rc = dray__cuda_job_new(d->device, c->haul->destination->layout, d->items, d->count,
                                     &options, &job->job, error);
         if (rc)

@@ -66,7 +66,8 @@ typedef struct dray__program {
     uint64_t *ops, count, ceiling;
     uint64_t *serials; /* of the destination's regions */
     uint32_t serial_count;
-    int32_t strategy;
+    int32_t strategy, copy_engines;
+    uint32_t ctas;
     bool verify, announced;
     /* the bucket of each device */
     struct {
@@ -97,6 +98,9 @@ int dray__program_find(const dray__haul *haul, const uint64_t *ops, uint64_t cou
                        uint64_t ceiling, dray__program **out, dray_error *error);
 /* program_run.c: begins the jobs of a step. */
 int dray__program_start(const dray__program *program, uint32_t step, dray_error *error);
+/* The same, behind what those of another step, which are under way, move. */
+int dray__program_follow(const dray__program *program, uint32_t step, uint32_t before,
+                         dray_error *error);
 /* GPUs' own clocks say how long the step's jobs took the last time, the one that took the longest;
  * 0: there was none. */
 int64_t dray__program_device_ns(const dray__program *program, uint32_t step);

@@ -6,7 +6,7 @@
 #include <poll.h>
 #include <sys/timerfd.h>
 
-enum { PATIENCE_MS = 20 };
+enum { PATIENCE_MS = 20, JOBS_OF_STEP = 8 };
 
 void dray__program_stop(const dray__program *p)
 {
@@ -21,18 +21,34 @@ void dray__program_stop(const dray__program *p)
     }
 }
 
-int dray__program_start(const dray__program *p, uint32_t step, dray_error *error)
+static int start_after(const dray__program *p, uint32_t step, const CUevent *events, uint32_t count,
+                       dray_error *error)
 {
     for (uint32_t i = 0; i < p->job_count; i++) {
         dray__program_job *job = &p->jobs[i];
         if (job->step != step)
             continue;
-        int rc = dray__cuda_job_start(job->job, NULL, 0, error);
+        int rc = dray__cuda_job_start(job->job, events, count, error);
         if (rc)
             return rc;
         job->running = true;
     }
     return DRAY_OK;
+}
+
+int dray__program_start(const dray__program *p, uint32_t step, dray_error *error)
+{
+    return start_after(p, step, NULL, 0, error);
+}
+
+int dray__program_follow(const dray__program *p, uint32_t step, uint32_t before, dray_error *error)
+{
+    CUevent events[JOBS_OF_STEP];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < p->job_count && count < JOBS_OF_STEP; i++)
+        if (p->jobs[i].step == before && p->jobs[i].running)
+            events[count++] = dray__cuda_job_moved(p->jobs[i].job);
+    return start_after(p, step, events, count, error);
 }
 
 int64_t dray__program_device_ns(const dray__program *p, uint32_t step)

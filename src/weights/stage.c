@@ -114,7 +114,10 @@ static int compile(dray_subscriber *s, dray_error *error)
     }
     for (uint32_t i = 0; i < s->stage_job_count; i++) {
         struct dray__stage_job *job = &s->stage_jobs[i];
-        dray__cuda_job_options options = {.sums = DRAY__CUDA_SUM_BACK};
+        /* What a kernel moves it reads back in the same pass; copy engines do better with PCIe. */
+        dray__cuda_job_options options = {.sums = DRAY__CUDA_SUM_BACK,
+                                          .engine_bytes =
+                                              s->stage_kind == DRAY_REGION_PINNED ? 0 : UINT64_MAX};
         int rc = dray__cuda_job_new(job->device, layout, job->items, job->count, &options,
                                     &job->job, error);
         if (rc)

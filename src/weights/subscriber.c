@@ -199,6 +199,7 @@ int dray_subscriber_open(dray_context *context, const char *model, const dray_la
         return dray__nomem(error);
     s->context = context;
     s->poll_fd = s->event_fd = s->timer_fd = -1;
+    dray__steps_init(&s->steps);
     s->stage_kind = options->staging;
     s->timeout_ns = options->timeout_ns ? options->timeout_ns : DRAY_WAIT_DEFAULT;
     s->model = strdup(model);
@@ -269,6 +270,7 @@ void dray_subscriber_close(dray_subscriber *s)
     dray__load_close(s->load);
     free(s->model);
     free(s->group);
+    dray__steps_destroy(&s->steps);
     free(s);
 }
 

@@ -4,6 +4,7 @@
 
 #include "control/registry.h"
 #include "weights/internal.h"
+#include "weights/steps.h"
 
 enum update_phase {
     PHASE_IDLE,
@@ -75,12 +76,15 @@ struct dray_subscriber {
     dray__sources *sources; /* live or disk */
     dray__haul *haul;
     dray_update_report report;
+    dray__steps steps;  /* of the engine's, by any thread */
     dray_error outcome; /* code 0: committed */
 };
 
 /* Where the connection broke: a new one, and where the session goes on with another coordinator,
  * the same registration there. */
 int dray__subscriber_ensure(dray_subscriber *subscriber, int64_t deadline_ns, dray_error *error);
+/* update_plan.c. DRAY_EAGAIN until the coordinator has answered what it is asked. */
+int dray__update_plan(dray_subscriber *subscriber, dray_error *error);
 /* Ends what an update holds but its outcome. */
 void dray__update_release(dray_subscriber *subscriber);
 /* Another descriptor that makes the poll descriptor readable, until it is closed; -1: none. */

@@ -22,6 +22,7 @@
 
 void dray__update_release(dray_subscriber *s)
 {
+    dray__steps_end(&s->steps, NULL);
     dray__haul_close(s->haul);
     dray__swap_close(s->swap);
     s->haul = NULL;
@@ -234,43 +235,6 @@ static int on_begin(dray_subscriber *s)
     return DRAY_OK;
 }
 
-/* The plan of the last update of this kind, where it still fits; else a new one is begun. */
-static int find_sources(dray_subscriber *s, dray_error *error)
-{
-    bool disk = s->source == DRAY__FROM_DISK;
-    dray__sources **kept = disk ? &s->disk : &s->live;
-    s->sources = *kept;
-    bool same = s->sources && s->sources->plan && s->sources->group_set == s->group_set;
-    if (same && disk && dray__sources_disk_same(s->sources, s->path)) {
-        dray__sources_close(s->sources); /* the same tensors, maybe in new files */
-        return DRAY_OK;
-    }
-    if (same && !disk && s->sources->source_set == s->source_set)
-        return DRAY_OK;
-    dray__subscriber_forget(s, kept);
-    s->report.planned = 1;
-    int rc = disk ? dray__sources_disk(s->path, s->group_set, &s->destination, kept, error)
-                  : dray__sources_live(s->source_set, s->source_count, s->group_set,
-                                       &s->destination, kept, error);
-    s->sources = *kept;
-    return rc;
-}
-
-/* Which tensors the coordinator will compare with what was announced. */
-static int find_compared(dray_subscriber *s, dray_error *error)
-{
-    uint32_t count = dray_layout_tensor_count(s->destination.layout), any;
-    if (!s->announced)
-        return DRAY_OK;
-    s->compared = calloc((size_t)count + 1, sizeof *s->compared);
-    if (!s->compared)
-        return dray__nomem(error);
-    for (uint32_t t = 0; t < count; t++)
-        s->compared[t] =
-            !s->partial.count || !dray__map_get(&s->partial, s->sources->names[t], &any);
-    return DRAY_OK;
-}
-
 /* The answer to what preparing asks never came, or the deadline did. */
 static int waits_too_long(dray_subscriber *s, dray_error *error)
 {
@@ -281,76 +245,10 @@ static int waits_too_long(dray_subscriber *s, dray_error *error)
                       dray__context_address(s->context));
 }
 
-static int open_swap(dray_subscriber *s, dray_error *error)
-{
-    int rc = dray__swap_open(s, &s->swap, error);
-    return rc ? rc : dray__subscriber_watch(s, dray__swap_fd(s->swap), error);
-}
-
-/* A commit needs nothing but the staging. */
-static int prepare_commit(dray_subscriber *s, dray_error *error)
-{
-    if (s->has_staged && s->staged_version == s->report.version &&
-        s->staged_incarnation == s->report.incarnation)
-        return open_swap(s, error);
-    return dray__fail(error, DRAY_ENOENT,
-                      "rank %" PRIu32 " of group %s has not prefetched version %" PRIu64,
-                      s->destination.rank, s->group, s->report.version);
-}
-
-/* Buckets come one after the other, and cut through what shares a scale. */
-static int check_load(const dray_subscriber *s, dray_error *error)
-{
-    const dray_plan *plan = s->sources->plan;
-    if (!s->load || !dray_plan_transform_count(plan))
-        return DRAY_OK;
-    const dray_tensor_info *tensor =
-        dray_layout_tensor(s->destination.layout, dray_plan_transforms(plan)[0].tensor);
-    return dray__fail(
-        error, DRAY_EUNSUPPORTED,
-        "tensor %s: load_weights gets quantised tensors as publishers hold them: take "
-        "it in their dtype, with its scales, not as %s",
-        tensor->name, dray_dtype_name((dray_dtype)tensor->dtype));
-}
-
-/* Its members' regions are no longer mapped when it changes. */
-static void drop_cohort(dray_subscriber *s)
-{
-    uint64_t set = s->sources->fan ? s->sources->cohort_set : 0;
-    if (!set || set == s->cohort_set)
-        return;
-    dray__writer w = {0};
-    dray__put_u64(&w, s->key);
-    dray__put_u64(&w, set);
-    dray__notify(s->channel, DRAY__MSG_REGIONS_DROP, &w, NULL);
-    dray__writer_free(&w);
-}
-
-static int plan(dray_subscriber *s, dray_error *error)
-{
-    if (s->purpose == DRAY__COMMIT)
-        return prepare_commit(s, error);
-    int rc = DRAY_OK;
-    if (!s->sources) {
-        rc = find_sources(s, error);
-        if (rc == DRAY_OK)
-            drop_cohort(s);
-        if (rc == DRAY_OK)
-            rc = dray__sources_cohort(s->sources, s->cohort_set, s->cohort_count, error);
-    }
-    if (rc == DRAY_OK)
-        rc = dray__sources_plan(s->sources, s->channel, s->key, &s->destination, error);
-    if (rc == DRAY_OK)
-        rc = check_load(s, error);
-    if (rc == DRAY_OK && s->source == DRAY__FROM_DISK && s->options.verify >= 0)
-        rc = dray__sources_disk_sums(s->sources, error);
-    return rc ? rc : find_compared(s, error);
-}
-
 static int on_plan(dray_subscriber *s)
 {
     dray_error error;
-    int rc = plan(s, &error);
+    int rc = dray__update_plan(s, &error);
     if (rc == DRAY_EAGAIN && (rc = waits_too_long(s, &error)) != DRAY_EAGAIN)
         return end(s, &error);
     if (rc == DRAY_EAGAIN)
@@ -379,6 +277,8 @@ static int open_haul(dray_subscriber *s, dray_error *error)
         .strategy = s->options.strategy,
         .bucket_bytes = s->options.bucket_bytes ? s->options.bucket_bytes : DRAY__BUCKET_DEFAULT,
         .verify = s->options.verify >= 0,
+        .ctas = s->options.ctas,
+        .copy_engines = s->options.copy_engines,
         .attempt = s->attempt,
         .run = s->cohort_set ? s->run : 0,
         .board = s->purpose == DRAY__UPDATE ? s->destination.board : NULL,
@@ -465,6 +365,8 @@ static int on_move(dray_subscriber *s)
             dray__haul_explain(s->haul, &error);
         return vote(s, &error);
     }
+    if (!s->moved_any)
+        dray__steps_begin(&s->steps, dray__now());
     int rc = s->swap ? dray__swap_step(s->swap, SLICE_NS, &error)
                      : dray__haul_step(s->haul, SLICE_NS, &error);
     if (!s->moved_any)
@@ -481,6 +383,7 @@ static int on_move(dray_subscriber *s)
         rc = dray__haul_check(s->haul, &error);
         dray__haul_report(s->haul, &s->report);
     }
+    dray__steps_end(&s->steps, &s->report);
     s->report.peak_extra_bytes += s->staging_bytes;
     dray__weights_step("verified");
     return vote(s, rc ? &error : NULL);
@@ -589,6 +492,9 @@ static int check(const dray_subscriber *s, enum dray__purpose purpose,
         return dray__fail(error, DRAY_EINVALID, "mode %d", options->mode);
     if (options->strategy < DRAY_STRATEGY_DIRECT || options->strategy > DRAY_STRATEGY_PARAMETER)
         return dray__fail(error, DRAY_EINVALID, "strategy %d", options->strategy);
+    if (options->copy_engines != 0 && options->copy_engines != 1)
+        return dray__fail(error, DRAY_EINVALID, "copy_engines %d: 0 or 1 expected",
+                          options->copy_engines);
     if (options->timeout_ns < 0 || options->lease_ns < 0)
         return dray__fail(error, DRAY_EINVALID, "timeout_ns %" PRId64 ", lease_ns %" PRId64,
                           options->timeout_ns, options->lease_ns);
@@ -814,4 +720,13 @@ int dray_update_weights_from_disk(dray_subscriber *s, const dray_update_options 
                                   dray_update_report *report, dray_error *error)
 {
     return update_as(s, DRAY_MODE_DISK, options, report, error);
+}
+
+int dray_subscriber_note_step(dray_subscriber *s, int64_t took_ns, dray_error *error)
+{
+    if (!s || took_ns <= 0)
+        return dray__fail(error, DRAY_EINVALID,
+                          "subscriber must be given, and how long the step took");
+    dray__steps_note(&s->steps, took_ns, dray__now());
+    return DRAY_OK;
 }

@@ -36,6 +36,8 @@ commit() {
 }
 source=staging commit --prefetch device
 source=staging commit --prefetch pinned
+source=staging commit --prefetch device --decode 1 --ctas 2 --copy-engines
+grep -q '"slowdown":' "$work/out"
 DRAY_NCCL_LIBRARY=$DRAY_FAKE_NCCL DRAY_TRUSTED_NETWORKS=127.0.0.0/8 DRAY_DATA_ADDRESS=127.0.0.1 \
     run --from fsdp:2@0-1 --to engine:tp=2@2-3@~other --mode distributed
 grep -q '"network":' "$work/out"
