@@ -133,6 +133,7 @@ fi
 # As if the engines were on another host, over the same links: what NCCL makes of them.
 DRAY_TRUSTED_NETWORKS=127.0.0.0/8 DRAY_DATA_ADDRESS=127.0.0.1 \
     row "32B apart, on another host, over NCCL" 0 limit --model $m32 --mode distributed \
+    --bucket 1073741824 \
     --from "fsdp:$half@$low" --to "engine:tp=$half@$high@~elsewhere"
 flow "32B apart" distributed 32b 512
 flow "32B co-located" colocated 32b 512

@@ -35,6 +35,7 @@ struct dray__nccl_link {
     bool ready;   /* and the communicator is made */
     bool refused; /* not to be tried again */
     uint32_t last_id;
+    dray__nccl_jobs jobs; /* from slots to their places */
 };
 
 /* A part of an op that lies in one block of its source. */
@@ -89,6 +90,7 @@ void dray__nccl_link_free(struct dray__nccl_link *link)
 {
     if (!link)
         return;
+    dray__nccl_jobs_clear(&link->jobs);
     dray__nccl_close(link->pair);
     dray__peer_free(link->peer);
     free(link);
@@ -97,6 +99,7 @@ void dray__nccl_link_free(struct dray__nccl_link *link)
 /* The next update begins from the start. */
 static void drop_link(struct dray__nccl_link *link)
 {
+    dray__nccl_jobs_clear(&link->jobs);
     dray__nccl_close(link->pair);
     link->pair = NULL;
     link->joined = link->ready = false;
@@ -319,11 +322,11 @@ static int place(struct nccl_lane *l, struct source *s, uint32_t slot, dray_erro
                                      .source_base = dray__nccl_slot(s->of->nccl->pair, slot),
                                      .destination_base = dray_region_device_address(
                                          to->regions[c->slices[i].copy.destination_region])};
-    const dray__cuda_job_options options = {
-        .sums = l->haul->options.verify
-                    ? DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN | DRAY__CUDA_SUM_BACK
-                    : 0};
-    int rc = dray__cuda_job_new(l->device, to->layout, items, c->count, &options, &c->job, error);
+    uint32_t sums = l->haul->options.verify
+                        ? DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN | DRAY__CUDA_SUM_BACK
+                        : 0;
+    int rc = dray__nccl_jobs_get(&s->of->nccl->jobs, 0, l->device, to->layout, items, c->count,
+                                 sums, &c->job, error);
     if (rc == DRAY_OK)
         rc = dray__cuda_job_start(c->job, NULL, 0, error);
     c->state = PLACING;
@@ -364,7 +367,6 @@ static int finish(struct nccl_lane *l, struct source *s, struct chunk *c, dray_e
         l->haul->bytes += bytes;
         s->left -= bytes;
     }
-    dray__cuda_job_close(c->job);
     c->job = NULL;
     c->state = FREE;
     return rc;
@@ -481,8 +483,6 @@ static void lane_close(void *lane)
         bool under_way = s->asking;
         for (uint32_t k = 0; k < DRAY__NCCL_SLOTS; k++) {
             under_way |= s->chunks[k] && s->chunks[k]->state != FREE;
-            if (s->chunks[k])
-                dray__cuda_job_close(s->chunks[k]->job);
             free(s->chunks[k]);
         }
         if (under_way && s->of->nccl)

@@ -7,11 +7,12 @@
 #ifndef DRAY_WEIGHTS_NCCL_H
 #define DRAY_WEIGHTS_NCCL_H
 
+#include "mover/cuda.h"
 #include "mover/nccl.h"
 #include "weights/pull.h"
 
 enum {
-    DRAY__NCCL_SLOT_MAX = 16 << 20,
+    DRAY__NCCL_SLOT_MAX = 256 << 20,
     DRAY__NCCL_SLOT_MIN = 256 << 10,
     DRAY__NCCL_JOIN = 0, /* what a request asks for */
     DRAY__NCCL_FETCH = 1
@@ -19,6 +20,23 @@ enum {
 
 /* A region's GPU; NULL: it is not GPU memory that this process sees. */
 dray__cuda_device *dray__nccl_device_of(const dray_region *region);
+
+/* ---- nccl_jobs.c: what moves between slots and regions, compiled once -------------------------
+ */
+typedef struct dray__nccl_kept dray__nccl_kept;
+typedef struct dray__nccl_jobs {
+    dray__nccl_kept *kept;
+    uint32_t count; /* that were ever made */
+    uint64_t token;
+} dray__nccl_jobs;
+
+/* One for these items and sums, from an earlier call or new; stays the list's, and is kept for a
+ * thousand others. token: of whose regions they are: another one, and all jobs are dropped. */
+int dray__nccl_jobs_get(dray__nccl_jobs *jobs, uint64_t token, dray__cuda_device *device,
+                        const dray_layout *layout, const dray__cuda_item *items, uint64_t count,
+                        uint32_t sums, dray__cuda_job **out, dray_error *error);
+/* Ends what runs. */
+void dray__nccl_jobs_clear(dray__nccl_jobs *jobs);
 
 /* ---- nccl_serve.c: a data server's end of one pair, with a thread of its own ----------------- */
 typedef struct dray__nccl_session dray__nccl_session;

@@ -28,6 +28,7 @@ struct dray__nccl_session {
     uint64_t slot_bytes;
     uint32_t turn;
     bool used[DRAY__NCCL_SLOTS];
+    dray__nccl_jobs jobs;
 };
 
 dray__cuda_device *dray__nccl_device_of(const dray_region *region)
@@ -132,8 +133,9 @@ static int wait_job(dray__nccl_session *s, dray__cuda_job *job, dray_error *erro
     return rc;
 }
 
-static int make_job(dray__nccl_session *s, const dray__local *local, const dray_copy *copies,
-                    uint32_t count, uint32_t slot, dray__cuda_job **out, dray_error *error)
+static int find_job(dray__nccl_session *s, const dray__local *local, uint64_t token,
+                    const dray_copy *copies, uint32_t count, uint32_t slot, dray__cuda_job **out,
+                    dray_error *error)
 {
     dray__cuda_item *items = calloc(count, sizeof *items);
     if (!items)
@@ -143,9 +145,9 @@ static int make_job(dray__nccl_session *s, const dray__local *local, const dray_
                                      .source_base = dray_region_device_address(
                                          dray__local_region(local, copies[i].source_region)),
                                      .destination_base = dray__nccl_slot(s->pair, slot)};
-    const dray__cuda_job_options options = {.sums = DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN};
-    int rc = dray__cuda_job_new(dray__nccl_device(s->pair), dray__local_layout(local), items, count,
-                                &options, out, error);
+    int rc = dray__nccl_jobs_get(&s->jobs, token, dray__nccl_device(s->pair),
+                                 dray__local_layout(local), items, count,
+                                 DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN, out, error);
     free(items);
     return rc;
 }
@@ -163,7 +165,7 @@ static void put_sums(dray__nccl_session *s, const dray__cuda_job *job, uint32_t 
     }
 }
 
-static int fetch(dray__nccl_session *s, const dray__local *local, dray__reader *in,
+static int fetch(dray__nccl_session *s, const dray__local *local, uint64_t token, dray__reader *in,
                  dray_error *error)
 {
     const dray_copy *copies;
@@ -179,7 +181,7 @@ static int fetch(dray__nccl_session *s, const dray__local *local, dray__reader *
     if (rc == DRAY_OK)
         rc = wait_free(s, slot, error);
     if (rc == DRAY_OK)
-        rc = make_job(s, local, copies, count, slot, &job, error);
+        rc = find_job(s, local, token, copies, count, slot, &job, error);
     if (rc == DRAY_OK)
         rc = dray__cuda_job_start(job, NULL, 0, error);
     if (rc == DRAY_OK)
@@ -194,7 +196,8 @@ static int fetch(dray__nccl_session *s, const dray__local *local, dray__reader *
         rc = wait_ready(s, error);
     if (rc == DRAY_OK)
         put_sums(s, job, count);
-    dray__cuda_job_close(job);
+    else
+        dray__nccl_jobs_clear(&s->jobs); /* it may be under way */
     return rc;
 }
 
@@ -213,7 +216,7 @@ static int carry_out(dray__nccl_session *s, dray_error *error)
     int rc = dray__local_check(local, attempt, error);
     if (rc == DRAY_OK)
         rc = what == DRAY__NCCL_JOIN    ? join(s, local, &in, error)
-             : what == DRAY__NCCL_FETCH ? fetch(s, local, &in, error)
+             : what == DRAY__NCCL_FETCH ? fetch(s, local, token, &in, error)
                                         : dray__fail(error, DRAY_EINVALID, "a request %u", what);
     dray__local_release(local);
     return rc;
@@ -242,6 +245,7 @@ static void *run(void *user)
         (void)written; /* full: it is readable then */
     }
     pthread_mutex_unlock(&s->lock);
+    dray__nccl_jobs_clear(&s->jobs);
     dray__nccl_close(s->pair);
     return NULL;
 }
