@@ -69,6 +69,7 @@ struct dray_queue {
     size_t known_at;   /* where out says how many columns and keys are known; 0: nowhere */
     uint64_t identity; /* of this use of the queue, whatever controller serves it */
     int32_t durability;
+    uint64_t era, refused_era; /* of its controller; the last one that the keeper did not take */
 };
 
 typedef struct dray__buffer dray__buffer;

@@ -9,10 +9,12 @@
 #include "queue/hook.h"
 #include "queue/waiters.h"
 
+#include <errno.h>
 #include <event2/event.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
@@ -174,7 +176,8 @@ static int welcome(dray__served *q, dray__request *request, uint64_t identity, d
     dray__controller *self = q->controller;
     dray__session *session = dray__request_session(request);
     uint64_t member = session ? dray__session_member(session) : 0;
-    q->table->client_ids = self->client_ids;
+    if (q->table->client_ids < self->client_ids) /* a journal's reader has a number, too */
+        q->table->client_ids = self->client_ids;
     dray__client *client =
         dray__client_new(q->table, member, session ? dray__session_name(session) : "?", error);
     if (!client)
@@ -190,6 +193,7 @@ static int welcome(dray__served *q, dray__request *request, uint64_t identity, d
     dray__writer_reset(&self->out);
     dray__put_u32(&self->out, client->id);
     dray__put_u32(&self->out, (uint32_t)q->table->settings.durability);
+    dray__put_u64(&self->out, self->homes.era);
     dray__put_u32(&self->out, (uint32_t)q->table->settings.backend);
     dray__put_string(&self->out, q->table->settings.backend_address);
     dray__put_u64(&self->out, q->space);
@@ -549,6 +553,9 @@ int dray__queue_add_durable(dray__coordinator *coordinator, struct event_base *b
     int rc = dray__homes_init(&self->homes, coordinator, error);
     if (!rc && !self->timer)
         rc = dray__nomem(error);
+    if (!rc && folder && getrandom(&self->homes.era, sizeof self->homes.era, 0) < 0)
+        rc = dray__fail_errno(error, errno, "getrandom");
+    self->homes.era |= folder != NULL;
     if (!rc && keeper_path && asprintf(&self->drops.address, "unix:%s", keeper_path) < 0) {
         self->drops.address = NULL;
         rc = dray__nomem(error);

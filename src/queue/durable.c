@@ -80,6 +80,7 @@ static int restore(dray__controller *self, const dray__opening *o, const char *p
 {
     dray__ledger_options options = {.path = path ? path : o->restore,
                                     .keeper_path = self->keeper_path,
+                                    .era = self->homes.era,
                                     .sync = o->settings.durability == DRAY_DURABILITY_JOURNAL,
                                     .kept = path != NULL};
     dray__table *table = NULL;
@@ -115,6 +116,7 @@ static int begin_ledger(dray__controller *self, const dray__opening *o, dray__re
     const dray__reader *opening = dray__request_payload(request);
     dray__ledger_options options = {.path = path,
                                     .keeper_path = self->keeper_path,
+                                    .era = self->homes.era,
                                     .sync = o->settings.durability == DRAY_DURABILITY_JOURNAL,
                                     .kept = true};
     return dray__ledger_new(table, &options, opening->data, opening->size, error);
@@ -157,8 +159,11 @@ static int recover_file(dray__controller *self, const char *path,
                         int (*serve)(dray__controller *, dray__table *, dray_error *),
                         dray_error *error)
 {
-    dray__ledger_options options = {
-        .path = path, .keeper_path = self->keeper_path, .sync = true, .kept = true};
+    dray__ledger_options options = {.path = path,
+                                    .keeper_path = self->keeper_path,
+                                    .era = self->homes.era,
+                                    .sync = true,
+                                    .kept = true};
     dray__table *table = NULL;
     int rc = dray__ledger_recover(&options, make_table, self, &table, error);
     if (rc)
@@ -184,6 +189,7 @@ int dray__durable_recover(dray__controller *self,
         return dray__fail_errno(error, errno, "folder of journals %s", self->folder);
     dray__keeper_link link;
     int rc = dray__keeper_link_init(&link, self->keeper_path, DRAY__KEEPER_PATIENCE, error);
+    link.era = self->homes.era;
     if (!rc && self->keeper_path) /* what it holds is of a controller that is gone */
         rc = dray__keeper_reset(&link, error);
     dray__keeper_link_free(&link);

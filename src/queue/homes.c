@@ -140,6 +140,7 @@ static int join(dray__homes *homes, dray__request *request, dray_error *error)
     dray__writer w = {0};
     dray__put_u32(&w, home->number);
     put_key(&w, homes);
+    dray__put_u64(&w, homes->era);
     dray__request_reply(request, &w, NULL, 0);
     dray__writer_free(&w);
     return DRAY_OK;

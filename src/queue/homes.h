@@ -2,7 +2,8 @@
  * coordinator's own keeper; another comes with the session of its process (join.h), gets a number
  * that is never used again, and is forgotten when that session ends: what lay there is lost.
  *
- *  HOME_JOIN  str path, str endpoint, u8 own -> u32 number, str identity, blob key
+ *  HOME_JOIN  str path, str endpoint, u8 own -> u32 number, str identity, blob key,
+ *             u64 era (keeper.h)
  *             path: of its socket, for clients of its host; endpoint: of its data server, where
  *             "0.0.0.0" or "::" stands for the address at which the reader finds the coordinator;
  *             own: it is home 0. The key is what data servers of samples and their readers share.
@@ -38,6 +39,7 @@ typedef struct dray__homes {
     uint32_t count, capacity, numbers;
     dray__tls_key key;
     dray__networks trusted;
+    uint64_t era;           /* of this controller (keeper.h) */
     dray__stream_keys keys; /* with both, for reading from this process */
 } dray__homes;
 

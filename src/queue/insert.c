@@ -42,7 +42,7 @@ static int tell_storage(dray_queue *queue, const dray__written *add, const dray_
 }
 
 /* The controller learns of a chunk before the keeper gets it: whenever we die, one of them forgets
- * it for both. */
+ * it for both. The keeper takes none that was told to a controller of the past. */
 static int add_chunk(dray_queue *queue, uint64_t bytes, dray_error *error)
 {
     dray__written *chunk = NULL;
@@ -59,9 +59,16 @@ static int add_chunk(dray_queue *queue, uint64_t bytes, dray_error *error)
     rc = tell_storage(queue, chunk, NULL, error);
     dray__queue_step("told");
     if (!rc) {
+        queue->keeper.era = queue->era;
         rc = dray__keeper_put(&queue->keeper, chunk->id, chunk->key, chunk->size, fd, error);
         if (rc)
             tell_storage(queue, NULL, chunk, NULL);
+        if (rc == DRAY_ECLOSED && queue->era && queue->refused_era == queue->era)
+            rc = dray__fail(error, DRAY_EGONE,
+                            "queue %s: the keeper of this host serves another coordinator",
+                            queue->name);
+        else if (rc == DRAY_ECLOSED) /* the caller comes back, and tries again */
+            queue->refused_era = queue->era;
     }
     dray__queue_step("kept");
     close(fd);

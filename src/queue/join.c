@@ -76,12 +76,15 @@ static int introduce(dray__join *j, dray_error *error)
     j->seen = 0;
     char *identity = dray__get_string(&reply.payload, sizeof j->key.identity - 1);
     const void *bytes = dray__get_blob(&reply.payload, &size);
+    uint64_t era = dray__get_u64(&reply.payload);
     rc = dray__reader_finish(&reply.payload, "HOME_JOIN", error);
     if (!rc && size != sizeof j->key.bytes)
         rc = dray__fail(error, DRAY_EPROTO, "HOME_JOIN: a key of %zu bytes", size);
     if (!rc) {
         strcpy(j->key.identity, identity);
         memcpy(j->key.bytes, bytes, size);
+        if (!j->own) /* the controller resets its own itself */
+            dray__keeper_enter_era(j->keeper, era);
     }
     free(identity);
     return rc;

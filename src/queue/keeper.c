@@ -38,7 +38,7 @@ struct dray__keeper {
     dray__coordinator *server;
     pthread_mutex_t lock; /* of what follows */
     dray__idmap chunks;
-    uint64_t bytes, max_bytes;
+    uint64_t bytes, max_bytes, era;
     tomb tombs[TOMBS]; /* a ring */
     size_t tomb_count;
     dray__writer out;
@@ -57,6 +57,7 @@ static int put(dray__keeper *self, dray__request *request, dray_error *error)
     dray__queue_step("keeping");
     dray__reader *r = dray__request_payload(request);
     uint64_t id = dray__get_u64(r), key = dray__get_u64(r), bytes = dray__get_u64(r);
+    uint64_t era = dray__get_u64(r);
     int rc = dray__reader_finish(r, "KEEPER_PUT", error);
     if (rc)
         return rc;
@@ -70,6 +71,10 @@ static int put(dray__keeper *self, dray__request *request, dray_error *error)
                           (unsigned long long)id);
     if (dropped_before(self, id, key))
         return dray__fail(error, DRAY_EGONE, "KEEPER_PUT: chunk %016llx was dropped already",
+                          (unsigned long long)id);
+    if (era && self->era && era != self->era)
+        return dray__fail(error, DRAY_ECLOSED,
+                          "KEEPER_PUT: chunk %016llx is of a coordinator that is gone",
                           (unsigned long long)id);
     if (self->max_bytes && (bytes > self->max_bytes || self->bytes > self->max_bytes - bytes))
         return dray__fail(error, DRAY_EFULL, "KEEPER_PUT: %llu bytes + %llu > %llu",
@@ -169,10 +174,13 @@ static int drop(dray__keeper *self, dray__request *request, dray_error *error)
 
 static int reset(dray__keeper *self, dray__request *request, dray_error *error)
 {
-    int rc = dray__reader_finish(dray__request_payload(request), "KEEPER_RESET", error);
+    dray__reader *r = dray__request_payload(request);
+    uint64_t era = dray__get_u64(r);
+    int rc = dray__reader_finish(r, "KEEPER_RESET", error);
     if (rc)
         return rc;
     forget_all(self);
+    self->era = era;
     dray__request_reply(request, NULL, NULL, 0);
     return DRAY_OK;
 }
@@ -295,6 +303,15 @@ void dray__keeper_reset_all(dray__keeper *self)
 {
     pthread_mutex_lock(&self->lock);
     forget_all(self);
+    pthread_mutex_unlock(&self->lock);
+}
+
+void dray__keeper_enter_era(dray__keeper *self, uint64_t era)
+{
+    pthread_mutex_lock(&self->lock);
+    if (self->era != era)
+        forget_all(self);
+    self->era = era;
     pthread_mutex_unlock(&self->lock);
 }
 

@@ -2,12 +2,14 @@
  * killed loses nothing that it committed. It runs in a process of its own beside the coordinator
  * (the supervisor of `dray run`, or `dray serve`), attached to that process's event loop.
  *
- * KEEPER_PUT {u64 id, u64 key, u64 bytes} + descriptor: keeps a memfd that is sealed against
- *   shrinking, growing and further writable mappings. DRAY_EEXIST: the id is taken; DRAY_EGONE: it
- * was dropped before it came (the last 1,024 such ids are known). KEEPER_GET {u64 id} -> {u64
- * bytes} + descriptor, through which nobody can map writable. KEEPER_DROP {u64 id, u64 key}:
- * forgets it. Only who knows the key may (producer, controller).
- * KEEPER_RESET: forgets all, for a controller that is started anew and knows no chunk. */
+ * KEEPER_PUT {u64 id, u64 key, u64 bytes, u64 era} + descriptor: keeps a memfd that is sealed
+ * against shrinking, growing and further writable mappings. DRAY_EEXIST: the id is taken;
+ * DRAY_EGONE: it was dropped before it came (the last 1,024 such ids are known); DRAY_ECLOSED: the
+ * era is not that of the last reset, so nobody would ever ask for it, or drop it. KEEPER_GET {u64
+ * id} -> {u64 bytes} + descriptor, through which nobody can map writable. KEEPER_DROP {u64 id, u64
+ * key}: forgets it. Only who knows the key may (producer, controller). KEEPER_RESET {u64 era}:
+ * forgets all, for a controller that is started anew and knows no chunk. An era is a controller's
+ * life, 0 where it keeps no journal: then nothing is asked. */
 #ifndef DRAY_QUEUE_KEEPER_H
 #define DRAY_QUEUE_KEEPER_H
 
@@ -31,6 +33,8 @@ int dray__keeper_read(dray__keeper *keeper, uint64_t id, uint64_t offset, uint64
 /* As KEEPER_DROP and KEEPER_RESET. false: the key is not the chunk's. */
 bool dray__keeper_drop(dray__keeper *keeper, uint64_t id, uint64_t key);
 void dray__keeper_reset_all(dray__keeper *keeper);
+/* As KEEPER_RESET, unless it is of this era already. */
+void dray__keeper_enter_era(dray__keeper *keeper, uint64_t era);
 
 uint64_t dray__keeper_chunks(const dray__keeper *keeper);
 uint64_t dray__keeper_bytes(const dray__keeper *keeper);

@@ -583,6 +583,7 @@ static int ledger_open(dray__table *table, const dray__ledger_options *options, 
     int rc = ledger->path ? dray__keeper_link_init(&ledger->link, options->keeper_path,
                                                    DRAY__KEEPER_PATIENCE, error)
                           : dray__nomem(error);
+    ledger->link.era = options->era;
     if (!rc)
         rc = open_store(ledger, error);
     if (rc)

@@ -100,6 +100,7 @@ const dray__told *dray__ledger_told(const dray__ledger *ledger, uint64_t identit
 typedef struct dray__ledger_options {
     const char *path; /* of the journal */
     const char *keeper_path;
+    uint64_t era; /* of the controller (keeper.h) */
     bool sync;
     bool kept; /* the journal goes on; false: it is only read */
     const dray__journal_files *files;

@@ -12,8 +12,8 @@
  * u32 attempts, u32 on loss, u64 provisional tasks (bits in their order),
  *          u32 rows a batch, u32 open batches, u32 batches a checkpoint, u64 bytes a row, u32
  * durability, u32 backend, str its address, u64 identity, str checkpoint to restore, i64 timeout
- *          -> u32 client, u32 durability, u32 backend, str its address, u64 space, the
- *             same table of tasks
+ *          -> u32 client, u32 durability, u64 era (keeper.h), u32 backend, str its address, u64
+ *             space, the same table of tasks
  *
  * INSERT   str partition, u32 rows, u32 group size, u8 per group, u64 at slot, u64 row bytes,
  *          u64 refill, u32 ticket, i64 timeout, columns, tags

@@ -213,6 +213,7 @@ static int read_table(dray_queue *queue, dray__reader *r, dray_error *error)
 {
     queue->id = dray__get_u32(r);
     queue->durability = (int32_t)dray__get_u32(r);
+    queue->era = dray__get_u64(r);
     int opened = dray__objects_open(queue, r, error);
     if (opened)
         return opened;
@@ -283,6 +284,7 @@ static int enter_again(dray_queue *queue, int64_t deadline_ns, dray_error *error
         return rc;
     queue->id = dray__get_u32(&reply.payload);
     dray__get_u32(&reply.payload); /* durability: it had a journal, or was not there again */
+    queue->era = dray__get_u64(&reply.payload);
     return dray__objects_reopen(queue, &reply.payload, error);
 }
 

@@ -117,6 +117,7 @@ int dray__keeper_put(dray__keeper_link *link, uint64_t id, uint64_t key, uint64_
     dray__put_u64(&message, id);
     dray__put_u64(&message, key);
     dray__put_u64(&message, bytes);
+    dray__put_u64(&message, link->era);
     int rc = call(link, DRAY__MSG_KEEPER_PUT, &message, &fd, &reply, error);
     dray__writer_free(&message);
     return rc;
@@ -138,6 +139,7 @@ int dray__keeper_reset(dray__keeper_link *link, dray_error *error)
 {
     dray__writer message = {0};
     dray__reply reply;
+    dray__put_u64(&message, link->era);
     int rc = call(link, DRAY__MSG_KEEPER_RESET, &message, NULL, &reply, error);
     dray__writer_free(&message);
     return rc;

@@ -19,6 +19,7 @@ typedef struct dray__keeper_link {
     char *address; /* "unix:..."; NULL: the coordinator named none */
     dray__channel *channel;
     int64_t timeout_ns;
+    uint64_t era; /* of the controller that chunks are put for; 0: not known */
 } dray__keeper_link;
 
 int dray__keeper_link_init(dray__keeper_link *link, const char *path, int64_t timeout_ns,
@@ -26,12 +27,13 @@ int dray__keeper_link_init(dray__keeper_link *link, const char *path, int64_t ti
 void dray__keeper_link_free(dray__keeper_link *link);
 /* The keeper may be another one by now. */
 void dray__keeper_link_break(dray__keeper_link *link);
+/* DRAY_ECLOSED: the controller of this era is gone, and another has come. */
 int dray__keeper_put(dray__keeper_link *link, uint64_t id, uint64_t key, uint64_t bytes, int fd,
                      dray_error *error);
 /* Tells it to forget `count` chunks; pairs: the id and the key of each. */
 int dray__keeper_forget(dray__keeper_link *link, uint32_t count, const dray__writer *pairs,
                         dray_error *error);
-/* Tells the keeper to forget all chunks. */
+/* Tells the keeper to forget all chunks, and that from now on only those of the link's era come. */
 int dray__keeper_reset(dray__keeper_link *link, dray_error *error);
 
 /* A chunk as this process reads it: mapped once, shared by all queues and threads. */
