@@ -561,7 +561,7 @@ static void test_joiners(void **state)
         }
         int64_t one = s.board->number[JOINERS];
         fprintf(stderr, "%.2f times one engine's bytes\n", (double)wire / (double)one);
-        if (s.hosts == 1 && i != 3)
+        if (s.hosts == 1 && i != 3 && !(cluster_gpus && gpu_is_real())) /* they begin together */
             assert_true((double)wire < 1.2 * (double)one);
         raise_flag(s.board, 1);
         must_end_well(trainer_pid);
