@@ -82,8 +82,43 @@ class Block:
     start: tuple = None   # where in the whole the view's first element is; None: at its start
 
 
+class FlatPart:
+    """The part of a parameter that lies in a rank's shard of FSDP1's flat parameter: elements
+    [first, first + count) of the parameter's, dense from `at` on, looked up each time: the shard may
+    move."""
+
+    def __init__(self, flat, shape, at=0, first=0, count=0):
+        self.flat, self.shape = flat, tuple(shape)
+        self.at, self.first, self.count = at, first, count
+
+    @property
+    def tensor(self):
+        shard = getattr(self.flat, "_local_shard", None)
+        shard = self.flat.data if shard is None else shard
+        return shard.detach()[self.at:self.at + self.count]
+
+
+def fsdp1_parameters(module):
+    """(name, FlatPart) of all parameters of a module in FullyShardedDataParallel, for Publisher."""
+    for path, unit in module.named_modules():
+        handle = getattr(unit, "_handle", None)
+        flat = getattr(handle, "flat_param", None)
+        if flat is None:
+            continue
+        path = path.replace("_fsdp_wrapped_module", "").replace("..", ".").strip(".")
+        for name, shape, info in zip(flat._fqns, flat._shapes, flat._shard_param_infos):
+            name = f"{path}.{name}" if path else name
+            if info.in_shard:
+                yield name, FlatPart(flat, shape, info.offset_in_shard, info.intra_param_start_idx,
+                                     info.numel_in_shard)
+            else:
+                yield name, FlatPart(flat, shape)
+
+
 def _local(tensor):
     """The memory of a parameter, which may be a DTensor, and how it is cut."""
+    if isinstance(tensor, FlatPart):
+        return tensor.tensor, None, None
     if hasattr(tensor, "placements"):
         return tensor.detach().to_local(), tensor.device_mesh, tensor.placements
     return tensor.detach(), None, None
@@ -165,9 +200,17 @@ class Layout:
         if not local.is_contiguous() or list(local.shape[1:]) != list(shape[1:]):
             raise DrayError(-26, f"{name} lies in several allocations (expandable segments), and is "
                             "not whole rows: allocate it in dray.gpu.use_arena()")
+        self._add_range(index, local, (start[0] if start else 0) *
+                        (local.numel() // max(1, local.shape[0])), name)
+
+    def _add_range(self, index, local, first, name):
+        """Elements of the whole tensor from `first` on, dense here, allocation by allocation."""
         element, at = local.element_size(), local.data_ptr()
         end = at + local.numel() * element
-        first = (start[0] if start else 0) * (local.numel() // max(1, local.shape[0]))
+        if not self._spans(local):
+            region, offset = self.region_of(local, name)
+            call("dray_layout_add_range", self.pointer, index, region, offset, first, local.numel())
+            return
         while at < end:
             s = _g.storage_of(at)
             count = (min(end, s["base"] + s["bytes"]) - at) // element
@@ -190,6 +233,9 @@ class Layout:
         local, mesh, placements = _local(parameter)
         tensor = self.add_tensor(name, local.dtype, tuple(parameter.shape))
         if local.numel() == 0:
+            return
+        if isinstance(parameter, FlatPart):
+            self._add_range(tensor, local, parameter.first, name)
             return
         if not local.is_contiguous():
             raise DrayError(-1, f"{name}: the local shard is not contiguous")

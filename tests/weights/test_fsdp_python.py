@@ -9,6 +9,7 @@ released and resumed between; elsewhere on the CPU.
     DRAY_TEST_ENGINES engines that share the ranks' number between them (1); more than one: every
                       process sees one GPU alone
     DRAY_TEST_MOVES   the trainer's memory goes and comes back before every so manieth update (5)
+    DRAY_TEST_FSDP    1: FullyShardedDataParallel's flat parameters, in f32 (2)
     DRAY_TEST_MEMORY  "arena" (with GPUs the default), or "torch": PyTorch's own allocator, and
                       parameters moved to the CPU and back"""
 import json
@@ -22,7 +23,7 @@ import time
 try:
     import torch
     import torch.distributed as dist
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
     from torch.distributed.device_mesh import init_device_mesh
 except ImportError as missing:
     print(missing)
@@ -30,7 +31,7 @@ except ImportError as missing:
 
 sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
 import dray  # noqa: E402
-from dray.weights import Block, Context, Publisher, Subscriber  # noqa: E402
+from dray.weights import Block, Context, Publisher, Subscriber, fsdp1_parameters  # noqa: E402
 
 RANKS = int(os.environ.get("DRAY_TEST_RANKS", "2"))
 GROUPS = int(os.environ.get("DRAY_TEST_ENGINES", "1"))
@@ -42,14 +43,16 @@ MOVES = int(os.environ.get("DRAY_TEST_MOVES", "5"))
 MEMORY = os.environ.get("DRAY_TEST_MEMORY", "arena")
 HIDDEN, HEADS, KV, HEAD, FFN = (1024, 16, 4, 64, 2816) if ON_GPU else (48, 6, 2, 8, 88)
 LAYERS = 2
-DTYPE = torch.bfloat16
+FSDP1 = os.environ.get("DRAY_TEST_FSDP") == "1"
+DTYPE = torch.bfloat16  # of engines
+TRAINED = torch.float32 if FSDP1 else DTYPE
 
 
 class Layer(torch.nn.Module):
     def __init__(self):
         super().__init__()
         for name, shape in shapes().items():
-            self.register_parameter(name, torch.nn.Parameter(torch.empty(shape, dtype=DTYPE)))
+            self.register_parameter(name, torch.nn.Parameter(torch.empty(shape, dtype=TRAINED)))
 
     def forward(self, x):
         y = torch.nn.functional.rms_norm(x, (HIDDEN,), self.norm)
@@ -127,6 +130,11 @@ def trainer(folder, rank):
         model = Model().to(device)
         for p in model.parameters():
             torch.nn.init.normal_(p, std=0.05)
+        if FSDP1:
+            of = dict(use_orig_params=True, device_id=torch.device(device, gpu_of(rank)) if ON_GPU else torch.device("cpu"))
+            for i, layer in enumerate(model.layers):
+                model.layers[i] = FullyShardedDataParallel(layer, **of)
+            return FullyShardedDataParallel(model, **of)
         for layer in model.layers:
             fully_shard(layer, mesh=mesh)
         return fully_shard(model, mesh=mesh)
@@ -139,18 +147,19 @@ def trainer(folder, rank):
         model = build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     with Context(f"unix:{folder}/s", role="trainer", rank=rank) as context:
-        publisher = Publisher(context, "model", model.named_parameters(), rank, RANKS,
+        published = fsdp1_parameters(model) if FSDP1 else model.named_parameters()
+        publisher = Publisher(context, "model", published, rank, RANKS,
                               staging_bytes=0 if ON_GPU else 8 << 20)
         hook = publisher.attach(optimizer)
         start = fds = None
         for step in range(1, STEPS + 1):
-            x = torch.randn(64, HIDDEN, dtype=DTYPE, device=device)
+            x = torch.randn(64, HIDDEN, dtype=TRAINED, device=device)
             model(x).float().square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
             if step % MOVES == 0:
                 move(publisher, model, arena)
-            full = {n: p.full_tensor().cpu() for n, p in model.named_parameters()}
+            full = gather(model)
             if rank == 0:
                 torch.save(full, f"{folder}/{step}.tmp")
                 os.rename(f"{folder}/{step}.tmp", f"{folder}/{step}.pt")
@@ -165,9 +174,19 @@ def trainer(folder, rank):
                 start = footprint("weights", gpu_of(rank))
         said = growth(start, footprint("weights", gpu_of(rank)))
         print(f"trainer {rank}: {said}; regions {len(publisher._layout.regions)}", flush=True)
+        assert not arena or len(publisher._layout.regions) == 1  # one handle
         hook.remove()
         publisher.close()
     dist.destroy_process_group()
+
+
+def gather(model):
+    """What an engine would be given today, in its dtype."""
+    if not FSDP1:
+        return {n: p.full_tensor().cpu() for n, p in model.named_parameters()}
+    with FullyShardedDataParallel.summon_full_params(model, writeback=False):
+        return {n.replace("_fsdp_wrapped_module.", ""): p.detach().to(DTYPE).cpu().clone()
+                for n, p in model.named_parameters()}
 
 
 def move(publisher, model, arena):
@@ -181,6 +200,8 @@ def move(publisher, model, arena):
         dray.gpu.resume("weights")
         return
     publisher.wait()
+    if FSDP1:  # its parameters are views of the flat ones
+        return
     for p in model.parameters():
         local = p._local_tensor if hasattr(p, "_local_tensor") else p
         storage = local.untyped_storage()
