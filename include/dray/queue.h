@@ -127,8 +127,9 @@ int dray_queue_backend_built(int32_t backend);
  * opens, and must then be equal (DRAY_EEXIST says what differs; DRAY_EGONE: a task that the queue
  * was made without, whose samples may be freed already; limits that are 0 are not compared);
  * task_count 0 attaches to a queue that exists, waiting for it up to the timeout. At most 64 tasks.
- * DRAY_EINVALID: a column is written by two tasks, or needed and written by one. Owner: the caller,
- * until dray_queue_close; the context must outlive it. */
+ * DRAY_EINVALID: a column is written by two tasks, or needed and written by one. Where the
+ * coordinator dies meanwhile, the next one is waited for, up to the timeout, unless it said that it
+ * ends: DRAY_ECLOSED. Owner: the caller, until dray_queue_close; the context must outlive it. */
 int dray_queue_open(dray_context *context, const char *name, const dray_queue_options *options,
                     dray_queue **out, dray_error *error);
 /* Saves the queue as it is now in a file of the coordinator's host (an absolute path), written

@@ -79,6 +79,8 @@ int64_t dray__context_deadline(const dray_context *context, int64_t timeout_ns);
 /* Until when to wait for the answer to a request that was sent with this deadline: a second more,
  * so that the server, which answers DRAY_ETIMEDOUT at the deadline, decides what has happened. */
 int64_t dray__answer_deadline(int64_t deadline_ns);
+/* Has the coordinator said that it ends, and that none comes after it? Or is this a fork? */
+bool dray__context_ended(dray_context *context);
 /* Does the coordinator that comes after this one know the session again? */
 bool dray__context_takes_back(const dray_context *context);
 /* How often the session went on with another coordinator. */

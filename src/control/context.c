@@ -574,6 +574,16 @@ uint64_t dray_context_epoch(const dray_context *context)
     return context->epoch;
 }
 
+bool dray__context_ended(dray_context *context)
+{
+    if (context->pid != getpid())
+        return true;
+    pthread_mutex_lock(&context->lock);
+    bool ended = !dray__channel_alive(context->main) && dray__channel_ended(context->main);
+    pthread_mutex_unlock(&context->lock);
+    return ended;
+}
+
 int64_t dray__context_deadline(const dray_context *context, int64_t timeout_ns)
 {
     return dray__deadline(timeout_ns == DRAY_WAIT_DEFAULT ? context->timeout_ns : timeout_ns);

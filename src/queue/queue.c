@@ -10,6 +10,7 @@
 #include "queue/hook.h"
 #include "queue/objects.h"
 
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -300,10 +301,12 @@ int dray__queue_come_back(dray_queue *queue)
     return rc;
 }
 
-static int open_queue(dray_queue *queue, const char *name, const dray_queue_options *options,
-                      dray_error *error)
+/* The message of OPEN, but for the time that is left. */
+static int put_opening(dray_queue *queue, const char *name, const dray_queue_options *options,
+                       dray_error *error)
 {
     dray__writer *w = &queue->out;
+    dray__writer_reset(w);
     dray__put_string(w, name);
     uint64_t provisional = 0;
     int rc = put_tasks(w, options, error);
@@ -311,7 +314,6 @@ static int open_queue(dray_queue *queue, const char *name, const dray_queue_opti
         rc = provisional_tasks(options, &provisional, error);
     if (rc)
         return rc;
-    int64_t deadline = dray__context_deadline(queue->context, queue->timeout_ns);
     dray__settings settings = {.capacity_rows = options->capacity_rows,
                                .capacity_bytes = options->capacity_bytes,
                                .max_attempts = options->max_attempts,
@@ -327,11 +329,42 @@ static int open_queue(dray_queue *queue, const char *name, const dray_queue_opti
     put_settings(w, &settings);
     dray__put_u64(w, queue->identity);
     dray__put_string(w, options->restore ? options->restore : "");
-    dray__put_i64(w, deadline - dray__now());
-    rc = dray__channel_open(queue->context, &queue->channel, error);
-    dray__reply reply;
+    return DRAY_OK;
+}
+
+/* again: the coordinator went away during a try before. */
+static int open_once(dray_queue *queue, const char *name, const dray_queue_options *options,
+                     bool again, int64_t deadline_ns, dray__reply *reply, dray_error *error)
+{
+    int rc = put_opening(queue, name, options, error);
     if (!rc)
-        rc = dray__queue_call(queue, DRAY__MSG_QUEUE_OPEN, deadline, &reply, error);
+        rc = (again ? dray__context_come_back : dray__channel_open_until)(
+            queue->context, deadline_ns, &queue->channel, error);
+    if (rc)
+        return rc;
+    int64_t left = deadline_ns - dray__now();
+    dray__put_i64(&queue->out, left > 0 ? left : 0);
+    rc = dray__queue_call(queue, DRAY__MSG_QUEUE_OPEN, deadline_ns, reply, error);
+    if (rc == DRAY_ECLOSED && !dray__channel_ended(queue->channel)) {
+        dray__channel_close(queue->channel);
+        queue->channel = NULL;
+    }
+    return rc;
+}
+
+/* Opening says the same however often it is asked: where the coordinator dies meanwhile, the next
+ * one is asked. None is waited for where it said that it ends. */
+static int open_queue(dray_queue *queue, const char *name, const dray_queue_options *options,
+                      dray_error *error)
+{
+    int64_t deadline = dray__context_deadline(queue->context, queue->timeout_ns);
+    dray__reply reply;
+    int rc = open_once(queue, name, options, false, deadline, &reply, error);
+    while (rc == DRAY_ECLOSED && !queue->channel && !dray__context_ended(queue->context) &&
+           dray__now() < deadline) {
+        poll(NULL, 0, 1);
+        rc = open_once(queue, name, options, true, deadline, &reply, error);
+    }
     return rc ? rc : read_table(queue, &reply.payload, error);
 }
 

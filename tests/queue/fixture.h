@@ -28,6 +28,7 @@ typedef struct queue_fixture {
     char folder[64], socket[96], keeper[96], address[112];
     pid_t coordinator_pid, keeper_pid;
     bool without_keeper;
+    bool keeps_sessions;          /* a coordinator takes back the members of the one before */
     char journals[96];            /* folder of durable queues; "": none. The test's to empty */
     void (*prepare)(bool keeper); /* called first in each server; NULL: nothing */
 } queue_fixture;
@@ -56,7 +57,11 @@ static inline void fixture_serve(const queue_fixture *f, bool keeper, int ready)
     dray__keeper *k = NULL;
     dray__coordinator *c = NULL;
     const char *path = f->without_keeper ? NULL : f->keeper;
-    dray__coordinator_options options = {.unix_path = f->socket, .keeper_path = path};
+    char sessions[112];
+    snprintf(sessions, sizeof sessions, "%s.state", f->socket);
+    dray__coordinator_options options = {.unix_path = f->socket,
+                                         .keeper_path = path,
+                                         .state_path = f->keeps_sessions ? sessions : NULL};
     if (keeper ? dray__keeper_new(base, f->keeper, 0, &k, &error)
                : dray__coordinator_new(base, &options, &c, &error) ||
                      dray__queue_add_durable(c, base, path, f->journals[0] ? f->journals : NULL,
@@ -122,6 +127,35 @@ static inline void fixture_down(queue_fixture *f)
                 (unsigned)coordinator, (unsigned)keeper);
         die("the servers ended badly", NULL);
     }
+}
+
+/* The same with a folder for durable queues; and without it again. */
+static inline void fixture_up_with_journals(queue_fixture *f)
+{
+    const char *tmp = getenv("TMPDIR");
+    snprintf(f->journals, sizeof f->journals, "%.60s/dray-journal-XXXXXX", tmp ? tmp : "/tmp");
+    if (!mkdtemp(f->journals))
+        die("mkdtemp", NULL);
+    fixture_up(f);
+}
+
+static inline void fixture_down_with_journals(queue_fixture *f)
+{
+    fixture_down(f);
+    DIR *dir = opendir(f->journals);
+    for (struct dirent *entry; dir && (entry = readdir(dir));)
+        unlinkat(dirfd(dir), entry->d_name, 0);
+    if (dir)
+        closedir(dir);
+    if (rmdir(f->journals) < 0)
+        die("rmdir", NULL);
+}
+
+/* The coordinator dies, and another one is started. */
+static inline void fixture_restart(queue_fixture *f)
+{
+    fixture_end(f->coordinator_pid, SIGKILL);
+    f->coordinator_pid = fixture_spawn(f, false);
 }
 
 static inline dray_context *fixture_context(const queue_fixture *f, const char *name)

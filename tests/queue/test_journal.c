@@ -24,34 +24,17 @@ enum { GROUP = 4 };
 static void up(void)
 {
     memset(&f, 0, sizeof f);
-    snprintf(f.journals, sizeof f.journals, "%.60s/dray-journal-XXXXXX",
-             getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
-    if (!mkdtemp(f.journals))
-        die("mkdtemp", NULL);
-    fixture_up(&f);
-}
-
-static void empty_folder(const char *path)
-{
-    DIR *dir = opendir(path);
-    for (struct dirent *entry; dir && (entry = readdir(dir));)
-        unlinkat(dirfd(dir), entry->d_name, 0);
-    if (dir)
-        closedir(dir);
+    fixture_up_with_journals(&f);
 }
 
 static void down(void)
 {
-    fixture_down(&f);
-    empty_folder(f.journals);
-    if (rmdir(f.journals) < 0)
-        die("rmdir", NULL);
+    fixture_down_with_journals(&f);
 }
 
 static void restart(void)
 {
-    fixture_end(f.coordinator_pid, SIGKILL);
-    f.coordinator_pid = fixture_spawn(&f, false);
+    fixture_restart(&f);
 }
 
 /* The one journal in the folder. */
