@@ -48,6 +48,15 @@ const char *dray__backend_name(int32_t backend)
     return backends[known ? backend : DRAY_BACKEND_BUILTIN].name;
 }
 
+const dray__backend_kind *dray__backend_named(const char *name, size_t length)
+{
+    for (size_t i = 0; i < sizeof backends / sizeof *backends; i++)
+        if (backends[i].kind && strlen(backends[i].kind->name) == length &&
+            strncmp(backends[i].kind->name, name, length) == 0)
+            return backends[i].kind;
+    return NULL;
+}
+
 int dray__backend_find(int32_t backend, const dray__backend_kind **out, dray_error *error)
 {
     if (!backend)

@@ -57,6 +57,8 @@ struct dray__backend { /* begins every backend's own struct */
 /* By dray_queue_backend. *out NULL: the builtin one. DRAY_EINVALID: there is no such backend;
  * DRAY_EUNSUPPORTED: this build is without it. */
 int dray__backend_find(int32_t backend, const dray__backend_kind **out, dray_error *error);
+/* The store of this name, which need not end there. NULL: this build has none. */
+const dray__backend_kind *dray__backend_named(const char *name, size_t length);
 /* What DRAY_BACKEND_DEFAULT means to whoever makes a queue: builtin, or what $DRAY_QUEUE_BACKEND
  * says, "redis:unix:/path". address: borrowed from the environment. DRAY_EINVALID. */
 int dray__backend_default(int32_t *backend, const char **address, dray_error *error);

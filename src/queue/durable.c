@@ -42,6 +42,8 @@ static int make_table(void *user, dray__reader *opening, dray__table **out, dray
     int rc = dray__get_opening(opening, &arena, &o, &timeout, error);
     if (!rc)
         rc = dray__table_new(o.name, o.tasks, o.task_count, &o.settings, out, error);
+    if (!rc)
+        rc = dray__store_draw(self, *out, error);
     if (!rc) { /* chunks that are dropped meanwhile are told to the keeper afterwards */
         (*out)->drop = dray__drops_add;
         (*out)->user = &self->drops;
@@ -137,6 +139,8 @@ int dray__durable_new(dray__controller *self, const dray__opening *o, dray__requ
     }
     if (!rc)
         rc = dray__table_new(o->name, o->tasks, o->task_count, &o->settings, &table, error);
+    if (!rc)
+        rc = dray__store_draw(self, table, error);
     if (!rc && path)
         rc = begin_ledger(self, o, request, path, table, error);
     free(path);
@@ -169,11 +173,8 @@ static int recover_file(dray__controller *self, const char *path,
     if (rc)
         return rc;
     if (table) {
-        uint64_t former = table->ledger->former_space;
         rc = serve(self, table, error);
-        if (!rc) /* its bytes are in the journal, and put anew */
-            dray__store_forget(self->queues, former);
-        return rc;
+        return rc ? rc : dray__store_former(self, self->queues->table, error);
     }
     /* Not even the queue's opening got into it, so nobody was told that there is such a queue. */
     dray__log(DRAY_LOG_INFO, "queue: journal %s holds nothing: removed", path);
@@ -209,5 +210,5 @@ int dray__durable_recover(dray__controller *self,
     }
     if (dir)
         closedir(dir);
-    return rc;
+    return rc ? rc : dray__store_clean(self, error);
 }

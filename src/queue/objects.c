@@ -16,6 +16,7 @@
 #define POOL_BYTES (UINT64_C(256) << 20) /* of all that are kept */
 #define GAP (4u << 10) /* bytes that nobody asked for, got rather than another range */
 #define GIVEN_UP_MAX 65536u
+#define SWEEP_NS (2 * DRAY__SECOND)
 
 /* ---- opening and closing --------------------------------------------------------------------- */
 
@@ -34,10 +35,12 @@ int dray__objects_open(dray_queue *queue, dray__reader *r, dray_error *error)
     return rc;
 }
 
-int dray__objects_reopen(dray_queue *queue, dray__reader *r, dray_error *error)
+int dray__objects_reopen(dray_queue *queue, uint32_t former, dray__reader *r, dray_error *error)
 {
-    if (queue->store)
+    if (queue->store) { /* what was put there after the new controller had cleaned it */
+        queue->store->kind->sweep(queue->store, former, NULL, 0, dray__deadline(SWEEP_NS), NULL);
         queue->store->kind->close(queue->store);
+    }
     queue->store = NULL;
     queue->given_up_count = 0; /* what was written for the other one, this one drops */
     return dray__objects_open(queue, r, error);

@@ -8,8 +8,9 @@
 
 /* What the answer to OPEN says: u32 backend, str address, u64 space. */
 int dray__objects_open(dray_queue *queue, dray__reader *r, dray_error *error);
-/* The same of a controller that was started anew: its objects are others. */
-int dray__objects_reopen(dray_queue *queue, dray__reader *r, dray_error *error);
+/* The same of a controller that was started anew: its objects are others. former: our number there
+ * before. */
+int dray__objects_reopen(dray_queue *queue, uint32_t former, dray__reader *r, dray_error *error);
 /* Tells what was given up. */
 void dray__objects_close(dray_queue *queue);
 /* As dray__queue_write, whose checks are done: `head` bytes of offsets, padded, then `bytes`. */

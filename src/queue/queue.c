@@ -283,10 +283,11 @@ static int enter_again(dray_queue *queue, int64_t deadline_ns, dray_error *error
     dray__writer_free(&w);
     if (rc)
         return rc;
+    uint32_t former = queue->id;
     queue->id = dray__get_u32(&reply.payload);
     dray__get_u32(&reply.payload); /* durability: it had a journal, or was not there again */
     queue->era = dray__get_u64(&reply.payload);
-    return dray__objects_reopen(queue, &reply.payload, error);
+    return dray__objects_reopen(queue, former, &reply.payload, error);
 }
 
 int dray__queue_come_back(dray_queue *queue)

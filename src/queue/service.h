@@ -57,10 +57,15 @@ int dray__step(dray__controller *self, dray__request *request, dray_error *error
 void dray__arm_timer(dray__controller *self);
 /* What the client waits for ends with DRAY_ECANCELED; ticket DRAY__NONE: all of it. */
 void dray__cancel_waiting(dray__served *queue, const dray__client *client, uint32_t ticket);
-/* Where the queue's settings name a store: a space of its own there, and a cleaner. */
+/* Where the table's settings name a store: a space of its own there, which is noted in the folder
+ * before anything is put there. */
+int dray__store_draw(const dray__controller *self, dray__table *table, dray_error *error);
+/* Notes the space that its journal names, too, which may have come from elsewhere. */
+int dray__store_former(const dray__controller *self, const dray__table *table, dray_error *error);
+/* The queue that has such a table gets a cleaner. */
 int dray__store_use(dray__served *queue, dray_error *error);
-/* Drops all objects of a space that was the queue's before the controller was started anew. */
-void dray__store_forget(const dray__served *queue, uint64_t space);
+/* Drops what coordinators before this one left in stores, killed at whatever moment. */
+int dray__store_clean(dray__controller *self, dray_error *error);
 void dray__store_sweep(dray__served *queue, uint32_t client);
 /* The client wrote the object and does not know what became of it: nothing, if it is unknown here,
  * and then it is dropped. */

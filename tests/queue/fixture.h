@@ -29,7 +29,8 @@ typedef struct queue_fixture {
     pid_t coordinator_pid, keeper_pid;
     bool without_keeper;
     bool keeps_sessions;          /* a coordinator takes back the members of the one before */
-    char journals[96];            /* folder of durable queues; "": none. The test's to empty */
+    bool durable;                 /* there is a folder of durable queues, made and removed here */
+    char journals[96];            /* it; "": none. Where not `durable`, the test's */
     void (*prepare)(bool keeper); /* called first in each server; NULL: nothing */
 } queue_fixture;
 
@@ -102,6 +103,11 @@ static inline void fixture_up(queue_fixture *f)
     snprintf(f->folder, sizeof f->folder, "%.40s/dray-test-XXXXXX", tmp ? tmp : "/tmp");
     if (!mkdtemp(f->folder))
         die("mkdtemp", NULL);
+    if (f->durable) {
+        snprintf(f->journals, sizeof f->journals, "%.60s/dray-journal-XXXXXX", tmp ? tmp : "/tmp");
+        if (!mkdtemp(f->journals))
+            die("mkdtemp", NULL);
+    }
     snprintf(f->socket, sizeof f->socket, "%s/socket", f->folder);
     snprintf(f->keeper, sizeof f->keeper, "%s/keeper", f->folder);
     snprintf(f->address, sizeof f->address, "unix:%s", f->socket);
@@ -117,6 +123,15 @@ static inline int fixture_end(pid_t pid, int signal)
     return status;
 }
 
+static inline void fixture_empty(const char *folder)
+{
+    DIR *dir = opendir(folder);
+    for (struct dirent *entry; dir && (entry = readdir(dir));)
+        unlinkat(dirfd(dir), entry->d_name, 0);
+    if (dir)
+        closedir(dir);
+}
+
 static inline void fixture_down(queue_fixture *f)
 {
     int coordinator = fixture_end(f->coordinator_pid, SIGTERM);
@@ -127,26 +142,9 @@ static inline void fixture_down(queue_fixture *f)
                 (unsigned)coordinator, (unsigned)keeper);
         die("the servers ended badly", NULL);
     }
-}
-
-/* The same with a folder for durable queues; and without it again. */
-static inline void fixture_up_with_journals(queue_fixture *f)
-{
-    const char *tmp = getenv("TMPDIR");
-    snprintf(f->journals, sizeof f->journals, "%.60s/dray-journal-XXXXXX", tmp ? tmp : "/tmp");
-    if (!mkdtemp(f->journals))
-        die("mkdtemp", NULL);
-    fixture_up(f);
-}
-
-static inline void fixture_down_with_journals(queue_fixture *f)
-{
-    fixture_down(f);
-    DIR *dir = opendir(f->journals);
-    for (struct dirent *entry; dir && (entry = readdir(dir));)
-        unlinkat(dirfd(dir), entry->d_name, 0);
-    if (dir)
-        closedir(dir);
+    if (!f->durable)
+        return;
+    fixture_empty(f->journals);
     if (rmdir(f->journals) < 0)
         die("rmdir", NULL);
 }

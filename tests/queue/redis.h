@@ -104,4 +104,29 @@ static inline void redis_down(redis_server *r)
         die(command, NULL);
 }
 
+/* A server with these options (NULL: none), the fixture's coordinator, and a client of it. */
+static inline dray_context *redis_begin(redis_server *r, const char *const *options,
+                                        queue_fixture *f)
+{
+    redis_up(r, options);
+    fixture_up(f);
+    return fixture_context(f, "worker");
+}
+
+static inline void redis_end(redis_server *r, queue_fixture *f, dray_context *context,
+                             dray_queue *queue)
+{
+    dray_queue_close(queue);
+    dray_close(context);
+    fixture_down(f);
+    redis_down(r);
+}
+
+/* It dies, with all that it held in memory, and is started again. */
+static inline void redis_restart(redis_server *r, const char *const *options)
+{
+    redis_kill(r);
+    redis_start(r, options);
+}
+
 #endif

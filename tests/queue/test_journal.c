@@ -23,13 +23,13 @@ enum { GROUP = 4 };
 
 static void up(void)
 {
-    memset(&f, 0, sizeof f);
-    fixture_up_with_journals(&f);
+    f = (queue_fixture){.durable = true};
+    fixture_up(&f);
 }
 
 static void down(void)
 {
-    fixture_down_with_journals(&f);
+    fixture_down(&f);
 }
 
 static void restart(void)

@@ -9,27 +9,9 @@
 
 static keeper_of kept = {.host = "b"};
 static redis_server redis;
+enum { PARTITIONS = 60 };
 
-static void folder_up(void)
-{
-    memset(&f, 0, sizeof f);
-    snprintf(f.journals, sizeof f.journals, "%.60s/dray-kept-XXXXXX",
-             getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
-    if (!mkdtemp(f.journals))
-        die("mkdtemp", NULL);
-    fixture_up(&f);
-}
-
-static void folder_down(void)
-{
-    fixture_down(&f);
-    DIR *dir = opendir(f.journals);
-    for (struct dirent *entry; dir && (entry = readdir(dir));)
-        unlinkat(dirfd(dir), entry->d_name, 0);
-    if (dir)
-        closedir(dir);
-    rmdir(f.journals);
-}
+static const queue_fixture durable = {.durable = true};
 
 static dray_queue *open_kept(dray_context *context, int32_t durability, bool in_redis,
                              const char *restore)
@@ -45,6 +27,14 @@ static dray_queue *open_kept(dray_context *context, int32_t durability, bool in_
     o.backend_address = in_redis ? redis.address : NULL;
     OK(dray_queue_open(context, "kept", &o, &queue, &error));
     return queue;
+}
+
+/* A queue with a journal, whose bytes a server of its own holds. */
+static dray_queue *begin(dray_context **context)
+{
+    f = durable;
+    *context = redis_begin(&redis, NULL, &f);
+    return open_kept(*context, DRAY_DURABILITY_JOURNAL, true, NULL);
 }
 
 /* Claims and reads until the rows are there: what was lost is put back meanwhile. */
@@ -87,7 +77,8 @@ static void test_keeper_dies(void **state)
     (void)state;
     dray_error error;
     dray_column column;
-    folder_up();
+    f = durable;
+    fixture_up(&f);
     keeper_up(&kept);
     dray_context *at_b = context_of("b", "producer"), *here = fixture_context(&f, "consumer");
     dray_queue *b = open_kept(at_b, DRAY_DURABILITY_JOURNAL, false, NULL);
@@ -118,8 +109,7 @@ static void test_keeper_dies(void **state)
     insert_ints(b, "1", 8, 1);
     assert_true(chunks_of(&kept) > 0);
     /* The coordinator, too: what the second keeper holds is in the journal. */
-    fixture_end(f.coordinator_pid, SIGKILL);
-    f.coordinator_pid = fixture_spawn(&f, false);
+    fixture_restart(&f);
     batch = read_again(a, "rollout", "prompts", 8, &column);
     assert_string_equal(dray_batch_partition(batch), "1");
     check_ints(batch, &column, 0, 10);
@@ -129,7 +119,7 @@ static void test_keeper_dies(void **state)
     dray_close(here);
     dray_close(at_b);
     keeper_down(&kept, SIGTERM);
-    folder_down();
+    fixture_down(&f);
 }
 
 /* What was not in the journal yet when its keeper ended: the producer hears of it, the rows are
@@ -138,7 +128,8 @@ static void test_gone_before_kept(void **state)
 {
     (void)state;
     dray_error error;
-    folder_up();
+    f = durable;
+    fixture_up(&f);
     keeper_up(&kept);
     dray_context *at_b = context_of("b", "producer");
     dray_queue *b = open_kept(at_b, DRAY_DURABILITY_JOURNAL, false, NULL);
@@ -184,7 +175,7 @@ static void test_gone_before_kept(void **state)
     dray_close(here);
     dray_close(at_b);
     keeper_down(&kept, SIGTERM);
-    folder_down();
+    fixture_down(&f);
 }
 
 /* The controller is killed: its successor puts the bytes into Redis again, and drops the old ones.
@@ -194,10 +185,8 @@ static void test_redis_outlives_controller(void **state)
     (void)state;
     dray_error error;
     dray_column column;
-    folder_up();
-    redis_up(&redis, NULL);
-    dray_context *context = fixture_context(&f, "all");
-    dray_queue *queue = open_kept(context, DRAY_DURABILITY_JOURNAL, true, NULL);
+    dray_context *context;
+    dray_queue *queue = begin(&context);
     insert_ints(queue, "0", 40, 4);
     all_rows(queue, "rollout", "responses", 500, 20);
     long keys = redis_keys(&redis);
@@ -205,8 +194,7 @@ static void test_redis_outlives_controller(void **state)
     for (int round = 0; round < 3; round++) {
         fixture_end(f.coordinator_pid, SIGKILL);
         if (round == 1) { /* and the server, with all that it held */
-            redis_kill(&redis);
-            redis_start(&redis, NULL);
+            redis_restart(&redis, NULL);
         }
         f.coordinator_pid = fixture_spawn(&f, false);
         dray_batch *batch = read_again(queue, "reward", "responses", 20, &column);
@@ -224,10 +212,104 @@ static void test_redis_outlives_controller(void **state)
     all_rows(queue, "actor", NULL, 0, 40);
     OK(dray_clear(queue, "0", &error));
     redis_wait_keys(&redis, 0);
-    dray_queue_close(queue);
-    dray_close(context);
-    redis_down(&redis);
-    folder_down();
+    redis_end(&redis, &f, context, queue);
+}
+
+/* A coordinator that is killed at some moment of its recovery, before it serves anybody. */
+static void begin_and_die(uint64_t after_us)
+{
+    int ready[2];
+    assert_int_equal(pipe(ready), 0);
+    fflush(NULL);
+    f.coordinator_pid = fork();
+    if (f.coordinator_pid == 0)
+        fixture_serve(&f, false, ready[1]);
+    close(ready[1]);
+    usleep((useconds_t)after_us);
+    fixture_end(f.coordinator_pid, SIGKILL);
+    close(ready[0]);
+}
+
+/* How many keys the server holds that are not of the space of the first one. */
+static long other_spaces(void)
+{
+    char first[64], line[256], command[160];
+    snprintf(command, sizeof command, "redis-cli -s %s --scan --pattern 'dray:*'", redis.socket);
+    FILE *keys = popen(command, "r");
+    long others = 0, count = 0;
+    for (; keys && fgets(line, sizeof line, keys); count++) {
+        if (!count)
+            snprintf(first, sizeof first, "%.21s", line); /* dray:SPACE */
+        others += strncmp(line, first, 21) != 0;
+    }
+    if (keys)
+        pclose(keys);
+    return others;
+}
+
+/* Coordinators are killed while they put back what the journal holds, and again and again: the next
+ * one that gets through drops what all of them had put there. */
+static void test_killed_while_recovering(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_column column;
+    const char *given = getenv("DRAY_TEST_SEED");
+    uint64_t random = given ? strtoull(given, NULL, 0) : (uint64_t)dray__now();
+    printf("seed %llu\n", (unsigned long long)random);
+    fflush(stdout); /* servers are forks */
+    dray_context *context;
+    dray_queue *queue = begin(&context);
+    for (int p = 0; p < PARTITIONS; p++) {
+        char name[16];
+        snprintf(name, sizeof name, "%d", p);
+        insert_ints(queue, name, 16, 1);
+    }
+    all_rows(queue, "rollout", "responses", 500, 16);
+    long keys = redis_keys(&redis), most = 0;
+    uint64_t took = 12000; /* us, to begin */
+    assert_true(keys >= PARTITIONS);
+    for (int round = 0; round < 4 * test_scale(); round++) {
+        fixture_end(f.coordinator_pid, SIGKILL);
+        for (int i = 0; i < 5; i++) {
+            random = random * 6364136223846793005u + 1442695040888963407u;
+            begin_and_die((random >> 33) % (took + took / 4));
+            long now = redis_keys(&redis);
+            most = now > most ? now : most;
+        }
+        int64_t begun = dray__now();
+        f.coordinator_pid = fixture_spawn(&f, false);
+        took = (uint64_t)(dray__now() - begun) / 1000;
+        dray_batch *batch = read_again(queue, "reward", "responses", 16, &column);
+        check_ints(batch, &column, 500, 1);
+        dray_batch_free(batch);
+        redis_wait_keys(&redis, keys);
+        assert_int_equal(other_spaces(), 0);
+    }
+    assert_true(most > keys); /* else none was killed when it mattered */
+    nothing_lost(queue);
+    for (int p = 0; p < PARTITIONS; p++) {
+        char name[16];
+        snprintf(name, sizeof name, "%d", p);
+        OK(dray_clear(queue, name, &error));
+    }
+    redis_wait_keys(&redis, 0);
+    redis_end(&redis, &f, context, queue);
+}
+
+/* A queue without a journal ends with its coordinator; what it had in Redis, the next one drops
+ * that is started with the same folder. */
+static void test_ends_with_its_coordinator(void **state)
+{
+    (void)state;
+    f = durable;
+    dray_context *context = redis_begin(&redis, NULL, &f);
+    dray_queue *queue = open_kept(context, DRAY_DURABILITY_NONE, true, NULL);
+    insert_ints(queue, "0", 40, 1);
+    assert_true(redis_keys(&redis) > 0);
+    fixture_restart(&f);
+    redis_wait_keys(&redis, 0);
+    redis_end(&redis, &f, context, queue);
 }
 
 /* The server is killed, and comes back without its data, while rows are claimed and committed. */
@@ -236,31 +318,26 @@ static void test_redis_restarts(void **state)
     (void)state;
     dray_error error;
     dray_column column;
-    folder_up();
-    redis_up(&redis, NULL);
-    dray_context *context = fixture_context(&f, "all");
-    dray_queue *queue = open_kept(context, DRAY_DURABILITY_JOURNAL, true, NULL);
+    dray_context *context;
+    dray_queue *queue = begin(&context);
     for (int step = 0; step < 4; step++) {
         char name[16];
         snprintf(name, sizeof name, "%d", step);
         insert_ints(queue, name, 16, 1);
         OK(dray_seal(queue, name, 16, &error));
-        redis_kill(&redis);
-        redis_start(&redis, NULL);
+        redis_restart(&redis, NULL);
         dray_batch *batch = read_again(queue, "rollout", "prompts", 16, &column);
         check_ints(batch, &column, 0, 10);
         set_ints(batch, "responses", 100 * step);
         OK(dray_batch_commit(batch, &error));
         dray_batch_free(batch);
-        redis_kill(&redis);
-        redis_start(&redis, NULL);
+        redis_restart(&redis, NULL);
         batch = read_again(queue, "reward", "responses", 16, &column);
         check_ints(batch, &column, 100 * step, 1);
         set_ints(batch, "rewards", 7);
         OK(dray_batch_commit(batch, &error));
         dray_batch_free(batch);
-        redis_kill(&redis);
-        redis_start(&redis, NULL);
+        redis_restart(&redis, NULL);
         batch = read_again(queue, "actor", "rewards", 16, &column);
         check_ints(batch, &column, 7, 1);
         OK(dray_batch_commit(batch, &error));
@@ -269,10 +346,7 @@ static void test_redis_restarts(void **state)
         OK(dray_clear(queue, name, &error));
     }
     nothing_lost(queue);
-    dray_queue_close(queue);
-    dray_close(context);
-    redis_down(&redis);
-    folder_down();
+    redis_end(&redis, &f, context, queue);
 }
 
 /* A checkpoint of what Redis holds is restored into shared memory, and the other way. */
@@ -282,8 +356,9 @@ static void test_checkpoint(void **state)
     dray_error error;
     dray_column column;
     char path[160];
-    folder_up();
+    f = durable;
     redis_up(&redis, NULL);
+    fixture_up(&f);
     for (int way = 0; way < 2; way++) {
         dray_context *context = fixture_context(&f, "all");
         dray_queue *queue = open_kept(context, DRAY_DURABILITY_CHECKPOINT, way == 0, NULL);
@@ -293,8 +368,7 @@ static void test_checkpoint(void **state)
         OK(dray_queue_checkpoint(queue, path, &error));
         dray_queue_close(queue);
         dray_close(context);
-        fixture_end(f.coordinator_pid, SIGKILL);
-        f.coordinator_pid = fixture_spawn(&f, false);
+        fixture_restart(&f);
         context = fixture_context(&f, "all");
         dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
         o.tasks = three_tasks;
@@ -307,11 +381,10 @@ static void test_checkpoint(void **state)
         dray_batch_free(batch);
         dray_queue_close(queue);
         dray_close(context);
-        fixture_end(f.coordinator_pid, SIGKILL);
-        f.coordinator_pid = fixture_spawn(&f, false);
+        fixture_restart(&f);
     }
     redis_down(&redis);
-    folder_down();
+    fixture_down(&f);
 }
 
 /* The disk is full: refused, by name, and nothing is acknowledged; then it goes on. */
@@ -320,10 +393,8 @@ static void test_disk_full(void **state)
     (void)state;
     dray_error error;
     dray_column column;
-    folder_up();
-    redis_up(&redis, NULL);
-    dray_context *context = fixture_context(&f, "all");
-    dray_queue *queue = open_kept(context, DRAY_DURABILITY_JOURNAL, true, NULL);
+    dray_context *context;
+    dray_queue *queue = begin(&context);
     insert_ints(queue, "0", 4, 1);
     struct rlimit least = {4096, RLIM_INFINITY}, most = {RLIM_INFINITY, RLIM_INFINITY};
     if (prlimit(f.coordinator_pid, RLIMIT_FSIZE, &least, NULL))
@@ -346,8 +417,7 @@ static void test_disk_full(void **state)
     for (int i = 0; i < 100 && (rc = dray_seal(queue, "0", 4, &error)); i++)
         usleep(50000);
     OK(rc);
-    fixture_end(f.coordinator_pid, SIGKILL);
-    f.coordinator_pid = fixture_spawn(&f, false);
+    fixture_restart(&f);
     dray_claim_options o = want("rollout", 4);
     dray_batch *batch;
     o.partition = "0";
@@ -355,10 +425,7 @@ static void test_disk_full(void **state)
     OK(dray_batch_column(batch, "prompts", &column, &error));
     check_ints(batch, &column, 0, 10);
     dray_batch_free(batch);
-    dray_queue_close(queue);
-    dray_close(context);
-    redis_down(&redis);
-    folder_down();
+    redis_end(&redis, &f, context, queue);
 }
 
 int main(void)
@@ -373,6 +440,8 @@ int main(void)
     };
     const struct CMUnitTest with_redis[] = {
         cmocka_unit_test(test_redis_outlives_controller),
+        cmocka_unit_test(test_killed_while_recovering),
+        cmocka_unit_test(test_ends_with_its_coordinator),
         cmocka_unit_test(test_redis_restarts),
         cmocka_unit_test(test_checkpoint),
         cmocka_unit_test(test_disk_full),

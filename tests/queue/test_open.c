@@ -106,8 +106,8 @@ static void open_through_deaths(bool keeps_sessions)
 {
     dray_error error;
     dray_batch *batch;
-    f = (queue_fixture){.keeps_sessions = keeps_sessions};
-    fixture_up_with_journals(&f);
+    f = (queue_fixture){.durable = true, .keeps_sessions = keeps_sessions};
+    fixture_up(&f);
     dray_context *context = fixture_context(&f, "main");
     dray_queue *queue = open_queue(context, DRAY_DURABILITY_JOURNAL);
     insert(queue);
@@ -133,7 +133,7 @@ static void open_through_deaths(bool keeps_sessions)
     dray_batch_free(batch);
     dray_queue_close(queue);
     dray_close(context);
-    fixture_down_with_journals(&f);
+    fixture_down(&f);
 }
 
 static void test_new_sessions(void **state)
@@ -158,8 +158,8 @@ static void test_nobody_comes(void **state)
     o.tasks = tasks;
     o.task_count = 1;
     o.timeout_ns = DRAY__SECOND / 2;
-    f = (queue_fixture){.keeps_sessions = true};
-    fixture_up_with_journals(&f);
+    f = (queue_fixture){.durable = true, .keeps_sessions = true};
+    fixture_up(&f);
     dray_context *context = fixture_context(&f, "main");
     fixture_end(f.coordinator_pid, SIGKILL);
     int64_t begin = dray__now();
@@ -176,7 +176,7 @@ static void test_nobody_comes(void **state)
     assert_true(dray__now() - begin < 30 * DRAY__SECOND);
     f.coordinator_pid = fixture_spawn(&f, false);
     dray_close(context);
-    fixture_down_with_journals(&f);
+    fixture_down(&f);
 }
 
 int main(void)

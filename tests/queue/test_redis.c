@@ -216,18 +216,8 @@ static void round_trip_with(const char *address, redis_server *servers, int coun
 static dray_queue *begin(redis_server *r, const char *const *options, queue_fixture *f,
                          dray_context **context)
 {
-    redis_up(r, options);
-    fixture_up(f);
-    *context = fixture_context(f, "worker");
+    *context = redis_begin(r, options, f);
     return open_queue(*context, r->address);
-}
-
-static void end(dray_queue *queue, dray_context *context, queue_fixture *f, redis_server *r)
-{
-    dray_queue_close(queue);
-    dray_close(context);
-    fixture_down(f);
-    redis_down(r);
 }
 
 static void columns_come_back_and_keys_go(void **state)
@@ -265,8 +255,7 @@ static void what_redis_lost_is_refilled(void **state)
     OK(insert_rows(queue, "p", 6, 100, 0, &error));
     OK(dray_seal(queue, "p", 6, &error));
     OK(claim(queue, "answer", 4, &batch, &error));
-    redis_kill(&r);
-    redis_start(&r, NULL);
+    redis_restart(&r, NULL);
     FAILS(DRAY_EGONE, dray_batch_column(batch, "extra", &column, &error));
     assert_non_null(strstr(error.message, "redis lost the bytes of column extra"));
     assert_non_null(strstr(error.message, "4 of 4 rows"));
@@ -288,16 +277,10 @@ static void what_redis_lost_is_refilled(void **state)
         OK(answer(batch, &error));
         done += dray_batch_rows(batch);
     }
-    end(queue, context, &f, &r);
+    redis_end(&r, &f, context, queue);
 }
 
 static const char *const with_log[] = {"--appendonly", "yes", "--appendfsync", "always", NULL};
-
-static void restart(redis_server *r)
-{
-    redis_kill(r);
-    redis_start(r, with_log);
-}
 
 static void with_its_log_nothing_is_lost(void **state)
 {
@@ -311,11 +294,11 @@ static void with_its_log_nothing_is_lost(void **state)
         char name[16];
         snprintf(name, sizeof name, "p%d", i);
         OK(insert_rows(queue, name, 40, 5000, 0, &error));
-        restart(&r);
+        redis_restart(&r, with_log);
         run_tasks(queue, 40, 16, 5000);
     }
     redis_wait_keys(&r, 0);
-    end(queue, context, &f, &r);
+    redis_end(&r, &f, context, queue);
 }
 
 /* The server comes back a second after the put began. */
@@ -390,7 +373,7 @@ static void nothing_hangs_past_its_deadline(void **state)
     FAILS(DRAY_ETIMEDOUT, insert_rows(queue, "r", 5, 100, 0, &error));
     assert_non_null(strstr(error.message, "not reached in time"));
     assert_true(dray__now() - before < 5 * DRAY__SECOND);
-    end(queue, context, &f, &r);
+    redis_end(&r, &f, context, queue);
 }
 
 static void a_full_server_is_an_error_and_passes(void **state)
@@ -420,7 +403,7 @@ static void a_full_server_is_an_error_and_passes(void **state)
     OK(rc);
     run_tasks(queue, 4, 4, 500000);
     redis_wait_keys(&r, 0); /* also what the failed insert had written so far */
-    end(queue, context, &f, &r);
+    redis_end(&r, &f, context, queue);
 }
 
 static void passwords_are_asked_for(void **state)
@@ -511,7 +494,7 @@ static void what_a_dead_producer_left_goes(void **state)
     close(ready[0]);
     close(ready[1]);
     (void)error;
-    end(queue, context, &f, &r);
+    redis_end(&r, &f, context, queue);
 }
 
 static void bad_backends_are_refused(void **state)
