@@ -9,7 +9,7 @@
 
 static queue_fixture f;
 static uint64_t seed, starts;
-static atomic_int *killed; /* shared with the openers */
+static atomic_int *killed, *ready; /* shared with the openers, who are ready when they have begun */
 
 enum { OPENERS = 4, ROWS = 6, KILLS = 20 };
 
@@ -71,6 +71,7 @@ static void open_often(void *user)
 {
     int number = *(int *)user, enough = KILLS * test_scale();
     dray_context *context = fixture_context(&f, "opener");
+    atomic_fetch_add(ready, 1);
     for (int i = number; atomic_load(killed) < enough; i++)
         dray_queue_close(
             open_queue(context, i % 2 ? DRAY_DURABILITY_JOURNAL : DRAY_DURABILITY_NONE));
@@ -115,12 +116,15 @@ static void open_through_deaths(bool keeps_sessions)
     dray_close(context);
     f.prepare = hook;
     atomic_store(killed, 0);
+    atomic_store(ready, 0);
     pid_t openers[OPENERS];
     int numbers[OPENERS];
     for (int i = 0; i < OPENERS; i++) {
         numbers[i] = i;
         openers[i] = child(open_often, &numbers[i]);
     }
+    for (int i = 0; i < 10000 && atomic_load(ready) < OPENERS; i++)
+        usleep(1000);
     keep_up(openers);
     f.prepare = NULL;
     fixture_restart(&f);
@@ -187,9 +191,11 @@ int main(void)
     fflush(stdout);
     if (elsewhere())
         return 77;
-    killed = mmap(NULL, sizeof *killed, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    killed =
+        mmap(NULL, 2 * sizeof *killed, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (killed == MAP_FAILED)
         die("mmap", NULL);
+    ready = killed + 1;
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_new_sessions),
                                        cmocka_unit_test(test_same_sessions),
                                        cmocka_unit_test(test_nobody_comes)};
