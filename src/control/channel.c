@@ -208,8 +208,10 @@ int dray__channel_attach(dray_context *context, int64_t deadline_ns, dray__chann
     channel->timeout_ns = context->timeout_ns;
     dray__writer w = {0};
     dray__reply reply;
+    pthread_mutex_lock(&context->lock);
     dray__put_u64(&w, context->member);
     dray__put_blob(&w, context->token, sizeof context->token);
+    pthread_mutex_unlock(&context->lock);
     status = dray__call(channel, DRAY__MSG_ATTACH, &w, NULL, 0, deadline_ns, &reply, error);
     dray__writer_free(&w);
     if (status)

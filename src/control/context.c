@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define DEFAULT_TIMEOUT (60 * DRAY__SECOND)
@@ -51,10 +52,11 @@ static int get_data_token(dray__reader *r, dray__tls_key *out, bool *takes_back,
     return status;
 }
 
-static const char *own_role(const dray_context *context, const char *given)
+/* The one that was given, or else the one of the token that was shown. */
+static const char *own_role(const dray_context *context, const dray__channel *channel)
 {
-    const char *role = dray__channel_role(context->main);
-    return given ? given : (role[0] && strcmp(role, "master") != 0 ? role : "task");
+    const char *role = dray__channel_role(channel);
+    return context->role ? context->role : (role[0] && strcmp(role, "master") != 0 ? role : "task");
 }
 
 /* What a first session learned stays where it is: other threads read it. */
@@ -67,6 +69,21 @@ static int keep_once(char **at, char *text, dray_error *error)
     return *at ? DRAY_OK : dray__nomem(error);
 }
 
+/* The session goes on over this channel; those of before are of no use any more. */
+static void change_main(dray_context *context, dray__channel *channel)
+{
+    dray__channel *old[DRAY__SPARE_CHANNELS + 1];
+    uint32_t count = 0;
+    pthread_mutex_lock(&context->lock);
+    old[count++] = context->main;
+    context->main = channel;
+    while (context->spare_count)
+        old[count++] = context->spare[--context->spare_count];
+    pthread_mutex_unlock(&context->lock);
+    while (count)
+        dray__channel_close(old[--count]);
+}
+
 /* HELLO, or RETURN of the session that the context has. */
 static int greet(dray_context *context, dray__channel *channel, uint16_t type, int64_t deadline_ns,
                  dray__reply *reply, dray_error *error)
@@ -75,7 +92,7 @@ static int greet(dray_context *context, dray__channel *channel, uint16_t type, i
     dray__put_u32(&w, DRAY__PROTOCOL_OLDEST);
     dray__put_u32(&w, DRAY__PROTOCOL_VERSION);
     dray__put_string(&w, context->name);
-    dray__put_string(&w, own_role(context, context->role));
+    dray__put_string(&w, own_role(context, channel));
     dray__put_u32(&w, context->rank);
     dray__put_u64(&w, context->host);
     dray__put_i64(&w, getpid());
@@ -89,16 +106,17 @@ static int greet(dray_context *context, dray__channel *channel, uint16_t type, i
     return status;
 }
 
-static int say_hello(dray_context *context, int64_t deadline_ns, dray_error *error)
+/* A new session over the channel, which becomes the context's. */
+static int say_hello(dray_context *context, dray__channel *channel, int64_t deadline_ns,
+                     dray_error *error)
 {
     dray__reply reply;
-    int status = greet(context, context->main, DRAY__MSG_HELLO, deadline_ns, &reply, error);
+    int status = greet(context, channel, DRAY__MSG_HELLO, deadline_ns, &reply, error);
     if (status)
         return status;
     dray__reader *r = &reply.payload;
     uint32_t version = dray__get_u32(r);
-    context->member = dray__get_u64(r);
-    context->epoch = dray__get_u64(r);
+    uint64_t member = dray__get_u64(r), epoch = dray__get_u64(r);
     size_t size;
     const void *token = dray__get_blob(r, &size);
     char *keeper = dray__get_string(r, 4096);
@@ -111,8 +129,26 @@ static int say_hello(dray_context *context, int64_t deadline_ns, dray_error *err
         free(keeper);
     else
         status = keep_once(&context->keeper, keeper, error);
-    if (!status)
-        memcpy(context->token, token, sizeof context->token);
+    if (status)
+        return status;
+    pthread_mutex_lock(&context->lock);
+    __atomic_store_n(&context->member, member, __ATOMIC_RELAXED);
+    __atomic_store_n(&context->epoch, epoch, __ATOMIC_RELAXED);
+    memcpy(context->token, token, sizeof context->token);
+    pthread_mutex_unlock(&context->lock);
+    change_main(context, channel);
+    return DRAY_OK;
+}
+
+static int begin_session(dray_context *context, int64_t deadline_ns, dray_error *error)
+{
+    dray__channel *channel;
+    int status = dray__channel_connect(context->address, deadline_ns, &channel, error);
+    if (status)
+        return status;
+    status = say_hello(context, channel, deadline_ns, error);
+    if (status)
+        dray__channel_close(channel);
     return status;
 }
 
@@ -208,6 +244,16 @@ static int check_reads(dray_error *error)
     return check_variable("DRAY_UCX_READS", words, &word, error);
 }
 
+static void locks_init(dray_context *context)
+{
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&context->quiet, &clock);
+    pthread_condattr_destroy(&clock);
+    pthread_mutex_init(&context->lock, NULL);
+}
+
 int dray_open(const dray_options *given, dray_context **out, dray_error *error)
 {
     dray_options own = DRAY_OPTIONS_INIT, *options = &own;
@@ -238,7 +284,7 @@ int dray_open(const dray_options *given, dray_context **out, dray_error *error)
     dray_context *context = calloc(1, sizeof *context);
     if (!context)
         return dray__nomem(error);
-    pthread_mutex_init(&context->lock, NULL);
+    locks_init(context);
     context->pid = getpid();
     context->keys = (dray__stream_keys){.key = &context->data,
                                         .trusted = &context->trusted,
@@ -255,10 +301,7 @@ int dray_open(const dray_options *given, dray_context **out, dray_error *error)
     context->rank = options->rank;
     context->trusted = trusted;
     bool copied = context->address && context->name && (context->role || !options->role);
-    status = copied ? dray__channel_connect(address, deadline_ns, &context->main, error)
-                    : dray__nomem(error);
-    if (!status)
-        status = say_hello(context, deadline_ns, error);
+    status = copied ? begin_session(context, deadline_ns, error) : dray__nomem(error);
     if (status)
         dray_close(context);
     else
@@ -275,14 +318,44 @@ void dray_close(dray_context *context)
     for (uint32_t i = 0; i < context->spare_count; i++)
         dray__channel_close(context->spare[i]);
     dray__channel_close(context->main);
-    if (context->pid == getpid()) /* a fork may have copied the lock while it was held */
+    if (context->pid == getpid()) { /* a fork may have copied the lock while it was held */
+        pthread_cond_destroy(&context->quiet);
         pthread_mutex_destroy(&context->lock);
+    }
     free(context->address);
     free(context->keeper);
     free(context->name);
     free(context->role);
     dray__forget_bytes(context, sizeof *context);
     free(context);
+}
+
+/* ---- whose turn it is ------------------------------------------------------------------------ */
+
+/* Over the session's own connection one thread talks at a time; the others wait until their own
+ * deadlines, which the one that talks need not know. The lock is held for moments only. */
+static int begin_talk(dray_context *context, int64_t deadline_ns, dray_error *error)
+{
+    struct timespec at = {.tv_sec = deadline_ns / DRAY__SECOND,
+                          .tv_nsec = deadline_ns % DRAY__SECOND};
+    pthread_mutex_lock(&context->lock);
+    while (context->talking && dray__now() < deadline_ns)
+        pthread_cond_timedwait(&context->quiet, &context->lock, &at);
+    bool mine = !context->talking;
+    context->talking = true;
+    pthread_mutex_unlock(&context->lock);
+    return mine ? DRAY_OK
+                : dray__fail(error, DRAY_ETIMEDOUT,
+                             "another thread still waits for the coordinator at %s",
+                             context->address);
+}
+
+static void end_talk(dray_context *context)
+{
+    pthread_mutex_lock(&context->lock);
+    context->talking = false;
+    pthread_cond_signal(&context->quiet);
+    pthread_mutex_unlock(&context->lock);
 }
 
 /* ---- coming back ----------------------------------------------------------------------------- */
@@ -306,7 +379,7 @@ static int take_welcome(dray_context *context, dray__reader *r, dray_error *erro
     return status;
 }
 
-/* Under the lock. Goes on with the session at whoever listens there now. */
+/* Who talks goes on with the session at whoever listens there now. */
 static int return_once(dray_context *context, int64_t deadline_ns, bool *again, dray_error *error)
 {
     dray__channel *channel;
@@ -323,16 +396,12 @@ static int return_once(dray_context *context, int64_t deadline_ns, bool *again, 
         dray__channel_close(channel);
         return status;
     }
-    for (uint32_t i = 0; i < context->spare_count; i++)
-        dray__channel_close(context->spare[i]);
-    context->spare_count = 0;
-    dray__channel_close(context->main);
-    context->main = channel;
+    change_main(context, channel);
     __atomic_add_fetch(&context->returns, 1, __ATOMIC_ACQ_REL);
     return DRAY_OK;
 }
 
-/* Under the lock. Is the session's own connection there, and if not, can it be made again? */
+/* For who talks. Is the session's own connection there, and if not, can it be made again? */
 static int main_there(dray_context *context, int64_t deadline_ns, dray_error *error)
 {
     if (dray__channel_alive(context->main))
@@ -357,8 +426,9 @@ static int main_there(dray_context *context, int64_t deadline_ns, dray_error *er
 int dray__context_return_to(dray_context *context, int64_t deadline_ns, bool *returned,
                             dray_error *error)
 {
-    pthread_mutex_lock(&context->lock);
-    int status = DRAY_OK;
+    int status = begin_talk(context, deadline_ns, error);
+    if (status)
+        return status;
     *returned = context->takes_back;
     if (context->takes_back && dray__channel_alive(context->main)) {
         dray__writer w = {0}; /* a connection's end may be seen later than another's */
@@ -369,7 +439,7 @@ int dray__context_return_to(dray_context *context, int64_t deadline_ns, bool *re
     }
     if (!status && context->takes_back)
         status = main_there(context, deadline_ns, error);
-    pthread_mutex_unlock(&context->lock);
+    end_talk(context);
     return status;
 }
 
@@ -383,46 +453,29 @@ uint64_t dray__context_returns(const dray_context *context)
     return __atomic_load_n(&context->returns, __ATOMIC_ACQUIRE);
 }
 
-/* The session ends with the coordinator: a new one, on a new connection. */
-static int begin_anew(dray_context *context, int64_t deadline_ns, dray_error *error)
-{
-    dray__channel *main, *old = context->main;
-    int status = dray__channel_connect(context->address, deadline_ns, &main, error);
-    if (status)
-        return status;
-    context->main = main;
-    status = say_hello(context, deadline_ns, error);
-    if (status) {
-        context->main = old;
-        dray__channel_close(main);
-        return status;
-    }
-    dray__channel_close(old);
-    while (context->spare_count)
-        dray__channel_close(context->spare[--context->spare_count]);
-    return DRAY_OK;
-}
-
 int dray__context_come_back(dray_context *context, int64_t deadline_ns, dray__channel **out,
                             dray_error *error)
 {
     if (context->pid != getpid() || context->takes_back)
         return dray__channel_open_until(context, deadline_ns, out, error);
-    pthread_mutex_lock(&context->lock);
+    int status = begin_talk(context, deadline_ns, error);
+    if (status)
+        return status;
     /* Another thread may have come back already. */
-    int status = dray__channel_attach(context, deadline_ns, out, error);
-    if (status && status != DRAY_ENOMEM) {
-        status = begin_anew(context, deadline_ns, error);
+    status = dray__channel_attach(context, deadline_ns, out, error);
+    if (status && status != DRAY_ENOMEM) { /* the session ended with the coordinator: a new one */
+        status = begin_session(context, deadline_ns, error);
         if (!status)
             status = dray__channel_attach(context, deadline_ns, out, error);
     }
-    pthread_mutex_unlock(&context->lock);
+    end_talk(context);
     return status;
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-int dray__context_borrow(dray_context *context, dray__channel **out, dray_error *error)
+int dray__context_borrow(dray_context *context, int64_t deadline_ns, dray__channel **out,
+                         dray_error *error)
 {
     dray__channel *channel = NULL;
     if (context->pid == getpid()) { /* a fork may have copied the lock while it was held */
@@ -437,7 +490,7 @@ int dray__context_borrow(dray_context *context, dray__channel **out, dray_error 
         pthread_mutex_unlock(&context->lock);
     }
     if (!channel)
-        return dray__channel_open(context, out, error);
+        return dray__channel_open_until(context, deadline_ns, out, error);
     *out = channel;
     return DRAY_OK;
 }
@@ -485,7 +538,8 @@ int dray__meet(dray_context *context, const char *name, uint32_t count, int64_t 
         return dray__fail(error, DRAY_EINVALID, "dray_barrier: a name and a timeout expected");
     int64_t deadline_ns = dray__context_deadline(context, timeout_ns);
     dray__channel *channel;
-    int status = dray__context_borrow(context, &channel, error);
+    /* A barrier that is not waited for is asked about all the same. */
+    int status = dray__context_borrow(context, dray__answer_deadline(deadline_ns), &channel, error);
     if (status)
         return status;
     int64_t left = deadline_ns - dray__now();
@@ -516,8 +570,13 @@ static int quick_call(dray_context *context, uint16_t type, dray__writer *w, cha
                           getpid());
     dray__reply reply;
     int64_t deadline_ns = dray__deadline(context->timeout_ns);
-    pthread_mutex_lock(&context->lock);
-    int status = context->takes_back ? main_there(context, deadline_ns, error) : DRAY_OK;
+    int status = begin_talk(context, deadline_ns, error);
+    if (status) {
+        dray__writer_free(w);
+        return status;
+    }
+    if (context->takes_back)
+        status = main_there(context, deadline_ns, error);
     if (!status)
         status = dray__call(context->main, type, w, NULL, 0, deadline_ns, &reply, error);
     if (!status && text) {
@@ -526,7 +585,7 @@ static int quick_call(dray_context *context, uint16_t type, dray__writer *w, cha
         if (status)
             free(*text);
     }
-    pthread_mutex_unlock(&context->lock);
+    end_talk(context);
     dray__writer_free(w);
     return status;
 }
@@ -566,12 +625,12 @@ void dray_free(void *memory)
 
 uint64_t dray_context_member(const dray_context *context)
 {
-    return context->member;
+    return __atomic_load_n(&context->member, __ATOMIC_RELAXED);
 }
 
 uint64_t dray_context_epoch(const dray_context *context)
 {
-    return context->epoch;
+    return __atomic_load_n(&context->epoch, __ATOMIC_RELAXED);
 }
 
 bool dray__context_ended(dray_context *context)
@@ -616,9 +675,15 @@ uint64_t dray__context_host(const dray_context *context)
     return context->host;
 }
 
-int dray__context_socket(const dray_context *context)
+bool dray__context_find(dray_context *context, bool peer, struct sockaddr_storage *out)
 {
-    return dray__channel_socket(context->main);
+    socklen_t size = sizeof *out;
+    pthread_mutex_lock(&context->lock); /* main stays */
+    int fd = dray__channel_socket(context->main);
+    int failed = peer ? getpeername(fd, (struct sockaddr *)out, &size)
+                      : getsockname(fd, (struct sockaddr *)out, &size);
+    pthread_mutex_unlock(&context->lock);
+    return !failed && out->ss_family != AF_UNIX;
 }
 
 const dray__stream_keys *dray__context_keys(const dray_context *context)

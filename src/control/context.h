@@ -9,6 +9,7 @@
 #include "mover/stream.h"
 
 #include <pthread.h>
+#include <sys/socket.h>
 
 enum { DRAY__SPARE_CHANNELS = 4 };
 
@@ -17,17 +18,21 @@ enum { DRAY__SPARE_CHANNELS = 4 };
 int dray__data_encrypt(bool *always, dray_error *error);
 
 struct dray_context {
-    pthread_mutex_t lock; /* of main, spare */
+    pthread_mutex_t lock; /* of what follows up to the blank line; nobody waits while holding it */
+    pthread_cond_t quiet; /* nobody talks over main any more */
+    bool talking;         /* who does may change main; all others only look at it under the lock */
+    dray__channel *main;  /* its connection is the session's life */
+    dray__channel *spare[DRAY__SPARE_CHANNELS];
+    uint32_t spare_count;
+    uint64_t member, epoch; /* these two are atomic, too */
+    uint8_t token[16];
+
     pid_t pid;
     char *address, *keeper, *name, *role;
     uint32_t rank;
-    dray__channel *main; /* its connection is the session's life */
-    dray__channel *spare[DRAY__SPARE_CHANNELS];
-    uint32_t spare_count;
     bool takes_back;  /* the next coordinator knows its members again */
     uint64_t returns; /* how often one did; atomic */
-    uint64_t member, epoch, host;
-    uint8_t token[16];
+    uint64_t host;
     dray__tls_key data;     /* of other members; empty: none */
     dray__networks trusted; /* where bytes need no encryption */
     dray__stream_keys keys; /* both, as the data plane wants them */
@@ -48,8 +53,9 @@ int dray__context_return_to(dray_context *context, int64_t deadline_ns, bool *re
 int dray__channel_attach(dray_context *context, int64_t deadline_ns, dray__channel **out,
                          dray_error *error);
 
-/* The session's own socket, borrowed. */
-int dray__context_socket(const dray_context *context);
+/* Where the session's own connection is in a network, or, `peer`, where the coordinator is. false:
+ * in no network. */
+bool dray__context_find(dray_context *context, bool peer, struct sockaddr_storage *out);
 
 /* A new channel of the context's, after one broke: of its session, which goes on where the
  * coordinator takes members back, or else of a new session with the one that is there by the
@@ -59,7 +65,8 @@ int dray__context_come_back(dray_context *context, int64_t deadline_ns, dray__ch
 
 /* A channel of the context's for one blocking request, so that threads of one context do not wait
  * for each other; given back after it, or closed where it broke. */
-int dray__context_borrow(dray_context *context, dray__channel **out, dray_error *error);
+int dray__context_borrow(dray_context *context, int64_t deadline_ns, dray__channel **out,
+                         dray_error *error);
 void dray__context_return(dray_context *context, dray__channel *channel);
 
 #endif

@@ -86,14 +86,6 @@ bool dray__stream_print(const struct sockaddr_storage *address, char out[DRAY__S
     return print_host(address, out, &port);
 }
 
-bool dray__stream_own_address(int fd, char out[DRAY__STREAM_ADDRESS])
-{
-    struct sockaddr_storage own;
-    socklen_t size = sizeof own;
-    uint16_t port;
-    return getsockname(fd, (struct sockaddr *)&own, &size) == 0 && print_host(&own, out, &port);
-}
-
 /* ---- sockets --------------------------------------------------------------------------------- */
 
 /* A link that is cut, or a host that is switched off, must not look like a slow one. */

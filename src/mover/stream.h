@@ -55,10 +55,7 @@ bool dray__stream_uses_ucx(const dray__stream *stream);
 dray__ucx *dray__stream_ucx(const dray__stream *stream); /* NULL: it does not */
 void dray__stream_close(dray__stream *stream);           /* NULL is fine */
 
-/* The host part of an address of a socket's own side, "10.0.0.1". false: not a network's socket. */
-bool dray__stream_own_address(int fd, char out[DRAY__STREAM_ADDRESS]);
-
-/* The same of any address: "10.0.0.1", "fd00::1". */
+/* The host part of a socket's address: "10.0.0.1", "fd00::1". false: not a network's. */
 bool dray__stream_print(const struct sockaddr_storage *address, char out[DRAY__STREAM_ADDRESS]);
 
 int dray__stream_fd(const dray__stream *stream);

@@ -101,15 +101,13 @@ static void fill_address(const dray_queue *queue, const char *endpoint, char *ou
 {
     const char *port = strrchr(endpoint, ':');
     struct sockaddr_storage other;
-    socklen_t bytes = sizeof other;
     char host[DRAY__STREAM_ADDRESS] = "127.0.0.1";
     bool any = strncmp(endpoint, "tcp:0.0.0.0:", 12) == 0 || strncmp(endpoint, "tcp:[::]:", 9) == 0;
     if (!any) {
         snprintf(out, size, "%s", endpoint);
         return;
     }
-    int fd = dray__context_socket(queue->context);
-    if (getpeername(fd, (struct sockaddr *)&other, &bytes) == 0 && other.ss_family != AF_UNIX)
+    if (dray__context_find(queue->context, true, &other))
         dray__stream_print(&other, host);
     snprintf(out, size, strchr(host, ':') ? "tcp:[%s]%s" : "tcp:%s%s", host, port);
 }

@@ -49,10 +49,15 @@ static int serve(dray__join *j, dray_error *error)
 {
     char address[DRAY__STREAM_ADDRESS];
     dray__cells cells = {read_cell, j->keeper};
-    if (j->listen)
-        snprintf(address, sizeof address, "%s", j->listen);
-    else
-        dray__data_address(j->context, address);
+    bool elsewhere;
+    int rc = DRAY_OK;
+    if (!j->listen)
+        rc = dray__data_address(j->context, address, &elsewhere, error);
+    else if ((size_t)snprintf(address, sizeof address, "%s", j->listen) >= sizeof address)
+        rc = dray__fail(error, DRAY_EINVALID, "a keeper's address: at most %zu bytes expected",
+                        sizeof address - 1);
+    if (rc)
+        return rc;
     j->keys = *dray__context_keys(j->context);
     j->keys.key = &j->key;
     return dray__cells_serve(address, &j->keys, &cells, &j->server, &j->endpoint, error);

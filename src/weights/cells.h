@@ -40,8 +40,9 @@ bool dray__cells_answer(const dray__cells *cells, const dray__pull_header *heade
                         const uint8_t *body, dray_region *staging, dray__writer *out,
                         uint64_t *data_bytes);
 /* Where the context's process listens for other hosts: $DRAY_DATA_ADDRESS, or its own address
- * towards the coordinator. false: nowhere, and *out is this host's loopback. */
-bool dray__data_address(const dray_context *context, char out[DRAY__STREAM_ADDRESS]);
+ * towards the coordinator. Not *elsewhere: nowhere, and *out is this host's loopback. */
+int dray__data_address(dray_context *context, char out[DRAY__STREAM_ADDRESS], bool *elsewhere,
+                       dray_error *error);
 
 /* ---- the reader's side */
 

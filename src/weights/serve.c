@@ -639,26 +639,35 @@ static int server_new(const char *address, const dray__stream_keys *keys, const 
     return DRAY_OK;
 }
 
-bool dray__data_address(const dray_context *context, char out[DRAY__STREAM_ADDRESS])
+int dray__data_address(dray_context *context, char out[DRAY__STREAM_ADDRESS], bool *elsewhere,
+                       dray_error *error)
 {
+    struct sockaddr_storage own;
     const char *given = getenv("DRAY_DATA_ADDRESS");
-    if (given && given[0] && strlen(given) < DRAY__STREAM_ADDRESS) {
+    if (given && strlen(given) >= DRAY__STREAM_ADDRESS)
+        return dray__fail(error, DRAY_EINVALID,
+                          "$DRAY_DATA_ADDRESS \"%.20s...\": at most %d bytes expected, not %zu",
+                          given, DRAY__STREAM_ADDRESS - 1, strlen(given));
+    *elsewhere = true;
+    if (given && given[0]) {
         strcpy(out, given);
-        return true;
+    } else if (!dray__context_find(context, false, &own) || !dray__stream_print(&own, out)) {
+        strcpy(out, "127.0.0.1");
+        *elsewhere = context->host_named;
     }
-    if (dray__stream_own_address(dray__context_socket(context), out))
-        return true;
-    strcpy(out, "127.0.0.1");
-    return context->host_named;
+    return DRAY_OK;
 }
 
 int dray__serve_start(dray_context *context, bool needed, const char **endpoint, dray_error *error)
 {
     char address[DRAY__STREAM_ADDRESS];
-    int rc = DRAY_OK;
+    bool elsewhere;
     struct server *s = NULL;
+    int rc = dray__data_address(context, address, &elsewhere, error);
+    if (rc)
+        return rc;
     pthread_mutex_lock(&context->lock);
-    if (!context->server && (dray__data_address(context, address) || needed)) {
+    if (!context->server && (elsewhere || needed)) {
         rc = server_new(address, &context->keys, NULL, &s, error);
         if (rc == DRAY_OK) {
             context->server = s;

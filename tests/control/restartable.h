@@ -53,15 +53,16 @@ static inline void restartable_supervise(restartable *r)
             usleep(1000);
             continue;
         }
-        int status;
+        siginfo_t end;
         pid_t pid = fork();
         if (pid == 0)
             restartable_serve(r);
-        waitpid(pid, &status, 0);
-        if (!WIFSIGNALED(status))
+        waitid(P_PID, (id_t)pid, &end, WEXITED | WNOWAIT); /* whoever waits for it sees held, too */
+        if (end.si_code == CLD_EXITED)
             r->held = 1; /* an orderly end, or none at all */
-        else if (WTERMSIG(status) != SIGKILL)
+        else if (end.si_status != SIGKILL)
             fixture_die("the coordinator crashed", NULL);
+        waitpid(pid, NULL, 0);
     }
     _exit(0);
 }

@@ -4,6 +4,8 @@
 #include "control/context.h"
 #include "control/restartable.h"
 
+#include <poll.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -187,6 +189,40 @@ static void test_ends(void **state)
     dray_close(b);
 }
 
+static void *post(void *context)
+{
+    return (void *)(intptr_t)dray_report_post(context, "x", "{}", NULL);
+}
+
+/* A deadline is that of the call: not the context's, nor that of what another thread waits for. */
+static void test_deadlines_are_the_calls(void **state)
+{
+    (void)state;
+    const int64_t patience = DRAY__SECOND / 5;
+    dray_error error;
+    pthread_t thread;
+    void *posted;
+    dray_context *a = fixture_open_at(f->unix_address, "a", "trainer", 0); /* with 60 s */
+    kill(f->coordinator, SIGSTOP);
+    int64_t begin = dray__now();
+    assert_int_equal(dray_barrier(a, "x", 1, patience, &error), DRAY_ETIMEDOUT);
+    assert_true(dray__now() - begin < 10 * DRAY__SECOND);
+    kill(f->coordinator, SIGCONT);
+    restartable_hold(f);
+    assert_int_equal(pthread_create(&thread, NULL, post, a), 0);
+    poll(NULL, 0, 100);
+    begin = dray__now();
+    for (int i = 0; i < 3; i++)
+        assert_int_not_equal(dray_barrier(a, "x", 1, patience, &error), DRAY_OK);
+    assert_true(dray__now() - begin < 10 * DRAY__SECOND);
+    assert_non_null(strstr(error.message, "another thread"));
+    restartable_again(f);
+    pthread_join(thread, &posted);
+    assert_int_equal((intptr_t)posted, DRAY_OK);
+    assert_int_equal(dray_barrier(a, "x", 1, 10 * DRAY__SECOND, &error), DRAY_OK);
+    dray_close(a);
+}
+
 int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
@@ -198,6 +234,7 @@ int main(void)
         T(test_another_state_knows_nobody),
         TCP(test_another_token_is_refused),
         T(test_ends),
+        T(test_deadlines_are_the_calls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
