@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,7 @@
 #include <unistd.h>
 
 #define MODEL "bench"
+#define LOOK_SECONDS 0.2
 
 enum {
     POISON = 0xA5,
@@ -101,9 +103,13 @@ static dray_context *open_context(bench_cluster *c, const char *role, const char
     return context;
 }
 
-/* Waits for the next work of a lane. The parent's death ends the process. */
-static enum bench_work next_work(bench_lane *l, int round)
+/* Waits for the next work of a lane. The parent's death ends the process. looks: without sleeping
+ * at first, so that the time of an update has nothing of being woken for it. */
+static enum bench_work next_work(bench_lane *l, int round, bool looks)
 {
+    double until = bench_now() + LOOK_SECONDS;
+    while (looks && bench_get(&l->round) < round && bench_now() < until)
+        sched_yield();
     while (bench_get(&l->round) < round)
         bench_wait_change(&l->round, round - 1);
     return (enum bench_work)l->work;
@@ -192,7 +198,7 @@ void bench_run_trainer(bench_cluster *c, uint32_t rank)
          &error);
     must(c, dray_publish(publisher, 1, NULL, &error), "publish", &error);
     bench_add(&b->ready);
-    for (int round = 1; next_work(&b->trainers, round) != WORK_END; round++) {
+    for (int round = 1; next_work(&b->trainers, round, false) != WORK_END; round++) {
         must(c, dray_publisher_wait(publisher, b->version - 1, DRAY_WAIT_DEFAULT, NULL, &error),
              "publisher wait", &error);
         b->seats[b->engines.ranks + rank].begin = bench_now();
@@ -459,9 +465,11 @@ void bench_run_engine(bench_cluster *c, uint32_t number)
     if (c->options->decode > 0)
         must(c, bench_decode_start(e.subscriber, e.regions[0], c->options->decode, &decode, &error),
              "decoding", &error);
+    bool looks = c->options->cuda && sysconf(_SC_NPROCESSORS_ONLN) >
+                                         2 * (int64_t)(b->engines.ranks + b->trainers.ranks);
     bench_add(&b->ready);
     for (int round = 1;; round++) {
-        enum bench_work work = next_work(&b->engines, round);
+        enum bench_work work = next_work(&b->engines, round, looks);
         if (work == WORK_END)
             break;
         work_engine(c, &e, work, &b->seats[number]);

@@ -11,6 +11,7 @@
 #include <inttypes.h>
 #include <jansson.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/timerfd.h>
@@ -628,6 +629,16 @@ int dray_update_finish(dray_subscriber *s, dray_update_report *report, dray_erro
     return DRAY_OK;
 }
 
+/* Of memory on GPUs, whose updates take milliseconds: for so long an answer of the coordinator is
+ * looked for before anybody sleeps, because being woken takes a good part of one. */
+#define LOOK_NS DRAY__MILLISECOND
+
+static bool answer_is_near(const dray_subscriber *s, int64_t waited_ns)
+{
+    bool asked = s->phase == PHASE_BEGIN || s->phase == PHASE_ASK || s->phase == PHASE_VOTE;
+    return asked && s->live && s->live->device && waited_ns < LOOK_NS;
+}
+
 static int run(dray_subscriber *s, enum dray__purpose purpose, const dray_update_options *options,
                dray_update_report *report, dray_error *error)
 {
@@ -636,8 +647,16 @@ static int run(dray_subscriber *s, enum dray__purpose purpose, const dray_update
         rc = start(s, purpose, options, INT64_MAX / 4, error);
     if (rc)
         return rc;
-    while (dray_update_poll(s, error) == DRAY_EAGAIN) {
+    int64_t since = dray__now();
+    for (int phase = s->phase; dray_update_poll(s, error) == DRAY_EAGAIN;) {
         struct pollfd p = {.fd = s->poll_fd, .events = POLLIN};
+        int64_t now = dray__now();
+        since = phase == (int)s->phase ? since : now;
+        phase = (int)s->phase;
+        if (answer_is_near(s, now - since)) {
+            sched_yield();
+            continue;
+        }
         poll(&p, 1, dray__left_ms(dray__answer_deadline(s->deadline_ns)) + 1);
     }
     return dray_update_finish(s, report, error);
