@@ -109,12 +109,18 @@ void dray_set_log(dray_log_fn fn, void *user, dray_log_level level);
 
 /* What says that bytes are there. Host memory needs no event: kind NONE means that the bytes were
  * written before the call (program order). */
-typedef enum dray_fence_kind { DRAY_FENCE_NONE = 0, DRAY_FENCE_CUDA_EVENT } dray_fence_kind;
+typedef enum dray_fence_kind {
+    DRAY_FENCE_NONE = 0,
+    DRAY_FENCE_CUDA_EVENT,
+    DRAY_FENCE_CUDA_STREAM /* an event is recorded on the stream by the call */
+} dray_fence_kind;
 
 typedef struct dray_fence {
     size_t size;
     int32_t kind; /* dray_fence_kind */
-    void *event;  /* CUDA_EVENT: CUevent recorded after the last write */
+    /* CUDA_EVENT: CUevent recorded after the last write; CUDA_STREAM: CUstream that it was put
+     * into, of the GPU that has the memory (NULL: the default one) */
+    void *event;
 } dray_fence;
 
 #define DRAY_FENCE_INIT                                                                            \

@@ -59,9 +59,11 @@ int dray_publisher_open(dray_context *context, const char *model, const dray_lay
 /* "My blocks hold `version`": computes this rank's checksums (after the fence), then announces.
  * Versions grow within an incarnation (DRAY_EINVALID); publishing one withdraws the older ones. The
  * memory must not change until dray_publisher_wait returns for this version. ready NULL: host
- * memory, written already. Blocks while it reads its memory, the first call also until all `world`
- * ranks have opened (at most the publisher's timeout); never waits for readers. DRAY_ESTALE: a rank
- * of the gang died or closed; close this publisher and open it again. */
+ * memory, written already. Blocks while it reads its memory (without checksums it does not, and
+ * does not wait for the fence of memory on GPUs that this host alone reads: readers do), the first
+ * call also until all `world` ranks have opened (at most the publisher's timeout); never waits for
+ * readers. DRAY_ESTALE: a rank of the gang died or closed; close this publisher and open it again.
+ */
 int dray_publish(dray_publisher *publisher, uint64_t version, const dray_fence *ready,
                  dray_error *error);
 /* Before the next write: waits until every subscriber group that reads `version` (or an older one)

@@ -35,13 +35,13 @@
  *                      u64 source set, u32 sources, u64 group set, u32 ranks, u32 count and the
  *                      names of tensors that the group holds in part, u8 source, u8 granted:
  *                      UPDATE_WRITING need not be asked, because all ranks were prepared, u64
- *                      cohort set (0: none), u32 its members, u64 run (of this cohort's update)
- *  UPDATE_WRITING   u64 key, u64 attempt, i64 lease -> (empty): bytes are about to be overwritten;
- *                   kept while other groups read them, at most for the lease
- *  UPDATE_VOTE      u64 key, u64 attempt, u32 code (0: ok), string message, i64 timeout, sums read,
- *                   sums expected (rank 0 of a disk update: what the checkpoint says of itself),
- *                   u8 held (enum dray__held), sums held (if it says so: of what lies in memory
- *                   now, by the rank's own names and dtypes); kept until all voted
+ *                      cohort set (0: none), u32 its members, u64 run (of this cohort's update),
+ * u64 the member that published the version last (0: none did) UPDATE_WRITING   u64 key, u64
+ * attempt, i64 lease -> (empty): bytes are about to be overwritten; kept while other groups read
+ * them, at most for the lease UPDATE_VOTE      u64 key, u64 attempt, u32 code (0: ok), string
+ * message, i64 timeout, sums read, sums expected (rank 0 of a disk update: what the checkpoint says
+ * of itself), u8 held (enum dray__held), sums held (if it says so: of what lies in memory now, by
+ * the rank's own names and dtypes); kept until all voted
  *                   -> u64 tensors compared, u64 bytes of them: committed. Errors: aborted (the
  *                   group keeps what it had) or DRAY_ETORN.
  *  GROUP_STATE      u64 key -> u64 version, u64 incarnation, u8 state, u64 epoch

@@ -347,6 +347,7 @@ static int announce(dray__registry *r, struct gang *gang, struct entry *entry, u
     }
     version->unchecked |= !checked;
     version->published++;
+    version->last = entry->member;
     entry->published = number;
     entry->has_published = true;
     prune(r, gang);

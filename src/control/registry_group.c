@@ -515,6 +515,7 @@ static void start(dray__registry *r, struct group *group, const struct set *coho
         dray__put_u64(&w, cohort ? cohort->id : 0);
         dray__put_u32(&w, cohort ? cohort->world : 0);
         dray__put_u64(&w, run);
+        dray__put_u64(&w, group->reading ? group->reading->last : 0);
         dray__reg_reply(r, ticket, &w, -1);
     }
 }

@@ -99,6 +99,7 @@ struct version {
     uint32_t published; /* ranks that did */
     uint32_t readers;   /* groups that hold a lease */
     bool withdrawn, unchecked;
+    uint64_t last;     /* the member that published it last */
     dray__sums *parts; /* of the ranks, by rank, until all have published */
     uint32_t world;
     dray__sums sums; /* of all of them, then */

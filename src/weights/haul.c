@@ -188,6 +188,9 @@ void dray__haul_close(dray__haul *h)
     free(h->round_first);
     if (h->poll_fd >= 0)
         close(h->poll_fd);
+    if (h->timer_fd >= 0)
+        close(h->timer_fd);
+    free(h->held_by);
     free(h->tensors);
     free(h->expected);
     free(h->found);
@@ -204,7 +207,11 @@ int dray__haul_open(const dray__sources *sources, const dray__destination *desti
     h->destination = destination;
     h->options = *options;
     h->poll_fd = -1;
+    h->timer_fd = -1;
+    h->opened_ns = dray__now();
     int rc = haul_init(h, error);
+    if (rc == DRAY_OK)
+        rc = dray__haul_hold(h, error);
     if (rc) {
         dray__haul_close(h);
         return rc;
@@ -315,6 +322,9 @@ int dray__haul_step(dray__haul *h, int64_t budget_ns, dray_error *error)
     int64_t until = dray__now() + budget_ns;
     for (uint32_t l = 0; l < DRAY__LANES; l++)
         h->lanes[l].waits = false;
+    int held = dray__haul_held(h, error);
+    if (held)
+        return held;
     for (int64_t now = until - budget_ns; now < until; now = dray__now()) {
         struct dray__lane *lane = next_lane(h);
         if (!lane)
@@ -354,6 +364,8 @@ int dray__haul_fd(const dray__haul *h)
 
 void dray__haul_explain(const dray__haul *h, dray_error *error)
 {
+    if (h->held_count)
+        dray__haul_explain_held(h, error);
     for (uint32_t l = 0; l < DRAY__LANES; l++)
         if (!h->lanes[l].done && h->lanes[l].kind->explain)
             h->lanes[l].kind->explain(h->lanes[l].state, error);
@@ -454,6 +466,11 @@ void dray__haul_report(const dray__haul *h, dray_update_report *report)
     report->verify_ns = h->options.verify ? h->verify_ns : 0;
     report->bytes_per_s = h->move_ns > 0 ? (double)h->bytes / ((double)h->move_ns * 1e-9) : 0;
     report->source_bytes = 0;
+    if (h->held_ns) {
+        report->held_ns = h->held_ns;
+        dray__source_who(&h->sources->sources[h->held_last], report->held_by,
+                         sizeof report->held_by);
+    }
     for (uint32_t i = 0; i < h->sources->count; i++)
         report->source_bytes += dray_plan_source_bytes(h->sources->plan, i);
     for (int link = 0; link < DRAY_LINK_COUNT; link++)

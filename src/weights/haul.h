@@ -59,6 +59,11 @@ struct dray__haul {
     struct dray__lane lanes[DRAY__LANES];
     int poll_fd; /* readable when a waiting lane can go on; -1: none ever waits */
     uint32_t turn;
+    /* Sources whose fence has not come yet; nothing moves before. NULL: none. */
+    bool *held_by;
+    uint32_t held_count, held_last; /* held_last: the one that came last, or not yet */
+    int64_t opened_ns, held_ns;
+    int timer_fd;
 
     /* the books */
     struct dray__tensor_sum *tensors;
@@ -67,6 +72,18 @@ struct dray__haul {
     int64_t move_ns, verify_ns;
     int64_t device_ns; /* of move_ns, by the clocks of GPUs */
 };
+
+/* ---- held.c: sources whose fences (mark.h) have not come ----------------------------------------
+ */
+
+/* Looks which there are. */
+int dray__haul_hold(dray__haul *haul, dray_error *error);
+/* DRAY_EAGAIN: one has not come; then nothing can be done until the haul's descriptor is readable.
+ */
+int dray__haul_held(dray__haul *haul, dray_error *error);
+void dray__haul_explain_held(const dray__haul *haul, dray_error *error);
+/* A source's name, and its GPU's. */
+void dray__source_who(const dray__source *source, char *out, size_t size);
 
 /* ---- the books ------------------------------------------------------------------------------- */
 

@@ -25,11 +25,15 @@ void dray__weights_step(const char *step);
  */
 typedef struct dray__local dray__local;
 struct dray__shares; /* shares.h */
+struct dray_event;
 /* Layout, regions, delta and arena (NULL: there is none) are borrowed until dray__local_remove.
  * count: the layout's regions come first, others may follow. */
 int dray__local_add(uint64_t token, const dray_layout *layout, dray_region *const *regions,
                     uint32_t count, const struct dray__delta_view *delta, struct dray__arena *arena,
                     dray_error *error);
+/* What is published is there when the event is complete; borrowed as well. NULL: at once. */
+void dray__local_set_mark(uint64_t token, struct dray_event *mark);
+struct dray_event *dray__local_mark(const dray__local *local);
 /* Waits until nobody holds it. */
 void dray__local_remove(uint64_t token);
 /* While it is held the publisher cannot close. NULL: not (or no longer) of this process. */
@@ -156,12 +160,12 @@ bool dray__region_offered(const dray_region *region);
 /* Offers a region to other processes, by its entry's key. DRAY_EUNSUPPORTED: not one to be offered,
  * or memory that its GPU's driver does not export. */
 int dray__region_put(dray__channel *channel, const dray_context *context, uint64_t key,
-                     uint32_t index, const dray_region *region, int64_t deadline_ns,
-                     dray_error *error);
+                     uint32_t index, const dray_region *region, const uint8_t *event,
+                     int64_t deadline_ns, dray_error *error);
 /* How another process names it, packed. DRAY_EUNSUPPORTED: as above. */
 enum { DRAY__HANDLE_PACKED = 1024 };
 int dray__region_handle(const dray_region *region, uint64_t member, uint64_t epoch,
-                        uint8_t out[DRAY__HANDLE_PACKED], dray_error *error);
+                        const uint8_t *event, uint8_t out[DRAY__HANDLE_PACKED], dray_error *error);
 /* Block `index` of a layout, from one memory of it to another. */
 dray_copy dray__block_copy(const dray_layout *layout, uint32_t index);
 /* The same layout, in regions of another kind. */
@@ -203,6 +207,7 @@ typedef struct dray__source {
     struct dray__nccl_link *nccl;   /* kept as well; NULL: not needed yet (nccl.h) */
     bool has_delta;                 /* behind the layout's regions it has one that holds a delta */
     struct dray__delta_view *delta; /* that region, imported; NULL: not */
+    struct dray_event *mark;        /* says when what it published is there; NULL: it is */
     bool has_board;                 /* so has an engine's rank on a GPU, of a board (fan.h) */
     struct dray__overlay *overlay;  /* of a checkpoint that is a delta; NULL: it is whole */
     const dray_region *arena;       /* the last of `regions`; NULL: not imported */

@@ -25,6 +25,7 @@ struct dray__local {
     uint32_t count;
     const struct dray__delta_view *delta;
     struct dray__arena *arena;
+    struct dray_event *mark;
     dray__guest *guests;
 };
 
@@ -78,6 +79,23 @@ int dray__local_add(uint64_t token, const dray_layout *layout, dray_region *cons
     list = local;
     pthread_mutex_unlock(&list_lock);
     return DRAY_OK;
+}
+
+void dray__local_set_mark(uint64_t token, struct dray_event *mark)
+{
+    pthread_mutex_lock(&list_lock);
+    for (dray__local *local = list; local; local = local->next)
+        if (local->token == token)
+            local->mark = mark;
+    pthread_mutex_unlock(&list_lock);
+}
+
+struct dray_event *dray__local_mark(const dray__local *local)
+{
+    pthread_mutex_lock(&list_lock);
+    struct dray_event *mark = local->mark;
+    pthread_mutex_unlock(&list_lock);
+    return mark;
 }
 
 /* ---- guests: who reads on while no call of his is under way ---------------------------------- */

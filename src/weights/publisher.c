@@ -49,8 +49,8 @@ int dray__publisher_put(dray_publisher *p, int64_t deadline_ns, dray_error *erro
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < dray__publisher_regions(p) && rc == DRAY_OK; i++)
         if (is_offered(p, i))
-            rc = dray__region_put(p->channel, p->context, p->key, i, p->regions[i], deadline_ns,
-                                  error);
+            rc = dray__region_put(p->channel, p->context, p->key, i, p->regions[i],
+                                  p->marked ? p->mark->handle : NULL, deadline_ns, error);
     return rc;
 }
 
@@ -72,6 +72,8 @@ static int register_rank(dray_publisher *p, int64_t deadline, dray_error *error)
     uint32_t regions = dray__publisher_regions(p), shared = dray__publisher_shared(p);
     const char *endpoint = NULL;
     int rc = dray__serve_start(p->context, p->arena != NULL, &endpoint, error);
+    if (rc == DRAY_OK)
+        rc = dray__publisher_marked(p, endpoint && endpoint[0] ? endpoint : NULL, error);
     if (rc)
         return rc;
     uint64_t returns = dray__context_returns(p->context);
@@ -189,6 +191,8 @@ int dray__publisher_offer(dray_publisher *p, dray_error *error)
     int rc = dray__local_add(p->token, p->layout, p->regions, dray__publisher_regions(p),
                              p->delta_view, p->arena, error);
     p->local = rc == DRAY_OK;
+    if (p->local && p->marked)
+        dray__local_set_mark(p->token, p->mark->event);
     return rc;
 }
 
@@ -469,34 +473,6 @@ static int publish(dray_publisher *p, uint64_t version, dray__sums *sums, dray_e
     return DRAY_OK;
 }
 
-/* Where GPUs sum all that is published, they wait for the event; else it is waited for here. */
-static int take_fence(dray_publisher *p, const dray_fence *fence, int64_t deadline_ns,
-                      dray_error *error)
-{
-    p->fence = NULL;
-    if (fence->kind == DRAY_FENCE_NONE)
-        return DRAY_OK;
-    if (fence->kind != DRAY_FENCE_CUDA_EVENT || !fence->event)
-        return dray__fail(error, DRAY_EINVALID, "fence kind %d, event %p", fence->kind,
-                          fence->event);
-    const dray__cuda *cuda = dray__cuda_get(error);
-    if (!cuda)
-        return DRAY_EUNSUPPORTED;
-    bool by_gpus = p->checksum && !p->origin && !p->delta;
-    for (uint32_t i = 0; i < dray_layout_region_count(p->layout); i++)
-        by_gpus = by_gpus && dray__sums_by_gpu(p->regions[i]);
-    if (by_gpus) {
-        p->fence = fence->event;
-        return DRAY_OK;
-    }
-    CUresult result = cuda->cuEventQuery(fence->event);
-    for (; result == CUDA_ERROR_NOT_READY && dray__now() < deadline_ns; usleep(50))
-        result = cuda->cuEventQuery(fence->event);
-    if (result == CUDA_ERROR_NOT_READY)
-        return dray__fail(error, DRAY_ETIMEDOUT, "the fence of what is published has not come");
-    return result ? dray__fail_cuda(error, result, "the fence of what is published") : DRAY_OK;
-}
-
 int dray_publish(dray_publisher *p, uint64_t version, const dray_fence *ready, dray_error *error)
 {
     if (!p)
@@ -507,7 +483,7 @@ int dray_publish(dray_publisher *p, uint64_t version, const dray_fence *ready, d
     if (rc)
         return rc;
     int64_t deadline = dray__publisher_deadline(p, DRAY_WAIT_DEFAULT);
-    rc = take_fence(p, &fence, deadline, error);
+    rc = dray__publisher_fence(p, &fence, deadline, error);
     if (rc)
         return rc;
     do {
@@ -556,6 +532,7 @@ void dray_publisher_close(dray_publisher *p)
         dray__local_remove(p->token);
     dray__channel_close(p->channel);
     dray__source_sums_free(p->gpu_sums);
+    dray__mark_free(p->mark);
     dray__pieces_free(&p->pieces);
     dray__sums_free(&p->sums);
     dray__sums_forms_clear(&p->sent);

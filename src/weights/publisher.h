@@ -5,6 +5,7 @@
 #include "control/registry.h"
 #include "weights/arena.h"
 #include "weights/delta.h"
+#include "weights/mark.h"
 #include "weights/source_sums.h"
 
 struct dray_publisher {
@@ -20,6 +21,8 @@ struct dray_publisher {
     dray__pieces pieces;
     dray__source_sums *gpu_sums; /* of the pieces that GPUs sum; NULL: none, or not yet compiled */
     CUevent fence;               /* of the publish that goes on; NULL: none */
+    dray__mark *mark;            /* NULL: not needed yet */
+    bool marked;                 /* readers wait for it: publish never does */
     dray__delta *delta;          /* NULL: not asked for */
     dray__delta_view *delta_view;
     dray__arena *arena;         /* NULL: not asked for */
@@ -49,6 +52,12 @@ int dray__publisher_put(dray_publisher *p, int64_t deadline_ns, dray_error *erro
 /* Where the connection broke: a new one, and where the session goes on with another coordinator,
  * the same registration there. The gang is met again: it may have got another incarnation. */
 int dray__publisher_ensure(dray_publisher *p, int64_t deadline, dray_error *error);
+/* publisher_fence.c. Will readers be held back by the mark? endpoint: of the data server; NULL:
+ * nobody reads through it. Before regions are put. */
+int dray__publisher_marked(dray_publisher *p, const char *endpoint, dray_error *error);
+/* Before the version is announced. */
+int dray__publisher_fence(dray_publisher *p, const dray_fence *fence, int64_t deadline_ns,
+                          dray_error *error);
 /* Remembers which regions the caller gave. */
 int dray__publisher_note(dray_publisher *p, dray_region *const *regions, dray_error *error);
 /* Offers this rank's memory to readers of this process and to its data server. */

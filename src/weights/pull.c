@@ -523,7 +523,7 @@ int dray__pull_regions(const uint8_t *body, uint32_t body_bytes, size_t room, dr
         uint8_t packed[DRAY__HANDLE_PACKED];
         bool shared = dray_region_get_kind(region) == DRAY_REGION_SHARED;
         if (shared)
-            rc = dray__region_handle(region, 0, 0, packed, error);
+            rc = dray__region_handle(region, 0, 0, NULL, packed, error);
         dray__put_u32(out, shared ? (uint32_t)dray_region_fd(region) : UINT32_MAX);
         dray__put_blob(out, packed, shared ? dray_handle_packed_size() : 0);
     }

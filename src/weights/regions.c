@@ -122,7 +122,7 @@ static int open_for_readers(const dray_region *region, bool *none)
 }
 
 int dray__region_handle(const dray_region *region, uint64_t member, uint64_t epoch,
-                        uint8_t out[DRAY__HANDLE_PACKED], dray_error *error)
+                        const uint8_t *event, uint8_t out[DRAY__HANDLE_PACKED], dray_error *error)
 {
     dray_handle handle = DRAY_HANDLE_INIT;
     handle.dtype = DRAY_U8;
@@ -131,18 +131,20 @@ int dray__region_handle(const dray_region *region, uint64_t member, uint64_t epo
     handle.stride[0] = 1;
     handle.owner_member = member;
     handle.owner_epoch = epoch;
+    if (event)
+        memcpy(handle.event, event, sizeof handle.event);
     int rc = dray_handle_describe(region, &handle, error);
     return rc ? rc : dray_handle_pack(&handle, out, DRAY__HANDLE_PACKED, error);
 }
 
 int dray__region_put(dray__channel *channel, const dray_context *context, uint64_t key,
-                     uint32_t index, const dray_region *region, int64_t deadline_ns,
-                     dray_error *error)
+                     uint32_t index, const dray_region *region, const uint8_t *event,
+                     int64_t deadline_ns, dray_error *error)
 {
     uint8_t packed[DRAY__HANDLE_PACKED];
     bool none;
     int rc = dray__region_handle(region, dray_context_member(context), dray_context_epoch(context),
-                                 packed, error);
+                                 event, packed, error);
     if (rc)
         return rc;
     dray__writer w = {0};

@@ -6,6 +6,7 @@
 #include "control/registry.h"
 #include "weights/delta.h"
 #include "weights/fan.h"
+#include "weights/mark.h"
 #include "weights/nccl.h"
 #include "weights/overlay.h"
 #include "weights/peer.h"
@@ -24,6 +25,8 @@ enum { EXTRAS = 2 };
 static void free_regions(dray__source *source)
 {
     dray__delta_close(source->delta);
+    dray_event_free(source->mark);
+    source->mark = NULL;
     source->delta = NULL;
     source->arena = NULL;
     uint32_t count = source->layout ? dray_layout_region_count(source->layout) + EXTRAS : 0;
@@ -316,8 +319,18 @@ static int import(const dray_handle *handle, int fd, dray__cuda_device *device, 
     return rc;
 }
 
+/* Which GPU's it is need not be seen here. */
+static int open_mark(const dray_handle *handle, dray__cuda_device *device, dray_event **out,
+                     dray_error *error)
+{
+    if (*out || dray_event_import(handle->device, handle->event, out, NULL) == DRAY_OK)
+        return DRAY_OK;
+    int rc = dray_event_import(device ? device->uuid : NULL, handle->event, out, error);
+    return rc ? dray__fail_prefix(error, rc, "the fence of a publisher without checksums: ") : rc;
+}
+
 static int get_region(dray__reply *reply, dray__cuda_device *device, dray_region **out,
-                      dray_error *error)
+                      dray_event **mark, dray_error *error)
 {
     size_t size;
     const void *packed = dray__get_blob(&reply->payload, &size);
@@ -331,6 +344,9 @@ static int get_region(dray__reply *reply, dray__cuda_device *device, dray_region
                         reply->fd_count);
     if (rc == DRAY_OK)
         rc = import(&handle, bare ? -1 : reply->fds[0], device, out, error);
+    static const uint8_t none[sizeof handle.event];
+    if (rc == DRAY_OK && mark && memcmp(handle.event, none, sizeof none) != 0)
+        rc = open_mark(&handle, device, mark, error);
     for (uint32_t i = 0; i < reply->fd_count; i++)
         close(reply->fds[i]);
     return rc;
@@ -451,15 +467,17 @@ static int take_answer(dray__sources *s, dray__channel *channel, dray_error *err
     }
     if (type == DRAY__MSG_REGION_GET && s->asked_member) {
         dray__source *member = &s->cohort[s->asked_source];
-        if (rc || get_region(&reply, s->device, &member->regions[s->asked_region], NULL))
+        if (rc || get_region(&reply, s->device, &member->regions[s->asked_region], NULL, NULL))
             dray__fan_lose(s->fan, s->asked_source);
         return DRAY_OK;
     }
     if (rc)
         return rc;
-    if (type == DRAY__MSG_REGION_GET)
-        return get_region(&reply, s->device, &s->sources[s->asked_source].regions[s->asked_region],
+    if (type == DRAY__MSG_REGION_GET) {
+        dray__source *source = &s->sources[s->asked_source];
+        return get_region(&reply, s->device, &source->regions[s->asked_region], &source->mark,
                           error);
+    }
     if (s->count < s->wanted) {
         rc = get_members(&reply.payload, s->sources, s->wanted, &s->count, error);
         for (uint32_t i = 0; i < s->count; i++)

@@ -133,8 +133,8 @@ static int register_rank(dray_subscriber *s, int64_t deadline, dray_error *error
     rc = dray__reader_finish(&reply.payload, "SUBSCRIBER_OPEN", error);
     for (uint32_t i = 0; i < regions && rc == DRAY_OK; i++)
         if (offered(s, i))
-            rc = dray__region_put(s->channel, s->context, s->key, i, region_of(s, i), deadline,
-                                  error);
+            rc = dray__region_put(s->channel, s->context, s->key, i, region_of(s, i), NULL,
+                                  deadline, error);
     return rc;
 }
 

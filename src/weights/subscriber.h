@@ -69,7 +69,7 @@ struct dray_subscriber {
     int64_t deadline_ns, started_ns, mark_ns;
     uint64_t attempt, source_set, group_set;
     uint32_t source_count, cohort_count;
-    uint64_t cohort_set, run;
+    uint64_t cohort_set, run, last; /* last: the member that published last */
     dray__map partial; /* tensors that the group holds in part: compared with nothing */
     bool *compared;    /* for each tensor; NULL: none is */
     bool announced, writing, failed, moved_any;

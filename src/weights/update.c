@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "weights/fan.h"
+#include "weights/haul.h"
 #include "weights/overlay.h"
 #include "weights/subscriber.h"
 
@@ -225,6 +226,7 @@ static int on_begin(dray_subscriber *s)
     s->cohort_set = dray__get_u64(&reply.payload);
     s->cohort_count = dray__get_u32(&reply.payload);
     s->run = dray__get_u64(&reply.payload);
+    s->last = dray__get_u64(&reply.payload);
     if (dray__reader_finish(&reply.payload, "UPDATE_BEGIN", &error))
         return end(s, &error);
     s->writing = s->granted; /* and has to say so when it fails */
@@ -357,6 +359,17 @@ static int on_ask(dray_subscriber *s)
     return DRAY_OK;
 }
 
+/* Who published last was waited for, if nobody was for longer. */
+static void note_wait(dray_subscriber *s)
+{
+    for (uint32_t i = 0; s->last && s->report.wait_ns > s->report.held_ns && i < s->sources->count;
+         i++)
+        if (s->sources->sources[i].member == s->last) {
+            s->report.held_ns = s->report.wait_ns;
+            dray__source_who(&s->sources->sources[i], s->report.held_by, sizeof s->report.held_by);
+        }
+}
+
 static int on_move(dray_subscriber *s)
 {
     dray_error error;
@@ -383,6 +396,7 @@ static int on_move(dray_subscriber *s)
     } else {
         rc = dray__haul_check(s->haul, &error);
         dray__haul_report(s->haul, &s->report);
+        note_wait(s);
     }
     dray__steps_end(&s->steps, &s->report);
     s->report.peak_extra_bytes += s->staging_bytes;

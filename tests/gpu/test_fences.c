@@ -1,0 +1,320 @@
+/* gpu: what is published comes with a stream of the trainer's. Nobody waits for it but who needs
+ * it, nothing is read before it is there, and reports say whom a rank waited for. */
+#include "gpu/scene.h"
+#include "gpu/spin.h"
+
+enum { LATE_MS = 300, LATE_NS = 200000000, ENDED = 1, ASKED = 2, TRIED = 3 };
+
+typedef struct source {
+    trainer t;
+    const dray__cuda *cuda;
+    dray_region *host; /* what the values are copied from */
+    CUstream stream;
+} source;
+
+static source open_source(const scene *s)
+{
+    source o = {0};
+    choose(s, s->trainer_gpus[s->rank]);
+    gpu_trainer_open(&o.t, f.unix_address, &s->config, s->from, s->rank, s->world, s->seed,
+                     DRAY_REGION_CUDA, s->checksum);
+    o.cuda = dray__cuda_get(NULL);
+    o.host = mirror_of(o.t.region[0]);
+    MUST(dray__cuda_enter(o.t.region[0]->device, error));
+    CHECK(o.cuda->cuStreamCreate(&o.stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+    CHECK(o.cuda->cuMemHostRegister(dray_region_base(o.host), dray_region_bytes(o.host), 0) ==
+          CUDA_SUCCESS);
+    dray__cuda_leave();
+    return o;
+}
+
+/* Poison at once; the values come with the stream, late. */
+static void write_late(source *o, uint64_t seed, uint64_t milliseconds)
+{
+    dray_region *to = o->t.region[0];
+    fill(o->t.layout, &o->host, o->t.tied, seed);
+    gpu_poison(to);
+    spin(o->cuda, to->device, o->stream, milliseconds);
+    MUST(dray__cuda_enter(to->device, error));
+    CHECK(o->cuda->cuMemcpyHtoDAsync(to->device_address, dray_region_base(o->host), to->bytes,
+                                     o->stream) == CUDA_SUCCESS);
+    dray__cuda_leave();
+}
+
+static void close_source(source *o)
+{
+    MUST(dray__cuda_enter(o->t.region[0]->device, error));
+    CHECK(o->cuda->cuStreamSynchronize(o->stream) == CUDA_SUCCESS);
+    CHECK(o->cuda->cuMemHostUnregister(dray_region_base(o->host)) == CUDA_SUCCESS);
+    dray__cuda_leave();
+    trainer_close(&o->t);
+    dray_region_free(o->host);
+}
+
+static void late_trainer(void *user)
+{
+    scene *s = user;
+    source o = open_source(s);
+    dray_event *event;
+    MUST(dray_event_new(NULL, &event, error));
+    for (uint64_t version = 1; version <= s->versions; version++) {
+        dray_fence fence = DRAY_FENCE_INIT;
+        /* versions in turns: the stream itself, an event on it */
+        write_late(&o, s->seed + version - 1, s->rank == 0 ? LATE_MS : 1);
+        fence.kind = DRAY_FENCE_CUDA_STREAM;
+        fence.event = o.stream;
+        if (version % 2 == 0) {
+            MUST(dray_event_record(event, o.stream, error));
+            MUST(dray_event_fence(event, &fence, error));
+        }
+        int64_t begin = dray__now();
+        MUST(dray_publish(o.t.publisher, version, &fence, error));
+        /* with sums to take it waits for what it sums; without, for nothing of the GPU's */
+        if (s->checksum < 0 && s->rank == 0 && version > 1)
+            CHECK(dray__now() - begin < LATE_NS);
+        meet(o.t.context, "updated", s);
+        MUST(dray_publisher_wait(o.t.publisher, version, DRAY_WAIT_DEFAULT, NULL, error));
+    }
+    meet(o.t.context, "over", s);
+    dray_event_free(event);
+    close_source(&o);
+}
+
+static void held_engine(void *user)
+{
+    scene *s = user;
+    engine e;
+    choose(s, s->engine_gpus[s->rank]);
+    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, "engine", s->rank, s->tp,
+                    s->destination);
+    for (uint64_t version = 1; version <= s->versions; version++) {
+        dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+        dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+        options.min_version = version;
+        if (e.region[0]->device_address)
+            gpu_poison(e.region[0]);
+        MUST(dray_update_weights(e.subscriber, &options, &report, error));
+        CHECK(gpu_engine_wrong(&e, s->seed + version - 1) == 0);
+        if (version > 1) { /* the first one's plans take a while */
+            if (report.held_ns < LATE_NS / 2 || strncmp(report.held_by, "trainer-0 on GPU-", 17))
+                fprintf(stderr, "waited %.3f s for %s\n", (double)report.held_ns * 1e-9,
+                        report.held_by);
+            CHECK(report.held_ns >= LATE_NS / 2);
+            CHECK(strncmp(report.held_by, "trainer-0 on GPU-", 17) == 0);
+        }
+        meet(e.context, "updated", s);
+    }
+    meet(e.context, "over", s);
+    engine_close(&e);
+}
+
+static void run_late(scene *s)
+{
+    pid_t pids[4];
+    for (uint32_t i = 0; i < 4; i++) {
+        s->rank = i % 2;
+        pids[i] = spawn(i < 2 ? late_trainer : held_engine, s);
+    }
+    for (int i = 0; i < 4; i++)
+        must_end_well(pids[i]);
+}
+
+/* Each process sees one GPU alone, or all. */
+static void test_without_sums(void **state)
+{
+    (void)state;
+    scene s = plain(51);
+    s.checksum = -1;
+    s.versions = 3;
+    run_late(&s);
+    s.seed = 52;
+    s.sees_all = true;
+    s.engine_gpus[0] = 2;
+    s.engine_gpus[1] = 3;
+    run_late(&s);
+}
+
+static void test_with_sums(void **state)
+{
+    (void)state;
+    scene s = plain(53);
+    s.versions = 3;
+    run_late(&s);
+}
+
+/* Memory that no GPU writes waits as well. */
+static void test_into_shared_memory(void **state)
+{
+    (void)state;
+    scene s = plain(54);
+    s.checksum = -1;
+    s.versions = 2;
+    s.destination = DRAY_REGION_SHARED;
+    run_late(&s);
+}
+
+/* Publisher and subscriber in one process. */
+static void in_one_process(void *user)
+{
+    scene *s = user;
+    source o = open_source(s);
+    engine e;
+    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, "engine", 0, 1,
+                    DRAY_REGION_CUDA);
+    for (uint64_t version = 1; version <= 2; version++) {
+        dray_fence fence = {sizeof fence, DRAY_FENCE_CUDA_STREAM, o.stream};
+        dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+        write_late(&o, s->seed + version, LATE_MS);
+        MUST(dray_publish(o.t.publisher, version, &fence, error));
+        MUST(dray_update_weights(e.subscriber, NULL, &report, error));
+        CHECK(gpu_engine_wrong(&e, s->seed + version) == 0);
+        MUST(dray_publisher_wait(o.t.publisher, version, DRAY_WAIT_DEFAULT, NULL, error));
+    }
+    engine_close(&e);
+    close_source(&o);
+}
+
+static void test_one_process(void **state)
+{
+    (void)state;
+    scene s = plain(55);
+    s.world = 1;
+    s.checksum = -1;
+    must_end_well(spawn(in_one_process, &s));
+}
+
+/* ---- a deadline -------------------------------------------------------------------------------
+ */
+
+static void very_late_trainer(void *user)
+{
+    scene *s = user;
+    source o = open_source(s);
+    dray_fence fence = {sizeof fence, DRAY_FENCE_CUDA_STREAM, o.stream};
+    await_flag(s->board, ASKED);
+    write_late(&o, s->seed, 1500);
+    MUST(dray_publish(o.t.publisher, 1, &fence, error));
+    await_flag(s->board, TRIED);
+    close_source(&o);
+}
+
+static void impatient_engine(void *user)
+{
+    scene *s = user;
+    engine e;
+    dray_error said;
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    choose(s, s->engine_gpus[0]);
+    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, "engine", 0, 1,
+                    DRAY_REGION_CUDA);
+    gpu_poison(e.region[0]);
+    raise_flag(s->board, ASKED);
+    options.timeout_ns = DRAY__SECOND;
+    int rc = dray_update_weights(e.subscriber, &options, NULL, &said);
+    if (rc) {
+        CHECK(rc == DRAY_ETIMEDOUT || rc == DRAY_ETORN);
+        CHECK(strstr(said.message, "trainer-0 on GPU-"));
+    }
+    options.timeout_ns = 0;
+    MUST(dray_update_weights(e.subscriber, &options, NULL, error));
+    CHECK(gpu_engine_wrong(&e, s->seed) == 0);
+    raise_flag(s->board, TRIED);
+    engine_close(&e);
+}
+
+static void test_deadline(void **state)
+{
+    (void)state;
+    scene s = plain(56);
+    s.world = 1;
+    s.tp = 1;
+    s.checksum = -1;
+    s.rank = 0;
+    s.board = board_new();
+    pid_t a = spawn(very_late_trainer, &s), b = spawn(impatient_engine, &s);
+    must_end_well(b);
+    must_end_well(a);
+    munmap(s.board, sizeof(board));
+}
+
+/* ---- beside a trainer that computes ------------------------------------------------------------
+ */
+
+/* Kernels of 100 ms follow each other on the GPU that the engine is on, before and after the
+ * publish and while the engine updates. */
+static void busy_trainer(void *user)
+{
+    scene *s = user;
+    source o = open_source(s);
+    dray__cuda_device *device = o.t.region[0]->device;
+    for (uint64_t version = 1; version <= s->versions; version++) {
+        dray_fence fence = {sizeof fence, DRAY_FENCE_CUDA_STREAM, o.stream};
+        CUstream other;
+        write_late(&o, s->seed + version - 1, 100);
+        MUST(dray__cuda_enter(device, error));
+        CHECK(o.cuda->cuStreamCreate(&other, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+        dray__cuda_leave();
+        MUST(dray_publish(o.t.publisher, version, &fence, error));
+        for (int i = 0; i < 4; i++)
+            spin(o.cuda, device, other, 100);
+        meet(o.t.context, "updated", s);
+        MUST(dray_publisher_wait(o.t.publisher, version, DRAY_WAIT_DEFAULT, NULL, error));
+        MUST(dray__cuda_enter(device, error));
+        CHECK(o.cuda->cuStreamSynchronize(other) == CUDA_SUCCESS);
+        CHECK(o.cuda->cuStreamDestroy(other) == CUDA_SUCCESS);
+        dray__cuda_leave();
+    }
+    meet(o.t.context, "over", s);
+    close_source(&o);
+}
+
+static void beside_engine(void *user)
+{
+    scene *s = user;
+    engine e;
+    choose(s, s->engine_gpus[0]);
+    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, "engine", 0, 1,
+                    DRAY_REGION_CUDA);
+    for (uint64_t version = 1; version <= s->versions; version++) {
+        dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+        dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+        options.min_version = version;
+        options.timeout_ns = 20 * DRAY__SECOND;
+        gpu_poison(e.region[0]);
+        MUST(dray_update_weights(e.subscriber, &options, &report, error));
+        CHECK(gpu_engine_wrong(&e, s->seed + version - 1) == 0);
+        CHECK(strncmp(report.held_by, "trainer-0 on GPU-", 17) == 0 || report.held_ns == 0);
+        if (gpu_is_real())
+            fprintf(stderr, "beside kernels of 100 ms: waited %.1f ms for %s, moved in %.1f ms\n",
+                    (double)report.held_ns * 1e-6, report.held_by, (double)report.move_ns * 1e-6);
+        meet(e.context, "updated", s);
+    }
+    meet(e.context, "over", s);
+    engine_close(&e);
+}
+
+static void test_busy_trainer(void **state)
+{
+    (void)state;
+    for (int32_t checksum = 0; checksum >= -1; checksum--) {
+        scene s = plain(57);
+        s.world = s.tp = 1;
+        s.checksum = checksum;
+        s.versions = 2;
+        s.rank = 0;
+        pid_t a = spawn(busy_trainer, &s), b = spawn(beside_engine, &s);
+        must_end_well(a);
+        must_end_well(b);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CLUSTER_TEST(test_without_sums),       CLUSTER_TEST(test_with_sums),
+        CLUSTER_TEST(test_into_shared_memory), CLUSTER_TEST(test_one_process),
+        CLUSTER_TEST(test_deadline),           CLUSTER_TEST(test_busy_trainer),
+    };
+    scenes_begin();
+    return cluster_run(tests, sizeof tests / sizeof *tests);
+}
