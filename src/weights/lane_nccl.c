@@ -106,6 +106,14 @@ static void drop_link(struct dray__nccl_link *link)
     dray__peer_drop(link->peer);
 }
 
+/* NCCL takes no GPU twice, and does not always survive being asked to. */
+static bool on_one_gpu(const dray_region_info *from, const dray_region *to)
+{
+    uint8_t uuid[sizeof from->device];
+    return dray_region_device(to, uuid, NULL) == DRAY_OK &&
+           memcmp(from->device, uuid, sizeof uuid) == 0;
+}
+
 static bool takes(const dray__haul *haul, const dray__op *op)
 {
     int version;
@@ -115,11 +123,12 @@ static bool takes(const dray__haul *haul, const dray__op *op)
         !dray__source_remote(source, op->copy.source_region, haul->destination->host) ||
         source->host == haul->destination->host)
         return false;
-    if (dray_layout_region(source->layout, op->copy.source_region)->kind != DRAY_REGION_CUDA)
+    const dray_region_info *from = dray_layout_region(source->layout, op->copy.source_region);
+    if (from->kind != DRAY_REGION_CUDA)
         return false;
     const dray_region *to = haul->destination->regions[op->copy.destination_region];
-    return dray__nccl_device_of(to) && !(source->nccl && source->nccl->refused) &&
-           dray__nccl_find(&version, NULL) == DRAY_OK;
+    return dray__nccl_device_of(to) && !on_one_gpu(from, to) &&
+           !(source->nccl && source->nccl->refused) && dray__nccl_find(&version, NULL) == DRAY_OK;
 }
 
 /* ---- what is to be fetched ------------------------------------------------------------------- */

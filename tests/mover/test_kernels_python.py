@@ -115,7 +115,9 @@ def quantised(x, cell, target, format):
     scale = amax / torch.finfo(TORCH[target]).max
     if format:
         scale = to_power_of_two(scale)
-    q = (view * (1.0 / scale)).to(TORCH[target])
+    most = torch.finfo(TORCH[target]).max  # PyTorch casts what is more to NaN, or (2.13) to this
+    q = (view * (1.0 / scale)).float()
+    q = (q.clamp(-most, most) if target == "F8_E4M3" else q).to(TORCH[target])
     y = (q.float() * scale).to(x.dtype)
     part = tuple(slice(0, n) for n in x.shape)
     return q.view(padded.shape)[part], scale.view(ends), y.view(padded.shape)[part]
