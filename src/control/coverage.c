@@ -39,6 +39,7 @@ void dray__coverage_free(dray__coverage *coverage)
     dray__map_free(&coverage->by_name);
     forget_form(&coverage->announced);
     forget_form(&coverage->found);
+    free(coverage->pairs);
     *coverage = (dray__coverage){0};
 }
 
@@ -297,6 +298,8 @@ static int finish(builder *b, const dray__packed_layout *group, uint32_t group_c
         rc = settle(b, true, error);
     free(b->boxes);
     dray__map_free(&b->names);
+    for (uint32_t i = 0; rc == DRAY_OK && i < b->out->count; i++)
+        b->out->partial += !dray__coverage_whole(&b->out->items[i]);
     if (rc)
         dray__coverage_free(b->out);
     else
@@ -394,7 +397,7 @@ static const dray__named_sum *aligned(const dray__coverage_of_form *of, uint32_t
                : NULL;
 }
 
-/* What forms alone say; not again of the same two. */
+/* What forms alone say, and what is left to compare; not again of the same two. */
 static int check_forms(dray__coverage *coverage, dray_error *error)
 {
     if (coverage->found.unknown)
@@ -402,8 +405,15 @@ static int check_forms(dray__coverage *coverage, dray_error *error)
                           "tensor %s: the group's ranks say that they compared it, no layout has "
                           "it",
                           coverage->found.unknown);
-    dray__compared whole = {0};
-    for (uint32_t i = 0; i < coverage->count && !coverage->counted; i++) {
+    if (coverage->counted)
+        return DRAY_OK;
+    coverage->whole = (dray__compared){0};
+    coverage->pair_count = 0;
+    if (!coverage->pairs)
+        coverage->pairs = calloc((size_t)coverage->count + 1, sizeof *coverage->pairs);
+    if (!coverage->pairs)
+        return dray__nomem(error);
+    for (uint32_t i = 0; i < coverage->count; i++) {
         const dray__covered *item = &coverage->items[i];
         const dray__named_sum *want = aligned(&coverage->announced, i);
         const dray__named_sum *got = aligned(&coverage->found, i);
@@ -412,11 +422,11 @@ static int check_forms(dray__coverage *coverage, dray_error *error)
             return rc;
         if (!dray__coverage_whole(item) || !want || !got)
             continue;
-        whole.tensors++;
-        whole.bytes += item->held * dray_dtype_size((dray_dtype)item->dtype);
+        coverage->pairs[coverage->pair_count++] = (dray__coverage_pair){
+            i, coverage->announced.at[i], coverage->found.at[i], want->dtype != got->dtype};
+        coverage->whole.tensors++;
+        coverage->whole.bytes += item->held * dray_dtype_size((dray_dtype)item->dtype);
     }
-    if (!coverage->counted)
-        coverage->whole = whole;
     coverage->counted = true;
     return DRAY_OK;
 }
@@ -424,7 +434,8 @@ static int check_forms(dray__coverage *coverage, dray_error *error)
 int dray__coverage_compare(dray__coverage *coverage, dray__sums *announced, dray__sums *found,
                            const char *origin, dray__compared *out, dray_error *error)
 {
-    uint32_t wrong = 0, first = 0;
+    const dray__coverage_pair *first = NULL;
+    uint32_t wrong = 0;
     char names[240] = "";
     int rc = align(coverage, announced, &coverage->announced, error);
     if (rc == DRAY_OK)
@@ -433,29 +444,25 @@ int dray__coverage_compare(dray__coverage *coverage, dray__sums *announced, dray
         rc = check_forms(coverage, error);
     if (rc)
         return rc;
-    for (uint32_t i = 0; i < coverage->count; i++) {
-        const dray__named_sum *want = aligned(&coverage->announced, i);
-        const dray__named_sum *got = aligned(&coverage->found, i);
-        if (!want || !got || !dray__coverage_whole(&coverage->items[i]) ||
-            (dray__sums_at(announced, coverage->announced.at[i]) ==
-                 dray__sums_at(found, coverage->found.at[i]) &&
-             want->dtype == got->dtype))
+    for (uint32_t i = 0; i < coverage->pair_count; i++) {
+        const dray__coverage_pair *p = &coverage->pairs[i];
+        if (!p->differs && dray__sums_at(announced, p->announced) == dray__sums_at(found, p->found))
             continue;
-        first = wrong ? first : i;
+        first = first ? first : p;
         size_t used = strlen(names);
         if (wrong++ < 4)
             snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "",
-                     coverage->items[i].name);
+                     coverage->items[p->item].name);
     }
-    if (!wrong) {
+    if (!first) {
         *out = coverage->whole;
         return DRAY_OK;
     }
-    const dray__named_sum *form = aligned(&coverage->announced, first);
+    const dray__named_sum *form = aligned(&coverage->announced, first->item);
     return dray__fail(error, DRAY_ECHECKSUM,
                       "%" PRIu32 " tensors differ from %s (%s%s); %s: announced %016" PRIx64
                       ", read %016" PRIx64 " over %" PRIu64 " elements",
                       wrong, origin, names, wrong > 4 ? ", ..." : "", form->name,
-                      dray__sums_at(announced, coverage->announced.at[first]),
-                      dray__sums_at(found, coverage->found.at[first]), form->elements);
+                      dray__sums_at(announced, first->announced),
+                      dray__sums_at(found, first->found), form->elements);
 }

@@ -33,10 +33,20 @@ typedef struct dray__coverage {
     dray__map by_name;
     dray__covered *items;
     uint32_t count, capacity;
+    uint32_t partial;                        /* items that are not compared as a whole */
     dray__coverage_of_form announced, found; /* of the last comparison */
-    bool counted;                            /* these two were found to be as the layouts say, */
-    dray__compared whole;                    /* and this is compared of them */
+    /* These two were found to be as the layouts say, and this is compared of them. */
+    bool counted;
+    dray__compared whole;
+    struct dray__coverage_pair *pairs;
+    uint32_t pair_count;
 } dray__coverage;
+
+/* An item that is compared, and where it is in the two tables. */
+typedef struct dray__coverage_pair {
+    uint32_t item, announced, found;
+    bool differs; /* already in dtype */
+} dray__coverage_pair;
 
 typedef struct dray__packed_layout {
     const void *data;

@@ -445,11 +445,8 @@ static int choose(struct group *group, dray_error *error)
 
 static void put_partial(dray__writer *w, const dray__coverage *coverage)
 {
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < coverage->count; i++)
-        count += !dray__coverage_whole(&coverage->items[i]);
-    dray__put_u32(w, count);
-    for (uint32_t i = 0; i < coverage->count; i++)
+    dray__put_u32(w, coverage->partial);
+    for (uint32_t i = 0; coverage->partial && i < coverage->count; i++)
         if (!dray__coverage_whole(&coverage->items[i]))
             dray__put_string(w, coverage->items[i].name);
 }
@@ -630,10 +627,7 @@ int dray__reg_writing(dray__registry *r, struct entry *entry, uint64_t attempt, 
 
 static bool all_whole(const dray__coverage *coverage)
 {
-    bool whole = coverage->count > 0;
-    for (uint32_t i = 0; i < coverage->count; i++)
-        whole &= dray__coverage_whole(&coverage->items[i]);
-    return whole;
+    return coverage->count && !coverage->partial;
 }
 
 /* With what the checkpoint says of itself. */
