@@ -327,6 +327,8 @@ static int fill_by_host(const dray_layout *layout, dray_region *const *regions, 
     for (uint32_t i = 0; i < dray_layout_region_count(layout) && !rc; i++) {
         CUresult result = cuda->cuMemcpyHtoD(regions[i]->device_address,
                                              dray_region_base(copies[i]), regions[i]->bytes);
+        if (!result) /* the bytes may be on their way still */
+            result = cuda->cuCtxSynchronize();
         if (result)
             rc = dray__fail_cuda(error, result, "filling region %s", regions[i]->name);
     }

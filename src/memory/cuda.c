@@ -507,6 +507,14 @@ static void release(dray_region *region)
     free(memory);
 }
 
+/* The synchronous copy returns while the bytes are still on their way, and streams that do not wait
+ * for the default one would not see them. */
+static CUresult write_all(const dray__cuda *cuda, CUdeviceptr at, const void *data, uint64_t bytes)
+{
+    CUresult result = cuda->cuMemcpyHtoD(at, data, bytes);
+    return result ? result : cuda->cuStreamSynchronize(NULL);
+}
+
 static int transfer(const dray_region *region, uint64_t offset, void *data, uint64_t bytes,
                     bool write, dray_error *error)
 {
@@ -518,7 +526,7 @@ static int transfer(const dray_region *region, uint64_t offset, void *data, uint
         return rc;
     const dray__cuda *cuda = dray__cuda_get(NULL);
     CUresult result =
-        write ? cuda->cuMemcpyHtoD(at, data, bytes) : cuda->cuMemcpyDtoH(data, at, bytes);
+        write ? write_all(cuda, at, data, bytes) : cuda->cuMemcpyDtoH(data, at, bytes);
     dray__cuda_leave();
     return result ? dray__fail_cuda(error, result, "region %s: %s %llu bytes", region->name,
                                     write ? "writing" : "reading", (unsigned long long)bytes)
