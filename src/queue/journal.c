@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,6 +20,7 @@
 
 #define RETRY_AFTER (200 * DRAY__MILLISECOND) /* a failure */
 #define GROUP_BYTES (UINT64_C(32) << 20)      /* then it is synced, while the next one is written */
+#define SPIN (50 * INT64_C(1000))             /* of nanoseconds */
 #define AHEAD (UINT64_C(1) << 20)             /* of zeros */
 
 void dray__entry_free(dray__entry *entry)
@@ -257,8 +259,27 @@ static void start_over(dray__journal *j)
     wake_others(j);
 }
 
+/* Who was answered often has more at once, and waking a thread takes as long as half a sync. */
+static bool spin(dray__journal *j)
+{
+    uint64_t before = j->added;
+    if (j->spinning || j->stop || j->waiting.first || before == j->spun)
+        return false;
+    j->spinning = true;
+    j->spun = before; /* once after each record */
+    pthread_mutex_unlock(&j->lock);
+    int64_t until = dray__now() + SPIN;
+    while (__atomic_load_n(&j->added, __ATOMIC_ACQUIRE) == before && dray__now() < until)
+        sched_yield();
+    pthread_mutex_lock(&j->lock);
+    j->spinning = false;
+    return true;
+}
+
 static void wait_for_work(dray__journal *j)
 {
+    if (!j->alone && !j->broken && spin(j))
+        return;
     if (!j->waiting.first || j->writing || j->alone || j->broken) {
         pthread_cond_wait(&j->work, &j->lock);
         return;
@@ -402,9 +423,11 @@ void dray__journal_add(dray__journal *journal, dray__entry *entry)
 {
     entry->next = NULL;
     pthread_mutex_lock(&journal->lock);
-    entry->seq = ++journal->added;
+    entry->seq = journal->added + 1;
+    __atomic_store_n(&journal->added, entry->seq, __ATOMIC_RELEASE);
     dray__entries_add(&journal->waiting, entry);
-    pthread_cond_signal(&journal->work);
+    if (!journal->spinning)
+        pthread_cond_signal(&journal->work);
     pthread_mutex_unlock(&journal->lock);
 }
 

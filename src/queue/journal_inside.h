@@ -24,13 +24,15 @@ struct dray__journal {
     pthread_cond_t work; /* for hands */
     pthread_cond_t idle; /* for who works aside, or waits for that */
     bool writing, syncing;
-    bool alone;  /* somebody wants both roles, or has them */
-    bool broken; /* a write or sync failed: all that is not safe is written again */
+    bool alone;    /* somebody wants both roles, or has them */
+    bool broken;   /* a write or sync failed: all that is not safe is written again */
+    bool spinning; /* a hand looks for more before it sleeps */
     bool stop;
     int64_t retry_at;
     uint64_t size;                        /* of the file, as far as it was written */
     uint64_t written, end;                /* of what is written, and of what is safe, too */
     uint64_t added, taken, safe;          /* numbers: the last one; those written; those safe */
+    uint64_t spun;                        /* the last number after which a hand looked for more */
     uint64_t most_taken;                  /* before something had to be written again, maybe */
     uint64_t written_record, safe_record; /* the last ones of those that are not jobs' */
     dray__entries waiting, unsafe, done, jobs;
