@@ -27,7 +27,8 @@ typedef struct job {
     dray__entry *entry;
     int from; /* the file, and what it was summed with */
     uint64_t salt, end;
-    char *path; /* of the other one */
+    char *path;    /* of the other one */
+    uint64_t kept; /* where what is kept ends there, and the entry */
     int to;
     dray__output out;
 } job;
@@ -101,6 +102,7 @@ static int write_anew(job *self, bool recycled, dray_error *error)
     rc = copy_records(self, DRAY__FILE_HEAD, self->entry->at, false, error);
     if (!rc)
         rc = dray__output_entry(&self->out, self->entry, self->entry->seq, &j->options, error);
+    self->kept = dray__output_end(&self->out);
     return rc ? rc : sync_copy(self, error);
 }
 
@@ -199,6 +201,8 @@ static void take_over(job *self)
     j->fd = self->to;
     j->salt = self->out.salt;
     j->written = j->end = dray__output_end(&self->out);
+    for (dray__entry *later = j->jobs.first; later; later = later->next)
+        later->at = later->at - self->entry->at + self->kept;
     j->size = size_of(j->fd);
     j->safe = j->taken;
     if (j->written_record < self->entry->seq)
@@ -253,11 +257,20 @@ static int compact(job *self, dray_error *error)
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
+static int read_one(void *user, const dray__journal_record *record, dray_error *error)
+{
+    job *self = user;
+    dray__queue_step("reading");
+    if (abandoned(self->journal, error))
+        return DRAY_ECANCELED;
+    return self->entry->each(self->entry->user, record, error);
+}
+
 static int read_again(job *self, dray_error *error)
 {
     uint64_t end, last;
     return dray__records_read(self->from, self->journal->path, self->salt, self->entry->at,
-                              self->entry->each, self->entry->user, &end, &last, error);
+                              read_one, self, &end, &last, error);
 }
 
 static void do_job(dray__journal *j, dray__entry *entry)

@@ -77,8 +77,9 @@ static void on_safe(evutil_socket_t fd, short what, void *user)
     (void)what;
     dray__served *q = user;
     dray__ledger_poll(q->table->ledger);
-    if (q->table->ledger->missing)
+    if (q->table->ledger->missing || q->table->ledger->restored)
         dray__table_lose_bytes(q->table);
+    q->table->ledger->restored = false;
     dray__release_held(q);
     q->table->ledger->missing = 0;
     dray__pump_all(q->controller);

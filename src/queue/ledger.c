@@ -417,6 +417,10 @@ static void finish(dray__ledger *ledger, dray__entry *entry)
 {
     for (dray__entry *next; entry; entry = next) {
         next = entry->next;
+        if (entry->each) {
+            dray__restore_done(ledger, entry);
+            entry->user = NULL;
+        }
         if (entry->missing)
             ledger->missing = entry->seq;
         if (entry->missing && entry->user)
@@ -696,7 +700,9 @@ void dray__ledger_end_of(dray__table *table)
     dray__ledger *ledger = table->ledger;
     if (!ledger)
         return;
-    finish(ledger, dray__journal_stop(ledger->journal));
+    dray__entry *left = dray__journal_stop(ledger->journal);
+    ledger->journal = NULL; /* nothing is added to it any more */
+    finish(ledger, left);
     if (table->drop == drop_now)
         table->drop = NULL;
     table->ledger = NULL;

@@ -51,6 +51,8 @@ struct dray__ledger {
     dray__idmap sizes;   /* partition's generation -> bytes of its records */
     uint64_t live, dead; /* bytes of all records: compaction would drop the dead ones */
     bool compacting;
+    struct dray__restoring *restoring; /* bytes are being put back; NULL: none are */
+    bool restored;                     /* since the controller looked; what is lost now stays so */
     bool lost; /* a change could not be written down: nothing more is kept */
     bool copying;
     dray_error copied; /* what came of the last dray__ledger_copy */
@@ -60,10 +62,7 @@ struct dray__ledger {
     uint64_t record;      /* its number */
     uint32_t number;      /* the next generation number; 0: as the table counts */
     dray__client *reader; /* owns the chunks that bytes are put into */
-    struct dray__refill_chunk {
-        uint64_t id, size, used;
-        uint8_t *base;
-    } chunk;
+    struct dray__placer *placer;
     dray__idmap told; /* what clients asked for before: key of (identity, ticket) -> dray__told */
 };
 
@@ -126,8 +125,9 @@ int dray__ledger_check(const dray__ledger *ledger, dray_error *error);
 uint64_t dray__ledger_pending(const dray__ledger *ledger);
 /* From now on its thread can read what keepers of other hosts hold. */
 void dray__ledger_reach(dray__ledger *ledger, dray__homes *homes);
-/* Puts bytes that are lost (dray__chunk.lost) back from the journal, where they can be: what is
- * lost afterwards stays lost. Reads the whole journal; waits for a store. NULL is fine. */
+/* Puts bytes that are lost (dray__chunk.lost) back from the journal, where they can be. That reads
+ * the whole journal, beside everything else; until `restored` rows that wait for it are neither
+ * ready nor lost. NULL is fine. */
 void dray__ledger_restore(dray__ledger *ledger);
 /* Writes the table's records to another file; done once the last number that was added is safe, and
  * `copied` says how. DRAY_EBUSY: it is being done already. */
@@ -140,6 +140,7 @@ void dray__ledger_count(dray__ledger *ledger, uint32_t owner, uint64_t bytes);
 void dray__ledger_uncount(dray__ledger *ledger, uint32_t owner);
 int dray__replay_record(dray__ledger *ledger, const dray__journal_record *record,
                         dray_error *error);
+void dray__restore_done(dray__ledger *ledger, dray__entry *entry);
 int dray__replay_begin(dray__ledger *ledger, dray_error *error);
 void dray__replay_end(dray__ledger *ledger);
 

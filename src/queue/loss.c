@@ -348,8 +348,8 @@ int dray__table_refill(dray__table *table, dray__client *client, const dray__new
 
 /* ---- a keeper that is gone ------------------------------------------------------------------- */
 
-bool dray__needs_lost(const dray__table *table, const dray__partition *p, uint32_t slot,
-                      uint32_t *task)
+static bool needs(const dray__table *table, const dray__partition *p, uint32_t slot, bool restoring,
+                  uint32_t *task)
 {
     for (uint32_t w = 0; w <= table->task_count; w++) {
         uint32_t at = DRAY__NONE;
@@ -357,7 +357,7 @@ bool dray__needs_lost(const dray__table *table, const dray__partition *p, uint32
         while (dray__next_place(p, (int)w - 1, slot, &at, &place)) {
             const dray__put *put = p->puts[place->put];
             uint64_t tasks = 0;
-            for (uint32_t c = 0; c < put->column_count; c++)
+            for (uint32_t c = 0; c < put->column_count && put->restoring == restoring; c++)
                 if (put->columns[c].chunk && put->columns[c].chunk->lost)
                     tasks |= table->columns[put->columns[c].column].readers | put->goes_on;
             for (; tasks; tasks &= tasks - 1) {
@@ -368,6 +368,19 @@ bool dray__needs_lost(const dray__table *table, const dray__partition *p, uint32
         }
     }
     return false;
+}
+
+bool dray__needs_lost(const dray__table *table, const dray__partition *p, uint32_t slot,
+                      uint32_t *task)
+{
+    return needs(table, p, slot, false, task);
+}
+
+bool dray__awaits_bytes(const dray__table *table, const dray__partition *p, uint32_t slot)
+{
+    uint32_t task;
+    return !dray__bit_get(p->dead, slot) && !dray__bit_get(p->vacant, slot) &&
+           needs(table, p, slot, true, &task);
 }
 
 static bool has_lost_put(const dray__partition *p)

@@ -35,6 +35,7 @@ void dray__partition_free(const dray__table *table, dray__partition *p)
     free(p->name);
     free(p->dead);
     free(p->vacant);
+    free(p->away);
     free(p->row_generations);
     free(p->oldest);
     free(p->newest);
@@ -107,6 +108,8 @@ static int grow_rows(const dray__table *table, dray__partition *p, uint32_t rows
     int rc = dray__grow(&p->dead, old_words, words, 8, error);
     if (!rc)
         rc = dray__grow(&p->vacant, old_words, words, 8, error);
+    if (!rc)
+        rc = dray__grow(&p->away, old_words, words, 8, error);
     if (!rc)
         rc = dray__grow(&p->group_of, old, capacity, sizeof *p->group_of, error);
     if (!rc)

@@ -128,7 +128,7 @@ void dray__refresh(dray__table *table, dray__partition *p, uint32_t task, uint32
     dray__track *track = &p->tracks[task];
     const dray__qtask *names = &table->tasks[task];
     uint64_t ready = dray__bit_mask(w, 0, p->rows) &
-                     ~(track->taken[w] | track->done[w] | p->dead[w] | p->vacant[w]);
+                     ~(track->taken[w] | track->done[w] | p->dead[w] | p->vacant[w] | p->away[w]);
     for (uint32_t i = 0; ready && i < names->needs_count; i++) {
         uint32_t c = names->needs[i];
         ready &= c < p->column_capacity && p->columns[c] ? p->columns[c][w] : 0;

@@ -1,21 +1,14 @@
 /* Making a table of its records again. Records are checked as requests are: a journal that was
  * altered, or is another version's, is refused. Bytes are put into fresh chunks, which the keeper
  * holds and nobody owns afterwards. */
-#include "queue/ledger.h"
+#include "queue/place.h"
 
 #include "base/arena.h"
 #include "base/error.h"
-#include "base/log.h"
 #include "queue/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/random.h>
-#include <unistd.h>
-
-#define CHUNK_BYTES (UINT64_C(16) << 20)
-#define STORE_PATIENCE (30 * DRAY__SECOND)
 
 typedef struct replay {
     dray__ledger *ledger;
@@ -27,103 +20,16 @@ typedef struct replay {
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
-static void close_chunk(dray__ledger *ledger)
+static int add_chunk(void *user, uint64_t id, uint64_t key, uint64_t size, dray_error *error)
 {
-    struct dray__refill_chunk *c = &ledger->chunk;
-    if (!c->base)
-        return;
-    munmap(c->base, c->size);
-    dray__chunk_close(ledger->table, ledger->reader, c->id, NULL);
-    *c = (struct dray__refill_chunk){0};
+    dray__ledger *ledger = user;
+    return dray__chunk_add(ledger->table, ledger->reader, 0, id, key, size, error);
 }
 
-static int new_chunk(dray__ledger *ledger, uint64_t bytes, dray_error *error)
+static void close_chunk(void *user, uint64_t id)
 {
-    struct dray__refill_chunk *c = &ledger->chunk;
-    uint64_t random[2] = {0, 0};
-    int fd;
-    void *base;
-    close_chunk(ledger);
-    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
-        return dray__fail(error, DRAY_ESYS, "getrandom");
-    c->id = random[0] | 1;
-    c->size = bytes > CHUNK_BYTES ? bytes : CHUNK_BYTES;
-    int rc = dray__segment_new(c->size, &base, &fd, error);
-    if (rc)
-        return rc;
-    c->base = base;
-    rc = dray__keeper_put(&ledger->link, c->id, random[1], c->size, fd, error);
-    close(fd);
-    if (!rc)
-        rc = dray__chunk_add(ledger->table, ledger->reader, 0, c->id, random[1], c->size, error);
-    if (rc) {
-        munmap(c->base, c->size);
-        *c = (struct dray__refill_chunk){0};
-    }
-    return rc;
-}
-
-static uint64_t aligned(uint64_t bytes)
-{
-    return (bytes + DRAY__ALIGN - 1) / DRAY__ALIGN * DRAY__ALIGN;
-}
-
-/* Into a store, as an object of its own. */
-static int place_object(replay *p, dray__new_column *column, const void *offsets, uint64_t head,
-                        const void *values, uint64_t bytes, dray_error *error)
-{
-    static const uint8_t zeros[DRAY__ALIGN];
-    dray__ledger *ledger = p->ledger;
-    struct iovec parts[] = {{(void *)(uintptr_t)offsets, head},
-                            {(void *)(uintptr_t)zeros, aligned(head) - head},
-                            {(void *)(uintptr_t)values, bytes}};
-    column->extent.chunk = (uint64_t)ledger->reader->id << 32 | ++ledger->objects;
-    column->extent.offsets = 0;
-    column->extent.values = aligned(head);
-    int rc = ledger->own->kind->put(ledger->own, column->extent.chunk, parts, 3,
-                                    dray__deadline(STORE_PATIENCE), error);
-    return rc ? dray__fail_prefix(error, rc, "column %s: ", column->name) : DRAY_OK;
-}
-
-/* Takes the column's bytes from the record. */
-static int place_column(replay *p, dray__new_column *column, uint64_t items, dray_error *error)
-{
-    struct dray__refill_chunk *c = &p->ledger->chunk;
-    uint64_t head = column->spec.ragged ? (items + 1) * 8 : 0, bytes = column->extent.bytes;
-    if (bytes > p->r.size || head > p->r.size)
-        return dray__fail(error, DRAY_EFORMAT, "column %s: its bytes are missing", column->name);
-    const void *offsets = dray__get_bytes(&p->r, head), *values = dray__get_bytes(&p->r, bytes);
-    if (p->r.failed)
-        return dray__fail(error, DRAY_EFORMAT, "column %s: its bytes are missing", column->name);
-    if (p->ledger->own)
-        return place_object(p, column, offsets, head, values, bytes, error);
-    uint64_t room = aligned(head) + aligned(bytes);
-    if (!c->base || room > c->size - c->used) {
-        int rc = new_chunk(p->ledger, room, error);
-        if (rc)
-            return rc;
-    }
-    column->extent.chunk = c->id;
-    column->extent.offsets = head ? c->used : 0;
-    column->extent.values = c->used + aligned(head);
-    if (head)
-        memcpy(c->base + c->used, offsets, head);
-    if (bytes)
-        memcpy(c->base + column->extent.values, values, bytes);
-    c->used += room;
-    return DRAY_OK;
-}
-
-static dray__new_column *get_columns(replay *p, uint32_t *count)
-{
-    dray__new_column *columns =
-        dray__get_array(&p->r, &p->arena, 12 + DRAY__SPEC_WIRE, sizeof *columns, count);
-    for (uint32_t i = 0; i < *count && !p->r.failed; i++) {
-        columns[i] = (dray__new_column){.name = dray__get_text(&p->r, &p->arena)};
-        columns[i].spec = dray__get_spec(&p->r);
-        columns[i].extent.bytes = dray__get_u64(&p->r);
-    }
-    return columns;
+    dray__ledger *ledger = user;
+    dray__chunk_close(ledger->table, ledger->reader, id, NULL);
 }
 
 static int place_columns(replay *p, dray__new_column *columns, uint32_t count, uint64_t items,
@@ -131,7 +37,7 @@ static int place_columns(replay *p, dray__new_column *columns, uint32_t count, u
 {
     int rc = p->r.failed ? dray__fail(error, DRAY_EFORMAT, "short record") : DRAY_OK;
     for (uint32_t i = 0; i < count && !rc; i++)
-        rc = place_column(p, &columns[i], items, error);
+        rc = dray__place_column(p->ledger->placer, &p->r, &columns[i], items, error);
     return rc ? rc : dray__reader_finish(&p->r, "record", error);
 }
 
@@ -144,7 +50,7 @@ static void note_missing(const replay *p, const dray__partition *partition)
     for (uint32_t i = 0; i < put->column_count; i++)
         if (put->columns[i].chunk)
             put->columns[i].chunk->lost = true;
-    close_chunk(p->ledger); /* nothing else is put in there */
+    dray__place_close(p->ledger->placer); /* nothing else is put in there */
 }
 
 /* ---- records --------------------------------------------------------------------------------- */
@@ -190,7 +96,7 @@ static int do_insert(replay *p, dray_error *error)
     rows.per_group = dray__get_u8(r) != 0;
     rows.row_bytes = dray__get_u64(r);
     rows.refill = dray__get_u64(r);
-    dray__new_column *columns = get_columns(p, &rows.column_count);
+    dray__new_column *columns = dray__record_columns(&p->r, &p->arena, &rows.column_count);
     rows.tags = dray__get_tags(r, &p->arena, &rows.tag_count);
     rows.columns = columns;
     uint32_t group = rows.group_size ? rows.group_size : 1;
@@ -249,7 +155,7 @@ static int do_commit(replay *p, dray_error *error)
         return dray__fail(error, DRAY_EFORMAT, "commit of task number %u", task);
     int rc = get_slots(p, partition, task, slots, count, error);
     dray__outputs o = {0};
-    dray__new_column *columns = rc ? NULL : get_columns(p, &o.column_count);
+    dray__new_column *columns = rc ? NULL : dray__record_columns(&p->r, &p->arena, &o.column_count);
     if (rc)
         return rc;
     o.columns = columns;
@@ -427,7 +333,7 @@ int dray__replay_record(dray__ledger *ledger, const dray__journal_record *record
         dray__ledger_count(ledger, record->owner, record->bytes);
     ledger->record = record->seq;
     if (record->missing)
-        close_chunk(ledger);
+        dray__place_close(ledger->placer);
     int rc = handlers[record->kind](&p, error);
     ledger->number = 0;
     dray__arena_free(&p.arena);
@@ -437,128 +343,30 @@ int dray__replay_record(dray__ledger *ledger, const dray__journal_record *record
 int dray__replay_begin(dray__ledger *ledger, dray_error *error)
 {
     ledger->replaying = true;
+    ledger->placer = calloc(1, sizeof *ledger->placer);
+    if (!ledger->placer)
+        return dray__nomem(error);
     ledger->reader = dray__client_new(ledger->table, 0, "journal", error);
-    return ledger->reader ? DRAY_OK : DRAY_ENOMEM;
+    if (!ledger->reader)
+        return DRAY_ENOMEM;
+    *ledger->placer = (dray__placer){.link = &ledger->link,
+                                     .store = ledger->own,
+                                     .client = ledger->reader->id,
+                                     .objects = &ledger->objects,
+                                     .made = add_chunk,
+                                     .filled = close_chunk,
+                                     .user = ledger};
+    return DRAY_OK;
 }
 
 void dray__replay_end(dray__ledger *ledger)
 {
-    close_chunk(ledger);
-    if (ledger->reader)
+    if (ledger->reader) {
+        dray__place_close(ledger->placer);
         dray__client_end(ledger->table, ledger->reader, false, "");
+    }
+    free(ledger->placer);
+    ledger->placer = NULL;
     ledger->reader = NULL;
     ledger->replaying = false;
-}
-
-/* ---- bytes that are lost --------------------------------------------------------------------- */
-
-typedef struct restoring {
-    dray__ledger *ledger;
-    dray__idmap wanted; /* a record's number -> its put */
-    uint64_t puts, bytes;
-} restoring;
-
-/* Reads up to the record's columns. */
-static dray__new_column *find_columns(replay *p, uint32_t *count)
-{
-    dray__reader *r = &p->r;
-    uint32_t rows = 0;
-    dray__get_u64(r);
-    dray__get_u32(r);
-    if (p->record->kind == DRAY__RECORD_INSERT) {
-        dray__get_text(r, &p->arena);
-        dray__get_bytes(r, 4 + 4 + 4 + 1 + 8 + 8);
-    } else {
-        dray__get_bytes(r, 4 + 8);
-        rows = dray__get_count(r, 8);
-        dray__get_bytes(r, 8 * (size_t)rows);
-    }
-    dray__new_column *columns = get_columns(p, count);
-    dray__get_tags(r, &p->arena, &rows);
-    if (p->record->kind == DRAY__RECORD_COMMIT) {
-        rows = dray__get_count(r, 4);
-        dray__get_bytes(r, 4 * (size_t)rows);
-    }
-    return columns;
-}
-
-static int restore_put(restoring *to, replay *p, dray__put *put, dray_error *error)
-{
-    uint32_t count = 0;
-    dray__new_column *columns = find_columns(p, &count);
-    int rc = p->r.failed || count != put->column_count
-                 ? dray__fail(error, DRAY_EFORMAT, "it is of other columns")
-                 : DRAY_OK;
-    for (uint32_t i = 0; i < count && !rc; i++) {
-        dray__put_column *column = &put->columns[i];
-        uint64_t head = columns[i].spec.ragged ? ((uint64_t)put->items + 1) * 8 : 0;
-        if (!column->chunk || !column->chunk->lost) { /* the bytes are here, or freed */
-            dray__get_bytes(&p->r, head);
-            dray__get_bytes(&p->r, columns[i].extent.bytes);
-            continue;
-        }
-        if (columns[i].extent.bytes != column->extent.bytes)
-            return dray__fail(error, DRAY_EFORMAT, "it is of other bytes");
-        rc = place_column(p, &columns[i], put->items, error);
-        if (!rc)
-            rc = dray__put_move(p->table, put, i, &columns[i].extent, error);
-        to->bytes += column->extent.bytes;
-    }
-    put->restored = p->table->restores;
-    to->puts += rc == DRAY_OK;
-    return rc;
-}
-
-static int restore_record(void *user, const dray__journal_record *record, dray_error *error)
-{
-    restoring *to = user;
-    dray__put *put = dray__idmap_get(&to->wanted, record->seq);
-    bool bytes = record->kind == DRAY__RECORD_INSERT || record->kind == DRAY__RECORD_COMMIT;
-    if (!put || !bytes || record->missing)
-        return DRAY_OK;
-    replay p = {.ledger = to->ledger,
-                .table = to->ledger->table,
-                .record = record,
-                .r = dray__reader_of(record->body, record->size)};
-    int rc = restore_put(to, &p, put, error);
-    dray__arena_free(&p.arena);
-    return rc ? dray__fail_prefix(error, rc, "record %llu: ", (unsigned long long)record->seq) : rc;
-}
-
-static void list_lost(restoring *to)
-{
-    const dray__table *table = to->ledger->table;
-    for (uint32_t i = 0; i < table->partition_count; i++) {
-        const dray__partition *p = table->partitions[i];
-        for (uint32_t k = 0; k < p->put_count; k++)
-            for (uint32_t c = 0; p->puts[k]->record && c < p->puts[k]->column_count; c++)
-                if (p->puts[k]->columns[c].chunk && p->puts[k]->columns[c].chunk->lost)
-                    dray__idmap_set(&to->wanted, p->puts[k]->record, p->puts[k]);
-    }
-}
-
-void dray__ledger_restore(dray__ledger *ledger)
-{
-    restoring to = {.ledger = ledger};
-    dray_error error = {0};
-    uint64_t end, last;
-    if (!ledger || ledger->replaying)
-        return;
-    list_lost(&to);
-    if (!to.wanted.count)
-        return;
-    ledger->table->restores++;
-    ledger->reader = dray__client_new(ledger->table, 0, "journal", &error);
-    if (ledger->reader)
-        dray__journal_read(ledger->path, restore_record, &to, &end, &last, &error);
-    if (error.code)
-        dray__log(DRAY_LOG_WARN, "queue: journal %s: %s", ledger->path, error.message);
-    close_chunk(ledger);
-    if (ledger->reader)
-        dray__client_end(ledger->table, ledger->reader, false, "");
-    ledger->reader = NULL;
-    dray__log(DRAY_LOG_INFO, "queue: journal %s: put %llu bytes of %llu of %llu puts back",
-              ledger->path, (unsigned long long)to.bytes, (unsigned long long)to.puts,
-              (unsigned long long)to.wanted.count);
-    dray__idmap_free(&to.wanted);
 }

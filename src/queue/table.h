@@ -144,6 +144,8 @@ struct dray__partition {
     uint64_t **commit_seq; /* [task]: of each row the commit that is not covered; 0: none;
                               NULL: the task is not provisional, or has committed nothing */
     uint64_t *dead, *vacant;
+    uint64_t *away; /* rows whose bytes are being put back */
+    bool some_away;
     uint32_t dead_count, vacant_count;
     uint32_t *row_generations; /* the partition's, or that of the refill */
     uint64_t *oldest, *newest; /* 1 + version of the row's oldest and newest token; 0: not known;
@@ -199,6 +201,7 @@ struct dray__put {
     uint64_t seq;
     uint64_t record;            /* of the journal, with its bytes; 0: none */
     uint64_t restored;          /* table->restores when they were read from there again */
+    bool restoring;             /* they are being read, or will be */
     dray__partition *partition; /* NULL: cleared */
     uint32_t items;
     uint32_t pins;
@@ -437,9 +440,11 @@ int dray__table_demand(dray__table *table, dray__client *client, dray__demand **
 int dray__table_decline(dray__table *table, uint64_t id, dray_error *error);
 int dray__table_refill(dray__table *table, dray__client *client, const dray__new_rows *rows,
                        uint32_t *first_slot, uint32_t *generation, dray_error *error);
-/* Does a task still need bytes of the row that are lost? */
+/* Does a task still need bytes of the row that are lost, and not being put back? */
 bool dray__needs_lost(const dray__table *table, const dray__partition *p, uint32_t slot,
                       uint32_t *task);
+/* Does one need bytes that are being put back? */
+bool dray__awaits_bytes(const dray__table *table, const dray__partition *p, uint32_t slot);
 /* Rows of which some task still needs bytes in chunks that are lost are lost, too
  * (DRAY_LOSS_BYTES). */
 void dray__table_lose_bytes(dray__table *table);

@@ -10,27 +10,6 @@ enum { ROWS = 4 };
 
 static int told[2], go[2]; /* pipes: the producer has told; it may go on */
 
-static void folder_up(void)
-{
-    memset(&f, 0, sizeof f);
-    snprintf(f.journals, sizeof f.journals, "%.60s/dray-eras-XXXXXX",
-             getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
-    if (!mkdtemp(f.journals))
-        die("mkdtemp", NULL);
-    fixture_up(&f);
-}
-
-static void folder_down(void)
-{
-    fixture_down(&f);
-    DIR *dir = opendir(f.journals);
-    for (struct dirent *entry; dir && (entry = readdir(dir));)
-        unlinkat(dirfd(dir), entry->d_name, 0);
-    if (dir)
-        closedir(dir);
-    rmdir(f.journals);
-}
-
 static dray_queue *open_durable(dray_context *context)
 {
     dray_error error;
@@ -71,7 +50,8 @@ static void produce(void *argument)
 static void pass_a_controller(bool dies)
 {
     char byte = 0;
-    folder_up();
+    f = (queue_fixture){.durable = true};
+    fixture_up(&f);
     if (pipe(told) < 0 || pipe(go) < 0)
         die("pipe", NULL);
     pid_t pid = child(produce, &dies);
@@ -100,7 +80,7 @@ static void test_producer_dies(void **state)
     (void)state;
     pass_a_controller(true);
     wait_for_chunks(&f, 0);
-    folder_down();
+    fixture_down(&f);
 }
 
 /* It goes on with the controller that is there, and its rows are in the queue once. */
@@ -126,7 +106,7 @@ static void test_producer_lives(void **state)
     wait_for_chunks(&f, 0);
     dray_queue_close(queue);
     dray_close(context);
-    folder_down();
+    fixture_down(&f);
 }
 
 int main(void)

@@ -3,8 +3,11 @@
 #include "queue/redis.h"
 #include "queue/three_tasks.h"
 
+#include "queue/hook.h"
 #include "queue/keepers.h"
 
+#include <stdatomic.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 
 static keeper_of kept = {.host = "b"};
@@ -120,6 +123,95 @@ static void test_keeper_dies(void **state)
     dray_close(at_b);
     keeper_down(&kept, SIGTERM);
     fixture_down(&f);
+}
+
+/* The coordinator's reading of the journal is held up, record by record, until the test lets it. */
+typedef struct hold {
+    atomic_int held, read;
+} hold;
+
+static hold *reading;
+
+static void at_step(void *user, const char *step)
+{
+    (void)user;
+    if (strcmp(step, "reading") != 0)
+        return;
+    reading->read++;
+    for (int i = 0; i < 20000 && reading->held; i++)
+        usleep(1000);
+}
+
+static void prepare_server(bool keeper)
+{
+    if (!keeper)
+        dray__queue_hook(at_step, NULL);
+}
+
+/* While lost bytes are put back everybody else is answered, and nobody gets the rows that wait. */
+static void test_others_go_on(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_column column;
+    dray_batch *batch, *claimed;
+    reading =
+        mmap(NULL, sizeof *reading, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (reading == MAP_FAILED)
+        die("mmap", NULL);
+    f = durable;
+    f.prepare = prepare_server;
+    fixture_up(&f);
+    keeper_up(&kept);
+    dray_context *at_b = context_of("b", "producer"), *here = fixture_context(&f, "consumer");
+    dray_queue *b = open_kept(at_b, DRAY_DURABILITY_JOURNAL, false, NULL);
+    dray_queue *a = open_kept(here, DRAY_DURABILITY_JOURNAL, false, NULL);
+    insert_ints(b, "0", 16, 4);
+    OK(dray_seal(b, "0", 16, &error));
+    insert_ints(b, "1", 8, 1);
+    insert_ints(a, "2", 8, 1);
+    dray_claim_options o = want("rollout", 4);
+    o.partition = "0";
+    OK(dray_claim(a, &o, &claimed, &error));
+    reading->held = 1;
+    keeper_down(&kept, SIGKILL);
+    for (int i = 0; i < 20000 && !reading->read; i++)
+        usleep(1000);
+    assert_int_equal(reading->read, 1);
+    FAILS(DRAY_EGONE, dray_batch_column(claimed, "prompts", &column, &error));
+    dray_batch_free(claimed);
+    all_rows(a, "rollout", "responses", 70, 8); /* those whose bytes are here */
+    insert_ints(a, "3", 8, 1);
+    all_rows(a, "rollout", "responses", 80, 8);
+    all_rows(a, "reward", "rewards", 90, 8);
+    all_rows(a, "reward", "rewards", 90, 8);
+    OK(dray_clear(a, "1", &error)); /* what would be put back is not wanted any more */
+    FAILS(DRAY_ENOENT, dray_seal(a, "1", 8, &error));
+    o.timeout_ns = 0;
+    FAILS(DRAY_ETIMEDOUT, dray_claim(a, &o, &batch, &error));
+    assert_int_equal(reading->read, 1); /* all that while the first record was read */
+    reading->held = 0;
+    o.timeout_ns = 20 * DRAY__SECOND;
+    o.count = 16;
+    OK(dray_claim(a, &o, &batch, &error));
+    assert_int_equal(dray_batch_rows(batch), 16);
+    OK(dray_batch_column(batch, "prompts", &column, &error));
+    check_ints(batch, &column, 0, 10);
+    dray_batch_free(batch);
+    nothing_lost(a);
+    for (int i = 0; i < 4; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "%d", i);
+        if (i != 1)
+            OK(dray_clear(a, name, &error));
+    }
+    dray_queue_close(a);
+    dray_queue_close(b);
+    dray_close(here);
+    dray_close(at_b);
+    wait_for_chunks(&f, 0); /* nor is a chunk left of what was cleared meanwhile */
+    fixture_down(&f);
+    munmap(reading, sizeof *reading);
 }
 
 /* What was not in the journal yet when its keeper ended: the producer hears of it, the rows are
@@ -436,6 +528,7 @@ int main(void)
         return 77;
     const struct CMUnitTest own[] = {
         cmocka_unit_test(test_keeper_dies),
+        cmocka_unit_test(test_others_go_on),
         cmocka_unit_test(test_gone_before_kept),
     };
     const struct CMUnitTest with_redis[] = {
