@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "cmd/bench_gpu_kernels.h"
+#include "cmd/bench_model.h"
 #include "cmd/bench_values.h"
 #include "memory/cuda_library.h"
 #include "memory/region.h"
@@ -303,6 +304,15 @@ static int copies_of(const dray_layout *layout, dray_region *const *regions, boo
     uint32_t count = dray_layout_region_count(layout);
     dray_region **copies = calloc((size_t)count + 1, sizeof *copies);
     int rc = copies ? DRAY_OK : dray__nomem(error);
+    double bytes = 0, there = bench_memory();
+    for (uint32_t i = 0; i < count; i++)
+        bytes += (double)dray_region_bytes(regions[i]);
+    if (rc == DRAY_OK && bytes > 0.9 * there)
+        rc =
+            dray__fail(error, DRAY_ENOMEM,
+                       "without kernels of its own (no NVRTC?) the benchmark needs %.1f GB of host "
+                       "memory for a rank, %.1f are free: fewer --layers",
+                       bytes / 1e9, there / 1e9);
     for (uint32_t i = 0; i < count && !rc; i++)
         rc = to_host(regions[i], read, &copies[i], error);
     *out = copies;
@@ -332,6 +342,8 @@ static int fill_by_host(const dray_layout *layout, dray_region *const *regions, 
         if (result)
             rc = dray__fail_cuda(error, result, "filling region %s", regions[i]->name);
     }
+    if (rc == DRAY_OK && cuda->cuCtxSynchronize()) /* copies return before the bytes are there */
+        rc = dray__fail(error, DRAY_ESYS, "filling a GPU");
     free_copies(layout, copies);
     return rc;
 }
