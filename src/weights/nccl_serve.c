@@ -165,21 +165,17 @@ static void put_sums(dray__nccl_session *s, const dray__cuda_job *job, uint32_t 
     }
 }
 
-static int fetch(dray__nccl_session *s, const dray__local *local, uint64_t token, dray__reader *in,
-                 dray_error *error)
+/* Packs what is asked for into the slot; into *bytes how many. */
+static int pack(dray__nccl_session *s, const dray__local *local, uint64_t token, dray__reader *in,
+                uint32_t slot, uint64_t *bytes, dray_error *error)
 {
     const dray_copy *copies;
     dray__cuda_job *job = NULL;
-    uint32_t count, slot = s->turn++ % DRAY__NCCL_SLOTS;
-    uint64_t bytes;
-    if (!s->pair)
-        return dray__fail(error, DRAY_EINVALID, "nobody joined");
+    uint32_t count;
     int rc = dray__pull_get_rects(s->packer, in, s->slot_bytes, dray__local_layout(local), &copies,
-                                  &count, &bytes, error);
+                                  &count, bytes, error);
     if (rc == DRAY_OK && dray__pull_quantises(s->packer))
         rc = dray__fail(error, DRAY_EINVALID, "what is quantised does not go over NCCL");
-    if (rc == DRAY_OK)
-        rc = wait_free(s, slot, error);
     if (rc == DRAY_OK)
         rc = find_job(s, local, token, copies, count, slot, &job, error);
     if (rc == DRAY_OK)
@@ -187,39 +183,66 @@ static int fetch(dray__nccl_session *s, const dray__local *local, uint64_t token
     if (rc == DRAY_OK)
         rc = wait_job(s, job, error);
     if (rc == DRAY_OK)
-        rc = wait_ready(s, error);
-    if (rc == DRAY_OK)
-        rc = dray__nccl_begin(s->pair, slot, bytes, true, error);
-    if (rc == DRAY_OK)
-        s->used[slot] = true;
-    if (rc == DRAY_OK)
-        rc = wait_ready(s, error);
-    if (rc == DRAY_OK)
         put_sums(s, job, count);
     else
         dray__nccl_jobs_clear(&s->jobs); /* it may be under way */
     return rc;
 }
 
+static int send_slot(dray__nccl_session *s, uint32_t slot, uint64_t bytes, dray_error *error)
+{
+    int rc = wait_ready(s, error);
+    if (rc == DRAY_OK)
+        rc = dray__nccl_begin(s->pair, slot, bytes, true, error);
+    if (rc == DRAY_OK)
+        s->used[slot] = true;
+    return rc ? rc : wait_ready(s, error);
+}
+
 /* ---- the thread ------------------------------------------------------------------------------ */
 
+/* The member's memory, of which the reader may read this update's. */
+static int hold(uint64_t token, uint64_t attempt, dray__local **out, dray_error *error)
+{
+    dray__local *local = dray__local_hold(token);
+    if (!local)
+        return dray__fail(error, DRAY_EDEAD, "it closed, or this ticket never was one");
+    int rc = dray__local_check(local, attempt, error);
+    if (rc)
+        dray__local_release(local);
+    else
+        *out = local;
+    return rc;
+}
+
+/* Who closes or revokes the memory waits for those who hold it: so nobody holds it while waiting
+ * for the reader, which takes the slot's last answer, and then this one, when it likes. */
 static int carry_out(dray__nccl_session *s, dray_error *error)
 {
     dray__reader in = dray__reader_of(s->body, s->header.body_bytes);
-    uint64_t token = dray__get_u64(&in), attempt = dray__get_u64(&in);
+    uint64_t token = dray__get_u64(&in), attempt = dray__get_u64(&in), bytes = 0;
     uint8_t what = dray__get_u8(&in);
-    dray__local *local = in.failed ? NULL : dray__local_hold(token);
-    if (!local)
-        return dray__fail(error, DRAY_EDEAD, "it closed, or this ticket never was one");
+    uint32_t slot = s->turn % DRAY__NCCL_SLOTS;
+    dray__local *local = NULL;
+    if (in.failed || what > DRAY__NCCL_FETCH)
+        return dray__fail(error, DRAY_EINVALID, "a request %u of %u bytes", what,
+                          s->header.body_bytes);
+    if (what == DRAY__NCCL_FETCH && !s->pair)
+        return dray__fail(error, DRAY_EINVALID, "nobody joined");
+    int rc = what == DRAY__NCCL_FETCH ? wait_free(s, slot, error) : DRAY_OK;
+    if (rc == DRAY_OK)
+        rc = hold(token, attempt, &local, error);
+    if (rc)
+        return rc;
     dray__writer_reset(&s->answer);
     dray__pull_put_answer(&s->answer, 0, s->header.id, 0, 0);
-    int rc = dray__local_check(local, attempt, error);
-    if (rc == DRAY_OK)
-        rc = what == DRAY__NCCL_JOIN    ? join(s, local, &in, error)
-             : what == DRAY__NCCL_FETCH ? fetch(s, local, token, &in, error)
-                                        : dray__fail(error, DRAY_EINVALID, "a request %u", what);
+    rc = what == DRAY__NCCL_JOIN ? join(s, local, &in, error)
+                                 : pack(s, local, token, &in, slot, &bytes, error);
     dray__local_release(local);
-    return rc;
+    if (rc || what == DRAY__NCCL_JOIN)
+        return rc;
+    s->turn++;
+    return send_slot(s, slot, bytes, error);
 }
 
 static void *run(void *user)

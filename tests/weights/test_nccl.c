@@ -7,7 +7,7 @@
 
 #define LONG (60 * DRAY__SECOND)
 
-enum { PUBLISHED, ENGINE_DONE, RETRY, OVER = 8 };
+enum { PUBLISHED, ASKED, RETRY, OVER = 8 };
 
 typedef struct scene {
     dray_model_config config;
@@ -181,12 +181,58 @@ static void test_hanging_transfer(void **state)
     assert_int_equal(s.board->number[0], DRAY_ETORN);
 }
 
+/* A publisher that closes does not wait for readers who do not take what it sends. */
+static void run_closing_trainer(void *user)
+{
+    trainer t;
+    (void)user;
+    fixture_host = "here";
+    setenv("FAKE_CUDA_HOST", "here", 1);
+    setenv("FAKE_NCCL_FAIL", "enter:1", 1);
+    trainer_open(&t, f.unix_address, &s.config, s.from, 0, 1, 5, DRAY_REGION_CUDA);
+    MUST(dray_publish(t.publisher, 1, NULL, error));
+    raise_flag(s.board, PUBLISHED);
+    await_flag(s.board, ASKED);
+    usleep(1500000);
+    int64_t begin = dray__now();
+    trainer_close(&t);
+    CHECK(dray__now() - begin < 5 * DRAY__SECOND); /* the reader gives up after 10 */
+    raise_flag(s.board, OVER);
+}
+
+static void run_asking_engine(void *user)
+{
+    engine e;
+    (void)user;
+    fixture_host = "there";
+    setenv("FAKE_CUDA_HOST", "there", 1);
+    await_flag(s.board, PUBLISHED);
+    engine_open(&e, f.unix_address, &s.config, s.from, s.to, "engine", 0, 1);
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    options.timeout_ns = LONG;
+    raise_flag(s.board, ASKED);
+    CHECK(dray_update_weights(e.subscriber, &options, NULL, NULL) != DRAY_OK);
+    await_flag(s.board, OVER);
+    engine_close(&e);
+}
+
+static void test_close_does_not_wait(void **state)
+{
+    (void)state;
+    if (gpu_is_real())
+        skip();
+    pid_t publisher = spawn(run_closing_trainer, NULL), reader = spawn(run_asking_engine, NULL);
+    must_end_well(reader);
+    must_end_well(publisher);
+}
+
 int main(int argc, char **argv)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
-    const struct CMUnitTest tests[] = {T(test_bits_and_sums),     T(test_converted_in_small_slots),
-                                       T(test_trainers_without),  T(test_one_gpu),
-                                       T(test_failing_transfers), T(test_hanging_transfer)};
+    const struct CMUnitTest tests[] = {T(test_bits_and_sums),      T(test_converted_in_small_slots),
+                                       T(test_trainers_without),   T(test_one_gpu),
+                                       T(test_failing_transfers),  T(test_hanging_transfer),
+                                       T(test_close_does_not_wait)};
     cluster_kind = DRAY_REGION_CUDA;
     if (!gpu_is_real())
         setenv("DRAY_NCCL_LIBRARY", getenv("DRAY_FAKE_NCCL") ? getenv("DRAY_FAKE_NCCL") : "", 1);

@@ -1,7 +1,8 @@
 /* A fake NCCL for tests with the fake driver (tests/gpu/fake): communicators of two ranks, that do
  * not block, over a socket. Rank 0 is of the process that made the id.
  *
- *   FAKE_NCCL_FAIL=WHAT:N    "init:N", "send:N": call N fails; "hang:N": transfer N never ends
+ *   FAKE_NCCL_FAIL=WHAT:N    "init:N", "send:N": call N fails; "hang:N": transfer N never ends;
+ *                            "enter:N": the group that begins transfer N is never entered
  *
  * As the real one, it refuses two ranks on one GPU, and calls while one is still being entered. */
 #include "memory/cuda_abi.h"
@@ -46,7 +47,7 @@ typedef struct transfer {
     struct nccl_comm *comm;
     uint8_t *at;
     size_t bytes;
-    bool sends, hangs;
+    bool sends, hangs, lingers;
     CUstream stream;
 } transfer;
 
@@ -75,7 +76,7 @@ static pthread_mutex_t listeners_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static _Thread_local transfer *grouped, **grouped_end;
 static _Thread_local int group_depth;
-static atomic_uint calls[3];
+static atomic_uint calls[4];
 
 int ncclGetVersion(int *version);
 const char *ncclGetErrorString(int result);
@@ -324,6 +325,8 @@ static void *run_enter(void *user)
     usleep(200);
     for (transfer *t = c->first, *next; t; t = next) {
         next = t->next;
+        while (t->lingers && !atomic_load(&c->aborts))
+            usleep(10000);
         atomic_fetch_add(&c->running, 1);
         if (launch_host(t->stream, run_transfer, t)) {
             atomic_fetch_sub(&c->running, 1);
@@ -377,6 +380,7 @@ static int put(void *at, size_t bytes, int type, int peer, nccl_comm *c, CUstrea
                     .bytes = bytes,
                     .sends = sends,
                     .hangs = is_wanted(2, "hang"),
+                    .lingers = is_wanted(3, "enter"),
                     .stream = stream};
     *grouped_end = t;
     grouped_end = &t->next;
