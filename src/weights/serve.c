@@ -549,6 +549,12 @@ static void drain(int fd)
     (void)n; /* nothing: somebody was quicker */
 }
 
+/* Its reader is: who waits for a buffer would not see it, and be woken again and again. */
+static bool is_gone(const struct connection *c, uint32_t events)
+{
+    return events & (EPOLLHUP | EPOLLERR) && !dray__stream_uses_ucx(c->stream);
+}
+
 static void *serve(void *user)
 {
     struct server *s = user;
@@ -563,6 +569,8 @@ static void *serve(void *user)
                 accept_all(s);
             else if (events[i].data.ptr == &s->wake)
                 drain(s->wake);
+            else if (is_gone(events[i].data.ptr, events[i].events))
+                end(s, events[i].data.ptr);
             else
                 turn(s, events[i].data.ptr);
         }

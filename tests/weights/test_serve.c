@@ -1,5 +1,5 @@
-/* The data server when the process has no descriptors left: who connects waits, nobody spins, and
- * all are served as soon as there are some. */
+/* The data server when there is not enough for all: without descriptors who connects waits, and is
+ * served as soon as there are some; who goes while waiting for a buffer is gone. Nobody spins. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -103,8 +103,68 @@ static void test_without_descriptors(void **state)
     }
 }
 
+static int read_much(void *user, const dray__cell *cell, void *out)
+{
+    (void)user;
+    memset(out, 7, cell->bytes);
+    return DRAY_OK;
+}
+
+/* Asks for much more than its socket takes. */
+static int connect_and_ask(int port)
+{
+    enum { REQUESTS = 40 };
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    int little = 4096;
+    dray__writer w = {0};
+    for (uint32_t i = 0; i < REQUESTS; i++)
+        dray__cells_request(&w, i, &(dray__cell){1, 0, DRAY__PULL_DATA_MAX}, 1);
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &little, sizeof little);
+    assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
+    assert_int_equal(send(fd, w.data, w.size, MSG_NOSIGNAL), w.size);
+    dray__writer_free(&w);
+    return fd;
+}
+
+static void test_gone_while_waiting(void **state)
+{
+    (void)state;
+    enum { HOLDERS = 64 }; /* a buffer each */
+    const struct linger reset = {.l_onoff = 1};
+    dray_error error;
+    dray__server *server;
+    const char *endpoint;
+    dray__tls_key key = {{0}, {0}};
+    dray__networks trusted = {.count = 0};
+    const dray__stream_keys keys = {.key = &key, .trusted = &trusted};
+    const dray__cells cells = {.read = read_much};
+    int asked[2 * HOLDERS], count = 0;
+    if (dray__cells_serve("127.0.0.1", &keys, &cells, &server, &endpoint, &error))
+        fail_msg("%s", error.message);
+    int port = atoi(strrchr(endpoint, ':') + 1);
+    for (bool answered = true; answered; count++) { /* until one gets nothing */
+        assert_true(count < 2 * HOLDERS);
+        asked[count] = connect_and_ask(port);
+        struct pollfd p = {.fd = asked[count], .events = POLLIN};
+        answered = poll(&p, 1, count < HOLDERS ? 20000 : 300) == 1;
+    }
+    int waits = asked[--count];
+    setsockopt(waits, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+    close(waits);
+    double used = processor_seconds();
+    poll(NULL, 0, 1000);
+    used = processor_seconds() - used;
+    assert_true(used < 0.1);
+    while (count)
+        close(asked[--count]);
+    dray__server_end(server);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_without_descriptors)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_without_descriptors),
+                                       cmocka_unit_test(test_gone_while_waiting)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
