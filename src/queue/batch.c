@@ -97,6 +97,35 @@ static int map_chunk(dray_batch *batch, uint64_t chunk, dray__mapping **out, dra
     return rc;
 }
 
+/* The keeper of this host has another life, without the chunk: the controller hears which rows of
+ * the batch lie there. */
+static void report_gone(dray_batch *batch, const dray__batch_column *column, uint64_t chunk)
+{
+    dray_queue *queue = batch->queue;
+    uint32_t count = 0;
+    if (!batch->ticket)
+        return;
+    dray__writer *w = dray__queue_begin(queue);
+    dray__put_u32(w, batch->ticket);
+    size_t at = w->size;
+    dray__put_u32(w, 0);
+    for (uint32_t row = 0; row < batch->row_count; row++) {
+        uint32_t put = batch->places[column->place][row].put;
+        for (uint32_t e = 0; put != UINT32_MAX && e < batch->puts[put].count; e++)
+            if (batch->puts[put].extents[e].extent.chunk == chunk) {
+                dray__put_u32(w, row);
+                count++;
+                break;
+            }
+    }
+    if (!w->failed)
+        dray__put_u32_at(w, at, count);
+    dray__put_string(w, "the keeper of this host ended, and its bytes with it");
+    dray__put_u32(w, 1);
+    dray__put_u64(w, chunk);
+    dray__queue_command(queue, DRAY__MSG_QUEUE_LOST, NULL, NULL);
+}
+
 /* The put's extent of the column, mapped and checked against its mapping. */
 static int find_extent(dray_batch *batch, const dray__batch_column *column,
                        const dray__batch_put *put, struct dray__batch_extent **out,
@@ -114,6 +143,8 @@ static int find_extent(dray_batch *batch, const dray__batch_column *column,
         return DRAY_OK;
     dray__mapping *mapping;
     int rc = map_chunk(batch, found->extent.chunk, &mapping, error);
+    if (rc == DRAY_EGONE)
+        report_gone(batch, column, found->extent.chunk);
     if (rc)
         return dray__fail_prefix(error, rc, "column %s: ", column->name);
     rc = dray__extent_check(&found->extent, &column->spec, put->items, mapping->size, column->name,
@@ -533,6 +564,8 @@ void dray__batch_commit_done(dray_batch *batch, int rc, dray__reader *reply)
     /* Superseded: nobody refers to the outputs. Other errors leave the batch as it was. */
     if (rc == DRAY_ESTALE || rc == DRAY_EGONE)
         outputs_done(batch, true);
+    if (rc == DRAY_EGONE && !batch->queue->store) /* they are set again, elsewhere */
+        dray__queue_move(batch->queue, NULL);
     if (rc)
         return;
     dray__queue_read_storage(batch->queue, reply);

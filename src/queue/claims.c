@@ -605,8 +605,17 @@ int dray__claim_fail(dray__table *table, dray__client *client, uint32_t ticket,
     return DRAY_OK;
 }
 
+static bool is_named(const dray__chunk *chunk, const uint64_t *chunks, uint32_t count)
+{
+    bool found = !count;
+    for (uint32_t i = 0; i < count && !found; i++)
+        found = chunks[i] == chunk->id;
+    return found;
+}
+
 /* What the task reads of the row, in puts that its claim met. */
-static void mark_row(const dray__table *table, const dray__claim *claim, uint32_t slot)
+static void mark_row(const dray__table *table, const dray__claim *claim, uint32_t slot,
+                     const uint64_t *chunks, uint32_t chunk_count)
 {
     const dray__partition *p = claim->partition;
     for (uint32_t w = 0; w <= table->task_count; w++) {
@@ -615,7 +624,7 @@ static void mark_row(const dray__table *table, const dray__claim *claim, uint32_
         while (dray__next_place(p, (int)w - 1, slot, &at, &place)) {
             const dray__put *put = p->puts[place->put];
             for (uint32_t c = 0; c < put->column_count && put->restored <= claim->restores; c++)
-                if (put->columns[c].chunk &&
+                if (put->columns[c].chunk && is_named(put->columns[c].chunk, chunks, chunk_count) &&
                     (table->columns[put->columns[c].column].readers | put->goes_on) >> claim->task &
                         1)
                     put->columns[c].chunk->lost = true;
@@ -624,12 +633,13 @@ static void mark_row(const dray__table *table, const dray__claim *claim, uint32_
 }
 
 void dray__claim_mark_lost(dray__table *table, const dray__client *client, uint32_t ticket,
-                           const uint32_t *items, uint32_t count)
+                           const uint32_t *items, uint32_t count, const uint64_t *chunks,
+                           uint32_t chunk_count)
 {
     const dray__claim *claim = dray__table_find_claim(table, client, ticket);
     for (uint32_t i = 0; claim && claim->state == DRAY__CLAIM_ACTIVE && i < count; i++)
         if (items[i] < claim->count && claim->slots[items[i]] != DRAY__NONE)
-            mark_row(table, claim, claim->slots[items[i]]);
+            mark_row(table, claim, claim->slots[items[i]], chunks, chunk_count);
 }
 
 int dray__claim_lost(dray__table *table, dray__client *client, uint32_t ticket,

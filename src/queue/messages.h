@@ -52,7 +52,8 @@
  *
  * FAIL     u32 ticket, u32 n, n * u32 items, str reason
  *
- * LOST     as FAIL: the backend has lost bytes of these rows
+ * LOST     as FAIL, u32 n, n * u64 chunk: who holds bytes of these rows has lost them; n = 0: it is
+ *          not known which
  *
  * RELEASE  u32 ticket (a claim, or a CLAIM that still waits; no answer is wanted)
  *

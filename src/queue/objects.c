@@ -448,6 +448,7 @@ static int report_lost(reading *r, dray_error *error)
             if (row_is_lost(r, row))
                 dray__put_u32(w, row);
         dray__put_string(w, reason);
+        dray__put_u32(w, 0);
         dray__queue_command(queue, DRAY__MSG_QUEUE_LOST, NULL, NULL);
     }
     return dray__fail(

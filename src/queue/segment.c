@@ -86,8 +86,8 @@ void dray__keeper_link_break(dray__keeper_link *link)
     link->channel = NULL;
 }
 
-static int call(dray__keeper_link *link, uint16_t type, dray__writer *message, const int *fd,
-                dray__reply *reply, dray_error *error)
+static int call_once(dray__keeper_link *link, uint16_t type, dray__writer *message, const int *fd,
+                     dray__reply *reply, dray_error *error)
 {
     if (!link->address)
         return dray__fail(error, DRAY_EUNSUPPORTED,
@@ -107,6 +107,25 @@ static int call(dray__keeper_link *link, uint16_t type, dray__writer *message, c
     if (rc)
         return dray__fail_prefix(error, rc, "the keeper of samples at %s: ", link->address);
     return DRAY_OK;
+}
+
+/* The keeper may have another life since it was asked last: then it is asked again. */
+static int call(dray__keeper_link *link, uint16_t type, dray__writer *message, const int *fd,
+                dray__reply *reply, dray_error *error)
+{
+    bool old = link->channel != NULL;
+    dray__writer again = {0};
+    if (old)
+        dray__put_bytes(&again, message->data, message->size);
+    int rc = call_once(link, type, message, fd, reply, error);
+    if (rc == DRAY_ECLOSED && old && !again.failed) {
+        dray__keeper_link_break(link);
+        rc = call_once(link, type, &again, fd, reply, error);
+        if (rc == DRAY_EEXIST && type == DRAY__MSG_KEEPER_PUT) /* that much had got there */
+            rc = DRAY_OK;
+    }
+    dray__writer_free(&again);
+    return rc;
 }
 
 int dray__keeper_put(dray__keeper_link *link, uint64_t id, uint64_t key, uint64_t bytes, int fd,

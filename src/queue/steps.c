@@ -107,47 +107,57 @@ static int do_commit(step *s, dray_error *error)
     return rc;
 }
 
-typedef int (*give_back_fn)(dray__table *, dray__client *, uint32_t, const uint32_t *, uint32_t,
-                            const char *, dray_error *);
+typedef struct failed {
+    uint32_t ticket, count;
+    uint32_t *items;
+    const char *reason;
+} failed;
 
-static int read_failed(step *s, give_back_fn give_back, dray_error *error)
+static int read_failed(step *s, failed *out, dray_error *error)
 {
-    uint32_t ticket = dray__get_u32(s->r), count;
-    uint32_t *items = dray__get_array(s->r, &s->arena, 4, sizeof *items, &count);
-    for (uint32_t i = 0; i < count; i++)
-        items[i] = dray__get_u32(s->r);
+    out->ticket = dray__get_u32(s->r);
+    out->items = dray__get_array(s->r, &s->arena, 4, sizeof *out->items, &out->count);
+    for (uint32_t i = 0; i < out->count; i++)
+        out->items[i] = dray__get_u32(s->r);
     char *text = dray__get_string(s->r, 4096);
-    const char *reason = text ? dray__arena_text(&s->arena, text) : NULL;
+    out->reason = text ? dray__arena_text(&s->arena, text) : NULL;
     free(text);
-    int rc = dray__finish_reading(s->request, error);
-    if (!rc && !reason)
-        rc = dray__nomem(error);
-    return rc ? rc : give_back(s->table, s->client, ticket, items, count, reason, error);
+    return s->r->failed || out->reason ? DRAY_OK : dray__nomem(error);
 }
 
 static int do_fail(step *s, dray_error *error)
 {
-    return read_failed(s, dray__claim_fail, error);
+    failed f;
+    int rc = read_failed(s, &f, error);
+    if (!rc)
+        rc = dray__finish_reading(s->request, error);
+    return rc ? rc
+              : dray__claim_fail(s->table, s->client, f.ticket, f.items, f.count, f.reason, error);
 }
 
-/* What a journal has is put back before it is lost. */
-static int restore_or_lose(dray__table *table, dray__client *client, uint32_t ticket,
-                           const uint32_t *items, uint32_t count, const char *reason,
-                           dray_error *error)
-{
-    if (table->ledger) {
-        dray__claim_mark_lost(table, client, ticket, items, count);
-        dray__ledger_restore(table->ledger);
-    }
-    int rc = dray__claim_lost(table, client, ticket, items, count, reason, error);
-    if (table->ledger)
-        dray__table_lose_bytes(table);
-    return rc;
-}
-
+/* What a journal has is put back before it is lost. Where chunks are named, all that lies in them
+ * is lost, whoever has claimed it. */
 static int do_lost(step *s, dray_error *error)
 {
-    return read_failed(s, restore_or_lose, error);
+    failed f;
+    uint32_t count;
+    int rc = read_failed(s, &f, error);
+    uint64_t *chunks = dray__get_array(s->r, &s->arena, 8, sizeof *chunks, &count);
+    for (uint32_t i = 0; i < count; i++)
+        chunks[i] = dray__get_u64(s->r);
+    if (!rc)
+        rc = dray__finish_reading(s->request, error);
+    if (rc)
+        return rc;
+    dray__table *table = s->table;
+    bool known = table->ledger || count;
+    if (known)
+        dray__claim_mark_lost(table, s->client, f.ticket, f.items, f.count, chunks, count);
+    dray__ledger_restore(table->ledger);
+    rc = dray__claim_lost(table, s->client, f.ticket, f.items, f.count, f.reason, error);
+    if (known)
+        dray__table_lose_bytes(table);
+    return rc;
 }
 
 static int do_release(step *s, dray_error *error)

@@ -529,9 +529,10 @@ int dray__claim_again(dray__table *table, dray__client *client, uint32_t task, d
 int dray__claim_fail(dray__table *table, dray__client *client, uint32_t ticket,
                      const uint32_t *items, uint32_t count, const char *reason, dray_error *error);
 /* A reader says that it did not find bytes of the rows: what the task reads of them is lost, if it
- * was not restored since it was claimed. */
+ * was not restored since it was claimed. chunks: only what lies in these; none: everywhere. */
 void dray__claim_mark_lost(dray__table *table, const dray__client *client, uint32_t ticket,
-                           const uint32_t *items, uint32_t count);
+                           const uint32_t *items, uint32_t count, const uint64_t *chunks,
+                           uint32_t chunk_count);
 /* Bytes of the rows are gone: they are lost, however often they were tried. Where there is a
  * journal, those that are there (again) are given back, uncounted. */
 int dray__claim_lost(dray__table *table, dray__client *client, uint32_t ticket,

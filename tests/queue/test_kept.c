@@ -125,6 +125,73 @@ static void test_keeper_dies(void **state)
     fixture_down(&f);
 }
 
+/* The coordinator's own keeper is killed, and started again without what it held: whoever reads it
+ * says so. Without a journal all rows concerned are refilled; with one nothing is lost. */
+static void test_own_keeper_restarts(void **state)
+{
+    (void)state;
+    const int32_t durabilities[] = {DRAY_DURABILITY_NONE, DRAY_DURABILITY_JOURNAL};
+    for (size_t i = 0; i < 2; i++) {
+        dray_error error;
+        dray_column column;
+        dray_batch *batch, *working;
+        f = durable;
+        fixture_up(&f);
+        dray_context *context = fixture_context(&f, "all");
+        dray_queue *queue = open_kept(context, durabilities[i], false, NULL),
+                   *worker = open_kept(context, durabilities[i], false, NULL);
+        insert_ints(queue, "0", 12, 1);
+        OK(dray_seal(queue, "0", 12, &error));
+        all_rows(worker, "rollout", "responses", 300, 4);
+        dray_claim_options o = want("rollout", 4);
+        OK(dray_claim(worker, &o, &working, &error));
+        set_ints(working, "responses", 300);
+        fixture_end(f.keeper_pid, SIGKILL);
+        unlink(f.keeper);
+        f.keeper_pid = fixture_spawn(&f, true);
+        o = want("reward", 4);
+        OK(dray_claim(queue, &o, &batch, &error));
+        FAILS(DRAY_EGONE, dray_batch_column(batch, "responses", &column, &error));
+        dray_batch_free(batch);
+        FAILS(DRAY_EGONE, dray_batch_commit(working, &error)); /* where the lost ones were */
+        set_ints(working, "responses", 300);
+        OK(dray_batch_commit(working, &error));
+        dray_batch_free(working);
+        uint32_t refills = durabilities[i] == DRAY_DURABILITY_NONE ? 8 : 0, rows = 0;
+        if (refills) { /* four whose responses were read, four whose prompts will be */
+            o = want("rollout", 4);
+            OK(dray_claim(queue, &o, &batch, &error));
+            FAILS(DRAY_EGONE, dray_batch_column(batch, "prompts", &column, &error));
+            dray_batch_free(batch);
+        }
+        while (rows < refills) {
+            dray_refill refill = DRAY_REFILL_INIT;
+            OK(dray_refill_wait(queue, 10 * DRAY__SECOND, &refill, &error));
+            assert_int_equal(refill.cause, DRAY_LOSS_BYTES);
+            refill_ints(queue, &refill, 7);
+            rows += refill.rows;
+        }
+        if (!refills)
+            nothing_lost(queue);
+        batch = read_again(worker, "rollout", "prompts", refills ? 8 : 4, &column);
+        for (uint32_t r = 0; r < dray_batch_rows(batch); r++)
+            assert_int_equal(*(const int32_t *)column.cells[r],
+                             refills ? 7 : 10 * (int32_t)dray_batch_row(batch, r)->slot);
+        set_ints(batch, "responses", 300);
+        OK(dray_batch_commit(batch, &error));
+        dray_batch_free(batch);
+        batch = read_again(queue, "reward", "responses", 12, &column);
+        check_ints(batch, &column, 300, 1);
+        dray_batch_free(batch);
+        OK(dray_clear(queue, "0", &error));
+        dray_queue_close(worker);
+        dray_queue_close(queue);
+        dray_close(context);
+        wait_for_chunks(&f, 0);
+        fixture_down(&f);
+    }
+}
+
 /* The coordinator's reading of the journal is held up, record by record, until the test lets it. */
 typedef struct hold {
     atomic_int held, read;
@@ -528,6 +595,7 @@ int main(void)
         return 77;
     const struct CMUnitTest own[] = {
         cmocka_unit_test(test_keeper_dies),
+        cmocka_unit_test(test_own_keeper_restarts),
         cmocka_unit_test(test_others_go_on),
         cmocka_unit_test(test_gone_before_kept),
     };
