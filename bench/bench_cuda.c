@@ -262,6 +262,9 @@ static void quantised(int gpu, CUdeviceptr from, CUdeviceptr to, const char *wha
     options.sums = 0;
     make(&w, gpu, 0, &options);
     row(what, "FP8 in blocks -> bf16, bytes written", rate(&w), limit, 0.85);
+    options.sums = 15;
+    make(&w, gpu, 0, &options);
+    row(what, "FP8 in blocks -> bf16, all sums, bytes written", rate(&w), limit, 0.85);
 }
 
 static void sums_alone(void)

@@ -27,8 +27,8 @@ struct dray__cuda_job {
     dray__gpu_program program;
     uint32_t sums, ctas;
     uint64_t sum_count;
-    dray__gpu_memory *memory; /* pieces | quants | tiles | sums | most | cursors | stop */
-    uint64_t quants_at, tiles_at, sums_at, most_at, cursors_at, stop_at;
+    dray__gpu_memory *memory; /* pieces | quants | deltas | tiles | sums | most | cursors | stop */
+    uint64_t quants_at, deltas_at, tiles_at, sums_at, most_at, cursors_at, stop_at;
     dray__gpu_memory *back; /* of the host: sums | the word that is written to stop */
     uint64_t stop_word_at;
     CUstream streams[STREAMS], control;
@@ -53,7 +53,8 @@ static int make_memory(dray__cuda_job *job, dray_error *error)
     const dray__gpu_program *p = &job->program;
     uint64_t sums = job->sum_count * DRAY__GPU_SUMS * sizeof(uint64_t);
     job->quants_at = aligned(p->piece_count * sizeof *p->pieces);
-    job->tiles_at = job->quants_at + aligned(p->quant_count * sizeof *p->quants);
+    job->deltas_at = job->quants_at + aligned(p->quant_count * sizeof *p->quants);
+    job->tiles_at = job->deltas_at + aligned(p->delta_count * sizeof *p->deltas);
     job->sums_at = job->tiles_at + aligned(p->tile_count * sizeof *p->tiles);
     job->most_at = job->sums_at + aligned(sums);
     job->cursors_at = job->most_at + aligned(p->most_count * sizeof(uint32_t));
@@ -93,6 +94,7 @@ static int upload(dray__cuda_job *job, dray_error *error)
         const void *data;
     } parts[] = {{0, p->piece_count * sizeof *p->pieces, p->pieces},
                  {job->quants_at, p->quant_count * sizeof *p->quants, p->quants},
+                 {job->deltas_at, p->delta_count * sizeof *p->deltas, p->deltas},
                  {job->tiles_at, p->tile_count * sizeof *p->tiles, p->tiles}};
     CUresult result = CUDA_SUCCESS;
     for (size_t i = 0; !result && i < sizeof parts / sizeof *parts; i++)
@@ -142,7 +144,7 @@ int dray__cuda_job_new(dray__cuda_device *device, const dray_layout *layout,
     job->fd = -1;
     job->sums = options->sums;
     job->ctas = options->ctas;
-    job->sum_count = count + options->quant_count;
+    job->sum_count = count + options->quant_count + options->delta_count;
     int rc = dray__cuda_enter(device, error);
     if (rc) {
         free(job);
@@ -221,6 +223,7 @@ static int start_step(dray__cuda_job *job, const dray__gpu_step *step, int strea
     dray__gpu_launch launch = {
         .pieces = (const dray__gpu_piece *)base,
         .quants = (const dray__gpu_quant *)(base + job->quants_at),
+        .deltas = (const dray__gpu_delta *)(base + job->deltas_at),
         .tiles = (const dray__gpu_tile *)(base + job->tiles_at) + step->first,
         .sums = (uint64_t *)sums,
         .sum_count = job->sum_count,

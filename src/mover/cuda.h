@@ -58,6 +58,32 @@ typedef struct dray__cuda_quant {
 
 enum { DRAY__CUDA_CELL = 128 * 128 };
 
+/* A block whose changes are found, or (a part of) one that is brought up to date by what others
+ * found (weights/delta.h has the format). FIND compares with the bits that it keeps, dense, slice
+ * by slice, and leaves those of now there; slices of which more than an eighth changed are full.
+ * All of a job enter into one store, and the sum SOURCE of the first one says how many bytes behind
+ * `begin` entries take. APPLY copies what is full out of the block itself; its sums SOURCE, WRITTEN
+ * and BACK are the bytes of entries that it read, the bytes that they stood for, and how many of
+ * them lead outside: not 0 is a store that cannot be trusted. */
+enum { DRAY__CUDA_FIND, DRAY__CUDA_APPLY };
+typedef struct dray__cuda_delta {
+    int32_t kind;
+    int32_t dtype, sent; /* as it lies there, as it is sent; APPLY: the same */
+    uint32_t ndim;
+    uint64_t source; /* address of the block's first element */
+    int64_t source_stride[DRAY_MAX_DIMS];
+    int64_t extent[DRAY_MAX_DIMS], tile[DRAY_MAX_DIMS]; /* of the block, of a slice */
+    uint64_t table, store; /* addresses of the block's first slot, of the store */
+    uint64_t store_bytes, begin;
+    uint64_t base; /* FIND: address of the kept bits: dray__cuda_delta_kept bytes, by 16 */
+    int64_t low[DRAY_MAX_DIMS], wanted[DRAY_MAX_DIMS]; /* APPLY: the part, within the block */
+    uint64_t destination;                              /* address of its first element */
+    int64_t destination_stride[DRAY_MAX_DIMS];
+    uint32_t lane, phase;
+} dray__cuda_delta;
+/* Bytes of kept bits. */
+uint64_t dray__cuda_delta_kept(const dray__cuda_delta *delta);
+
 /* Which sums (mover/checksum.h) are taken: of the bits read, of the bits written, of what then lies
  * at the destination. The first two are taken in the pass that moves; what copy engines move has
  * none of its own, so that asking for them sends all items that can be summed through the kernel.
@@ -82,6 +108,8 @@ typedef struct dray__cuda_job_options {
     uint64_t launch_bytes; /* of one launch; 0: what takes well below 2 ms */
     const dray__cuda_quant *quants; /* more to do, in the same phases */
     uint64_t quant_count;
+    const dray__cuda_delta *deltas; /* and these */
+    uint64_t delta_count;
 } dray__cuda_job_options;
 
 /* Checks and compiles. layout: the destination's, whose tensors copy.tensor counts; with sums, else
@@ -106,8 +134,8 @@ int dray__cuda_job_poll(dray__cuda_job *job, dray_error *error);
 int dray__cuda_job_fd(const dray__cuda_job *job);
 /* Makes running kernels stop at their next tile. The job is still to be polled to its end. */
 void dray__cuda_job_abort(dray__cuda_job *job);
-/* which: one of the bits. Per item and, after them, per quant; NULL: not asked for. Until the next
- * start. */
+/* which: one of the bits. Per item and, after them, per quant, then per delta; NULL: not asked for.
+ * Until the next start. */
 const uint64_t *dray__cuda_job_sums(const dray__cuda_job *job, uint32_t which);
 
 typedef struct dray__cuda_job_times {

@@ -146,6 +146,19 @@ INLINE void pair_of_e4m3(u32 pair, u32 *low, u32 *high)
 #define ADD_TO(p, value) atomicAdd((unsigned long long *)(p), (unsigned long long)(value))
 #define MOST_TO(p, value) atomicMax((p), (value))
 #define TAKE(p) atomicAdd((p), 1u)
+#define TAKE_MORE(p, n) atomicAdd((unsigned long long *)(p), (unsigned long long)(n))
+#define COUNT_BITS(v) ((u32)__popc(v))
+#define LOWEST_BIT(v) ((u32)__ffs((int)(v)) - 1)
+/* Of the warp's threads up to this one. */
+INLINE u64 warp_upto(u64 value)
+{
+    UNROLL
+    for (u32 i = 1; i < 32; i *= 2) {
+        u64 other = __shfl_up_sync(0xFFFFFFFF, value, i);
+        value += threadIdx.x % 32 >= i ? other : 0;
+    }
+    return value;
+}
 
 #else
 
@@ -235,6 +248,10 @@ INLINE u32 MOST_OF_HALVES(u32 a, u32 b)
     return low | (a >> 16 > b >> 16 ? a >> 16 : b >> 16) << 16;
 }
 #define warp_sum(value) (value)
+#define warp_upto(value) (value)
+#define TAKE_MORE(p, n) __atomic_fetch_add((p), (n), __ATOMIC_RELAXED)
+#define COUNT_BITS(v) ((u32)__builtin_popcount(v))
+#define LOWEST_BIT(v) ((u32)__builtin_ctz(v))
 #define warp_most(value) (value)
 #define WARP 1
 #define TAKE(p) __atomic_fetch_add((p), 1u, __ATOMIC_RELAXED)
@@ -559,6 +576,16 @@ INLINE stand stand_in(u32 columns)
     if (s.row >= s.down) /* one of those who are too many */
         s.column = columns;
     return s;
+}
+
+INLINE group convert_group(const group *in, u32 from, u32 to, u32 elements)
+{
+    group out = {{0, 0, 0, 0, 0, 0, 0, 0}};
+    UNROLL
+    for (u32 i = 0; i < 8; i++)
+        if (i < elements)
+            place(&out, i, narrow(widen(pick(in, i, size_of(from)), from), to), size_of(to));
+    return out;
 }
 
 #endif

@@ -3,10 +3,10 @@
 #ifndef DRAY_MOVER_CUDA_EMBEDDED_H
 #define DRAY_MOVER_CUDA_EMBEDDED_H
 
-extern const unsigned char dray__gpu_source[], dray__gpu_source_device[], dray__gpu_source_quant[],
-    dray__gpu_source_header[];
+extern const unsigned char dray__gpu_source[], dray__gpu_source_device[], dray__gpu_source_delta[],
+    dray__gpu_source_quant[], dray__gpu_source_header[];
 extern const unsigned long dray__gpu_source_size, dray__gpu_source_device_size,
-    dray__gpu_source_quant_size, dray__gpu_source_header_size;
+    dray__gpu_source_delta_size, dray__gpu_source_quant_size, dray__gpu_source_header_size;
 extern const unsigned char dray__gpu_built[];
 extern const unsigned long dray__gpu_built_size;
 

@@ -80,10 +80,11 @@ typedef struct dray__gpu_run {
 typedef struct dray__gpu_program {
     dray__gpu_piece *pieces;
     dray__gpu_quant *quants;
+    dray__gpu_delta *deltas;
     dray__gpu_tile *tiles;
     dray__gpu_step *steps;
     dray__gpu_run *runs; /* phase by phase, their lanes taking turns */
-    uint64_t piece_count, quant_count, tile_count, step_count, run_count, most_count;
+    uint64_t piece_count, quant_count, delta_count, tile_count, step_count, run_count, most_count;
     uint32_t phases;
     uint64_t kernel_bytes, engine_bytes;
 } dray__gpu_program;
@@ -92,6 +93,9 @@ int dray__gpu_compile(const dray_layout *layout, const dray__cuda_item *items, u
                       const dray__cuda_job_options *options, dray__gpu_program *out,
                       dray_error *error);
 void dray__gpu_program_free(dray__gpu_program *program);
+/* cuda_delta.c: a delta as kernels have it. DRAY_EINVALID. */
+int dray__gpu_delta_of(const dray__cuda_delta *delta, uint32_t sum, dray__gpu_delta *out,
+                       dray_error *error);
 /* One piece per item at most three; count says how many. Of an item that was checked. */
 uint32_t dray__gpu_pieces_of(const dray__cuda_item *item, const dray_tensor_info *tensor,
                              uint64_t tile_bytes, dray__gpu_piece out[3], int kernels[3]);

@@ -8,6 +8,7 @@
  * GPU, any of whole warps.
  */
 #include "mover/cuda_device.h"
+#include "mover/cuda_delta.h"
 #include "mover/cuda_quant.h"
 
 /* Loads under way in a thread before the first of them is used. */
@@ -318,16 +319,6 @@ KERNEL(2) dray_narrow(LAUNCH l)
 
 /* ---- rows of elements that are converted ------------------------------------------------------
  */
-
-INLINE group convert_group(const group *in, u32 from, u32 to, u32 elements)
-{
-    group out = {{0, 0, 0, 0, 0, 0, 0, 0}};
-    UNROLL
-    for (u32 i = 0; i < 8; i++)
-        if (i < elements)
-            place(&out, i, narrow(widen(pick(in, i, size_of(from)), from), to), size_of(to));
-    return out;
-}
 
 /* As many elements at once as fill 16 bytes on the wider side: then neighbours in a warp read, and
  * write, what lies beside each other. */

@@ -21,10 +21,13 @@ typedef long long int64_t;
 #endif
 
 enum {
-    DRAY__GPU_THREADS = 256,  /* of a block */
-    DRAY__GPU_ROWS = 512,     /* of a tile, at most */
-    DRAY__GPU_CELL = 1 << 14, /* elements of a cell that is read once */
-    DRAY__GPU_SUMS = 5        /* kinds of sums: source, written, back, scales, most */
+    DRAY__GPU_THREADS = 256,     /* of a block */
+    DRAY__GPU_ROWS = 512,        /* of a tile, at most */
+    DRAY__GPU_CELL = 1 << 14,    /* elements of a cell that is read once */
+    DRAY__GPU_CHANGED = 1 << 13, /* entries of a slice of a delta, at most */
+    DRAY__GPU_SPARSE = 8, /* slices of which more than one in so many changed go as a whole */
+    DRAY__GPU_SLOT = 16,  /* bytes of a slot of a delta's table */
+    DRAY__GPU_SUMS = 5    /* kinds of sums: source, written, back, scales, most */
 };
 
 /* A rectangle in the order in which it is walked: two outer dimensions, rows, columns. Columns are
@@ -63,6 +66,25 @@ typedef struct dray__gpu_quant {
     uint16_t word;         /* elements that are moved at once: 8 or 1 */
 } dray__gpu_quant;
 
+/* A block whose changes are found, or (part of) one that is brought up to date (weights/delta.h).
+ * Four dimensions, the tensor's last ones last. */
+typedef struct dray__gpu_delta {
+    uint64_t source;             /* the block's first element */
+    uint64_t table, store;       /* the block's first slot; the region */
+    uint64_t store_bytes, begin; /* of it; where entries begin */
+    uint64_t base, pitch; /* kept bits, slice by slice, and how far it is to the next slice's */
+    uint64_t destination; /* of the part's first element */
+    int64_t source_stride[4], destination_stride[4];
+    uint32_t extent[4], tile[4], slices[4]; /* of the block, of a slice; how many slices */
+    uint32_t low[4], wanted[4];             /* the part, counted from the block's beginning */
+    uint32_t first[4], crossed[4];          /* slices in which it lies */
+    uint32_t sum;
+    uint16_t from, to; /* dray_dtype: as it lies there, as it is sent */
+    uint16_t in, out;  /* their bytes */
+    uint16_t word; /* finding: elements at once, 8, 4 or 1; else bytes that are copied at once */
+    uint16_t reserved;
+} dray__gpu_delta;
+
 /* A part of a piece or box: the tile of that number. */
 typedef struct dray__gpu_tile {
     uint32_t piece, index;
@@ -71,6 +93,7 @@ typedef struct dray__gpu_tile {
 typedef struct dray__gpu_launch {
     const dray__gpu_piece *pieces;
     const dray__gpu_quant *quants;
+    const dray__gpu_delta *deltas;
     const dray__gpu_tile *tiles; /* of this launch */
     uint64_t *sums;              /* DRAY__GPU_SUMS arrays */
     uint64_t sum_count;          /* of one */
@@ -95,7 +118,9 @@ typedef struct dray__gpu_launch {
     XX(dray_turn)                                                                                  \
     XX(dray_most)                                                                                  \
     XX(dray_quantise)                                                                              \
-    XX(dray_dequantise)
+    XX(dray_dequantise)                                                                            \
+    XX(dray_delta_find)                                                                            \
+    XX(dray_delta_apply)
 
 #if !defined(__CUDACC__)
 typedef struct dray__gpu_spot {

@@ -341,6 +341,40 @@ static int add_boxes(builder *b, const dray_layout *layout, uint64_t items, dray
     return DRAY_OK;
 }
 
+/* ---- deltas -----------------------------------------------------------------------------------
+ */
+
+static int add_deltas(builder *b, uint64_t before, dray_error *error)
+{
+    const dray__cuda_job_options *o = b->options;
+    dray__gpu_program *p = b->program;
+    for (uint64_t i = 0; i < o->delta_count; i++) {
+        const dray__cuda_delta *d = &o->deltas[i];
+        bool find = d->kind == DRAY__CUDA_FIND;
+        dray__gpu_delta *g = &p->deltas[p->delta_count];
+        int rc = dray__gpu_delta_of(d, (uint32_t)(before + (find ? 0 : i)), g, error);
+        if (rc)
+            return rc;
+        work w = {.phase = d->phase,
+                  .lane = d->lane,
+                  .index = (uint32_t)p->delta_count++,
+                  .kernel = find ? DRAY__GPU_dray_delta_find : DRAY__GPU_dray_delta_apply,
+                  .tiles = 1,
+                  .bytes = g->out,
+                  .weight = 1};
+        for (int k = 0; k < 4; k++) {
+            w.tiles *= find ? g->slices[k] : g->crossed[k];
+            w.bytes *= find ? g->extent[k] : g->wanted[k];
+        }
+        p->kernel_bytes += w.bytes;
+        if (d->phase >= p->phases)
+            p->phases = d->phase + 1;
+        if (!add_work(b, &w))
+            return dray__nomem(error);
+    }
+    return DRAY_OK;
+}
+
 /* ---- tiles ------------------------------------------------------------------------------------
  */
 
@@ -510,15 +544,18 @@ int dray__gpu_compile(const dray_layout *layout, const dray__cuda_item *items, u
     *out = (dray__gpu_program){0};
     if (options->sums && !layout)
         return dray__fail(error, DRAY_EINVALID, "checksums need the destination's layout");
-    if (count + options->quant_count >= UINT32_MAX)
+    if (count + options->quant_count + options->delta_count >= UINT32_MAX)
         return dray__fail(error, DRAY_EINVALID, "more than %u rectangles", UINT32_MAX);
     out->quants = calloc(options->quant_count + 1, sizeof *out->quants);
-    if (!out->quants)
+    out->deltas = calloc(options->delta_count + 1, sizeof *out->deltas);
+    if (!out->quants || !out->deltas)
         rc = dray__nomem(error);
     if (!rc)
         rc = add_items(&b, layout, items, count, error);
     if (!rc)
         rc = add_boxes(&b, layout, count, error);
+    if (!rc)
+        rc = add_deltas(&b, count + options->quant_count, error);
     if (!rc)
         rc = add_all_tiles(&b, error);
     if (!rc && !order_runs(out))
@@ -533,6 +570,7 @@ void dray__gpu_program_free(dray__gpu_program *p)
 {
     free(p->pieces);
     free(p->quants);
+    free(p->deltas);
     free(p->tiles);
     free(p->steps);
     free(p->runs);

@@ -16,6 +16,9 @@ typedef struct dray__draft {
     dray__cuda_quant *quants;
     dray__entry *quant_entries;
     uint64_t quant_count, quant_capacity;
+    dray__cuda_delta *deltas;
+    dray__entry *delta_entries;
+    uint64_t delta_count, delta_capacity;
     uint64_t bytes;
 } dray__draft;
 
@@ -44,6 +47,9 @@ dray__draft *dray__draft_of(dray__compiler *c, dray__cuda_device *device, uint32
 /* false: out of memory, also where the draft is NULL. */
 bool dray__draft_push(dray__draft *draft, const dray__cuda_item *item, const dray__entry *entry);
 bool dray__draft_push_quant(dray__draft *draft, const dray__cuda_quant *quant,
+                            const dray__entry *entry);
+
+bool dray__draft_push_delta(dray__draft *draft, const dray__cuda_delta *delta,
                             const dray__entry *entry);
 
 /* Where an op leads from and to, and who moves it. */
@@ -92,6 +98,9 @@ int dray__compile_transform(dray__compiler *c, uint64_t index, dray_error *error
 /* compile_dequant.c: of those that make floats. */
 bool dray__dequant_fits(const dray__haul *haul, uint64_t index);
 int dray__compile_dequant(dray__compiler *c, uint64_t index, dray_error *error);
+/* compile_patch.c: of all ops, by deltas. */
+int dray__compile_patches(dray__compiler *c, dray_error *error);
+
 /* The source region of an op. */
 const dray_region *dray__source_region(const dray__compiler *c, const dray_copy *copy);
 

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "mover/mover.h"
+#include "weights/delta_gpu.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -32,13 +33,13 @@ static int32_t sent_as(int32_t dtype, int32_t wanted)
     return wanted && is_float ? wanted : dtype;
 }
 
-static int32_t dtype_of(const dray_layout *layout, uint32_t block, int32_t wanted)
+int32_t dray__delta_dtype(const dray_layout *layout, uint32_t block, int32_t wanted)
 {
     const dray_block *b = dray_layout_block(layout, block);
     return sent_as(dray_layout_tensor(layout, b->tensor)->dtype, wanted);
 }
 
-static void cut(const dray_layout *layout, uint32_t block, dray__slicer *slicer)
+void dray__delta_cut(const dray_layout *layout, uint32_t block, dray__slicer *slicer)
 {
     dray__rect rect = dray__rect_of(layout, block);
     dray__slicer_start(slicer, &rect, 1, DRAY__DELTA_SLICE);
@@ -47,7 +48,7 @@ static void cut(const dray_layout *layout, uint32_t block, dray__slicer *slicer)
 static uint64_t slices_of(const dray_layout *layout, uint32_t block)
 {
     dray__slicer slicer;
-    cut(layout, block, &slicer);
+    dray__delta_cut(layout, block, &slicer);
     uint64_t count = 1;
     for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++)
         count *= ((uint64_t)slicer.whole.extent[d] + (uint64_t)slicer.tile[d] - 1) /
@@ -79,6 +80,7 @@ struct dray__delta {
     uint64_t *first;   /* slice of each block */
     uint64_t *base_at; /* of each block: where its kept bits begin */
     dray_region *base, *store, *scratch;
+    dray__delta_gpu *gpu; /* of blocks in GPU memory; NULL: there are none */
     bool has_base;
     uint64_t version, incarnation; /* whose bits are kept */
 };
@@ -104,7 +106,8 @@ static void size_up(dray__delta *delta, uint64_t *base_bytes, uint64_t *store_by
         if (!in_memory(delta, b))
             continue;
         dray__rect rect = dray__rect_of(delta->layout, b);
-        uint64_t size = dray_dtype_size((dray_dtype)dtype_of(delta->layout, b, delta->dtype));
+        uint64_t size =
+            dray_dtype_size((dray_dtype)dray__delta_dtype(delta->layout, b, delta->dtype));
         uint64_t bytes = dray__rect_elements(&rect) * size;
         base += up8(bytes);
         entries += bytes / 2 + 16 * (delta->first[b + 1] - delta->first[b]);
@@ -120,11 +123,14 @@ static int make(dray__delta *delta, dray_error *error)
     delta->base_at = calloc((size_t)blocks + 1, sizeof *delta->base_at);
     if (!delta->first || !delta->base_at)
         return dray__nomem(error);
-    uint64_t base, store;
+    uint64_t base, store, room;
     size_up(delta, &base, &store);
+    room = dray__delta_gpu_room(delta->layout, delta->regions, delta->dtype);
+    dray_region_kind kind = room ? DRAY_REGION_PINNED : DRAY_REGION_SHARED;
+    uint64_t begin = up8(store);
     int rc = dray_region_alloc(DRAY_REGION_HOST, base, "last published bits", &delta->base, error);
     if (rc == DRAY_OK)
-        rc = dray_region_alloc(DRAY_REGION_SHARED, store, "delta", &delta->store, error);
+        rc = dray_region_alloc(kind, begin + room, "delta", &delta->store, error);
     if (rc == DRAY_OK)
         rc = dray_region_alloc(DRAY_REGION_HOST, DRAY__DELTA_SLICE * 8, "delta scratch",
                                &delta->scratch, error);
@@ -135,7 +141,10 @@ static int make(dray__delta *delta, dray_error *error)
                           .slices = delta->first[blocks],
                           .dtype = (uint32_t)delta->dtype,
                           .blocks = blocks};
-    return DRAY_OK;
+    if (!room)
+        return DRAY_OK;
+    return dray__delta_gpu_new(delta->layout, delta->regions, delta->dtype, delta->store,
+                               sizeof *head, delta->first, begin, &delta->gpu, error);
 }
 
 int dray__delta_new(const dray_layout *layout, dray_region *const *regions, int32_t dtype,
@@ -162,6 +171,7 @@ void dray__delta_free(dray__delta *delta)
         return;
     free(delta->first);
     free(delta->base_at);
+    dray__delta_gpu_free(delta->gpu);
     dray_region_free(delta->base);
     dray_region_free(delta->store);
     dray_region_free(delta->scratch);
@@ -179,7 +189,7 @@ static int bits_now(dray__delta *delta, uint32_t b, const dray__rect *slice, con
 {
     const dray_block *block = dray_layout_block(delta->layout, b);
     const dray_tensor_info *tensor = dray_layout_tensor(delta->layout, block->tensor);
-    int32_t dtype = dtype_of(delta->layout, b, delta->dtype);
+    int32_t dtype = dray__delta_dtype(delta->layout, b, delta->dtype);
     dray_copy copy = {.ndim = tensor->ndim ? tensor->ndim : 1,
                       .source_dtype = tensor->dtype,
                       .source_offset = block->offset};
@@ -287,10 +297,10 @@ static int compare_block(dray__delta *delta, uint32_t b, uint64_t *used, dray_er
         (struct slot *)((uint8_t *)dray_region_base(delta->store) + sizeof(struct head)) +
         delta->first[b];
     uint8_t *kept = (uint8_t *)dray_region_base(delta->base) + delta->base_at[b];
-    size_t size = dray_dtype_size((dray_dtype)dtype_of(delta->layout, b, delta->dtype));
+    size_t size = dray_dtype_size((dray_dtype)dray__delta_dtype(delta->layout, b, delta->dtype));
     dray__slicer slicer;
     dray__rect slice;
-    for (cut(delta->layout, b, &slicer); dray__slicer_peek(&slicer, &slice);
+    for (dray__delta_cut(delta->layout, b, &slicer); dray__slicer_peek(&slicer, &slice);
          dray__slicer_next(&slicer)) {
         uint64_t elements = dray__rect_elements(&slice);
         const uint8_t *now;
@@ -317,16 +327,18 @@ int dray__delta_publish(dray__delta *delta, uint64_t incarnation, uint64_t versi
     bool follows = delta->has_base && delta->incarnation == incarnation;
     head->incarnation = 0; /* leads nowhere, should this fail half-way */
     uint64_t used = sizeof *head + head->slices * sizeof(struct slot);
-    for (uint32_t b = 0; b < head->blocks; b++) {
-        int rc = compare_block(delta, b, &used, error);
-        if (rc) {
-            delta->has_base = false;
-            return rc;
-        }
+    uint64_t by_gpu = 0;
+    int rc = delta->gpu ? dray__delta_gpu_find(delta->gpu, &by_gpu, error) : DRAY_OK;
+    for (uint32_t b = 0; b < head->blocks && rc == DRAY_OK; b++)
+        if (!dray__delta_by_gpu(delta->layout, delta->regions, b))
+            rc = compare_block(delta, b, &used, error);
+    if (rc) {
+        delta->has_base = false;
+        return rc;
     }
     head->base = follows ? delta->version : version;
     head->version = version;
-    head->used = used;
+    head->used = used + by_gpu;
     head->incarnation = incarnation;
     delta->has_base = true;
     delta->version = version;
@@ -346,6 +358,12 @@ struct dray__delta_view {
     int32_t dtype;
 };
 
+bool dray__delta_is(const dray_region *region)
+{
+    const struct head *head = dray_region_base(region);
+    return head && dray_region_bytes(region) >= sizeof *head && head->magic == MAGIC;
+}
+
 int dray__delta_open(const dray_layout *layout, const dray_region *region, dray__delta_view **out,
                      dray_error *error)
 {
@@ -354,7 +372,7 @@ int dray__delta_open(const dray_layout *layout, const dray_region *region, dray_
     dray__delta_view *view = calloc(1, sizeof *view);
     int rc = first && view ? DRAY_OK : dray__nomem(error);
     uint32_t blocks = dray_layout_block_count(layout);
-    if (rc == DRAY_OK && (!head || bytes < sizeof *head || head->magic != MAGIC))
+    if (rc == DRAY_OK && !dray__delta_is(region))
         rc = dray__fail(error, DRAY_EFORMAT, "region %s holds no delta", dray_region_name(region));
     if (rc == DRAY_OK && (head->blocks != blocks || head->slices != first[blocks] ||
                           bytes < sizeof *head + first[blocks] * sizeof(struct slot)))
@@ -386,6 +404,11 @@ void dray__delta_close(dray__delta_view *view)
     free(view);
 }
 
+uint64_t dray__delta_slot(const dray__delta_view *view, uint32_t block)
+{
+    return sizeof(struct head) + view->first[block] * sizeof(struct slot);
+}
+
 bool dray__delta_leads(const dray__delta_view *view, uint64_t incarnation, uint64_t base,
                        uint64_t version)
 {
@@ -403,7 +426,7 @@ void dray__delta_grid(const dray_layout *layout, uint32_t block, const dray__rec
                       dray__delta_walk *walk)
 {
     *walk = (dray__delta_walk){.rect = *rect, .block = block};
-    cut(layout, block, &walk->slicer);
+    dray__delta_cut(layout, block, &walk->slicer);
 }
 
 void dray__delta_start(const dray__delta_view *view, uint32_t block, const dray__rect *rect,
@@ -437,7 +460,7 @@ static int part_at(const dray__delta_view *view, uint32_t block, uint64_t index,
                    dray__delta_part *out, dray_error *error)
 {
     struct slot slot = view->table[index];
-    size_t size = dray_dtype_size((dray_dtype)dtype_of(view->layout, block, view->dtype));
+    size_t size = dray_dtype_size((dray_dtype)dray__delta_dtype(view->layout, block, view->dtype));
     out->full = slot.count == DRAY__DELTA_FULL;
     out->count = out->full ? 0 : slot.count;
     uint64_t positions = up8(out->count * sizeof(uint16_t)), values = out->count * size;
@@ -535,7 +558,7 @@ bool dray__delta_slice(const dray__delta_view *view, uint32_t block, const dray_
 {
     dray__slicer slicer;
     uint64_t index = 0;
-    cut(view->layout, block, &slicer);
+    dray__delta_cut(view->layout, block, &slicer);
     for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++) {
         int64_t begin = slicer.whole.start[d], tile = slicer.tile[d],
                 whole = slicer.whole.extent[d];
@@ -553,5 +576,5 @@ bool dray__delta_slice(const dray__delta_view *view, uint32_t block, const dray_
 
 bool dray__delta_sends(const dray__delta_view *view, uint32_t block, int32_t dtype)
 {
-    return dtype_of(view->layout, block, view->dtype) == dtype;
+    return dray__delta_dtype(view->layout, block, view->dtype) == dtype;
 }

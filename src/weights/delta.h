@@ -11,6 +11,8 @@
  *     entries  of each slice: u16 positions (flattened, C order within the slice, ascending) and,
  *              from the next multiple of 8, the new values
  *
+ * Of blocks in GPU memory, GPUs find and apply it, and the region is pinned (delta_gpu.h).
+ *
  * The publisher writes it while it publishes, when nobody may read the version before; readers are
  * those who hold a lease on the version.
  */
@@ -21,6 +23,8 @@
 
 #define DRAY__DELTA_SLICE ((uint64_t)1 << 16)
 #define DRAY__DELTA_FULL UINT32_MAX
+/* GPUs enter, and apply, no more than one in so many elements of a slice. */
+#define DRAY__DELTA_GPU_SPARSE 8
 
 /* ---- the publisher's side -------------------------------------------------------------------- */
 typedef struct dray__delta dray__delta;
@@ -37,17 +41,24 @@ int dray__delta_publish(dray__delta *delta, uint64_t incarnation, uint64_t versi
 dray_region *dray__delta_region(const dray__delta *delta); /* SHARED; the delta's */
 void dray__delta_free(dray__delta *delta);                 /* NULL is fine */
 
+/* What a block's elements are compared and sent as, and the slices that it is cut in. */
+int32_t dray__delta_dtype(const dray_layout *layout, uint32_t block, int32_t dtype);
+void dray__delta_cut(const dray_layout *layout, uint32_t block, dray__slicer *slicer);
+
 /* ---- the reader's side ----------------------------------------------------------------------- */
 typedef struct dray__delta_view dray__delta_view;
 
 /* layout: the publisher's; dtype: as given to dray__delta_new. Both regions and layout are borrowed
  * until close. DRAY_EFORMAT: not such a region, or one for another layout. */
+bool dray__delta_is(const dray_region *region);
 int dray__delta_open(const dray_layout *layout, const dray_region *region, dray__delta_view **out,
                      dray_error *error);
 void dray__delta_close(dray__delta_view *view); /* NULL is fine */
 /* Does it lead from `base` to `version` now? */
 bool dray__delta_leads(const dray__delta_view *view, uint64_t incarnation, uint64_t base,
                        uint64_t version);
+/* Where a block's first slot lies in the region. */
+uint64_t dray__delta_slot(const dray__delta_view *view, uint32_t block);
 /* What elements that are stored as `dtype` are sent as. */
 int32_t dray__delta_sent(const dray__delta_view *view, int32_t dtype);
 

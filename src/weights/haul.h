@@ -29,7 +29,8 @@ typedef struct dray__lane_kind {
 } dray__lane_kind;
 
 extern const dray__lane_kind dray__lane_fan, dray__lane_quant, dray__lane_delta, dray__lane_overlay,
-    dray__lane_nccl, dray__lane_remote, dray__lane_file, dray__lane_cuda, dray__lane_memory;
+    dray__lane_patch, dray__lane_nccl, dray__lane_remote, dray__lane_file, dray__lane_cuda,
+    dray__lane_memory;
 
 struct dray__tensor_sum {
     int32_t dtype;
@@ -44,7 +45,7 @@ struct dray__lane {
     bool owns, done, waits;
 };
 
-enum { DRAY__LANES = 9 };
+enum { DRAY__LANES = 10 };
 
 struct dray__haul {
     const dray__sources *sources;
@@ -69,6 +70,7 @@ struct dray__haul {
     struct dray__tensor_sum *tensors;
     uint64_t *expected, *found; /* one a destination block */
     uint64_t bytes;
+    uint64_t misplaced; /* entries of deltas on GPUs that lead outside */
     int64_t move_ns, verify_ns;
     int64_t device_ns; /* of move_ns, by the clocks of GPUs */
 };
@@ -84,6 +86,14 @@ int dray__haul_held(dray__haul *haul, dray_error *error);
 void dray__haul_explain_held(const dray__haul *haul, dray_error *error);
 /* A source's name, and its GPU's. */
 void dray__source_who(const dray__source *source, char *out, size_t size);
+
+/* lane_delta.c: does the source say what changed of what the op reads since the version that this
+ * rank holds? Only of what is compared with the announced sums in the end: nothing else tells
+ * whether the memory held what the delta builds on. */
+bool dray__delta_offered(const dray__haul *haul, const dray__op *op);
+#define DRAY__DELTA_NO_BLOCK UINT32_MAX
+/* The block that holds all of what the copy reads; DRAY__DELTA_NO_BLOCK: several do. */
+uint32_t dray__delta_block(const dray_layout *layout, const char *name, const dray_copy *copy);
 
 /* ---- the books ------------------------------------------------------------------------------- */
 

@@ -71,8 +71,8 @@ static int enter(struct cuda_lane *l, dray_error *error)
     return DRAY_OK;
 }
 
-static int lane_open(dray__haul *haul, const uint64_t *ops, uint64_t count, uint64_t ceiling,
-                     void **out, dray_error *error)
+static int open_lane(dray__haul *haul, const uint64_t *ops, uint64_t count, bool patches,
+                     uint64_t ceiling, void **out, dray_error *error)
 {
     struct cuda_lane *l = calloc(1, sizeof *l);
     if (!l)
@@ -81,13 +81,25 @@ static int lane_open(dray__haul *haul, const uint64_t *ops, uint64_t count, uint
     pthread_mutex_init(&l->lock, NULL);
     int rc = enter(l, error);
     if (rc == DRAY_OK)
-        rc = dray__program_find(haul, ops, count, ceiling, &l->program, error);
+        rc = dray__program_find(haul, ops, count, patches, ceiling, &l->program, error);
     if (rc) {
         lane_close(l);
         return rc;
     }
     *out = l;
     return DRAY_OK;
+}
+
+static int lane_open(dray__haul *haul, const uint64_t *ops, uint64_t count, uint64_t ceiling,
+                     void **out, dray_error *error)
+{
+    return open_lane(haul, ops, count, false, ceiling, out, error);
+}
+
+static int patch_open(dray__haul *haul, const uint64_t *ops, uint64_t count, uint64_t ceiling,
+                      void **out, dray_error *error)
+{
+    return open_lane(haul, ops, count, true, ceiling, out, error);
 }
 
 /* ---- moving ---------------------------------------------------------------------------------- */
@@ -101,7 +113,7 @@ static int start(struct cuda_lane *l, dray_error *error)
     return rc;
 }
 
-static int end_step(struct cuda_lane *l)
+static int end_step(struct cuda_lane *l, dray_error *error)
 {
     dray__haul *h = l->haul;
     int64_t done = dray__now();
@@ -109,8 +121,11 @@ static int end_step(struct cuda_lane *l)
     h->device_ns += dray__program_device_ns(l->program, l->step);
     l->running = false;
     dray__program_expect_nothing(l->program);
-    if (h->options.verify)
+    if (h->options.verify || l->program->patches)
         dray__program_enter(h, l->program, l->step);
+    if (h->misplaced)
+        return dray__fail(error, DRAY_EFORMAT, "%" PRIu64 " entries of deltas lead outside",
+                          h->misplaced);
     h->verify_ns += dray__now() - done;
     if (++l->step < l->program->steps)
         return DRAY_EAGAIN;
@@ -132,7 +147,7 @@ static int advance(struct cuda_lane *l, bool *waits, dray_error *error)
         return DRAY_OK;
     int rc = dray__program_poll(l->program, l->step, error);
     *waits = rc == DRAY_EAGAIN && !dray__program_ends_soon(l->program, dray__now());
-    return rc ? rc : end_step(l);
+    return rc ? rc : end_step(l, error);
 }
 
 static int lane_step(void *lane, int64_t until_ns, bool *waits, dray_error *error)
@@ -167,3 +182,11 @@ const dray__lane_kind dray__lane_cuda = {.name = "cuda",
                                          .fd = lane_fd,
                                          .held_bytes = lane_held_bytes,
                                          .close = lane_close};
+
+const dray__lane_kind dray__lane_patch = {.name = "patch",
+                                          .takes = dray__patch_takes,
+                                          .open = patch_open,
+                                          .step = lane_step,
+                                          .fd = lane_fd,
+                                          .held_bytes = lane_held_bytes,
+                                          .close = lane_close};

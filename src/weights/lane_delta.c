@@ -11,27 +11,23 @@
 
 #include <stdlib.h>
 
-#define NO_BLOCK UINT32_MAX
-
 struct delta_lane {
     dray__haul *haul;
     const uint64_t *ops;
     uint64_t count, next; /* of ops */
-    uint32_t *blocks;     /* for each op: the source's block that it reads; NO_BLOCK: several */
+    uint32_t
+        *blocks; /* for each op: the source's block that it reads; DRAY__DELTA_NO_BLOCK: several */
     bool in_op;
     dray__delta_walk walk;
     dray__slicer slicer; /* of an op without a block */
     uint64_t entry_bytes, covered_bytes;
 };
 
-/* Only what is compared with the announced sums in the end: nothing else tells whether the memory
- * held what the delta builds on. */
-static bool delta_takes(const dray__haul *h, const dray__op *op)
+bool dray__delta_offered(const dray__haul *h, const dray__op *op)
 {
     const dray__haul_options *o = &h->options;
     const dray__source *source = &h->sources->sources[op->copy.source];
     if (!source->delta || !o->has_base || op->transform ||
-        !dray_region_base(h->destination->regions[op->copy.destination_region]) ||
         op->copy.source_dtype != op->copy.destination_dtype ||
         dray__delta_sent(source->delta, op->copy.source_dtype) != op->copy.destination_dtype ||
         dray__source_remote(source, op->copy.source_region, h->destination->host) ||
@@ -40,13 +36,18 @@ static bool delta_takes(const dray__haul *h, const dray__op *op)
     return !o->verify || (op->owned && o->compared && o->compared[op->copy.tensor]);
 }
 
-/* The block that holds all of what the copy reads. */
-static uint32_t find_block(const dray_layout *layout, const char *name, const dray_copy *copy)
+static bool delta_takes(const dray__haul *h, const dray__op *op)
+{
+    return dray_region_base(h->destination->regions[op->copy.destination_region]) &&
+           dray__delta_offered(h, op);
+}
+
+uint32_t dray__delta_block(const dray_layout *layout, const char *name, const dray_copy *copy)
 {
     uint32_t tensor;
     dray__rect whole = dray__copy_rect(copy), cross;
     if (dray_layout_find(layout, name, &tensor, NULL))
-        return NO_BLOCK;
+        return DRAY__DELTA_NO_BLOCK;
     for (const dray_block *block = dray__layout_first_block(layout, tensor); block;
          block = dray__layout_next_block(layout, block)) {
         uint32_t index = (uint32_t)(block - dray_layout_block(layout, 0));
@@ -56,7 +57,7 @@ static uint32_t find_block(const dray_layout *layout, const char *name, const dr
             dray__copy_reads(copy, block, &cross))
             return index;
     }
-    return NO_BLOCK;
+    return DRAY__DELTA_NO_BLOCK;
 }
 
 static void find_blocks(struct delta_lane *lane)
@@ -64,7 +65,8 @@ static void find_blocks(struct delta_lane *lane)
     const dray__sources *s = lane->haul->sources;
     for (uint64_t i = 0; i < lane->count; i++) {
         const dray_copy *copy = &s->ops[lane->ops[i]].copy;
-        lane->blocks[i] = find_block(s->sources[copy->source].layout, s->names[copy->tensor], copy);
+        lane->blocks[i] =
+            dray__delta_block(s->sources[copy->source].layout, s->names[copy->tensor], copy);
     }
 }
 
@@ -100,7 +102,7 @@ static void start_op(struct delta_lane *lane, const dray_copy *copy)
     const dray__source *source = &lane->haul->sources->sources[copy->source];
     uint32_t block = lane->blocks[lane->next];
     dray__rect rect = dray__copy_rect(copy);
-    if (block == NO_BLOCK)
+    if (block == DRAY__DELTA_NO_BLOCK)
         dray__slicer_start(&lane->slicer, &rect, 1, DRAY__DELTA_SLICE);
     else
         dray__delta_start(source->delta, block, &rect, &lane->walk);
@@ -112,7 +114,7 @@ enum { SPARSE = 8 };
 
 static int next_part(struct delta_lane *lane, dray__delta_part *part, dray_error *error)
 {
-    if (lane->blocks[lane->next] != NO_BLOCK) {
+    if (lane->blocks[lane->next] != DRAY__DELTA_NO_BLOCK) {
         int rc = dray__delta_next(&lane->walk, part, error);
         if (rc == DRAY_OK && (uint64_t)part->count * SPARSE > dray__rect_elements(&part->slice))
             part->full = true;

@@ -98,6 +98,16 @@ bool dray__draft_push(dray__draft *d, const dray__cuda_item *item, const dray__e
     return true;
 }
 
+bool dray__draft_push_delta(dray__draft *d, const dray__cuda_delta *delta, const dray__entry *entry)
+{
+    if (!d || !grow((void **)&d->deltas, sizeof *d->deltas, &d->delta_entries, d->delta_count,
+                    &d->delta_capacity))
+        return false;
+    d->deltas[d->delta_count] = *delta;
+    d->delta_entries[d->delta_count++] = *entry;
+    return true;
+}
+
 bool dray__draft_push_quant(dray__draft *d, const dray__cuda_quant *quant, const dray__entry *entry)
 {
     if (!d || !grow((void **)&d->quants, sizeof *d->quants, &d->quant_entries, d->quant_count,
@@ -598,7 +608,9 @@ int dray__program_finish(dray__compiler *c, dray_error *error)
                                           .ctas = p->ctas,
                                           .engine_bytes = p->copy_engines ? ENGINE_RUN : 0,
                                           .quants = d->quants,
-                                          .quant_count = d->quant_count};
+                                          .quant_count = d->quant_count,
+                                          .deltas = d->deltas,
+                                          .delta_count = d->delta_count};
         int rc = dray__cuda_job_new(d->device, c->haul->destination->layout, d->items, d->count,
                                     &options, &job->job, error);
         if (rc)
@@ -606,12 +618,15 @@ int dray__program_finish(dray__compiler *c, dray_error *error)
         p->job_count++;
         job->device = d->device;
         job->step = d->step;
-        job->count = d->count + d->quant_count;
+        job->count = d->count + d->quant_count + d->delta_count;
         job->entries = calloc(job->count + 1, sizeof *job->entries);
         if (!job->entries)
             return dray__nomem(error);
         for (uint64_t k = 0; k < job->count; k++)
-            job->entries[k] = k < d->count ? d->entries[k] : d->quant_entries[k - d->count];
+            job->entries[k] = k < d->count ? d->entries[k]
+                              : k < d->count + d->quant_count
+                                  ? d->quant_entries[k - d->count]
+                                  : d->delta_entries[k - d->count - d->quant_count];
         if (epoll_ctl(p->poll_fd, EPOLL_CTL_ADD, dray__cuda_job_fd(job->job), &event))
             return dray__fail_errno(error, errno, "descriptors of an update");
     }
@@ -625,6 +640,8 @@ void dray__drafts_free(dray__compiler *c)
         free(c->drafts[i].entries);
         free(c->drafts[i].quants);
         free(c->drafts[i].quant_entries);
+        free(c->drafts[i].deltas);
+        free(c->drafts[i].delta_entries);
     }
     free(c->drafts);
     c->drafts = NULL;
@@ -636,8 +653,9 @@ static int compile(const dray__haul *h, dray__program *p, dray_error *error)
     dray__compiler c = {.haul = h, .program = p};
     int rc = hold(&c, error);
     if (rc == DRAY_OK)
-        rc = p->strategy == DRAY_STRATEGY_DIRECT ? compile_direct(&c, error)
-                                                 : compile_staged(&c, error);
+        rc = p->patches                            ? dray__compile_patches(&c, error)
+             : p->strategy == DRAY_STRATEGY_DIRECT ? compile_direct(&c, error)
+                                                   : compile_staged(&c, error);
     if (rc == DRAY_OK)
         rc = dray__program_finish(&c, error);
     dray__drafts_free(&c);
@@ -661,7 +679,8 @@ static uint64_t kinds_of(const dray__haul *h)
 const uint64_t *dray__program_all(const dray__haul *h)
 {
     const dray__programs *programs = h->sources->programs;
-    return programs->all && !h->options.load && programs->all_strategy == h->options.strategy &&
+    return programs->all && !h->options.load && !dray__patches_offered(h) &&
+                   programs->all_strategy == h->options.strategy &&
                    programs->all_kinds == kinds_of(h)
                ? programs->all
                : NULL;
@@ -696,16 +715,18 @@ static void drop_oldest(dray__programs *programs)
         }
 }
 
-int dray__program_find(const dray__haul *h, const uint64_t *ops, uint64_t count, uint64_t ceiling,
-                       dray__program **out, dray_error *error)
+int dray__program_find(const dray__haul *h, const uint64_t *ops, uint64_t count, bool patches,
+                       uint64_t ceiling, dray__program **out, dray_error *error)
 {
     dray__programs *programs = h->sources->programs;
     for (dray__program *p = programs->first; p; p = p->next)
-        if (dray__program_fits(p, h, ops, count, ceiling)) {
+        if (p->patches == patches && dray__program_fits(p, h, ops, count, ceiling)) {
             *out = p;
             return DRAY_OK;
         }
     dray__program *p = dray__program_new(h, ops, count, ceiling);
+    if (p)
+        p->patches = patches;
     int rc = p ? compile(h, p, error) : dray__nomem(error);
     if (rc) {
         dray__program_free(p);

@@ -26,7 +26,9 @@ enum dray__entry_kind {
     DRAY__ENTRY_QUANTISED,   /* elements and scales written */
     DRAY__ENTRY_REQUANTISED, /* the same of what was gathered */
     DRAY__ENTRY_DEQUANTISED, /* as SUMMED; the scales that were used, too */
-    DRAY__ENTRY_SCALES       /* those, read by themselves */
+    DRAY__ENTRY_SCALES,      /* those, read by themselves */
+    DRAY__ENTRY_PATCHED,     /* brought up to date by a delta */
+    DRAY__ENTRY_LIES         /* read back as a whole: what lies there is what counts */
 };
 
 /* All that the books need, so that entering sums touches nothing else. */
@@ -68,7 +70,7 @@ typedef struct dray__program {
     uint32_t serial_count;
     int32_t strategy, copy_engines;
     uint32_t ctas;
-    bool verify, announced;
+    bool verify, announced, patches; /* patches: by deltas */
     /* the bucket of each device */
     struct {
         dray__cuda_device *device;
@@ -89,12 +91,16 @@ typedef struct dray__programs {
 
 /* Is the op between two regions of this host that one GPU of this process reaches? */
 bool dray__program_takes(const dray__haul *haul, const dray__op *op);
+/* compile_patch.c: may a source's delta lead from what this rank holds to the version? */
+bool dray__patches_offered(const dray__haul *haul);
+/* Is it worth while to bring the op's destination, GPU memory, up to date by its source's delta? */
+bool dray__patch_takes(const dray__haul *haul, const dray__op *op);
 /* All ops, if it is known that GPUs take every one; NULL: it is not. */
 const uint64_t *dray__program_all(const dray__haul *haul);
 /* They do. */
 void dray__program_note_all(const dray__haul *haul);
 /* The program of these ops, as of an earlier update or made now. It is the sources'. */
-int dray__program_find(const dray__haul *haul, const uint64_t *ops, uint64_t count,
+int dray__program_find(const dray__haul *haul, const uint64_t *ops, uint64_t count, bool patches,
                        uint64_t ceiling, dray__program **out, dray_error *error);
 /* program_run.c: begins the jobs of a step. */
 int dray__program_start(const dray__program *program, uint32_t step, dray_error *error);

@@ -180,6 +180,16 @@ static void enter_job(dray__haul *h, const dray__program_job *job)
         case DRAY__ENTRY_SCALES:
             h->expected[e->block] += read[i];
             break;
+        case DRAY__ENTRY_PATCHED:
+            h->told.delta_bytes += read[i];
+            h->told.delta_covered_bytes += written[i];
+            h->misplaced += back[i];
+            break;
+        case DRAY__ENTRY_LIES:
+            h->expected[e->block] += read[i];
+            h->found[e->block] += read[i];
+            own(h, e, read[i]);
+            break;
         }
     }
 }

@@ -164,8 +164,9 @@ static int get_member(dray__reader *r, dray__source *out, dray_error *error)
         return rc;
     }
     bool more = regions > dray_layout_region_count(source.layout) + (source.slot_bytes != 0);
-    source.has_board = more && on_gpu(source.layout); /* of which there are no deltas */
-    source.has_delta = more && !source.has_board;
+    source.has_board =
+        more && on_gpu(source.layout); /* or a delta: that is seen when it is there */
+    source.has_delta = more;
     dray__local *local = dray__local_hold(source.token);
     source.local = local != NULL;
     dray__local_release(local);
@@ -403,6 +404,8 @@ static int import_delta(dray__source *source, uint64_t host, dray_error *error)
         return DRAY_OK;
     if (!source->regions[region])
         return DRAY_EAGAIN;
+    if (source->has_board && !dray__delta_is(source->regions[region]))
+        return DRAY_OK;
     return dray__delta_open(source->layout, source->regions[region], &source->delta, error);
 }
 

@@ -3,6 +3,7 @@
 #include "weights/delta.h"
 
 #include "base/random.h"
+#include "gpu/memory.h"
 
 #include <inttypes.h>
 #include <setjmp.h>
@@ -16,6 +17,7 @@
 #include <cmocka.h>
 
 static uint64_t seed, drawn;
+static dray_region_kind kind = DRAY_REGION_HOST; /* of the publisher's blocks */
 
 static uint64_t below(uint64_t n)
 {
@@ -26,6 +28,7 @@ struct world {
     dray_layout *layout;
     dray_region *region;
     dray_copy copy; /* a rectangle of block 0, on its way to a reader's own memory */
+    uint8_t *data;  /* of the region; of a GPU's a copy */
     uint8_t *reader;
     size_t reader_bytes, size;
 };
@@ -34,7 +37,7 @@ struct world {
  * lies somewhere else at a reader's, maybe transposed. */
 static void make(struct world *w, dray_dtype dtype)
 {
-    dray_region_info info = {.kind = DRAY_REGION_HOST, .name = "r"};
+    dray_region_info info = {.kind = (int32_t)kind, .name = "r"};
     dray_block block = {.offset = 8 * below(9)};
     int64_t shape[3];
     uint32_t ndim = 1 + (uint32_t)below(3), order[3] = {0, 1, 2};
@@ -67,7 +70,8 @@ static void make(struct world *w, dray_dtype dtype)
     assert_int_equal(dray_layout_add_region(w->layout, &info, NULL, NULL), 0);
     assert_int_equal(dray_layout_add_tensor(w->layout, "t", dtype, ndim, shape, NULL, NULL), 0);
     assert_int_equal(dray_layout_add_block(w->layout, &block, NULL), 0);
-    assert_int_equal(dray_region_alloc(DRAY_REGION_HOST, info.bytes, "r", &w->region, NULL), 0);
+    assert_int_equal(dray_region_alloc(kind, info.bytes, "r", &w->region, NULL), 0);
+    w->data = memory_open(w->region);
     w->reader_bytes = (size_t)reader;
     w->reader = malloc(w->reader_bytes);
 }
@@ -75,6 +79,7 @@ static void make(struct world *w, dray_dtype dtype)
 static void end(struct world *w)
 {
     dray_layout_free(w->layout);
+    memory_close(w->region, w->data, false);
     dray_region_free(w->region);
     free(w->reader);
 }
@@ -82,17 +87,18 @@ static void end(struct world *w)
 /* Changes about `share` of 1000 of all bytes' elements. */
 static void change(struct world *w, uint64_t share)
 {
-    uint8_t *data = dray_region_base(w->region);
+    uint8_t *data = w->data;
     for (uint64_t i = 0; i + w->size <= dray_region_bytes(w->region); i += w->size)
         if (below(1000) < share)
             data[i + below(w->size)] ^= (uint8_t)(1 + below(255));
+    memory_put(w->region, 0, data, dray_region_bytes(w->region));
 }
 
 /* Visits the rectangle: true when the reader holds what the publisher has; fill: makes it so. */
 static bool same(const struct world *w, bool fill)
 {
     const dray_block *block = dray_layout_block(w->layout, 0);
-    const uint8_t *data = dray_region_base(w->region);
+    const uint8_t *data = w->data;
     int64_t at[3], extent[3];
     for (uint32_t d = 0; d < 3; d++)
         extent[d] = d < w->copy.ndim ? w->copy.extent[d] : 1;
@@ -314,10 +320,11 @@ static void test_wire_bytes(void **state)
         assert_int_equal(dray__delta_publish(delta, 1, 1, NULL), 0);
         assert_int_equal(dray__delta_open(w.layout, dray__delta_region(delta), &view, NULL), 0);
         same(&w, true);
-        uint16_t *data = dray_region_base(w.region);
+        uint16_t *data = (uint16_t *)(void *)w.data;
         for (uint64_t i = 0; i < dray_region_bytes(w.region) / 2; i++)
             if (below(100) == 0)
                 data[i] = foreseen ? 0x3f80 : (uint16_t)below(65536);
+        memory_put(w.region, 0, data, dray_region_bytes(w.region));
         assert_int_equal(dray__delta_publish(delta, 1, 2, NULL), 0);
         uint64_t covered = 0, bytes = send_all(&w, view, server, reader, false, &covered);
         fprintf(stderr, "%s values: %.2f %% of %" PRIu64 " bytes\n",
@@ -332,8 +339,12 @@ static void test_wire_bytes(void **state)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1 && strcmp(argv[1], "cuda") == 0) {
+        gpu_begin(1);
+        kind = DRAY_REGION_CUDA;
+    }
     const char *given = getenv("DRAY_TEST_SEED");
     seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
     fprintf(stderr, "seed %" PRIu64 "\n", seed);
