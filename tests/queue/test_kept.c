@@ -428,7 +428,8 @@ static void test_killed_while_recovering(void **state)
     long keys = redis_keys(&redis), most = 0;
     uint64_t took = 12000; /* us, to begin */
     assert_true(keys >= PARTITIONS);
-    for (int round = 0; round < 4 * test_scale(); round++) {
+    /* On a machine with other work, none may be killed when it matters for a while. */
+    for (int round = 0; round < 4 * test_scale() || (most <= keys && round < 40); round++) {
         fixture_end(f.coordinator_pid, SIGKILL);
         for (int i = 0; i < 5; i++) {
             random = random * 6364136223846793005u + 1442695040888963407u;
@@ -445,7 +446,7 @@ static void test_killed_while_recovering(void **state)
         redis_wait_keys(&redis, keys);
         assert_int_equal(other_spaces(), 0);
     }
-    assert_true(most > keys); /* else none was killed when it mattered */
+    assert_true(most > keys);
     nothing_lost(queue);
     for (int p = 0; p < PARTITIONS; p++) {
         char name[16];
