@@ -87,8 +87,9 @@ static int restore(dray__controller *self, const dray__opening *o, const char *p
                                     .kept = path != NULL};
     dray__table *table = NULL;
     int rc = path ? copy_file(o->restore, path, error) : DRAY_OK;
-    if (!rc)
-        rc = dray__ledger_recover(&options, make_table, self, &table, error);
+    bool copied = path && !rc;
+    if (!rc && (rc = dray__ledger_recover(&options, make_table, self, &table, error)))
+        dray__fail_prefix(error, rc, "checkpoint %s: ", o->restore);
     if (!rc && !table)
         rc = dray__fail(error, DRAY_EFORMAT, "%s is no queue's checkpoint", o->restore);
     dray__settings wanted = o->settings;
@@ -102,9 +103,9 @@ static int restore(dray__controller *self, const dray__opening *o, const char *p
         if (table) {
             dray__ledger_end_of(table);
             dray__table_free(table);
-            if (path)
-                unlink(path);
         }
+        if (copied)
+            unlink(path);
         return rc;
     }
     table->settings.durability = o->settings.durability;

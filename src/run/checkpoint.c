@@ -175,6 +175,48 @@ static int write_numbered(dray__host *host, dray__trainer *trainer, write_fn wri
     return rc || !lead ? rc : sync_folder(folder, error);
 }
 
+/* ---- the queue's samples --------------------------------------------------------------------- */
+
+void dray__checkpoint_queue(const char *folder, int64_t step, char *out, size_t capacity)
+{
+    dray__path(out, capacity, "%s/queue/step-%lld.checkpoint", folder, (long long)step);
+}
+
+/* Those of checkpoints that are there no more. */
+static void prune_queue(const dray__host *host)
+{
+    char folder[PATH_MAX], path[PATH_MAX];
+    dray__host_path(host, folder, sizeof(folder), "queue");
+    DIR *listing = opendir(folder);
+    for (struct dirent *entry; listing && (entry = readdir(listing));) {
+        char name[64];
+        snprintf(name, sizeof(name), "%.63s", entry->d_name);
+        char *ending = strstr(name, ".checkpoint");
+        if (!ending || ending[strlen(".checkpoint")])
+            continue;
+        *ending = 0;
+        int64_t step = number_of(name, "step");
+        dray__checkpoint_path(host->options.folder, step, path, sizeof(path));
+        if (step >= 0 && access(path, F_OK) < 0)
+            unlinkat(dirfd(listing), entry->d_name, 0);
+    }
+    if (listing)
+        closedir(listing);
+}
+
+/* What the queue holds once the checkpoint is there: samples of the next step that its weights have
+ * made meanwhile, for a run that goes on from it. */
+static int save_queue(const dray__host *host, int64_t step, dray_error *error)
+{
+    char path[PATH_MAX];
+    if (host->job->queue.durability != DRAY_DURABILITY_CHECKPOINT)
+        return DRAY_OK;
+    dray__checkpoint_queue(host->options.folder, step, path, sizeof(path));
+    int rc = dray_queue_checkpoint(host->queue, path, error);
+    prune_queue(host);
+    return rc;
+}
+
 int dray__checkpoint_save(dray__host *host, dray__trainer *trainer, int64_t step, dray_error *error)
 {
     int64_t begin = dray_trace_now();
@@ -183,6 +225,8 @@ int dray__checkpoint_save(dray__host *host, dray__trainer *trainer, int64_t step
     int rc = write_numbered(host, trainer, dray__trainer_save, "checkpoints", "step", step, error);
     if (!rc && dray__host_leads(host))
         rc = prune(folder, "step", host->job->checkpoint.keep, 0, error);
+    if (!rc && dray__host_leads(host))
+        rc = save_queue(host, step, error);
     if (!rc && dray__host_leads(host))
         rc = dray__host_report(host, "checkpoint", json_pack("{s:I}", "step", (json_int_t)step),
                                error);

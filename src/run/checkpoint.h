@@ -16,6 +16,9 @@ int dray__checkpoint_reset(dray__host *host, dray__trainer *trainer, dray_error 
 int dray__checkpoint_weights(dray__host *host, dray__trainer *trainer, int64_t version,
                              dray_error *error);
 
+/* Where the queue's samples are that belong to checkpoint `step` (queue.durability: checkpoint). */
+void dray__checkpoint_queue(const char *folder, int64_t step, char *out, size_t capacity);
+
 /* The newest whole checkpoint at or before step `most`. DRAY_ENOENT: there is none. */
 int dray__checkpoint_newest(const char *folder, int64_t most, int64_t *step, dray_error *error);
 /* Removes a folder and all that is in it; that it is not there is fine. */

@@ -138,6 +138,31 @@ static int rule_policy(const dray__job *job, dray__node *root, dray_error *error
     return DRAY_OK;
 }
 
+/* Whole groups are claimed: what is claimed at once, and what an optimiser step takes, must be
+ * some.
+ */
+static int rule_groups(const dray__job *job, dray__node *root, dray_error *error)
+{
+    int64_t group = job->rollout.samples;
+    const struct {
+        const char *path;
+        int64_t rows;
+    } claims[] = {{"rollout.micro_batch", job->rollout.micro_batch},
+                  {"reward.micro_batch", job->reward.micro_batch},
+                  {"reference.micro_batch", job->reference.micro_batch},
+                  {"old_log_prob.micro_batch", job->old_log_prob.micro_batch},
+                  {"actor.micro_batch", job->actor.micro_batch},
+                  {"actor.optimiser_steps", dray__job_batch(job) / job->actor.optimiser_steps}};
+    for (size_t i = 0;
+         job->queue.policy == DRAY_POLICY_GROUP && i < sizeof(claims) / sizeof(*claims); i++)
+        if (claims[i].rows % group)
+            return dray__schema_fail(root, claims[i].path, error,
+                                     "policy group takes whole groups of %lld samples, and this "
+                                     "makes it %lld at once",
+                                     (long long)group, (long long)claims[i].rows);
+    return DRAY_OK;
+}
+
 /* Bytes of a sample that the driver reserves, as far as the job file says. */
 static int64_t row_bytes(const dray__job *job)
 {
@@ -275,9 +300,9 @@ static int rule_model(const dray__job *job, dray__node *root, dray_error *error)
 
 static int check_rules(const dray__job *job, dray__node *root, dray_error *error)
 {
-    static const rule_fn all[] = {rule_batch,          rule_data,   rule_reward,  rule_capacity,
-                                  rule_capacity_bytes, rule_policy, rule_backend, rule_hosts,
-                                  rule_tasks,          rule_model};
+    static const rule_fn all[] = {rule_batch,          rule_data,   rule_reward, rule_capacity,
+                                  rule_capacity_bytes, rule_policy, rule_groups, rule_backend,
+                                  rule_hosts,          rule_tasks,  rule_model};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         int rc = all[i](job, root, error);
         if (rc)

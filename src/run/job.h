@@ -85,7 +85,7 @@ typedef struct dray__job_checkpoint {
 
 typedef struct dray__job_queue {
     int64_t capacity_rows, capacity_bytes, max_attempts;
-    int32_t on_loss; /* dray_on_loss; shrink_group: a lost sample ends the run */
+    int32_t on_loss; /* dray_on_loss; shrink_group stands for "end": a lost sample ends the run */
     int32_t policy;  /* dray_policy, of the tasks of a step */
     int64_t token_cap, staleness;
     int32_t backend; /* dray_queue_backend */

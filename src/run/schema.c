@@ -45,6 +45,7 @@ static const cyaml_strval_t decays[] = {{"linear", DRAY__DECAY_LINEAR}, {"none",
 static const cyaml_strval_t modes[] = {
     {"tensor", DRAY_MODE_TENSOR}, {"disk", DRAY_MODE_DISK}, {"distributed", NOT_YET}};
 static const cyaml_strval_t durabilities[] = {{"none", DRAY_DURABILITY_NONE},
+                                              {"checkpoint", DRAY_DURABILITY_CHECKPOINT},
                                               {"journal", DRAY_DURABILITY_JOURNAL}};
 static const cyaml_strval_t losses[] = {{"refill", DRAY_ON_LOSS_REFILL},
                                         {"end", DRAY_ON_LOSS_SHRINK_GROUP},
@@ -54,7 +55,7 @@ static const cyaml_strval_t policies[] = {{"ordered", DRAY_POLICY_ORDERED},
                                           {"fifo", DRAY_POLICY_FIFO},
                                           {"oldest_version", DRAY_POLICY_OLDEST_VERSION},
                                           {"token_balanced", DRAY_POLICY_TOKEN_BALANCED},
-                                          {"group", NOT_YET},
+                                          {"group", DRAY_POLICY_GROUP},
                                           {"priority", NOT_YET},
                                           {"lockstep", NOT_YET}};
 static const cyaml_strval_t strategies[] = {{"direct", DRAY_STRATEGY_DIRECT},
@@ -386,6 +387,28 @@ static int check_bool(const dray__node *node, const char *path, dray_error *erro
                : refuse(node, path, error, "expected true or false, found '%.64s'", node->value);
 }
 
+/* Why a word that the queue knows is none for runs. */
+static const struct reason {
+    const char *path, *word, *why;
+} reasons[] = {
+    {"queue.policy", "lockstep",
+     "rank 0 of the trainer claims for all its ranks, which cannot get unequal counts"},
+    {"queue.policy", "priority", "nothing in a run gives samples the tag priority"},
+    {"queue.on_loss", "shrink_group", "each step trains prompts x samples samples"},
+    {"queue.on_loss", "drop_group", "each step trains prompts x samples samples"},
+};
+
+static int refuse_word(const dray__node *node, const char *path, const char *list,
+                       dray_error *error)
+{
+    for (size_t i = 0; i < sizeof(reasons) / sizeof(reasons[0]); i++)
+        if (strcmp(reasons[i].path, path) == 0 && strcmp(reasons[i].word, node->value) == 0)
+            return refuse(node, path, error, "'%s' is not for runs, where %s; they have: %s",
+                          node->value, reasons[i].why, list);
+    return refuse(node, path, error, "'%s' is not in this version, which has: %s", node->value,
+                  list);
+}
+
 static int check_word(const cyaml_schema_value_t *schema, const dray__node *node, const char *path,
                       dray_error *error)
 {
@@ -402,10 +425,7 @@ static int check_word(const cyaml_schema_value_t *schema, const dray__node *node
     }
     for (uint32_t i = 0; i < count; i++)
         if (strcmp(words[i].str, node->value) == 0)
-            return words[i].val >= 0
-                       ? DRAY_OK
-                       : refuse(node, path, error, "'%s' is not in this version, which has: %s",
-                                node->value, list);
+            return words[i].val >= 0 ? DRAY_OK : refuse_word(node, path, list, error);
     char hint[96];
     return refuse(node, path, error, "expected one of %s, found '%.64s'%s", list, node->value,
                   dray__word_hint(node->value, known, count, hint, sizeof(hint)));

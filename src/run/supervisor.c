@@ -15,7 +15,9 @@
 #include <dirent.h>
 #include <dray/trace.h>
 #include <event2/event.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -136,7 +138,7 @@ static int start_coordinator(supervisor *s, dray_error *error)
     int count = 7;
     char journal[PATH_MAX];
     dray__folder_path(&s->folder, "queue", journal);
-    if (s->job->queue.durability == DRAY_DURABILITY_JOURNAL) {
+    if (s->job->queue.durability > DRAY_DURABILITY_NONE) {
         arguments[count++] = "--journal";
         arguments[count++] = journal;
     }
@@ -151,22 +153,69 @@ static int start_coordinator(supervisor *s, dray_error *error)
     return rc ? rc : watch_process(s, p, error);
 }
 
+/* What the checkpoint that the run goes on from says of the queue. NULL: nothing. */
+static const char *saved_queue(const supervisor *s, char path[PATH_MAX])
+{
+    dray__checkpoint_queue(s->folder.path, s->folder.first_step, path, PATH_MAX);
+    bool saved = s->folder.resumed && s->job->queue.durability == DRAY_DURABILITY_CHECKPOINT;
+    return saved && access(path, R_OK) == 0 ? path : NULL;
+}
+
 static int go_back(const supervisor *s, dray_error *error)
 {
     dray_options options = DRAY_OPTIONS_INIT;
     dray_context *context = NULL;
     dray_queue *queue = NULL;
+    char path[PATH_MAX];
     options.address = s->address;
     options.name = "supervisor";
     options.timeout_ns = dray__job_wait_ns(s->job);
     int rc = dray_open(&options, &context, error);
     if (!rc)
-        rc = dray__job_queue_open(context, s->job, &queue, error);
+        rc = dray__job_queue_restore(context, s->job, saved_queue(s, path), &queue, error);
     if (!rc)
         rc = dray__driver_go_back(queue, s->job, s->folder.first_step, s->folder.eval_first, error);
     dray_queue_close(queue);
     dray_close(context);
     return rc;
+}
+
+typedef struct going_back {
+    const supervisor *s;
+    int rc;
+    dray_error error;
+    atomic_bool done;
+} going_back;
+
+static void *go_back_main(void *user)
+{
+    going_back *g = user;
+    g->rc = go_back(g->s, &g->error);
+    atomic_store(&g->done, true);
+    return NULL;
+}
+
+static void turn_loop(const supervisor *s, int64_t us)
+{
+    struct timeval turn = {.tv_usec = us};
+    event_base_loopexit(s->base, &turn);
+    event_base_dispatch(s->base);
+}
+
+/* In a thread: the bytes of what is restored go into this process's keeper meanwhile. */
+static int go_back_beside(const supervisor *s, dray_error *error)
+{
+    going_back g = {.s = s};
+    pthread_t thread;
+    int problem = pthread_create(&thread, NULL, go_back_main, &g);
+    if (problem)
+        return dray__fail_errno(error, problem, "supervisor: no thread");
+    while (!atomic_load(&g.done))
+        turn_loop(s, 2000);
+    pthread_join(thread, NULL);
+    if (g.rc)
+        *error = g.error;
+    return g.rc;
 }
 
 /* A coordinator that reads a journal answers nobody before it is through, and puts what it reads
@@ -181,16 +230,14 @@ static int wait_for_journal(supervisor *s, dray_error *error)
     options.role = "tool";
     options.timeout_ns = 20 * DRAY__MILLISECOND;
     while (!s->code && dray_open(&options, &context, error)) {
-        struct timeval turn = {.tv_usec = 100000};
-        event_base_loopexit(s->base, &turn);
-        event_base_dispatch(s->base);
+        turn_loop(s, 100000);
         if (dray__now() > deadline)
             return error->code;
     }
     dray_close(context);
     if (s->code)
         *error = s->failure;
-    return s->code ? s->code : go_back(s, error);
+    return s->code ? s->code : go_back_beside(s, error);
 }
 
 /* The coordinator listens within milliseconds; the keeper is served meanwhile. */
@@ -416,7 +463,8 @@ static void remove_journal(const supervisor *s)
     dray__folder_path(&s->folder, "queue", path);
     DIR *dir = opendir(path);
     for (struct dirent *entry; dir && (entry = readdir(dir));)
-        if (strncmp(entry->d_name, "queue-", 6) == 0)
+        if (strncmp(entry->d_name, "queue-", 6) == 0 || strncmp(entry->d_name, "step-", 5) == 0 ||
+            strcmp(entry->d_name, "stores") == 0)
             unlinkat(dirfd(dir), entry->d_name, 0);
     if (dir)
         closedir(dir);
@@ -443,7 +491,7 @@ static int start_journal(supervisor *s, dray_error *error)
 static int start_all(supervisor *s, dray_error *error)
 {
     int rc = start_coordinator(s, error);
-    if (!rc && s->job->queue.durability == DRAY_DURABILITY_JOURNAL)
+    if (!rc && s->job->queue.durability > DRAY_DURABILITY_NONE)
         rc = start_journal(s, error);
     if (!rc)
         rc = start_reporter(s, error);

@@ -114,8 +114,8 @@ static void describe(const dray__job *job, const dray__task_kind *kind, dray_que
         out->needs_count--;
 }
 
-int dray__job_queue_open(dray_context *context, const dray__job *job, dray_queue **out,
-                         dray_error *error)
+int dray__job_queue_restore(dray_context *context, const dray__job *job, const char *path,
+                            dray_queue **out, dray_error *error)
 {
     dray_queue_task tasks[DRAY__TASK_COUNT + 1];
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
@@ -132,7 +132,14 @@ int dray__job_queue_open(dray_context *context, const dray__job *job, dray_queue
     options.backend_address = job->queue.backend_address;
     options.durability = job->queue.durability;
     options.on_loss = job->queue.on_loss;
+    options.restore = path;
     return dray_queue_open(context, DRAY__QUEUE_NAME, &options, out, error);
+}
+
+int dray__job_queue_open(dray_context *context, const dray__job *job, dray_queue **out,
+                         dray_error *error)
+{
+    return dray__job_queue_restore(context, job, NULL, out, error);
 }
 
 /* Advantages are of whole groups, whatever the order. */

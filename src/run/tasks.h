@@ -46,6 +46,9 @@ uint32_t dray__tasks_of(const dray__job *job, const dray__job_host *host,
 #define DRAY__QUEUE_NAME "samples"
 int dray__job_queue_open(dray_context *context, const dray__job *job, dray_queue **out,
                          dray_error *error);
+/* The same as a checkpoint says that it was (dray_queue_options.restore); NULL: empty. */
+int dray__job_queue_restore(dray_context *context, const dray__job *job, const char *path,
+                            dray_queue **out, dray_error *error);
 
 /* What a host claims next for the task: `rows` rows. */
 void dray__task_claim(const dray__host *host, const dray__task_kind *kind, uint32_t rows,

@@ -48,6 +48,54 @@ rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().spli
 check("rollout" not in rows[3]["seconds"] and "rollout" in rows[4]["seconds"],
       f"step 3 was rolled out again: {rows[3]}")
 
+# ---- checkpoints of the queue ----------------------------------------------------------------------
+
+saved = "queue.durability=checkpoint"
+
+
+def snapshots(folder):
+    return sorted(p.name for p in (folder / "queue").glob("step-*.checkpoint"))
+
+
+kept = work / "kept"
+check(run(kept, "--set", saved).returncode == 0, "undisturbed, with checkpoints of the queue")
+check_same_run(whole, kept, "with checkpoints of the queue")
+check(not (kept / "queue").exists(), "checkpoints of the queue are left of a run that ended well")
+
+folder = work / "kept-trainer"
+check(run(folder, "--set", saved, "--set", "checkpoint.keep=1",
+          fault="trainer:0:claimed:5:kill").returncode == 1, "trainer, with checkpoints")
+check(snapshots(folder) == ["step-0.checkpoint", "step-4.checkpoint"], snapshots(folder))
+used = folder / "queue" / "step-4.checkpoint"
+bytes_of_it = used.read_bytes()
+used.write_bytes(b"no samples" * 100)
+done = run(folder, resume=True)
+check(done.returncode == 1 and "step-4.checkpoint" in done.stderr, f"a broken one: {done.stderr}")
+used.write_bytes(bytes_of_it)
+done = run(folder, resume=True)
+check(done.returncode == 0, f"trainer, with checkpoints, resumed: {done.stderr}")
+check_same_run(whole, folder, "trainer killed, with checkpoints")
+
+# Whatever is killed, and whatever the queue held then.
+for number in range(2):
+    folder = work / f"kept-{number}"
+    process = start(folder, "--set", saved)
+    while len(snapshots(folder)) < 2 and process.poll() is None:
+        time.sleep(0.01)
+    time.sleep(random.random() / 2)
+    for pid, line in processes_of(folder):
+        if ("--coordinator" if number else "trainer") in line:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+    process.communicate(timeout=PATIENCE)
+    if process.returncode == 0:
+        continue  # it was over before
+    done = run(folder, resume=True)
+    check(done.returncode == 0, f"checkpoints, resumed: {done.stderr}")
+    check_same_run(whole, folder, f"killed, {number}, with checkpoints of the queue")
+
 done = run(work / "wrong", "--set", "queue.durability=forever")
 check(done.returncode != 0 and "durability" in done.stderr, f"wrong word: {done.stderr}")
 finish()

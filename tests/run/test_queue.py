@@ -36,12 +36,18 @@ check("replaced by prompt" in log, f"nothing was replaced: {log}")
 check([row["samples"] for row in rows(work / "refilled") if row["step"]] == [16] * 3,
       "a step is short of samples")
 
+done = with_grader("refilled-groups", "--set", "queue.policy=group")
+log = "".join(p.read_text() for p in (work / "refilled-groups" / "logs").glob("desk*"))
+check(done.returncode == 0 and "replaced by prompt" in log, f"policy group: {done.stderr} {log}")
+check([row["samples"] for row in rows(work / "refilled-groups") if row["step"]] == [16] * 3,
+      "a step is short of samples")
+
 done = with_grader("ends", "--set", "queue.on_loss=end")
 check(done.returncode == 1 and "failed too often" in done.stderr, f"on_loss: end: {done.stderr}")
 
 # ---- policies --------------------------------------------------------------------------------------
 
-for policy, cap in (("fifo", 0), ("oldest_version", 0), ("token_balanced", 0),
+for policy, cap in (("fifo", 0), ("oldest_version", 0), ("group", 0), ("token_balanced", 0),
                     ("token_balanced", 12)):
     folder = work / f"{policy}-{cap}"
     done = run(folder, "--set", f"queue.policy={policy}", "--set", f"queue.token_cap={cap}",
@@ -82,7 +88,9 @@ for setting, message in (
         ("token_cap: 64", "queue.token_cap: expected 0 without policy token_balanced"),
         ("{policy: token_balanced, token_cap: 7}", "queue.token_cap: expected at least 8"),
         ("policy: prority", "did you mean 'priority'"),
-        ("policy: lockstep", "'lockstep' is not in this version"),
+        ("policy: lockstep", "'lockstep' is not for runs, where rank 0 of the trainer claims"),
+        ("policy: priority", "'priority' is not for runs, where nothing in a run gives"),
+        ("on_loss: drop_group", "'drop_group' is not for runs, where each step trains"),
         ("on_loss: shrug", "expected one of refill, end"),
         ("on_lost: end", "did you mean 'on_loss'"),
         ("capacity_bytes: 4096", "queue.capacity_bytes: expected at least"),
@@ -93,5 +101,11 @@ for setting, message in (
     done = run(work / "bad", job=bad)
     check(done.returncode != 0 and message in done.stderr and f"bad.yaml:{lines + 1}" in done.stderr,
           f"{setting}: {done.stderr}")
+
+bad = work / "bad.yaml"
+bad.write_text(TINY.replace("reward: {micro_batch: 4}", "reward: {micro_batch: 6}") +
+               "queue: {policy: group}\n")
+done = run(work / "bad", job=bad)
+check("reward.micro_batch: policy group takes whole groups of 4 samples" in done.stderr, done.stderr)
 
 finish()
