@@ -74,6 +74,14 @@ int dray_publish(dray_publisher *publisher, uint64_t version, const dray_fence *
  * rank did not publish it. */
 int dray_publisher_wait(dray_publisher *publisher, uint64_t version, int64_t timeout_ns,
                         uint32_t *dropped, dray_error *error);
+/* The same for a stream of the GPU that has the memory: what is put into it from now on begins when
+ * the readers have released the version, or were dropped at the timeout; the caller goes on at once
+ * (an optimizer's step can be enqueued behind it). A thread waits; the publisher's next call waits
+ * for that first, and returns what it failed with: the stream goes on in any case. stream: a
+ * CUstream (NULL: the default one). DRAY_EUNSUPPORTED: memory that lies on no GPU, or a driver that
+ * lets no stream wait for memory. */
+int dray_publisher_wait_stream(dray_publisher *publisher, uint64_t version, void *stream,
+                               int64_t timeout_ns, dray_error *error);
 /* The memory behind the layout is elsewhere now (offloaded and loaded, reallocated, wrapped anew):
  * says all regions again, in the layout's order; the blocks lie in them as before. Exported anew,
  * and planned anew by readers at their next update; what was published is withdrawn. Call it

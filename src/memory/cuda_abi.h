@@ -127,6 +127,7 @@ typedef struct CUipcEventHandle {
     XX(CU_MEM_ALLOC_GRANULARITY_RECOMMENDED, 1)                                                    \
     XX(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, 1)                                                       \
     XX(CU_MEMCPY_SRC_ACCESS_ORDER_ANY, 3)                                                          \
+    XX(CU_STREAM_WAIT_VALUE_GEQ, 0)                                                                \
     XX(CU_MEMCPY_FLAG_DEFAULT, 0)                                                                  \
     XX(CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE, 1)
 
@@ -325,6 +326,8 @@ typedef struct CUDA_MEMCPY3D {
     XX(cuMemcpyBatchAsync_v1, cuMemcpyBatchAsync,                                                  \
        (CUdeviceptr * to, CUdeviceptr * from, size_t * bytes, size_t count,                        \
         CUmemcpyAttributes * attributes, size_t * attribute_from, size_t attribute_count,          \
-        size_t * failed, CUstream stream))
+        size_t * failed, CUstream stream))                                                         \
+    XX(cuStreamWaitValue32, cuStreamWaitValue32_v2,                                                \
+       (CUstream stream, CUdeviceptr address, unsigned int value, unsigned int flags))
 
 #endif

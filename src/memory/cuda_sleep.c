@@ -297,6 +297,20 @@ static int check_report(const dray_arena_report *report, dray_error *error)
                   : DRAY_OK;
 }
 
+/* What all calls begin with; rc: what became of reading the options. */
+static int begin_call(sleep_call *c, int rc, int64_t timeout_ns, const dray_arena_report *report,
+                      dray_error *error)
+{
+    if (rc == DRAY_OK)
+        rc = check_report(report, error);
+    if (rc)
+        return rc;
+    c->cuda = dray__cuda_get(error);
+    c->report = (dray_arena_report)DRAY_ARENA_REPORT_INIT;
+    c->deadline = dray__deadline(timeout_ns > 0 ? timeout_ns : DEFAULT_TIMEOUT);
+    return c->cuda ? DRAY_OK : DRAY_EUNSUPPORTED;
+}
+
 /* Locks all arenas of the tag, in the order of their addresses, and does `work` to each, after
  * `check` was content with all. */
 static int for_arenas(sleep_call *c, const char *tag,
@@ -339,16 +353,14 @@ int dray_arena_release(const char *tag, const dray_arena_release_options *given,
     int rc = dray__options_read(&options, sizeof options,
                                 dray__end_of(dray_arena_release_options, timeout_ns), given,
                                 "dray_arena_release_options", error);
-    if (rc == DRAY_OK)
-        rc = check_report(report, error);
-    sleep_call c = {
-        .cuda = dray__cuda_get(error), .release = &options, .report = DRAY_ARENA_REPORT_INIT};
-    if (rc || !c.cuda)
-        return rc ? rc : DRAY_EUNSUPPORTED;
-    c.deadline = dray__deadline(options.timeout_ns > 0 ? options.timeout_ns : DEFAULT_TIMEOUT);
+    sleep_call c = {.release = &options};
+    rc = begin_call(&c, rc, options.timeout_ns, report, error);
     const dray_fence *after = options.after;
-    if (after && after->kind == DRAY_FENCE_CUDA_EVENT)
+    if (rc == DRAY_OK && after && after->kind == DRAY_FENCE_CUDA_EVENT)
         rc = wait_event(&c, after->event, "what the release is to come after", error);
+    else if (rc == DRAY_OK && after && after->kind != DRAY_FENCE_NONE)
+        rc = dray__fail(error, DRAY_EINVALID, "fence kind %d: a release comes after an event",
+                        after->kind);
     return rc ? rc
               : for_arenas(&c, tag, options.force ? NULL : check_exports, release_arena, report,
                            error);
@@ -361,14 +373,9 @@ int dray_arena_resume(const char *tag, const dray_arena_resume_options *given,
     int rc = dray__options_read(&options, sizeof options,
                                 dray__end_of(dray_arena_resume_options, timeout_ns), given,
                                 "dray_arena_resume_options", error);
-    if (rc == DRAY_OK)
-        rc = check_report(report, error);
-    sleep_call c = {
-        .cuda = dray__cuda_get(error), .resume = &options, .report = DRAY_ARENA_REPORT_INIT};
-    if (rc || !c.cuda)
-        return rc ? rc : DRAY_EUNSUPPORTED;
-    c.deadline = dray__deadline(options.timeout_ns > 0 ? options.timeout_ns : DEFAULT_TIMEOUT);
-    return for_arenas(&c, tag, NULL, resume_arena, report, error);
+    sleep_call c = {.resume = &options};
+    rc = begin_call(&c, rc, options.timeout_ns, report, error);
+    return rc ? rc : for_arenas(&c, tag, NULL, resume_arena, report, error);
 }
 
 static int prepare_arena(sleep_call *c, dray_arena *a, dray_error *error)
@@ -390,9 +397,7 @@ static int prepare_arena(sleep_call *c, dray_arena *a, dray_error *error)
 
 int dray_arena_prepare(const char *tag, dray_arena_report *report, dray_error *error)
 {
-    int rc = check_report(report, error);
-    sleep_call c = {.cuda = dray__cuda_get(error), .report = DRAY_ARENA_REPORT_INIT};
-    if (rc || !c.cuda)
-        return rc ? rc : DRAY_EUNSUPPORTED;
-    return for_arenas(&c, tag, NULL, prepare_arena, report, error);
+    sleep_call c = {0};
+    int rc = begin_call(&c, DRAY_OK, 0, report, error);
+    return rc ? rc : for_arenas(&c, tag, NULL, prepare_arena, report, error);
 }

@@ -50,7 +50,7 @@ int dray__publisher_put(dray_publisher *p, int64_t deadline_ns, dray_error *erro
     for (uint32_t i = 0; i < dray__publisher_regions(p) && rc == DRAY_OK; i++)
         if (is_offered(p, i))
             rc = dray__region_put(p->channel, p->context, p->key, i, p->regions[i],
-                                  p->marked ? p->mark->handle : NULL, deadline_ns, error);
+                                  dray__publisher_event_of(p), deadline_ns, error);
     return rc;
 }
 
@@ -402,8 +402,8 @@ static int ask_readers(dray_publisher *p, uint64_t version, int64_t deadline, ui
 
 /* Waits until nobody reads the version, or an older one, any more. With another coordinator than
  * the one that granted it, no reader can commit what it reads. */
-static int release_readers(dray_publisher *p, uint64_t version, int64_t timeout_ns,
-                           uint32_t *dropped, dray_error *error)
+int dray__publisher_drain(dray_publisher *p, uint64_t version, int64_t timeout_ns,
+                          uint32_t *dropped, dray_error *error)
 {
     int64_t deadline = dray__publisher_deadline(p, timeout_ns);
     int rc;
@@ -420,8 +420,8 @@ static int release_readers(dray_publisher *p, uint64_t version, int64_t timeout_
 static int take_snapshot(dray_publisher *p, int64_t deadline_ns, dray_error *error)
 {
     int64_t left = deadline_ns - dray__now();
-    int rc =
-        p->published ? release_readers(p, p->published, left > 0 ? left : 0, NULL, error) : DRAY_OK;
+    int rc = p->published ? dray__publisher_drain(p, p->published, left > 0 ? left : 0, NULL, error)
+                          : DRAY_OK;
     for (uint32_t b = 0; rc == DRAY_OK && b < dray_layout_block_count(p->layout); b++) {
         dray_copy copy = dray__block_copy(p->layout, b);
         dray__move_options options = {.layout = p->layout};
@@ -484,7 +484,9 @@ int dray_publish(dray_publisher *p, uint64_t version, const dray_fence *ready, d
     if (rc)
         return rc;
     int64_t deadline = dray__publisher_deadline(p, DRAY_WAIT_DEFAULT);
-    rc = dray__publisher_fence(p, &fence, deadline, error);
+    rc = dray__gate_join(&p->gate, error);
+    if (rc == DRAY_OK)
+        rc = dray__publisher_fence(p, &fence, deadline, error);
     if (rc)
         return rc;
     do {
@@ -502,8 +504,11 @@ int dray_publisher_wait(dray_publisher *p, uint64_t version, int64_t timeout_ns,
 {
     if (!p || (timeout_ns < 0 && timeout_ns != DRAY_WAIT_DEFAULT))
         return dray__fail(error, DRAY_EINVALID, "publisher must be given, timeout not negative");
+    int rc = dray__gate_join(&p->gate, error);
+    if (rc)
+        return rc;
     if (!p->origin)
-        return release_readers(p, version, timeout_ns, dropped, error);
+        return dray__publisher_drain(p, version, timeout_ns, dropped, error);
     if (!p->published || version > p->published)
         return dray__fail(error, DRAY_EINVALID,
                           "waiting for version %" PRIu64 ", which this rank did not publish",
@@ -522,6 +527,7 @@ void dray_publisher_close(dray_publisher *p)
 {
     if (!p)
         return;
+    dray__gate_free(&p->gate);
     if (p->channel && p->key) {
         dray__writer w = {0};
         dray__put_u64(&w, p->key);

@@ -5,6 +5,7 @@
 #include "control/registry.h"
 #include "weights/arena.h"
 #include "weights/delta.h"
+#include "weights/gate.h"
 #include "weights/mark.h"
 #include "weights/source_sums.h"
 
@@ -23,6 +24,7 @@ struct dray_publisher {
     CUevent fence;               /* of the publish that goes on; NULL: none */
     dray__mark *mark;            /* NULL: not needed yet */
     bool marked;                 /* readers wait for it: publish never does */
+    dray__gate gate;             /* of dray_publisher_wait_stream */
     dray__delta *delta;          /* NULL: not asked for */
     dray__delta_view *delta_view;
     dray__arena *arena;         /* NULL: not asked for */
@@ -55,9 +57,14 @@ int dray__publisher_ensure(dray_publisher *p, int64_t deadline, dray_error *erro
 /* publisher_fence.c. Will readers be held back by the mark? endpoint: of the data server; NULL:
  * nobody reads through it. Before regions are put. */
 int dray__publisher_marked(dray_publisher *p, const char *endpoint, dray_error *error);
+/* What goes along with regions; NULL: nothing. */
+const uint8_t *dray__publisher_event_of(dray_publisher *p);
 /* Before the version is announced. */
 int dray__publisher_fence(dray_publisher *p, const dray_fence *fence, int64_t deadline_ns,
                           dray_error *error);
+/* Waits until nobody reads the version, or an older one, any more. */
+int dray__publisher_drain(dray_publisher *p, uint64_t version, int64_t timeout_ns,
+                          uint32_t *dropped, dray_error *error);
 /* Remembers which regions the caller gave. */
 int dray__publisher_note(dray_publisher *p, dray_region *const *regions, dray_error *error);
 /* Offers this rank's memory to readers of this process and to its data server. */

@@ -48,6 +48,13 @@ int dray__publisher_marked(dray_publisher *p, const char *endpoint, dray_error *
     return rc;
 }
 
+const uint8_t *dray__publisher_event_of(dray_publisher *p)
+{
+    for (uint32_t i = 0; i < dray_layout_region_count(p->layout); i++)
+        p->marked = p->marked && dray_region_get_kind(p->regions[i]) == DRAY_REGION_CUDA;
+    return p->marked ? p->mark->handle : NULL;
+}
+
 static int wait_here(CUevent event, int64_t deadline_ns, dray_error *error)
 {
     const dray__cuda *cuda = dray__cuda_get(error);
@@ -86,4 +93,38 @@ int dray__publisher_fence(dray_publisher *p, const dray_fence *fence, int64_t de
         return wait_here(event, deadline_ns, error);
     p->fence = event;
     return DRAY_OK;
+}
+
+/* ---- after readers -----------------------------------------------------------------------------
+ */
+
+static int drain(void *publisher, uint64_t version, int64_t timeout_ns, dray_error *error)
+{
+    return dray__publisher_drain(publisher, version, timeout_ns, NULL, error);
+}
+
+int dray_publisher_wait_stream(dray_publisher *p, uint64_t version, void *stream,
+                               int64_t timeout_ns, dray_error *error)
+{
+    if (!p || (timeout_ns < 0 && timeout_ns != DRAY_WAIT_DEFAULT))
+        return dray__fail(error, DRAY_EINVALID, "publisher must be given, timeout not negative");
+    int rc = dray__gate_join(&p->gate, error);
+    if (rc)
+        return rc;
+    if (!p->published || version > p->published)
+        return dray__fail(error, DRAY_EINVALID,
+                          "waiting for version %llu, which this rank did not publish",
+                          (unsigned long long)version);
+    dray__cuda_device *device = NULL;
+    for (uint32_t i = 0; i < dray_layout_region_count(p->layout) && !device; i++)
+        device = p->regions[i]->device;
+    if (p->origin)
+        return DRAY_OK; /* what is read is the snapshot */
+    if (!device)
+        return dray__fail(error, DRAY_EUNSUPPORTED, "weights that lie on no GPU: wait here");
+    p->gate.wait = drain;
+    p->gate.user = p;
+    p->gate.version = version;
+    p->gate.timeout_ns = timeout_ns;
+    return dray__gate_close(&p->gate, device, stream, error);
 }

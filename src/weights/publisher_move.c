@@ -92,6 +92,8 @@ static void hide(dray_publisher *p)
 int dray_publisher_move(dray_publisher *p, dray_region *const *regions, dray_error *error)
 {
     int rc = check_move(p, regions, error);
+    if (rc == DRAY_OK)
+        rc = dray__gate_join(&p->gate, error);
     if (rc)
         return rc;
     uint32_t count = dray_layout_region_count(p->layout);
@@ -159,6 +161,8 @@ int dray_publisher_relay(dray_publisher *p, const dray_layout *layout, dray_regi
     dray__writer packed = {0};
     dray_layout *copy = NULL;
     int rc = check_relaid(p, layout, regions, error);
+    if (rc == DRAY_OK)
+        rc = dray__gate_join(&p->gate, error);
     if (rc)
         return rc;
     uint32_t count = dray_layout_region_count(layout);
@@ -218,8 +222,10 @@ int dray_publisher_release(dray_publisher *p, int64_t timeout_ns, dray_pin *pins
     if (!p || (timeout_ns < 0 && timeout_ns != DRAY_WAIT_DEFAULT) || (capacity && !pins))
         return dray__fail(error, DRAY_EINVALID,
                           "publisher and room for pins must be given, timeout not negative");
+    int ready = dray__gate_join(&p->gate, error);
     int64_t deadline = dray__publisher_deadline(p, timeout_ns), left = deadline - dray__now();
-    int ready = dray__publisher_ensure(p, dray__answer_deadline(deadline), error);
+    if (ready == DRAY_OK)
+        ready = dray__publisher_ensure(p, dray__answer_deadline(deadline), error);
     if (ready)
         return ready;
     dray__writer w = {0};

@@ -237,6 +237,77 @@ static void test_deadline(void **state)
     munmap(s.board, sizeof(board));
 }
 
+/* ---- a stream that waits for readers -----------------------------------------------------------
+ */
+
+static void sleep_while_writing(void *user, const char *step)
+{
+    const scene *s = user;
+    if (strcmp(step, "writing") == 0 && !s->board->flag[TRIED]) {
+        raise_flag(s->board, TRIED);
+        usleep(LATE_MS * 1000);
+    }
+}
+
+/* The next values are enqueued while the last ones are read. */
+static void eager_trainer(void *user)
+{
+    scene *s = user;
+    source o = open_source(s);
+    dray_fence fence = {sizeof fence, DRAY_FENCE_CUDA_STREAM, o.stream};
+    dray_region *to = o.t.region[0];
+    CHECK(dray_publisher_wait_stream(o.t.publisher, 1, o.stream, 0, NULL) == DRAY_EINVALID);
+    MUST(dray_publish(o.t.publisher, 1, NULL, error));
+    await_flag(s->board, TRIED);
+    fill(o.t.layout, &o.host, o.t.tied, s->seed + 1);
+    int64_t begin = dray__now();
+    MUST(dray_publisher_wait_stream(o.t.publisher, 1, o.stream, DRAY_WAIT_DEFAULT, error));
+    CHECK(dray__now() - begin < LATE_NS);
+    MUST(dray__cuda_enter(to->device, error));
+    CHECK(o.cuda->cuMemcpyHtoDAsync(to->device_address, dray_region_base(o.host), to->bytes,
+                                    o.stream) == CUDA_SUCCESS);
+    CHECK(o.cuda->cuStreamQuery(o.stream) == CUDA_ERROR_NOT_READY);
+    dray__cuda_leave();
+    MUST(dray_publish(o.t.publisher, 2, &fence, error));
+    await_flag(s->board, ENDED);
+    MUST(dray_publisher_wait_stream(o.t.publisher, 2, o.stream, DRAY_WAIT_DEFAULT, error));
+    close_source(&o);
+}
+
+static void slow_engine(void *user)
+{
+    scene *s = user;
+    engine e;
+    choose(s, s->engine_gpus[0]);
+    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, "engine", 0, 1,
+                    DRAY_REGION_CUDA);
+    dray__weights_hook(sleep_while_writing, s);
+    for (uint64_t version = 1; version <= 2; version++) {
+        dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+        options.min_version = version;
+        MUST(dray_update_weights(e.subscriber, &options, NULL, error));
+        CHECK(gpu_engine_wrong(&e, s->seed + version - 1) == 0);
+    }
+    raise_flag(s->board, ENDED);
+    engine_close(&e);
+}
+
+static void test_wait_on_a_stream(void **state)
+{
+    (void)state;
+    for (int32_t checksum = 0; checksum >= -1; checksum--) {
+        scene s = plain(58);
+        s.world = s.tp = 1;
+        s.checksum = checksum;
+        s.rank = 0;
+        s.board = board_new();
+        pid_t a = spawn(eager_trainer, &s), b = spawn(slow_engine, &s);
+        must_end_well(a);
+        must_end_well(b);
+        munmap(s.board, sizeof(board));
+    }
+}
+
 /* ---- beside a trainer that computes ------------------------------------------------------------
  */
 
@@ -314,6 +385,7 @@ int main(void)
         CLUSTER_TEST(test_without_sums),       CLUSTER_TEST(test_with_sums),
         CLUSTER_TEST(test_into_shared_memory), CLUSTER_TEST(test_one_process),
         CLUSTER_TEST(test_deadline),           CLUSTER_TEST(test_busy_trainer),
+        CLUSTER_TEST(test_wait_on_a_stream),
     };
     scenes_begin();
     return cluster_run(tests, sizeof tests / sizeof *tests);

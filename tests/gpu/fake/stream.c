@@ -369,3 +369,31 @@ CUresult cuLaunchHostFunc(CUstream given, CUhostFn function, void *user)
     host_call h = {function, user};
     return fake_submit(c, given, call_host, &h, sizeof h);
 }
+
+typedef struct awaited {
+    uintptr_t address;
+    unsigned int value;
+} awaited;
+
+/* No more than the reference says: the stream looks until the word is there, cyclically. */
+static CUresult await_word(context *c, void *argument)
+{
+    const awaited *a = argument;
+    (void)c;
+    while ((int)(__atomic_load_n((const unsigned int *)a->address, __ATOMIC_SEQ_CST) - a->value) <
+           0)
+        usleep(100);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamWaitValue32_v2(CUstream given, CUdeviceptr address, unsigned int value,
+                                unsigned int flags)
+{
+    ENTER(cuStreamWaitValue32);
+    CURRENT(c);
+    if (flags != CU_STREAM_WAIT_VALUE_GEQ || address % sizeof value)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult rc = fake_may(c, address, sizeof value, true, false);
+    awaited a = {address, value};
+    return rc ? rc : fake_submit(c, given, await_word, &a, sizeof a);
+}
