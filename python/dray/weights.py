@@ -55,7 +55,8 @@ class _UpdateOptions(_l.Sized):
     _fields_ = [("size", c.c_size_t), ("mode", c.c_int32), ("strategy", c.c_int32),
                 ("min_version", c.c_uint64), ("path", c.c_char_p), ("path_version", c.c_uint64),
                 ("bucket_bytes", c.c_uint64), ("verify", c.c_int32), ("timeout_ns", c.c_int64),
-                ("lease_ns", c.c_int64), ("peers", c.c_int32)]
+                ("lease_ns", c.c_int64), ("peers", c.c_int32), ("unused", c.c_int32),
+                ("ctas", c.c_uint32), ("copy_engines", c.c_int32)]
 
 
 class _Pin(c.Structure):
@@ -441,11 +442,13 @@ class Subscriber:
              c.byref(options), c.byref(self.pointer))
 
     @staticmethod
-    def _options(mode, strategy, min_version, path, bucket_bytes, verify, timeout):
+    def _options(mode, strategy, min_version, path, bucket_bytes, verify, timeout, ctas,
+                 copy_engines):
         return _UpdateOptions(mode=MODES[mode], strategy=STRATEGIES[strategy],
                               min_version=min_version, path=path and path.encode(),
                               bucket_bytes=bucket_bytes, verify=0 if verify else -1,
-                              timeout_ns=int(timeout * 1e9))
+                              timeout_ns=int(timeout * 1e9), ctas=ctas,
+                              copy_engines=copy_engines)
 
     @staticmethod
     def _dict(report):
@@ -454,17 +457,20 @@ class Subscriber:
         return json.loads(room.value)
 
     def update(self, mode="auto", strategy="direct", min_version=0, path=None, bucket_bytes=0,
-               verify=True, timeout=60.0):
-        """Takes the newest version, together with the other ranks of the group; the report."""
-        options = self._options(mode, strategy, min_version, path, bucket_bytes, verify, timeout)
+               verify=True, timeout=60.0, ctas=0, copy_engines=False):
+        """Takes the newest version, together with the other ranks of the group; the report. Beside
+        inference: ctas bounds the thread blocks that move on this GPU, copy_engines spares them."""
+        options = self._options(mode, strategy, min_version, path, bucket_bytes, verify, timeout,
+                                ctas, copy_engines)
         report = _UpdateReport()
         call("dray_update_weights", self.pointer, c.byref(options), c.byref(report))
         return self._dict(report)
 
     def start(self, mode="auto", strategy="direct", min_version=0, path=None, bucket_bytes=0,
-              verify=True, timeout=60.0):
+              verify=True, timeout=60.0, ctas=0, copy_engines=False):
         """The same, not blocking: start, poll until it is True (fileno says when), finish."""
-        options = self._options(mode, strategy, min_version, path, bucket_bytes, verify, timeout)
+        options = self._options(mode, strategy, min_version, path, bucket_bytes, verify, timeout,
+                                ctas, copy_engines)
         call("dray_update_start", self.pointer, c.byref(options))
 
     def poll(self):

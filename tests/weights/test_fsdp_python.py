@@ -271,7 +271,7 @@ def engine(folder, number):
             while not os.path.exists(f"{folder}/{step}.pt"):
                 subscriber.attend()  # the trainer may want its memory back
                 time.sleep(0.002)
-            report = subscriber.update(min_version=step)
+            report = subscriber.update(min_version=step, ctas=step % 2 * 16)
             pauses.append(report["total_seconds"])
             assert report["version"] == step, report
             want = torch.load(f"{folder}/{step}.pt")
