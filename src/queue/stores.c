@@ -98,8 +98,10 @@ static void filter(FILE *file, FILE *out, bool (*used)(void *, uint64_t), void *
     size_t capacity = 0;
     for (ssize_t n; (n = getline(&line, &capacity, file)) > 0;) {
         line[strcspn(line, "\n")] = 0;
-        if (*line && still_needed(line, used, user))
-            fprintf(out, "%s\n", line);
+        if (!*line || !still_needed(line, used, user))
+            continue;
+        fwrite(line, 1, strlen(line), out);
+        fputc('\n', out);
     }
     free(line);
 }
