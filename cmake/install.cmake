@@ -1,5 +1,5 @@
 # make install: the library both ways, its headers and symbol map, pkg-config and CMake packages,
-# the program, the manual.
+# the program, the manual, the Python package.
 include(CMakePackageConfigHelpers)
 set(DRAY_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/dray)
 
@@ -12,6 +12,15 @@ if(TARGET dray_program)
 endif()
 file(GLOB pages CONFIGURE_DEPENDS docs/man/*.1)
 install(FILES ${pages} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+
+# Where Python looks, or is told to look: PYTHONPATH, a .pth file. The package finds the library of
+# its own prefix by itself.
+set(DRAY_PYTHON_DIR lib/python3/dist-packages CACHE STRING
+  "Where python/dray is installed, below the prefix; empty: nowhere")
+if(DRAY_PYTHON_DIR)
+  install(DIRECTORY python/dray DESTINATION ${DRAY_PYTHON_DIR} FILES_MATCHING PATTERN "*.py"
+    PATTERN __pycache__ EXCLUDE)
+endif()
 
 install(EXPORT drayTargets NAMESPACE dray:: DESTINATION ${DRAY_CMAKE_DIR})
 configure_package_config_file(cmake/drayConfig.cmake.in ${CMAKE_BINARY_DIR}/drayConfig.cmake

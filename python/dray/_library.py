@@ -1,6 +1,7 @@
 """The library, its structs as include/dray/ declares them, and its errors as an exception."""
 import ctypes as c
 import os
+import pathlib
 
 MAX_DIMS = 4
 WAIT_DEFAULT = -1
@@ -173,7 +174,16 @@ _library = None
 
 
 def library_path():
-    return os.environ.get("DRAY_LIBRARY") or "libdray.so.0"
+    """$DRAY_LIBRARY; else that of the prefix where this package is installed; else the system's."""
+    given = os.environ.get("DRAY_LIBRARY")
+    if given:
+        return given
+    for folder in pathlib.Path(__file__).resolve().parents[1:6]:
+        for place in (".", "lib", "lib64"):
+            library = folder / place / "libdray.so.0"
+            if library.is_file():
+                return str(library)
+    return "libdray.so.0"
 
 
 def library():

@@ -6,10 +6,15 @@
 #include "cmd/bench_values.h"
 
 #include <dray/weights.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
+#include <spawn.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 typedef struct arguments {
@@ -20,7 +25,7 @@ typedef struct arguments {
 
 typedef struct disk_bench {
     bench *b;
-    char folder[256], checkpoint[300], plain[300];
+    char *folder, *checkpoint, *plain;
     dray_layout *layout, *shard;
     dray_region *region, *shard_region;
     double bytes, shard_bytes;
@@ -33,26 +38,96 @@ static void must(const disk_bench *d, int status, const dray_error *error)
         bench_die(d->b, "%s", error->message);
 }
 
+static int remove_entry(const char *path, const struct stat *st, int kind, struct FTW *ftw)
+{
+    (void)st, (void)kind, (void)ftw;
+    return remove(path);
+}
+
+static int remove_tree(const char *path)
+{
+    return nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS) && errno != ENOENT;
+}
+
+static const char *left_behind;
+
+static void remove_left(void)
+{
+    if (left_behind && remove_tree(left_behind))
+        fprintf(stderr, "%s was left behind\n", left_behind);
+    left_behind = NULL;
+}
+
 /* ---- the limit ------------------------------------------------------------------------------- */
+
+/* A program by its name, without a shell: what it prints goes to text, if that is not NULL. Its
+ * exit status; -1: it did not run. */
+static int run_program(char **words, char *text, size_t capacity)
+{
+    int ends[2], status = -1;
+    pid_t child;
+    posix_spawn_file_actions_t actions;
+    if (pipe2(ends, O_CLOEXEC))
+        return -1;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+    posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+    int failed = posix_spawnp(&child, words[0], &actions, NULL, words, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    close(ends[1]);
+    char rest[4096];
+    size_t used = 0;
+    for (ssize_t n = 1; !failed && n > 0;) {
+        bool keeps = used + 1 < capacity;
+        n = read(ends[0], keeps ? text + used : rest, keeps ? capacity - used - 1 : sizeof rest);
+        used += keeps && n > 0 ? (size_t)n : 0;
+    }
+    if (capacity)
+        text[used] = 0;
+    close(ends[0]);
+    if (failed || waitpid(child, &status, 0) != child || !WIFEXITED(status))
+        return -1;
+    return WEXITSTATUS(status);
+}
+
+/* The argument of a program: "--size=4096". */
+static char *word(const disk_bench *d, const char *format, ...)
+{
+    char *made;
+    va_list values;
+    va_start(values, format);
+    if (vasprintf(&made, format, values) < 0)
+        bench_die(d->b, "out of memory");
+    va_end(values);
+    return made;
+}
 
 /* Bytes a second that fio says. */
 static double run_fio(const disk_bench *d, bool write, const char *path)
 {
-    char command[1200], text[65536];
-    snprintf(command, sizeof command,
-             "fio --name=limit --filename='%s' --size=%.0f --rw=%s --bs=4M --direct=1 "
-             "--ioengine=libaio --iodepth=8 %s --output-format=json 2>/dev/null",
-             path, d->bytes, write ? "write" : "read", write ? "--end_fsync=1" : "--readonly");
-    FILE *pipe = popen(command, "r");
-    size_t n = pipe ? fread(text, 1, sizeof text - 1, pipe) : 0;
-    int status = pipe ? pclose(pipe) : -1;
-    text[n] = 0;
-    const char *begin = strchr(text, '{');
+    char text[65536];
+    char *named = word(d, "--filename=%s", path), *sized = word(d, "--size=%.0f", d->bytes);
+    char *words[] = {"fio",
+                     "--name=limit",
+                     named,
+                     sized,
+                     write ? "--rw=write" : "--rw=read",
+                     "--bs=4M",
+                     "--direct=1",
+                     "--ioengine=libaio",
+                     "--iodepth=8",
+                     write ? "--end_fsync=1" : "--readonly",
+                     "--output-format=json",
+                     NULL};
+    int status = run_program(words, text, sizeof text);
+    const char *begin = status ? NULL : strchr(text, '{');
     json_t *said = begin ? json_loads(begin, JSON_DISABLE_EOF_CHECK, NULL) : NULL;
     json_t *side =
         json_object_get(json_array_get(json_object_get(said, "jobs"), 0), write ? "write" : "read");
     double rate = json_number_value(json_object_get(side, "bw_bytes"));
     json_decref(said);
+    free(named);
+    free(sized);
     if (status || rate <= 0)
         bench_die(d->b, "fio ended with %d", status);
     return rate;
@@ -60,17 +135,23 @@ static double run_fio(const disk_bench *d, bool write, const char *path)
 
 static double run_dd(const disk_bench *d, bool write, const char *path)
 {
-    char command[1000];
-    double blocks = d->bytes / (4 << 20), begin = bench_now();
-    if (write)
-        snprintf(command, sizeof command,
-                 "dd if=/dev/zero of='%s' bs=4M count=%.0f oflag=direct conv=fsync 2>/dev/null",
-                 path, blocks);
-    else
-        snprintf(command, sizeof command,
-                 "dd if='%s' of=/dev/null bs=4M count=%.0f iflag=direct 2>/dev/null", path, blocks);
-    if (system(command))
+    double begin = bench_now();
+    char *from = word(d, "if=%s", write ? "/dev/zero" : path);
+    char *to = word(d, "of=%s", write ? path : "/dev/null");
+    char *blocks = word(d, "count=%.0f", d->bytes / (4 << 20));
+    char *words[] = {"dd",
+                     from,
+                     to,
+                     blocks,
+                     "bs=4M",
+                     write ? "oflag=direct" : "iflag=direct",
+                     write ? "conv=fsync" : NULL,
+                     NULL};
+    if (run_program(words, NULL, 0))
         bench_die(d->b, "dd could not use %s directly", d->folder);
+    free(from);
+    free(to);
+    free(blocks);
     return d->bytes / (bench_now() - begin);
 }
 
@@ -87,9 +168,7 @@ static double limit(const disk_bench *d, bool write)
 static double write_once(const disk_bench *d)
 {
     dray_error error;
-    char command[400];
-    snprintf(command, sizeof command, "rm -rf '%s'", d->checkpoint);
-    if (system(command))
+    if (remove_tree(d->checkpoint))
         bench_die(d->b, "cannot remove %s", d->checkpoint);
     double begin = bench_now();
     must(d, dray_checkpoint_write(d->checkpoint, d->layout, &d->region, NULL, &error), &error);
@@ -151,21 +230,22 @@ static void prepare(disk_bench *d, const arguments *a)
     bench_fill(d->shard, &d->shard_region, false); /* touched */
     d->bytes = bytes_of(d->region);
     d->shard_bytes = bytes_of(d->shard_region);
-    snprintf(d->folder, sizeof d->folder, "%.200s/dray-bench-XXXXXX",
-             a->folder ? a->folder : "/tmp");
+    d->folder = word(d, "%s/dray-bench-XXXXXX", a->folder ? a->folder : "/tmp");
     if (!mkdtemp(d->folder))
-        bench_die(d->b, "cannot make %s", d->folder);
-    snprintf(d->checkpoint, sizeof d->checkpoint, "%s/checkpoint", d->folder);
-    snprintf(d->plain, sizeof d->plain, "%s/plain", d->folder);
-    d->fio = system("fio --version >/dev/null 2>&1") == 0;
+        bench_die(d->b, "cannot make %s: %s", d->folder, strerror(errno));
+    left_behind = d->folder; /* until the end, whatever ends it */
+    atexit(remove_left);
+    d->checkpoint = word(d, "%s/checkpoint", d->folder);
+    d->plain = word(d, "%s/plain", d->folder);
+    d->fio = run_program((char *[]){"fio", "--version", NULL}, NULL, 0) == 0;
 }
 
 static void end(disk_bench *d)
 {
-    char command[400];
-    snprintf(command, sizeof command, "rm -rf '%s'", d->folder);
-    if (system(command))
-        fprintf(stderr, "%s was left behind\n", d->folder);
+    remove_left();
+    free(d->folder);
+    free(d->checkpoint);
+    free(d->plain);
     dray_region_free(d->region);
     dray_region_free(d->shard_region);
     dray_layout_free(d->layout);

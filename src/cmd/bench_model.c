@@ -69,14 +69,14 @@ void bench_side_open(bench *b, const dray_model_config *model, const char *spec,
     for (char *where = strsep(&rest, "@"); where; where = strsep(&rest, "@")) {
         bool gpus = *where >= '0' && *where <= '9';
         if (gpus ? out->gpu_count : out->host_count)
-            bench_die(b, "%s: GPUs once and hosts once, as in fsdp:2@0-1@~name", spec);
+            bench_refuse(b, "%s: GPUs once and hosts once, as in fsdp:2@0-1@~name", spec);
         if (gpus)
             out->gpus = bench_gpus_parse(b, where, &out->gpu_count);
         else
             read_hosts(b, where, out);
     }
     if (dray_layouts_from_spec(model, own, &out->layouts, &out->count, &error))
-        bench_die(b, "%s", error.message);
+        bench_refuse(b, "%s", error.message);
     free(own);
 }
 

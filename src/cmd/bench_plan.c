@@ -111,7 +111,7 @@ static void measure_pair(bench *b, const char *model, const char *from, const ch
     if (dray_model_config_load(model, &config, &e) ||
         dray_layouts_from_spec(&config, from, &p.from, &p.source_count, &e) ||
         dray_layouts_from_spec(&config, to, &p.to, &p.engine_count, &e))
-        bench_die(b, "%s", e.message);
+        bench_refuse(b, "%s", e.message);
     p.sources = members_of(b, p.from, p.source_count, 0);
     p.engines = members_of(b, p.to, p.engine_count, 1024);
     bench_doing(b, "%s: planning", model);

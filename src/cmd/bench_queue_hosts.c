@@ -226,7 +226,7 @@ void queue_bench_hosts(bench *b, const char *pair)
     names[0] = text;
     names[1] = strchr(text, ',');
     if (!names[1])
-        bench_die(b, "--hosts '%.200s': two expected, A,B", pair);
+        bench_refuse(b, "--hosts '%.200s': two expected, A,B", pair);
     *names[1]++ = 0;
     bench_hosts_check(b, names, 2);
     hosts h = {.b = b, .names = names};

@@ -69,15 +69,29 @@ void bench_tick(bench *b)
     b->shown = now;
 }
 
+static void say(const bench *b, const char *format, va_list arguments)
+{
+    fprintf(stderr, "%sdray bench %s: ", b->shown > 0 ? "\r\033[K" : "", b->part);
+    vfprintf(stderr, format, arguments);
+    fputc('\n', stderr);
+}
+
 void bench_die(const bench *b, const char *format, ...)
 {
     va_list arguments;
-    fprintf(stderr, "%sdray bench %s: ", b->shown > 0 ? "\r\033[K" : "", b->part);
     va_start(arguments, format);
-    vfprintf(stderr, format, arguments);
+    say(b, format, arguments);
     va_end(arguments);
-    fputc('\n', stderr);
     exit(1);
+}
+
+void bench_refuse(const bench *b, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    say(b, format, arguments);
+    va_end(arguments);
+    exit(2);
 }
 
 static void *need(const bench *b, void *pointer)

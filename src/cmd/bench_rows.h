@@ -43,6 +43,9 @@ void bench_tick(bench *b);
 /* Ends the program with the message on stderr: a benchmark whose work fails has no figures. */
 void bench_die(const bench *b, const char *format, ...)
     __attribute__((format(printf, 2, 3), noreturn));
+/* The same where an argument is wrong: exit status 2. */
+void bench_refuse(const bench *b, const char *format, ...)
+    __attribute__((format(printf, 2, 3), noreturn));
 
 /* ---- measuring ------------------------------------------------------------------------------- */
 

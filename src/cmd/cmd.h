@@ -53,9 +53,11 @@ int cmd_bad_part(const char *command, const char *word, const char *const *parts
 int64_t cmd_number(const struct argp_state *state, const char *what, const char *text, int64_t min,
                    int64_t max);
 
-/* ---- errors: one line on stderr, "dray NAME: message"; both return CMD_FAILED ---------------- */
+/* ---- errors: one line on stderr, "dray NAME: message"; they return CMD_FAILED ---------------- */
 
 int cmd_fail(const char *name, const dray_error *error);
+/* The same, but CMD_USAGE where an argument is what is wrong: DRAY_EINVALID. */
+int cmd_refuse(const char *name, const dray_error *error);
 int cmd_failf(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Fills *error and returns its code: for what a command finds wrong itself. */

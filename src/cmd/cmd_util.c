@@ -156,6 +156,12 @@ int cmd_fail(const char *name, const dray_error *error)
     return cmd_failf(name, "%s", error->message[0] ? error->message : dray_strerror(error->code));
 }
 
+int cmd_refuse(const char *name, const dray_error *error)
+{
+    int status = cmd_fail(name, error);
+    return error->code == DRAY_EINVALID ? CMD_USAGE : status;
+}
+
 int cmd_failf(const char *name, const char *format, ...)
 {
     va_list arguments;

@@ -73,5 +73,10 @@ int cmd_keeper(int argc, char **argv)
     dray__keep_options keep = {
         .path = a.path, .listen = a.listen, .max_bytes = a.max_bytes, .ready = ready, .user = &a};
     dray_error error;
-    return dray__keep(&keep, &error) ? cmd_fail("keeper", &error) : CMD_OK;
+    const char *address = getenv("DRAY_ADDRESS");
+    if (!address || !address[0])
+        return cmd_failf("keeper", "for which coordinator? $DRAY_ADDRESS says where it is, as in "
+                                   "DRAY_ADDRESS=tcp:HOST:PORT dray keeper"),
+               CMD_USAGE;
+    return dray__keep(&keep, &error) ? cmd_refuse("keeper", &error) : CMD_OK;
 }

@@ -428,10 +428,11 @@ static int run(const arguments *a, update *u, char (**names)[24])
 {
     dray_error error;
     if (make_layouts(a, u, &error))
-        return cmd_fail("plan", &error);
+        return cmd_refuse("plan", &error);
     if (a->rank >= (int64_t)u->counts[1])
         return cmd_failf("plan", "--rank %lld: '%s' has %u ranks", (long long)a->rank, a->to,
-                         u->counts[1]);
+                         u->counts[1]),
+               CMD_USAGE;
     if (!make_members(a, u, names))
         return cmd_failf("plan", "out of memory");
     if (make_plans(a, u, &error))

@@ -91,7 +91,7 @@ int cmd_run(int argc, char **argv)
     dray__run_end end = DRAY__RUN_DONE;
     dray_error error;
     if (dray__run(&a.run, &end, &error))
-        return cmd_fail("run", &error);
+        return cmd_refuse("run", &error);
     if (end == DRAY__RUN_KILLED)
         return cmd_failf("run", "stopped at once"), INTERRUPTED;
     return end == DRAY__RUN_STOPPED ? INTERRUPTED : CMD_OK;

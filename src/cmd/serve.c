@@ -130,7 +130,7 @@ int cmd_serve(int argc, char **argv)
                                  .user = &a};
     dray_error error;
     if (dray__serve(&serve, &error))
-        return cmd_fail("serve", &error);
+        return cmd_refuse("serve", &error);
     if (a.json)
         cmd_json_line(json_pack("{s:s}", "event", "stopped"));
     return CMD_OK;

@@ -52,42 +52,61 @@ static bool is_empty(const json_t *value)
            (json_is_object(value) && json_object_size(value) == 0);
 }
 
-/* "prompts=32 responses=20" */
-static void print_counts(cmd_table *table, json_t *object)
+/* In words: "prompts=32 responses=20", "0, 1", "yes"; what is in another is in parentheses. */
+static void put_words(FILE *out, json_t *value, bool inner)
 {
-    char text[256] = "";
-    size_t used = 0;
-    const char *key;
-    json_t *value;
-    json_object_foreach(object, key, value)
+    const char *key, *between = "";
+    json_t *part;
+    size_t i;
+    bool group = inner && (json_is_object(value) || json_array_size(value) > 0);
+    fputs(group ? "(" : "", out);
+    if (!value || json_is_null(value) || is_empty(value))
+        fputs("-", out);
+    else if (json_is_string(value))
+        fputs(json_string_value(value), out);
+    else if (json_is_boolean(value))
+        fputs(json_is_true(value) ? "yes" : "no", out);
+    else if (json_is_integer(value))
+        fprintf(out, "%lld", (long long)json_integer_value(value));
+    else if (json_is_real(value))
+        fprintf(out, "%.6g", json_real_value(value));
+    json_array_foreach(value, i, part)
     {
-        char *number = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
-        if (used < sizeof text)
-            used += (size_t)snprintf(text + used, sizeof text - used, "%s%s=%s", used ? " " : "",
-                                     key, number ? number : "?");
-        free(number);
+        fputs(i ? ", " : "", out);
+        put_words(out, part, true);
     }
-    cmd_cell(table, "%s", text);
+    json_object_foreach(value, key, part)
+    {
+        fprintf(out, "%s%s=", between, key);
+        put_words(out, part, true);
+        between = " ";
+    }
+    fputs(group ? ")" : "", out);
+}
+
+static void print_words(cmd_table *table, json_t *value)
+{
+    char *text = NULL;
+    size_t size;
+    FILE *out = open_memstream(&text, &size);
+    if (out) {
+        put_words(out, value, false);
+        fclose(out);
+    }
+    cmd_cell(table, "%s", text ? text : "?");
+    free(text);
 }
 
 static void print_cell(cmd_table *table, const char *key, json_t *value)
 {
     if (!value || json_is_null(value) || is_empty(value)) {
         cmd_cell(table, "-");
-    } else if (json_is_object(value)) {
-        print_counts(table, value);
-    } else if (json_is_string(value)) {
-        cmd_cell(table, "%s", json_string_value(value));
     } else if (json_is_number(value) && ends_with(key, "seconds")) {
         cmd_cell(table, "%s", cmd_seconds(json_number_value(value)).s);
     } else if (json_is_number(value) && ends_with(key, "bytes")) {
         cmd_cell(table, "%s", cmd_bytes(json_number_value(value)).s);
-    } else if (json_is_boolean(value)) {
-        cmd_cell(table, "%s", json_is_true(value) ? "yes" : "no");
     } else {
-        char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(6));
-        cmd_cell(table, "%s", text ? text : "?");
-        free(text);
+        print_words(table, value);
     }
 }
 

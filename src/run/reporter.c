@@ -225,7 +225,10 @@ void dray__reporter_summary(dray__reporter *self, const dray__folder *folder, co
     double mean = rows->update_count ? (double)rows->update_bytes / (double)rows->update_count : 0;
     printf("\n%s after %lld of %lld steps.\n", outcome,
            (long long)(rows->last_step > 0 ? rows->last_step : 0), (long long)self->job->steps);
-    if (rows->first_accuracy >= 0)
+    if (rows->first_accuracy >= 0 && rows->last_accuracy_step == rows->first_accuracy_step)
+        printf("reward (held-out, greedy): %.3f at step %lld, not looked at since\n",
+               rows->first_accuracy, (long long)rows->first_accuracy_step);
+    else if (rows->first_accuracy >= 0)
         printf("reward (held-out, greedy): %.3f at step %lld -> %.3f at step %lld\n",
                rows->first_accuracy, (long long)rows->first_accuracy_step, rows->last_accuracy,
                (long long)rows->last_accuracy_step);
@@ -234,6 +237,8 @@ void dray__reporter_summary(dray__reporter *self, const dray__folder *folder, co
                (unsigned long long)rows->update_count, dray__view_bytes(mean, each),
                dray__view_seconds(dray__rows_median_update(rows), median));
     printf("folder:     %s\n", folder->path);
+    if (strcmp(outcome, "stopped") == 0 && rows->checkpoint >= 0)
+        printf("go on:      dray run --resume %s\n", folder->path);
     if (rows->checkpoint >= 0)
         printf("checkpoint: %s/checkpoints/step-%lld (transformers loads it; dray inspect looks "
                "into it)\n",

@@ -80,6 +80,19 @@ for program in use use_static; do
     [ "$("$work/project/build/$program")" = "$said" ] || fail "CMake, $program"
 done
 
+# Python: a fresh environment that is told where the package is; it finds the library by itself.
+python=${DRAY_TEST_PYTHON:-python3}
+if "$python" -m venv --without-pip "$work/venv" >/dev/null 2>&1; then
+    packages=$work/usr/lib/python3/dist-packages
+    echo "$packages" >"$(echo "$work"/venv/lib/python3*/site-packages)/dray.pth"
+    [ "$(env -u DRAY_LIBRARY -u PYTHONPATH -u LD_LIBRARY_PATH "$work/venv/bin/python" -c \
+        'import dray; print(dray.version(), int(dray.library_path().startswith("/")))')" = "$said" ] ||
+        fail 'the Python package'
+    [ -z "$(find "$packages" ! -name '*.py' ! -name '*.pyc' ! -type d)" ] || fail 'more than Python'
+else
+    echo 'no venv: the Python package was not tried'
+fi
+
 # The example: four processes, three versions, each verified.
 PKG_CONFIG_PATH=$(dirname "$(find "$work/usr" -name dray.pc)")
 libraries=$(dirname "$PKG_CONFIG_PATH")
