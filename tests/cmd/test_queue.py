@@ -87,6 +87,10 @@ with tempfile.TemporaryDirectory() as folder:
             done = dray("queue", "insert", "-p", "bad", *dtype, input=bad)
             assert done.returncode == 1 and why in done.stderr, (bad, done.stderr)
         assert '"bad"' not in must("queue", "stat", "--json")
+        done = dray("keeper", env=dict(os.environ, DRAY_DATA_ADDRESS="1" * 80))
+        assert done.returncode == 2 and "$DRAY_DATA_ADDRESS" in done.stderr, done.stderr
+        done = dray("keeper", env={k: v for k, v in os.environ.items() if k != "DRAY_ADDRESS"})
+        assert done.returncode == 2 and "$DRAY_ADDRESS" in done.stderr, done.stderr
     finally:
         server.terminate()
         server.wait()
