@@ -274,18 +274,22 @@ void dray_subscriber_close(dray_subscriber *s)
     free(s);
 }
 
-void dray__subscriber_forget(dray_subscriber *s, dray__sources **sources)
+void dray__subscriber_unmapped(dray_subscriber *s, uint64_t set)
 {
-    uint64_t set = *sources ? (*sources)->source_set : 0;
-    dray__sources_free(*sources);
-    *sources = NULL;
-    if (!set)
-        return;
     dray__writer w = {0};
     dray__put_u64(&w, s->key);
     dray__put_u64(&w, set);
     dray__notify(s->channel, DRAY__MSG_REGIONS_DROP, &w, NULL);
     dray__writer_free(&w);
+}
+
+void dray__subscriber_forget(dray_subscriber *s, dray__sources **sources)
+{
+    uint64_t set = *sources ? (*sources)->source_set : 0;
+    dray__sources_free(*sources);
+    *sources = NULL;
+    if (set)
+        dray__subscriber_unmapped(s, set);
 }
 
 int dray_subscriber_attend(dray_subscriber *s, dray_error *error)

@@ -80,13 +80,8 @@ static int check_load(const dray_subscriber *s, dray_error *error)
 static void drop_cohort(dray_subscriber *s)
 {
     uint64_t set = s->sources->fan ? s->sources->cohort_set : 0;
-    if (!set || set == s->cohort_set)
-        return;
-    dray__writer w = {0};
-    dray__put_u64(&w, s->key);
-    dray__put_u64(&w, set);
-    dray__notify(s->channel, DRAY__MSG_REGIONS_DROP, &w, NULL);
-    dray__writer_free(&w);
+    if (set && set != s->cohort_set)
+        dray__subscriber_unmapped(s, set);
 }
 
 int dray__update_plan(dray_subscriber *s, dray_error *error)

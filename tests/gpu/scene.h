@@ -75,6 +75,18 @@ static inline void run_trainer(void *user)
     trainer_close(&t);
 }
 
+/* This process's rank, of one of the engines. */
+static inline engine scene_engine(const scene *s)
+{
+    engine e;
+    char group[16];
+    choose(s, s->engine_gpus[s->rank]);
+    snprintf(group, sizeof group, "engine-%u", s->rank / s->tp);
+    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, group, s->rank % s->tp, s->tp,
+                    s->destination);
+    return e;
+}
+
 static inline void run_scene(scene *s, void (*engine_body)(void *scene))
 {
     pid_t pids[16];

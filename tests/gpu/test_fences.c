@@ -32,6 +32,9 @@ static source open_source(const scene *s)
 static void write_late(source *o, uint64_t seed, uint64_t milliseconds)
 {
     dray_region *to = o->t.region[0];
+    MUST(dray__cuda_enter(to->device, error));
+    CHECK(o->cuda->cuStreamSynchronize(o->stream) == CUDA_SUCCESS); /* the last values went */
+    dray__cuda_leave();
     fill(o->t.layout, &o->host, o->t.tied, seed);
     gpu_poison(to);
     spin(o->cuda, to->device, o->stream, milliseconds);
@@ -117,6 +120,15 @@ static void run_late(scene *s)
     }
     for (int i = 0; i < 4; i++)
         must_end_well(pids[i]);
+}
+
+/* One of each. */
+static void run_pair(scene *s, void (*trainer_body)(void *scene), void (*engine_body)(void *scene))
+{
+    s->rank = 0;
+    pid_t a = spawn(trainer_body, s), b = spawn(engine_body, s);
+    must_end_well(b);
+    must_end_well(a);
 }
 
 /* Each process sees one GPU alone, or all. */
@@ -229,11 +241,8 @@ static void test_deadline(void **state)
     s.world = 1;
     s.tp = 1;
     s.checksum = -1;
-    s.rank = 0;
     s.board = board_new();
-    pid_t a = spawn(very_late_trainer, &s), b = spawn(impatient_engine, &s);
-    must_end_well(b);
-    must_end_well(a);
+    run_pair(&s, very_late_trainer, impatient_engine);
     munmap(s.board, sizeof(board));
 }
 
@@ -299,11 +308,8 @@ static void test_wait_on_a_stream(void **state)
         scene s = plain(58);
         s.world = s.tp = 1;
         s.checksum = checksum;
-        s.rank = 0;
         s.board = board_new();
-        pid_t a = spawn(eager_trainer, &s), b = spawn(slow_engine, &s);
-        must_end_well(a);
-        must_end_well(b);
+        run_pair(&s, eager_trainer, slow_engine);
         munmap(s.board, sizeof(board));
     }
 }
@@ -372,10 +378,7 @@ static void test_busy_trainer(void **state)
         s.world = s.tp = 1;
         s.checksum = checksum;
         s.versions = 2;
-        s.rank = 0;
-        pid_t a = spawn(busy_trainer, &s), b = spawn(beside_engine, &s);
-        must_end_well(a);
-        must_end_well(b);
+        run_pair(&s, busy_trainer, beside_engine);
     }
 }
 

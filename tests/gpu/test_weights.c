@@ -20,12 +20,7 @@ static void check_report(const scene *s, const engine *e, const dray_update_repo
 static void run_engine(void *user)
 {
     scene *s = user;
-    engine e;
-    char group[16];
-    choose(s, s->engine_gpus[s->rank]);
-    snprintf(group, sizeof group, "engine-%u", s->rank / s->tp);
-    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, group, s->rank % s->tp, s->tp,
-                    s->destination);
+    engine e = scene_engine(s);
     for (uint64_t version = 1; version <= s->versions; version++) {
         dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
         dray_update_report report = DRAY_UPDATE_REPORT_INIT;
