@@ -179,10 +179,18 @@ INLINE u32 find_in(const dray__gpu_delta *d, const slice *s, u32 most, uint16_t 
     return find_singly(d, s, most, positions, rooms);
 }
 
+/* Slots lie at multiples of 8. */
 INLINE void put_slot(u64 slot, u64 offset, u32 count)
 {
-    words w = {{(u32)offset, (u32)(offset >> 32), count, 0}};
-    put16(slot, w.v);
+    u32 at[2] = {(u32)offset, (u32)(offset >> 32)}, rest[2] = {count, 0};
+    put8(slot, at);
+    put8(slot + 8, rest);
+}
+
+INLINE void get_slot(u64 slot, u32 *v)
+{
+    get8(slot, v);
+    get8(slot + 8, v + 2);
 }
 
 /* The kept bits become those of now, all of them. */
@@ -349,7 +357,7 @@ KERNEL(4) dray_delta_apply(LAUNCH l)
         slice s = slice_of(d, at);
         crossing c = crossing_of(d, &s);
         if (THREAD == 0)
-            get16(s.slot, slots[turn]);
+            get_slot(s.slot, slots[turn]);
         if (SYNC_OR((int)stopped(&l)))
             break;
         u64 offset = (u64)slots[turn][1] << 32 | slots[turn][0];

@@ -184,27 +184,35 @@ INLINE u64 warp_upto(u64 value)
 static _Thread_local uint32_t staged[DRAY__GPU_CELL];
 _Thread_local dray__gpu_spot dray__gpu_here;
 
+/* A GPU ends the kernel, and all else in its context, where an address is no multiple of the width.
+ */
+INLINE void *aligned(u64 at, u64 width)
+{
+    if (at % width)
+        __builtin_trap();
+    return (void *)at;
+}
 INLINE void get16(u64 at, u32 *v)
 {
-    memcpy(v, (const void *)at, 16);
+    memcpy(v, aligned(at, 16), 16);
 }
 INLINE void get8(u64 at, u32 *v)
 {
-    memcpy(v, (const void *)at, 8);
+    memcpy(v, aligned(at, 8), 8);
 }
 #define back16 get16
 #define keep16(room, v) memcpy(room, v, 16)
 #define kept16(room, v) memcpy(v, room, 16)
-#define get4(at) (*(const u32 *)(at))
-#define get2(at) ((u32) * (const uint16_t *)(at))
+#define get4(at) (*(const u32 *)aligned(at, 4))
+#define get2(at) ((u32) * (const uint16_t *)aligned(at, 2))
 #define get1(at) ((u32) * (const uint8_t *)(at))
 INLINE void put16(u64 at, const u32 *v)
 {
-    memcpy((void *)at, v, 16);
+    memcpy(aligned(at, 16), v, 16);
 }
 INLINE void put8(u64 at, const u32 *v)
 {
-    memcpy((void *)at, v, 8);
+    memcpy(aligned(at, 8), v, 8);
 }
 INLINE void fetch8(void *room, const void *from)
 {

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #define PATIENCE (60 * DRAY__SECOND)
-enum { SLOT = 16, ALIGN = 256 };
+enum { SLOT = 16, ALIGN = 256, LOOK_MS = 100 }; /* a GPU whose kernel failed says so when asked */
 
 struct dray__delta_gpu {
     dray_region *kept;
@@ -133,7 +133,7 @@ int dray__delta_gpu_find(dray__delta_gpu *g, uint64_t *used, dray_error *error)
     while (rc == DRAY_EAGAIN && dray__now() < deadline) {
         rc = dray__cuda_job_poll(g->job, error);
         if (rc == DRAY_EAGAIN)
-            poll(&p, 1, dray__left_ms(deadline) + 1);
+            poll(&p, 1, LOOK_MS);
     }
     if (rc == DRAY_EAGAIN) {
         dray__cuda_job_abort(g->job);

@@ -161,7 +161,8 @@ static int check(dray_context *context, const char *model, const dray_layout *la
     int rc = dray__regions_check(layout, options->regions, error);
     for (uint32_t i = 0; i < dray_layout_region_count(layout) && rc == DRAY_OK; i++) {
         dray_region_kind kind = dray_region_get_kind(options->regions[i]);
-        if (options->delta && !dray_region_base(options->regions[i]) && kind != DRAY_REGION_FILE)
+        if (options->delta && !dray_region_base(options->regions[i]) && kind != DRAY_REGION_FILE &&
+            kind != DRAY_REGION_CUDA)
             rc = dray__fail(error, DRAY_EUNSUPPORTED, "deltas of %s memory",
                             dray_region_kind_name(kind));
     }
