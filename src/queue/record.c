@@ -167,50 +167,66 @@ int dray__record_at(int fd, const char *path, uint64_t at, uint64_t end, dray__r
     return DRAY_OK;
 }
 
-/* The record at `at`, whole and right, in *data (malloc'ed; the caller's). false: there is none. */
-static bool read_record(int fd, uint64_t salt, uint64_t at, uint64_t file, dray__record *h,
-                        uint8_t **data)
+/* The record at `at`, whole and right, in *data (malloc'ed; the caller's); NULL: there is none.
+ * What could not be read is an error, and no record less. */
+static int read_record(int fd, const char *path, uint64_t salt, uint64_t at, uint64_t file,
+                       dray__record *h, uint8_t **data, dray_error *error)
 {
-    if (dray__record_at(fd, "", at, file, h, NULL))
-        return false;
+    uint8_t head[DRAY__RECORD_HEAD];
+    *data = NULL;
+    if (file - at < sizeof head)
+        return DRAY_OK;
+    if (dray__read_at(fd, head, sizeof head, (off_t)at) < 0)
+        return dray__fail_errno(error, errno, "journal %s: read", path);
+    if (!read_header(head, file - at, h))
+        return DRAY_OK;
     uint8_t *bytes = malloc(DRAY__RECORD_HEAD + h->size);
-    XXH3_state_t state;
-    if (!bytes || dray__read_at(fd, bytes, DRAY__RECORD_HEAD + h->size, (off_t)at) < 0) {
+    if (!bytes)
+        return dray__nomem(error);
+    if (dray__read_at(fd, bytes, DRAY__RECORD_HEAD + h->size, (off_t)at) < 0) {
+        int code = errno;
         free(bytes);
-        return false;
+        return dray__fail_errno(error, code, "journal %s: read", path);
     }
+    XXH3_state_t state;
     memset(bytes + SUM_AT, 0, 8);
     begin_sum(&state, salt);
     XXH3_64bits_update(&state, bytes + DRAY__RECORD_HEAD, h->size);
     XXH3_64bits_update(&state, bytes, DRAY__RECORD_HEAD);
-    if (XXH3_64bits_digest(&state) != h->sum) {
+    if (XXH3_64bits_digest(&state) == h->sum)
+        *data = bytes;
+    else
         free(bytes);
-        return false;
-    }
-    *data = bytes;
-    return true;
+    return DRAY_OK;
 }
 
-/* Whether a later record says that number `seq`, which is broken, had been safe. */
-static bool was_safe(int fd, uint64_t salt, uint64_t at, uint64_t file, uint64_t seq)
+/* Fails where a later record says that number `seq`, which is broken, had been safe. */
+static int check_not_safe(int fd, const char *path, uint64_t salt, uint64_t at, uint64_t file,
+                          uint64_t seq, dray_error *error)
 {
     uint8_t block[1 << 16];
     for (uint64_t from = (at + 8) / 8 * 8; file - from >= DRAY__RECORD_HEAD && from < file;) {
         size_t size = file - from < sizeof block ? (size_t)(file - from) : sizeof block;
         if (dray__read_at(fd, block, size, (off_t)from) < 0)
-            return false;
+            return dray__fail_errno(error, errno, "journal %s: read", path);
         for (size_t i = 0; i + DRAY__RECORD_HEAD <= size; i += 8) {
             dray__record h;
             uint8_t *data = NULL;
-            if (!read_header(block + i, file - from - i, &h) || h.safe < seq ||
-                !read_record(fd, salt, from + i, file, &h, &data))
+            if (!read_header(block + i, file - from - i, &h) || h.safe < seq)
+                continue;
+            int rc = read_record(fd, path, salt, from + i, file, &h, &data, error);
+            if (rc)
+                return rc;
+            if (!data)
                 continue;
             free(data);
-            return true;
+            return dray__fail(error, DRAY_ECHECKSUM,
+                              "journal %s: the record at byte %llu is broken, and it had been safe",
+                              path, (unsigned long long)at);
         }
         from += size > DRAY__RECORD_HEAD ? (size - DRAY__RECORD_HEAD) / 8 * 8 + 8 : size;
     }
-    return false;
+    return DRAY_OK;
 }
 
 int dray__records_read(int fd, const char *path, uint64_t salt, uint64_t file,
@@ -223,7 +239,8 @@ int dray__records_read(int fd, const char *path, uint64_t salt, uint64_t file,
     while (!rc) {
         dray__record h;
         uint8_t *data = NULL;
-        if (!read_record(fd, salt, at, file, &h, &data))
+        rc = read_record(fd, path, salt, at, file, &h, &data, error);
+        if (rc || !data)
             break;
         if (h.format != FORMAT)
             rc = dray__fail(error, DRAY_EVERSION, "journal %s: format %u expected, found %u", path,
@@ -252,11 +269,7 @@ int dray__records_read(int fd, const char *path, uint64_t salt, uint64_t file,
         torn.seq > *last)
         dray__log(DRAY_LOG_WARN, "queue: journal %s: record %llu, at byte %llu, is not whole", path,
                   (unsigned long long)torn.seq, (unsigned long long)at);
-    if (!rc && at < file && was_safe(fd, salt, at, file, *last + 1))
-        rc = dray__fail(error, DRAY_ECHECKSUM,
-                        "journal %s: the record at byte %llu is broken, and it had been safe", path,
-                        (unsigned long long)at);
-    return rc;
+    return rc || at >= file ? rc : check_not_safe(fd, path, salt, at, file, *last + 1, error);
 }
 
 int dray__journal_read(const char *path, dray__journal_each each, void *user, uint64_t *end,

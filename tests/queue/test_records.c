@@ -18,7 +18,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -451,6 +453,62 @@ static void test_reads_aside(void **state)
     stop();
 }
 
+/* ---- files that cannot be read --------------------------------------------------------------- */
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* they need the addresses */
+enum { TOO_MUCH = 64 << 20 };
+
+static int count_records(void *user, const dray__journal_record *record, dray_error *error)
+{
+    (void)record;
+    (void)error;
+    ++*(int *)user;
+    return DRAY_OK;
+}
+
+/* In a process with so much memory left; 0: no limit. */
+static int read_within(rlim_t left, int *count)
+{
+    uint64_t end, last;
+    dray_error error;
+    unsigned long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "re");
+    REQUIRE(file && fscanf(file, "%lu", &pages) == 1 && fclose(file) == 0);
+    struct rlimit limit = {pages * 4096 + left, RLIM_INFINITY};
+    REQUIRE(!left || setrlimit(RLIMIT_AS, &limit) == 0);
+    return dray__journal_read(path, count_records, count, &end, &last, &error);
+}
+
+/* A record for which there is no memory is none that is torn: nothing may be cut off there. */
+static void test_no_memory(void **state)
+{
+    dray__journal_options o = {.path = path, .sync = true, .fetch = fetch};
+    (void)state;
+    assert_int_equal(dray__journal_start(&o, 0, 0, &journal, NULL), 0);
+    for (int i = 0; i < 2; i++) {
+        dray__entry *entry = calloc(1, sizeof *entry);
+        REQUIRE(entry && (entry->pieces = calloc(1, sizeof *entry->pieces)));
+        entry->kind = 1;
+        entry->pieces[0] = (dray__piece){1, 0, i ? 8 : TOO_MUCH, 0};
+        entry->piece_count = 1;
+        newest++;
+        dray__journal_add(journal, entry);
+    }
+    wait_for(newest);
+    stop();
+    for (int limited = 1; limited >= 0; limited--) {
+        pid_t child = fork();
+        if (!child) {
+            int count = 0, rc = read_within(limited ? TOO_MUCH / 2 : 0, &count);
+            _exit(rc == (limited ? DRAY_ENOMEM : DRAY_OK) && count == (limited ? 0 : 2) ? 0 : 1);
+        }
+        int status = -1;
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_int_equal(status, 0);
+    }
+}
+#endif
+
 static int up(void **state)
 {
     (void)state;
@@ -489,6 +547,9 @@ int main(void)
         cmocka_unit_test_teardown(test_power_cuts, end_of_test),
         cmocka_unit_test_teardown(test_heads, end_of_test),
         cmocka_unit_test_teardown(test_reads_aside, end_of_test),
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+        cmocka_unit_test_teardown(test_no_memory, end_of_test),
+#endif
     };
     return cmocka_run_group_tests(tests, up, down);
 }
