@@ -528,13 +528,7 @@ static void controller_free(void *user)
 }
 
 int dray__queue_add(dray__coordinator *coordinator, struct event_base *base,
-                    const char *keeper_path, dray_error *error)
-{
-    return dray__queue_add_durable(coordinator, base, keeper_path, NULL, error);
-}
-
-int dray__queue_add_durable(dray__coordinator *coordinator, struct event_base *base,
-                            const char *keeper_path, const char *folder, dray_error *error)
+                    const char *keeper_path, const char *folder, dray_error *error)
 {
     static const dray__service service = {.name = "queue",
                                           .first = 0x0300,

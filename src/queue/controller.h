@@ -9,12 +9,10 @@ struct event_base;
 
 /* Adds the queue's controller to a coordinator. base: the coordinator's loop (it gets a timer for
  * claims with max_hold). keeper_path: the keeper's socket, copied, where chunks that nobody needs
- * any more are dropped; NULL: there is none, chunks live as long as their keeper would have. */
+ * any more are dropped; NULL: there is none, chunks live as long as their keeper would have.
+ * folder: where durable queues are kept; those that are there are served again, and the keeper
+ * forgets what it holds. NULL: queues cannot be durable. */
 int dray__queue_add(dray__coordinator *coordinator, struct event_base *base,
-                    const char *keeper_path, dray_error *error);
-/* The same, with a folder where durable queues are kept: those that are there are served again.
- * NULL: queues cannot be durable. The keeper forgets what it holds. */
-int dray__queue_add_durable(dray__coordinator *coordinator, struct event_base *base,
-                            const char *keeper_path, const char *folder, dray_error *error);
+                    const char *keeper_path, const char *folder, dray_error *error);
 
 #endif

@@ -314,13 +314,3 @@ void dray__keeper_enter_era(dray__keeper *self, uint64_t era)
     self->era = era;
     pthread_mutex_unlock(&self->lock);
 }
-
-uint64_t dray__keeper_chunks(const dray__keeper *keeper)
-{
-    return keeper->chunks.count;
-}
-
-uint64_t dray__keeper_bytes(const dray__keeper *keeper)
-{
-    return keeper->bytes;
-}

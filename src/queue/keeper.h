@@ -36,7 +36,4 @@ void dray__keeper_reset_all(dray__keeper *keeper);
 /* As KEEPER_RESET, unless it is of this era already. */
 void dray__keeper_enter_era(dray__keeper *keeper, uint64_t era);
 
-uint64_t dray__keeper_chunks(const dray__keeper *keeper);
-uint64_t dray__keeper_bytes(const dray__keeper *keeper);
-
 #endif

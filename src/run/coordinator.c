@@ -206,8 +206,7 @@ static int add_services(dray__coordinator *coordinator, struct event_base *base,
     if (!status)
         status = dray__registry_add(coordinator, error);
     if (!status)
-        status = dray__queue_add_durable(coordinator, base, options->keeper_path, options->journal,
-                                         error);
+        status = dray__queue_add(coordinator, base, options->keeper_path, options->journal, error);
     return status;
 }
 

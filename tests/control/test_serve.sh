@@ -85,6 +85,6 @@ for wrong in DRAY_TRUSTED_NETWORKS=nowhere DRAY_DATA_ENCRYPT=Always; do
     status=0
     env "$wrong" "$DRAY_PROGRAM" serve --listen "unix:$work/wrong" >"$work/usage.out" \
         2>"$work/usage.err" || status=$?
-    [ $status = 1 ] && grep -q "${wrong#*=}" "$work/usage.err" || fail "serve with $wrong"
+    [ $status = 2 ] && grep -q "${wrong#*=}" "$work/usage.err" || fail "serve with $wrong"
 done
 echo 'serve and status work'

@@ -65,8 +65,7 @@ static inline void fixture_serve(const queue_fixture *f, bool keeper, int ready)
                                          .state_path = f->keeps_sessions ? sessions : NULL};
     if (keeper ? dray__keeper_new(base, f->keeper, 0, &k, &error)
                : dray__coordinator_new(base, &options, &c, &error) ||
-                     dray__queue_add_durable(c, base, path, f->journals[0] ? f->journals : NULL,
-                                             &error))
+                     dray__queue_add(c, base, path, f->journals[0] ? f->journals : NULL, &error))
         die("server", &error);
     if (write(ready, "x", 1) != 1)
         _exit(1);
