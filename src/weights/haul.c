@@ -19,8 +19,9 @@
 #include <unistd.h>
 
 static const dray__lane_kind *const kinds[DRAY__LANES] = {
-    &dray__lane_patch, &dray__lane_fan,  &dray__lane_cuda,   &dray__lane_quant, &dray__lane_delta, &dray__lane_overlay,
-    &dray__lane_nccl, &dray__lane_remote, &dray__lane_file,  &dray__lane_memory};
+    &dray__lane_patch, &dray__lane_fan,     &dray__lane_cuda, &dray__lane_quant,
+    &dray__lane_delta, &dray__lane_overlay, &dray__lane_nccl, &dray__lane_remote,
+    &dray__lane_file,  &dray__lane_memory};
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
