@@ -75,7 +75,7 @@ static int run_program(char **words, char *text, size_t capacity)
     int failed = posix_spawnp(&child, words[0], &actions, NULL, words, environ);
     posix_spawn_file_actions_destroy(&actions);
     close(ends[1]);
-    char rest[4096];
+    char rest[4096] = {0};
     size_t used = 0;
     for (ssize_t n = 1; !failed && n > 0;) {
         bool keeps = used + 1 < capacity;

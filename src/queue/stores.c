@@ -96,7 +96,7 @@ static void filter(FILE *file, FILE *out, bool (*used)(void *, uint64_t), void *
 {
     char *line = NULL;
     size_t capacity = 0;
-    for (ssize_t n; (n = getline(&line, &capacity, file)) > 0;) {
+    while (getline(&line, &capacity, file) > 0) {
         line[strcspn(line, "\n")] = 0;
         if (!*line || !still_needed(line, used, user))
             continue;
