@@ -183,7 +183,11 @@ static CUresult do_record(context *c, void *argument)
 {
     const mark *m = argument;
     (void)c;
-    clock_gettime(CLOCK_MONOTONIC, &m->e->when);
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    pthread_mutex_lock(&lock); /* two streams may record an event at once */
+    m->e->when = now;
+    pthread_mutex_unlock(&lock);
     fake_cell_complete(m->e->cell, m->record);
     put_down(m->e);
     return CUDA_SUCCESS;
@@ -268,9 +272,12 @@ CUresult cuEventElapsedTime(float *milliseconds, CUevent from, CUevent to)
     else if (!fake_cell_reached(a->cell, a->cell->recorded) ||
              !fake_cell_reached(b->cell, b->cell->recorded))
         rc = CUDA_ERROR_NOT_READY;
-    else
+    else {
+        pthread_mutex_lock(&lock);
         *milliseconds = (float)(b->when.tv_sec - a->when.tv_sec) * 1e3f +
                         (float)(b->when.tv_nsec - a->when.tv_nsec) * 1e-6f;
+        pthread_mutex_unlock(&lock);
+    }
     if (a)
         put_down(a);
     if (b)
