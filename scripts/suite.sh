@@ -20,7 +20,8 @@ tsan)
     if setarch "$(uname -m)" -R true 2>/dev/null; then
         run="setarch $(uname -m) -R"
     fi
-    export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:atexit_sleep_ms=50:die_after_fork=0:${TSAN_OPTIONS:-}"
+    TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:atexit_sleep_ms=50:die_after_fork=0:${TSAN_OPTIONS:-}"
+    export TSAN_OPTIONS="suppressions='$PWD/tests/tsan.supp':$TSAN_OPTIONS"
     set -- -L '^c$' "$@"
     ;;
 *)
