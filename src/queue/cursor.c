@@ -109,10 +109,13 @@ int dray__table_cover(dray__table *table, uint32_t epoch, uint64_t seq, dray_err
     return DRAY_OK;
 }
 
+/* The task has never begun the row: what it said of it (tags, for it writes no columns) goes. */
 static void undo_row(dray__table *table, dray__partition *p, uint32_t task, uint32_t slot)
 {
     dray__track *track = &p->tracks[task];
     dray__provisional_end(p, task, slot);
+    if (p->places[task + 1])
+        p->places[task + 1][slot] = (dray__place){DRAY__NONE, DRAY__NONE};
     dray__bit_clear(track->done, slot);
     track->done_count--;
     p->clearing = false;

@@ -250,6 +250,41 @@ static void test_resume(void **state)
     dray_close(context);
 }
 
+/* What a trainer said of the rows beside training them is undone, too: they are as if it had never
+ * begun them. */
+static void test_tags_are_undone(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "tags");
+    dray_queue_options options = trainer_options();
+    dray_queue *queue;
+    OK(dray_queue_open(context, "tags", &options, &queue, &error));
+    make_partition(queue, "0", 4);
+    commit_all(queue, "rollout", "responses", "0", 0);
+    commit_all(queue, "reward", "rewards", "0", -1);
+    void *cursor;
+    size_t size;
+    OK(dray_queue_cursor(queue, 1, &cursor, &size, &error));
+    for (int times = 0; times < 3; times++) {
+        dray_batch *batch = hold(queue, "actor", "0", 4);
+        double value;
+        for (uint32_t i = 0; i < 4; i++) {
+            assert_int_equal(dray_batch_row(batch, i)->slot, i);
+            FAILS(DRAY_ENOENT, dray_batch_tag(batch, i, "loss", &value, &error));
+            OK(dray_batch_set_tag(batch, i, "loss", 0.5, &error));
+        }
+        OK(dray_batch_commit(batch, &error));
+        dray_batch_free(batch);
+        if (times < 2)
+            OK(dray_queue_resume(queue, cursor, size, NULL, &error));
+    }
+    OK(dray_queue_wait(queue, "0", NULL, 0, &error));
+    free(cursor);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -285,6 +320,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_minimum_capacity, up, down),
         cmocka_unit_test_setup_teardown(test_rows_are_kept, up, down),
         cmocka_unit_test_setup_teardown(test_resume, up, down),
+        cmocka_unit_test_setup_teardown(test_tags_are_undone, up, down),
         cmocka_unit_test_setup_teardown(test_refusals, up, down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
