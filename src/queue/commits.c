@@ -42,7 +42,7 @@ static void acknowledge(dray__table *table, dray__claim *claim, const bool *stay
         dray__bit_set(track->done, slot);
         track->done_count++;
         table->tasks[claim->task].counts.committed++;
-        dray__admission_note(table, claim->task, 1);
+        dray__admission_note(table, claim->task, dead ? 0 : 1); /* dropped before it was accepted */
         if (dead) {
             track->taken_dead--;
             continue;
@@ -148,5 +148,3 @@ int dray__claim_commit(dray__table *table, dray__client *client, uint32_t ticket
     free(stays);
     return rc;
 }
-
-/* The claim of which rows are given back with a reason. */

@@ -228,6 +228,41 @@ static void test_admission(void **state)
     dray_close(context);
 }
 
+/* A row that died in the engine's hands was never accepted: its commit takes nobody's place. */
+static void test_dead_rows_are_not_accepted(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "dead");
+    dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
+    options.tasks = three_tasks;
+    options.task_count = 3;
+    options.on_loss = DRAY_ON_LOSS_DROP_GROUP;
+    options.max_attempts = 1;
+    dray_queue *queue;
+    OK(dray_queue_open(context, "dead", &options, &queue, &error));
+    dray_admission a = DRAY_ADMISSION_INIT;
+    a.task = "rollout";
+    a.batch_rows = B;
+    OK(dray_queue_admit(queue, &a, &error));
+    insert_ints(queue, "0", 16, 2);
+    for (int i = 0; i < 3; i++) {
+        dray_batch *lost, *other;
+        dray_claim_options o = want("rollout", 1);
+        OK(dray_claim(queue, &o, &lost, &error));
+        OK(dray_claim(queue, &o, &other, &error)); /* the other one of its group */
+        OK(dray_batch_fail(lost, NULL, 0, "broken", &error));
+        set_ints(other, "responses", 0);
+        OK(dray_batch_commit(other, &error));
+        dray_batch_free(lost);
+        dray_batch_free(other);
+    }
+    assert_true(status_has(queue, "\"accepted\":0"));
+    assert_int_equal(roll_out_some(queue, 0), B);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
 /* Producers that insert whole samples are bounded at insert. */
 static void test_admission_of_inserts(void **state)
 {
@@ -275,6 +310,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_frozen_engine, up, down),
         cmocka_unit_test_setup_teardown(test_admission, up, down),
+        cmocka_unit_test_setup_teardown(test_dead_rows_are_not_accepted, up, down),
         cmocka_unit_test_setup_teardown(test_admission_of_inserts, up, down),
         cmocka_unit_test_setup_teardown(test_bad_versions, up, down),
     };
