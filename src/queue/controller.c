@@ -77,11 +77,10 @@ static void on_safe(evutil_socket_t fd, short what, void *user)
     (void)what;
     dray__served *q = user;
     dray__ledger_poll(q->table->ledger);
-    if (q->table->ledger->missing || q->table->ledger->restored)
+    if (q->bytes_gone || q->table->ledger->restored)
         dray__table_lose_bytes(q->table);
-    q->table->ledger->restored = false;
+    q->bytes_gone = q->table->ledger->restored = false;
     dray__release_held(q);
-    q->table->ledger->missing = 0;
     dray__pump_all(q->controller);
 }
 
@@ -135,8 +134,11 @@ static int serve(dray__controller *self, dray__table *table, dray_error *error)
     }
     q->table = table;
     q->controller = self;
-    if (table->ledger)
+    if (table->ledger) {
         dray__ledger_reach(table->ledger, &self->homes);
+        table->ledger->gone = dray__bytes_gone;
+        table->ledger->user = q;
+    }
     dray__table_count_anew(table);
     q->claims.last = &q->claims.first;
     q->inserts.last = &q->inserts.first;
@@ -199,7 +201,7 @@ static int welcome(dray__served *q, dray__request *request, uint64_t identity, d
     dray__put_string(&self->out, q->table->settings.backend_address);
     dray__put_u64(&self->out, q->space);
     dray__answer_table(&self->out, q->table);
-    dray__answer(q, request, &self->out);
+    dray__answer(q, request, &self->out, 0);
     return DRAY_OK;
 }
 
@@ -336,13 +338,16 @@ static int on_next(dray__controller *self, dray__request *request, dray_error *e
     dray__outputs outputs;
     dray__get_outputs(r, &w->arena, &outputs);
     rc = read_claim(w, request, error);
+    dray__table *table = w->queue->table;
+    uint64_t before = dray__ledger_added(table->ledger);
     if (!rc)
-        rc = dray__claim_commit(w->queue->table, w->client, ticket, generation, &outputs, error);
+        rc = dray__claim_commit(table, w->client, ticket, generation, &outputs, error);
     if (rc) {
         dray__waiter_free(w);
         return rc;
     }
     w->committed = true;
+    w->record = dray__own_record(table->ledger, before);
     return dray__waiter_settle(w, dray__try_claim) ? DRAY_OK
                                                    : dray__waiter_keep(w, &w->queue->claims);
 }

@@ -421,8 +421,8 @@ static void finish(dray__ledger *ledger, dray__entry *entry)
             dray__restore_done(ledger, entry);
             entry->user = NULL;
         }
-        if (entry->missing)
-            ledger->missing = entry->seq;
+        if (entry->missing && ledger->gone)
+            ledger->gone(ledger->user, entry->seq);
         if (entry->missing && entry->user)
             mark_lost(entry->user);
         if (entry->user)
@@ -456,6 +456,11 @@ int dray__ledger_check(const dray__ledger *ledger, dray_error *error)
     if (error)
         *error = ledger->why;
     return ledger->failed;
+}
+
+uint64_t dray__ledger_added(const dray__ledger *ledger)
+{
+    return ledger ? dray__journal_added(ledger->journal) : 0;
 }
 
 uint64_t dray__ledger_pending(const dray__ledger *ledger)

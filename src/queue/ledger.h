@@ -42,11 +42,14 @@ struct dray__ledger {
     dray__backend *own;     /* the controller's */
     uint32_t objects;       /* put into it from the journal */
     uint64_t former_space;  /* of the controller before, as the journal says; 0: none */
-    uint64_t missing;       /* the last record whose bytes were gone before they were kept; 0 */
-    char *path;             /* NULL: it has no name */
-    bool sync;              /* answers wait until it is safe */
-    uint64_t safe;          /* up to this number */
-    int failed;             /* the journal cannot be written now, and why */
+    /* Told by dray__ledger_poll of a record whose bytes were gone before they were kept. NULL:
+     * nobody is. */
+    void (*gone)(void *user, uint64_t record);
+    void *user;
+    char *path;    /* NULL: it has no name */
+    bool sync;     /* answers wait until it is safe */
+    uint64_t safe; /* up to this number */
+    int failed;    /* the journal cannot be written now, and why */
     dray_error why;
     dray__idmap sizes;   /* partition's generation -> bytes of its records */
     uint64_t live, dead; /* bytes of all records: compaction would drop the dead ones */
@@ -121,6 +124,8 @@ int dray__ledger_fd(const dray__ledger *ledger);
 void dray__ledger_poll(dray__ledger *ledger);
 /* Changes are refused while they could not be kept: DRAY_EFULL, DRAY_ESYS. NULL is fine. */
 int dray__ledger_check(const dray__ledger *ledger, dray_error *error);
+/* The number of the last record. NULL is fine: 0. */
+uint64_t dray__ledger_added(const dray__ledger *ledger);
 /* The number that must be safe before an answer may go; 0: it may. NULL is fine. */
 uint64_t dray__ledger_pending(const dray__ledger *ledger);
 /* From now on its thread can read what keepers of other hosts hold. */

@@ -26,6 +26,7 @@ typedef struct dray__served { /* a queue */
     dray__line claims, inserts, waits, refills;
     dray__line held;    /* answers to what is not safe in the journal yet */
     struct event *safe; /* the journal has gone on */
+    bool bytes_gone;    /* of a record, before they were in the journal */
     int64_t hold_due;   /* when the next claim is held too long */
     dray__waits waited; /* for answers so far */
 } dray__served;
@@ -49,8 +50,11 @@ struct dray__controller {
 int dray__read_head(dray__controller *self, dray__request *request, dray__client **client,
                     uint64_t *drops_seen, dray_error *error);
 int dray__finish_reading(const dray__request *request, dray_error *error);
-/* Replies, at once or when what the queue has written down is safe. */
-void dray__answer(dray__served *queue, dray__request *request, dray__writer *out);
+/* Replies, at once or when what the queue has written down is safe. record: the request's own in
+ * the journal; 0: none. */
+void dray__answer(dray__served *queue, dray__request *request, dray__writer *out, uint64_t record);
+/* The record that was added since the last one was `before`; 0: none. */
+uint64_t dray__own_record(const dray__ledger *ledger, uint64_t before);
 /* Answers a request of steps.c. An error is the caller's to send. */
 int dray__step(dray__controller *self, dray__request *request, dray_error *error);
 /* Sets the timer to the next claim that is held too long. */

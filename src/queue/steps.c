@@ -259,11 +259,12 @@ static int take_step(dray__controller *self, dray__request *request,
     s.queue = s.client->owner;
     s.table = s.queue->table;
     dray__writer_reset(s.out);
+    uint64_t before = dray__ledger_added(s.table->ledger);
     rc = action(&s, error);
     dray__arena_free(&s.arena);
     if (rc)
         return rc;
-    dray__answer(s.queue, request, s.out);
+    dray__answer(s.queue, request, s.out, dray__own_record(s.table->ledger, before));
     return DRAY_OK;
 }
 

@@ -51,7 +51,13 @@ bool dray__needs_journal(uint16_t type)
            type != DRAY__MSG_QUEUE_CLOSE;
 }
 
-void dray__answer(dray__served *q, dray__request *request, dray__writer *out)
+uint64_t dray__own_record(const dray__ledger *ledger, uint64_t before)
+{
+    uint64_t last = dray__ledger_added(ledger);
+    return last > before ? last : 0;
+}
+
+void dray__answer(dray__served *q, dray__request *request, dray__writer *out, uint64_t record)
 {
     uint16_t type = dray__request_type(request);
     const dray__ledger *ledger = q->table->ledger;
@@ -76,6 +82,7 @@ void dray__answer(dray__served *q, dray__request *request, dray__writer *out)
     w->request = request;
     w->queue = q;
     w->number = number;
+    w->record = record;
     dray__put_bytes(&w->answer, out->data, out->size);
     w->answer.failed |= out->failed;
     dray__request_set_data(request, w);
@@ -102,9 +109,10 @@ static void waiter_answer(dray__waiter *w, dray__writer *out)
 {
     dray__request *request = w->request;
     dray__served *q = w->queue;
+    uint64_t record = w->record;
     count_wait(w);
     dray__waiter_free(w);
-    dray__answer(q, request, out);
+    dray__answer(q, request, out, record);
 }
 
 void dray__waiter_fail(dray__waiter *w, const dray_error *error)
@@ -165,10 +173,13 @@ int dray__waiter_new(dray__controller *self, dray__request *request, dray__waite
 int dray__try_insert(dray__waiter *w, dray__writer *out, dray_error *error)
 {
     uint32_t first, generation;
-    int rc = dray__table_insert(w->queue->table, w->client, &w->rows, &first, &generation, error);
+    dray__table *table = w->queue->table;
+    uint64_t before = dray__ledger_added(table->ledger);
+    int rc = dray__table_insert(table, w->client, &w->rows, &first, &generation, error);
     if (rc)
         return rc;
-    dray__answer_storage(out, w->queue->table, w->client, w->drops_seen);
+    w->record = dray__own_record(table->ledger, before);
+    dray__answer_storage(out, table, w->client, w->drops_seen);
     dray__put_u32(out, first);
     dray__put_u32(out, generation);
     return DRAY_OK;
@@ -320,10 +331,34 @@ void dray__pump_all(dray__controller *self)
     dray__homes_flush(&self->homes);
 }
 
+static int fail_gone(const dray__waiter *w, dray_error *error)
+{
+    return dray__fail(error, DRAY_EDEAD,
+                      "%s: its bytes were gone before they were in the journal: the keeper or "
+                      "store that held them ended, or lost them",
+                      dray__message_of(w->request));
+}
+
+void dray__bytes_gone(void *user, uint64_t record)
+{
+    dray__served *q = user;
+    dray_error error;
+    q->bytes_gone = true;
+    for (dray__waiter *w = q->held.first; w; w = w->next)
+        w->gone |= w->record == record;
+    for (dray__waiter *w = q->claims.first, *next; w; w = next) {
+        next = w->next;
+        if (w->record != record)
+            continue;
+        w->committed = false; /* the commit that came with the claim must not be acknowledged */
+        fail_gone(w, &error);
+        dray__waiter_fail(w, &error);
+    }
+}
+
 void dray__release_held(dray__served *q)
 {
     const dray__ledger *ledger = q->table->ledger;
-    bool told = false;
     dray__waiter *next;
     for (dray__waiter *w = q->held.first; w; w = next) {
         next = w->next;
@@ -340,13 +375,8 @@ void dray__release_held(dray__served *q)
             error = ledger->copied;
             rc = error.code;
         }
-        if (!rc && ledger->missing && w->number >= ledger->missing && !told) {
-            told = true; /* whose record it was */
-            rc = dray__fail(&error, DRAY_EDEAD,
-                            "%s: its bytes were gone before they were in the journal: the keeper "
-                            "or store that held them ended, or lost them",
-                            dray__message_of(w->request));
-        }
+        if (!rc && w->gone)
+            rc = fail_gone(w, &error);
         if (rc) {
             dray__waiter_fail(w, &error);
             continue;

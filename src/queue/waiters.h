@@ -26,6 +26,8 @@ struct dray__waiter {
     uint32_t ticket, columns_known, keys_known, want_count; /* CLAIM, NEXT */
     bool committed;                                         /* NEXT: the commit that came with it */
     dray__choice *wants;
+    uint64_t record; /* its own in the journal; 0: none */
+    bool gone;       /* whose bytes were gone before they were kept */
     uint64_t number; /* held: the journal's number that must be safe before, */
     dray__writer answer;
     dray_error why; /* it could not be answered at the last try */
@@ -55,6 +57,9 @@ void dray__waiter_timed_out(dray__waiter *w, dray_error *error);
 void dray__pump_all(dray__controller *self);
 /* What is safe in the journal is answered, in order; what cannot be written gets to know it. */
 void dray__release_held(dray__served *q);
+/* The bytes of the record (of user, a dray__served) were gone before they were in the journal: its
+ * request must not be acknowledged, but answered with that. */
+void dray__bytes_gone(void *user, uint64_t record);
 /* A client has one blocking request at a time: a new request says that it gave up the last one,
  * whose answer it will not look at. The chunks that a forgotten insert names may be written again.
  */

@@ -337,6 +337,118 @@ static void test_gone_before_kept(void **state)
     fixture_down(&f);
 }
 
+typedef struct doomed {
+    const char *partition;
+    int ready, go;
+} doomed;
+
+static void insert_doomed(void *argument)
+{
+    const doomed *d = argument;
+    dray_error error;
+    char byte = 0;
+    dray_context *context = context_of("b", d->partition);
+    dray_queue *queue = open_kept(context, DRAY_DURABILITY_JOURNAL, false, NULL);
+    insert_ints(queue, d->partition, 4, 1); /* the chunk is there */
+    if (write(d->ready, &byte, 1) != 1 || read(d->go, &byte, 1) != 1)
+        die("pipe", NULL);
+    int32_t values[4] = {1, 2, 3, 4};
+    dray_column_data data = int_column("prompts", values);
+    dray_insert_options in = DRAY_INSERT_OPTIONS_INIT;
+    in.partition = d->partition;
+    in.rows = 4;
+    in.columns = &data;
+    in.column_count = 1;
+    FAILS(DRAY_EDEAD, dray_insert(queue, &in, NULL, &error));
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+/* With the commit goes a claim, which waits. */
+static void commit_doomed(void *argument)
+{
+    const doomed *d = argument;
+    dray_error error;
+    char byte = 0;
+    dray_context *context = context_of("b", d->partition);
+    dray_queue *queue = open_kept(context, DRAY_DURABILITY_JOURNAL, false, NULL);
+    dray_batch *batch, *next;
+    insert_ints(queue, d->partition, 4, 1);
+    dray_claim_options o = want("rollout", 4);
+    o.partition = d->partition;
+    OK(dray_claim(queue, &o, &batch, &error));
+    set_ints(batch, "responses", 1);
+    if (write(d->ready, &byte, 1) != 1 || read(d->go, &byte, 1) != 1)
+        die("pipe", NULL);
+    FAILS(DRAY_EDEAD, dray_batch_commit_claim(batch, &o, 1, NULL, &next, &error));
+    dray_batch_free(batch);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
+static bool all_waiting(dray_queue *queue)
+{
+    dray_error error;
+    char *text;
+    OK(dray_queue_status(queue, &text, &error));
+    bool there = strstr(text, "\"inserted\":28") && strstr(text, "\"claims\":{\"rollout\":1");
+    free(text);
+    return there;
+}
+
+/* Several producers' bytes are gone before they are in the journal: none of them is told that its
+ * rows are safe. */
+static void test_all_gone_before_kept(void **state)
+{
+    (void)state;
+    enum { WORKERS = 4 };
+    static const char *const names[WORKERS] = {"0", "1", "2", "3"};
+    doomed all[WORKERS];
+    pid_t pids[WORKERS];
+    int ready[2], go[2];
+    char bytes[WORKERS] = {0};
+    f = durable;
+    fixture_up(&f);
+    keeper_up(&kept);
+    if (pipe(ready) < 0 || pipe(go) < 0)
+        die("pipe", NULL);
+    for (int i = 0; i < WORKERS; i++) {
+        all[i] = (doomed){names[i], ready[1], go[0]};
+        pids[i] = child(i < 3 ? insert_doomed : commit_doomed, &all[i]);
+    }
+    for (int i = 0; i < WORKERS; i++)
+        assert_int_equal(read(ready[0], bytes, 1), 1);
+    dray_context *here = fixture_context(&f, "watcher");
+    dray_queue *queue = open_kept(here, DRAY_DURABILITY_JOURNAL, false, NULL);
+    kill(kept.pid, SIGSTOP);
+    waitpid(kept.pid, NULL, WUNTRACED);
+    assert_int_equal(write(go[1], bytes, WORKERS), WORKERS);
+    for (int i = 0; i < 4000 && !all_waiting(queue); i++)
+        usleep(2000);
+    assert_true(all_waiting(queue));
+    kill(kept.pid, SIGKILL);
+    waitpid(kept.pid, NULL, 0);
+    unlink(kept.path);
+    for (int i = 0; i < WORKERS; i++)
+        join(pids[i]);
+    for (uint32_t rows = 0; rows < 4 * WORKERS;) { /* the others are in the journal */
+        dray_error error;
+        dray_refill refill = DRAY_REFILL_INIT;
+        OK(dray_refill_wait(queue, 10 * DRAY__SECOND, &refill, &error));
+        assert_int_equal(refill.cause, DRAY_LOSS_BYTES);
+        assert_true(refill.slot >= 4 || strcmp(refill.partition, "3") == 0);
+        OK(dray_refill_decline(queue, refill.id, &error));
+        rows += refill.rows;
+    }
+    for (int i = 0; i < 2; i++) {
+        close(ready[i]);
+        close(go[i]);
+    }
+    dray_queue_close(queue);
+    dray_close(here);
+    fixture_down(&f);
+}
+
 /* The controller is killed: its successor puts the bytes into Redis again, and drops the old ones.
  */
 static void test_redis_outlives_controller(void **state)
@@ -595,10 +707,9 @@ int main(void)
     if (elsewhere()) /* it says itself what holds the bytes */
         return 77;
     const struct CMUnitTest own[] = {
-        cmocka_unit_test(test_keeper_dies),
-        cmocka_unit_test(test_own_keeper_restarts),
-        cmocka_unit_test(test_others_go_on),
-        cmocka_unit_test(test_gone_before_kept),
+        cmocka_unit_test(test_keeper_dies),          cmocka_unit_test(test_own_keeper_restarts),
+        cmocka_unit_test(test_others_go_on),         cmocka_unit_test(test_gone_before_kept),
+        cmocka_unit_test(test_all_gone_before_kept),
     };
     const struct CMUnitTest with_redis[] = {
         cmocka_unit_test(test_redis_outlives_controller),
