@@ -173,7 +173,8 @@ static int recover_file(dray__controller *self, const char *path,
     int rc = dray__ledger_recover(&options, make_table, self, &table, error);
     if (rc)
         return rc;
-    if (table) {
+    if (table) { /* what opened it may have been a checkpoint's queue, and this goes on from one */
+        table->settings.durability = DRAY_DURABILITY_JOURNAL;
         rc = serve(self, table, error);
         return rc ? rc : dray__store_former(self, self->queues->table, error);
     }

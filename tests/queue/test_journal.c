@@ -658,6 +658,8 @@ static void test_checkpoint(void **state)
         assert_int_equal(dray_batch_rows(batch), 8);
         check_responses(batch, 1);
         dray_batch_free(batch);
+        dray_queue *other = open_with(context, to, NULL); /* it is what it was opened as */
+        dray_queue_close(other);
         dray_queue_close(queue);
         dray_close(context);
         unlink(path);
