@@ -143,6 +143,8 @@ void dray__client_end(dray__table *table, dray__client *client, bool died, const
     }
     dray__demands_let_go(table, client);
     dray__chunks_orphan(table, client);
+    if (died)
+        dray__ledger_left(table->ledger, client);
     dray__client **at = &table->clients;
     while (*at != client)
         at = &(*at)->next;

@@ -173,12 +173,27 @@ static int create(dray__controller *self, const dray__opening *o, dray__request 
     return rc;
 }
 
+/* Who comes back over another connection is not there over the one before any more, whether that
+ * one's end was seen or not. */
+static void supersede(dray__served *q, uint64_t identity)
+{
+    char reason[DRAY__REASON_MAX];
+    for (dray__client *client = q->table->clients, *next; client; client = next) {
+        next = client->next;
+        if (!identity || client->identity != identity)
+            continue;
+        snprintf(reason, sizeof reason, "%.100s came back over another connection", client->name);
+        dray__end_client(q->controller, client, true, reason);
+    }
+}
+
 /* The answer to OPEN: a client of the queue. */
 static int welcome(dray__served *q, dray__request *request, uint64_t identity, dray_error *error)
 {
     dray__controller *self = q->controller;
     dray__session *session = dray__request_session(request);
     uint64_t member = session ? dray__session_member(session) : 0;
+    supersede(q, identity);
     if (q->table->client_ids < self->client_ids) /* a journal's reader has a number, too */
         q->table->client_ids = self->client_ids;
     dray__client *client =

@@ -51,7 +51,9 @@ void dray__ledger_uncount(dray__ledger *ledger, uint32_t owner)
     ledger->dead += held;
 }
 
-uint64_t dray__told_key(uint64_t identity, uint32_t ticket)
+/* ---- what clients may ask again -------------------------------------------------------------- */
+
+static uint64_t told_key(uint64_t identity, uint32_t ticket)
 {
     uint64_t pair[2] = {identity, ticket};
     return dray__hash(pair, sizeof pair) | 1;
@@ -59,7 +61,34 @@ uint64_t dray__told_key(uint64_t identity, uint32_t ticket)
 
 const dray__told *dray__ledger_told(const dray__ledger *ledger, uint64_t identity, uint32_t ticket)
 {
-    return ledger ? dray__idmap_get(&ledger->told, dray__told_key(identity, ticket)) : NULL;
+    return ledger ? dray__idmap_get(&ledger->told, told_key(identity, ticket)) : NULL;
+}
+
+int dray__ledger_remember(dray__ledger *ledger, uint64_t identity, const dray__told *told,
+                          dray_error *error)
+{
+    uint64_t key = told_key(identity, told->ticket);
+    if (!identity || !told->ticket || dray__idmap_get(&ledger->told, key))
+        return DRAY_OK;
+    dray__told *copy = malloc(sizeof *copy);
+    if (!copy || !dray__idmap_set(&ledger->told, key, copy)) {
+        free(copy);
+        return dray__nomem(error);
+    }
+    *copy = *told;
+    return DRAY_OK;
+}
+
+void dray__ledger_left(dray__ledger *ledger, const dray__client *client)
+{
+    if (!ledger || !client->told.ticket ||
+        dray__ledger_told(ledger, client->identity, client->told.ticket) ||
+        dray__ledger_remember(ledger, client->identity, &client->told, NULL))
+        return;
+    uint64_t *left = &ledger->left[ledger->left_count++ % DRAY__LEFT];
+    if (*left)
+        free(dray__idmap_remove(&ledger->told, *left));
+    *left = told_key(client->identity, client->told.ticket);
 }
 
 uint32_t dray__ledger_number(dray__table *table)
@@ -167,15 +196,15 @@ static void put_tags(dray__writer *w, const dray__new_tag *tags, uint32_t count)
     free(known);
 }
 
-void dray__ledger_insert(dray__ledger *ledger, const dray__client *client,
-                         const dray__new_rows *rows, const dray__partition *p, uint32_t first,
-                         dray__put *put)
+void dray__ledger_insert(dray__ledger *ledger, dray__client *client, const dray__new_rows *rows,
+                         const dray__partition *p, uint32_t first, dray__put *put)
 {
     dray__entry *entry = entry_new(ledger, DRAY__RECORD_INSERT, p->generation);
     if (put && ledger && ledger->replaying)
         put->record = ledger->record;
     if (!entry)
         return;
+    client->told = (dray__told){rows->ticket, first, p->generation};
     dray__writer *w = &entry->body;
     uint32_t group = rows->group_size ? rows->group_size : 1;
     uint32_t items = rows->per_group ? (rows->refill ? 1 : rows->rows / group) : rows->rows;
@@ -213,6 +242,7 @@ void dray__ledger_commit(dray__ledger *ledger, const dray__claim *claim, const d
         put->record = ledger->record;
     if (!entry)
         return;
+    claim->client->told = (dray__told){(uint32_t)claim->id, 0, claim->generation};
     dray__writer *w = &entry->body;
     dray__put_u64(w, claim->client->identity);
     dray__put_u32(w, (uint32_t)claim->id); /* the ticket */

@@ -32,6 +32,8 @@ enum {
     DRAY__RECORD_SPACE /* which objects of a store are the queue's */
 };
 
+enum { DRAY__LEFT = 4096 };
+
 struct dray__ledger {
     dray__table *table;
     dray__journal *journal; /* NULL: while it is being read */
@@ -66,21 +68,20 @@ struct dray__ledger {
     uint32_t number;      /* the next generation number; 0: as the table counts */
     dray__client *reader; /* owns the chunks that bytes are put into */
     struct dray__placer *placer;
-    dray__idmap told; /* what clients asked for before: key of (identity, ticket) -> dray__told */
-};
 
-/* A request that counted before the controller was started anew. */
-typedef struct dray__told {
-    uint32_t first_slot, generation;
-} dray__told;
+    /* What clients that are gone asked for: key of (identity, ticket) -> dray__told. Of those that
+     * this controller saw go the last requests of the last ones, whose keys are in `left`. */
+    dray__idmap told;
+    uint64_t left[DRAY__LEFT];
+    uint32_t left_count;
+};
 
 /* ---- for the table --------------------------------------------------------------------------- */
 
 /* The put must live until its bytes are in the journal. */
 bool dray__ledger_keeps(const dray__ledger *ledger);
-void dray__ledger_insert(dray__ledger *ledger, const dray__client *client,
-                         const dray__new_rows *rows, const dray__partition *p, uint32_t first,
-                         dray__put *put);
+void dray__ledger_insert(dray__ledger *ledger, dray__client *client, const dray__new_rows *rows,
+                         const dray__partition *p, uint32_t first, dray__put *put);
 void dray__ledger_seal(dray__ledger *ledger, const dray__partition *p);
 void dray__ledger_commit(dray__ledger *ledger, const dray__claim *claim, const dray__outputs *o,
                          dray__put *put);
@@ -94,8 +95,10 @@ void dray__ledger_resume(dray__ledger *ledger, uint32_t epoch, uint64_t seq, uin
 void dray__ledger_admit(dray__ledger *ledger);
 /* The generation number that a partition or a demand gets. */
 uint32_t dray__ledger_number(dray__table *table);
-/* What became of a request from before the restart; NULL: it did not count. */
+/* What became of a request whose client has come back since; NULL: it did not count. */
 const dray__told *dray__ledger_told(const dray__ledger *ledger, uint64_t identity, uint32_t ticket);
+/* The client is gone, but may come back and ask again. */
+void dray__ledger_left(dray__ledger *ledger, const dray__client *client);
 
 /* ---- for the controller ---------------------------------------------------------------------- */
 
@@ -140,7 +143,9 @@ int dray__ledger_copy(dray__ledger *ledger, const char *path, dray_error *error)
 
 /* ---- between ledger.c and replay.c ----------------------------------------------------------- */
 
-uint64_t dray__told_key(uint64_t identity, uint32_t ticket);
+/* The first that is told of a request stays. */
+int dray__ledger_remember(dray__ledger *ledger, uint64_t identity, const dray__told *told,
+                          dray_error *error);
 void dray__ledger_count(dray__ledger *ledger, uint32_t owner, uint64_t bytes);
 void dray__ledger_uncount(dray__ledger *ledger, uint32_t owner);
 int dray__replay_record(dray__ledger *ledger, const dray__journal_record *record,

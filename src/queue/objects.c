@@ -37,12 +37,12 @@ int dray__objects_open(dray_queue *queue, dray__reader *r, dray_error *error)
 
 int dray__objects_reopen(dray_queue *queue, uint32_t former, dray__reader *r, dray_error *error)
 {
-    if (queue->store) { /* what was put there after the new controller had cleaned it */
+    if (queue->store && former) /* what was put there after the new controller had cleaned it */
         queue->store->kind->sweep(queue->store, former, NULL, 0, dray__deadline(SWEEP_NS), NULL);
+    if (queue->store)
         queue->store->kind->close(queue->store);
-    }
     queue->store = NULL;
-    queue->given_up_count = 0; /* what was written for the other one, this one drops */
+    queue->given_up_count = 0; /* what was written as who we were, the controller drops */
     return dray__objects_open(queue, r, error);
 }
 

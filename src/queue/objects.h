@@ -9,7 +9,7 @@
 /* What the answer to OPEN says: u32 backend, str address, u64 space. */
 int dray__objects_open(dray_queue *queue, dray__reader *r, dray_error *error);
 /* The same of a controller that was started anew: its objects are others. former: our number there
- * before. */
+ * before; 0: it is the same controller, and what we had put there its own to keep or drop. */
 int dray__objects_reopen(dray_queue *queue, uint32_t former, dray__reader *r, dray_error *error);
 /* Tells what was given up. */
 void dray__objects_close(dray_queue *queue);

@@ -251,6 +251,21 @@ static void forget_chunks(dray_queue *queue)
     dray__writer_free(&pairs);
 }
 
+/* What the queue knew of its controller, which may be the same: that one still needs what was
+ * committed of our chunks, and drops the rest itself. */
+static void forget_controller(dray_queue *queue, bool same)
+{
+    dray__keeper_link_break(&queue->keeper);
+    if (!same)
+        forget_chunks(queue);
+    dray__storage_lose(&queue->storage);
+    dray__mapping_drop_unused();
+    dray__names_retire(&queue->names);
+    queue->drops_seen = 0;
+    queue->released_count = queue->started = 0;
+    queue->at_home = false;
+}
+
 /* The queue is there again under its name, and this is another client of it: chunks, claims and
  * columns' numbers are those of the past. */
 static int enter_again(dray_queue *queue, int64_t deadline_ns, dray_error *error)
@@ -261,14 +276,6 @@ static int enter_again(dray_queue *queue, int64_t deadline_ns, dray_error *error
         return rc;
     dray__channel_close(queue->channel);
     queue->channel = channel;
-    dray__keeper_link_break(&queue->keeper);
-    forget_chunks(queue);
-    dray__storage_lose(&queue->storage);
-    dray__mapping_drop_unused();
-    dray__names_retire(&queue->names);
-    queue->drops_seen = 0;
-    queue->released_count = queue->started = 0;
-    queue->at_home = false;
     static const dray__settings any;
     dray__reply reply;
     dray__writer w = {0};
@@ -286,8 +293,11 @@ static int enter_again(dray_queue *queue, int64_t deadline_ns, dray_error *error
     uint32_t former = queue->id;
     queue->id = dray__get_u32(&reply.payload);
     dray__get_u32(&reply.payload); /* durability: it had a journal, or was not there again */
-    queue->era = dray__get_u64(&reply.payload);
-    return dray__objects_reopen(queue, former, &reply.payload, error);
+    uint64_t era = dray__get_u64(&reply.payload);
+    bool same = era == queue->era;
+    forget_controller(queue, same);
+    queue->era = era;
+    return dray__objects_reopen(queue, same ? 0 : former, &reply.payload, error);
 }
 
 int dray__queue_come_back(dray_queue *queue)

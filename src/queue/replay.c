@@ -55,20 +55,6 @@ static void note_missing(const replay *p, const dray__partition *partition)
 
 /* ---- records --------------------------------------------------------------------------------- */
 
-static int remember(dray__ledger *ledger, uint64_t identity, uint32_t ticket, uint32_t first,
-                    uint32_t generation, dray_error *error)
-{
-    uint64_t key = dray__told_key(identity, ticket);
-    dray__told *told = malloc(sizeof *told);
-    if (!identity || !ticket || dray__idmap_get(&ledger->told, key) || !told ||
-        !dray__idmap_set(&ledger->told, key, told)) {
-        free(told);
-        return told || !identity || !ticket ? DRAY_OK : dray__nomem(error);
-    }
-    *told = (dray__told){.first_slot = first, .generation = generation};
-    return DRAY_OK;
-}
-
 static dray__partition *partition_of(const replay *p)
 {
     for (uint32_t i = 0; i < p->table->partition_count; i++)
@@ -110,7 +96,8 @@ static int do_insert(replay *p, dray_error *error)
                         first, p->record->owner, slot, generation);
     if (!rc)
         note_missing(p, partition_of(p));
-    return rc ? rc : remember(p->ledger, identity, ticket, slot, generation, error);
+    const dray__told told = {ticket, slot, generation};
+    return rc ? rc : dray__ledger_remember(p->ledger, identity, &told, error);
 }
 
 static int do_seal(replay *p, dray_error *error)
@@ -177,7 +164,8 @@ static int do_commit(replay *p, dray_error *error)
     dray__claim_release(p->table, p->ledger->reader, 1);
     if (!rc)
         note_missing(p, partition);
-    return rc ? rc : remember(p->ledger, identity, ticket, 0, p->record->owner, error);
+    const dray__told told = {ticket, 0, p->record->owner};
+    return rc ? rc : dray__ledger_remember(p->ledger, identity, &told, error);
 }
 
 static int do_loss(replay *p, dray_error *error)

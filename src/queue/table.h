@@ -51,6 +51,7 @@ typedef struct dray__want dray__want;
 typedef struct dray__round dray__round;
 typedef struct dray__crew dray__crew;
 typedef struct dray__ledger dray__ledger;
+typedef struct dray__told dray__told;
 
 /* ---- columns and tasks ----------------------------------------------------------------------- */
 
@@ -222,9 +223,13 @@ struct dray__put {
 
 struct dray__client {
     uint32_t id;
-    uint64_t session;  /* the coordinator's member id */
-    uint64_t channel;  /* and connection */
-    uint64_t identity; /* the same after it came back to a controller that was started anew */
+    uint64_t session;    /* the coordinator's member id */
+    uint64_t channel;    /* and connection */
+    uint64_t identity;   /* the same when it comes back, to this controller or the next */
+    struct dray__told {  /* of its requests the last that counted, where there is a ledger */
+        uint32_t ticket; /* 0: none has */
+        uint32_t first_slot, generation;
+    } told;
     char *name;
     void *owner;                            /* the controller's */
     dray__chunk *recycled, **recycled_tail; /* free: to be handed back with the next reply */

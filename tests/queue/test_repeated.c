@@ -1,0 +1,99 @@
+/* A connection that breaks after its request was read and before the answer came, at a coordinator
+ * that lives on: the client comes back on another one and asks again. What had counted counts once,
+ * and what it had put stays where it is. */
+#include "control/channel.h"
+#include "queue/client.h"
+#include "queue/three_tasks.h"
+
+#include <pthread.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include <linux/sockios.h>
+
+static dray_queue *open_durable(dray_context *context)
+{
+    dray_error error;
+    dray_queue *queue;
+    dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
+    options.tasks = three_tasks;
+    options.task_count = 3;
+    options.durability = DRAY_DURABILITY_JOURNAL;
+    OK(dray_queue_open(context, "repeated", &options, &queue, &error));
+    return queue;
+}
+
+/* The coordinator, which stands still, has not read the request yet: it will, and then see that the
+ * connection has ended. */
+static void *cut(void *argument)
+{
+    int fd = *(int *)argument, unread = 0;
+    for (int i = 0; i < 4000 && !unread; i++) {
+        usleep(5000);
+        ioctl(fd, SIOCOUTQ, &unread);
+    }
+    shutdown(fd, SHUT_RDWR);
+    kill(f.coordinator_pid, SIGCONT);
+    return unread ? NULL : argument;
+}
+
+static void begin_cut(const dray_queue *queue, int *fd, pthread_t *thread)
+{
+    *fd = dray__channel_socket(queue->channel);
+    kill(f.coordinator_pid, SIGSTOP);
+    assert_int_equal(pthread_create(thread, NULL, cut, fd), 0);
+}
+
+static void end_cut(pthread_t thread)
+{
+    void *failed;
+    pthread_join(thread, &failed);
+    assert_null(failed);
+}
+
+static void test_counts_once(void **state)
+{
+    (void)state;
+    dray_error error;
+    int fd;
+    pthread_t thread;
+    f = (queue_fixture){.durable = true};
+    fixture_up(&f);
+    dray_context *context = fixture_context(&f, "worker");
+    dray_queue *queue = open_durable(context);
+    insert_ints(queue, "first", 1, 1); /* the chunk is there */
+    begin_cut(queue, &fd, &thread);
+    insert_ints(queue, "0", 4, 1);
+    end_cut(thread);
+    OK(dray_seal(queue, "0", 4, &error)); /* and not 8 */
+    dray_claim_options o = want("rollout", 4);
+    o.partition = "0";
+    dray_batch *batch;
+    OK(dray_claim(queue, &o, &batch, &error));
+    dray_column column; /* the chunk of before is the keeper's still */
+    OK(dray_batch_column(batch, "prompts", &column, &error));
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(*(const int32_t *)column.cells[i], i * 10);
+    set_ints(batch, "responses", 100);
+    begin_cut(queue, &fd, &thread);
+    OK(dray_batch_commit(batch, &error)); /* it had counted */
+    end_cut(thread);
+    dray_batch_free(batch);
+    o.task = "reward";
+    OK(dray_claim(queue, &o, &batch, &error));
+    assert_int_equal(dray_batch_row(batch, 0)->attempt, 1);
+    OK(dray_batch_column(batch, "responses", &column, &error));
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(*(const int32_t *)column.cells[i], 100 + i);
+    dray_batch_free(batch);
+    assert_true(status_has(queue, "\"clients\":1"));
+    dray_queue_close(queue);
+    dray_close(context);
+    fixture_down(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_counts_once)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
