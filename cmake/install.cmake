@@ -19,6 +19,7 @@ set(DRAY_PYTHON_DIR lib/python3/dist-packages CACHE STRING
   "Where python/dray is installed, below the prefix; empty: nowhere")
 if(DRAY_PYTHON_DIR)
   install(DIRECTORY python/dray DESTINATION ${DRAY_PYTHON_DIR} FILES_MATCHING PATTERN "*.py"
+    PATTERN py.typed
     PATTERN __pycache__ EXCLUDE)
 endif()
 

@@ -2,15 +2,20 @@
 
 The library is $DRAY_LIBRARY, else that of the prefix where this package is installed, else
 libdray.so.0 as the system finds it."""
-from . import gpu, weights
-from ._library import DrayError, library_path, version
+import importlib
 
-__all__ = ["DrayError", "Queue", "StreamDataLoader", "gpu", "library_path", "version", "weights"]
+from . import gpu, weights
+from ._library import DrayError, DrayTimeout, library_path, version
+
+__all__ = ["Batch", "Claim", "DrayError", "DrayTimeout", "Queue", "Refill", "StreamDataLoader", "Task",
+           "gpu", "library_path", "version", "weights"]
+
+_LAZY = {"Queue": "queue", "Claim": "queue", "Refill": "queue", "Task": "queue",
+         "StreamDataLoader": "loader", "Batch": "loader"}
 
 
 def __getattr__(name):
     """What needs numpy, when it is asked for."""
-    if name in ("Queue", "StreamDataLoader"):
-        from . import queue
-        return getattr(queue, name)
+    if name in _LAZY:
+        return getattr(importlib.import_module("." + _LAZY[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,6 +5,7 @@ import pathlib
 
 MAX_DIMS = 4
 WAIT_DEFAULT = -1
+TIMEDOUT = -13
 CODES = ("INVALID NOMEM NOENT EXIST SYS FORMAT VERSION CHECKSUM DTYPE SHAPE HOLE OVERLAP TIMEDOUT "
          "AGAIN CLOSED DEAD STALE GONE END FULL TORN PERM BUSY PROTO CANCELED UNSUPPORTED "
          "INTERNAL").split()
@@ -14,10 +15,14 @@ POLICIES = "fifo ordered group oldest_version priority token_balanced lockstep".
 class DrayError(Exception):
     """What a call of the library answered: `code` (negative) and `name` ("ESTALE")."""
 
-    def __init__(self, code, message):
+    def __init__(self, code: int, message: str):
         super().__init__(message)
         self.code = code
         self.name = "E" + CODES[-code - 1] if 0 < -code <= len(CODES) else "E?"
+
+
+class DrayTimeout(DrayError, TimeoutError):
+    """ETIMEDOUT: a deadline passed; the message says what was missing."""
 
 
 class Error(c.Structure):
@@ -66,6 +71,54 @@ class Claim(Sized):
                 ("unused", c.c_uint32)]
 
 
+class QueueTask(c.Structure):
+    _fields_ = [("name", c.c_char_p), ("needs", c.POINTER(c.c_char_p)), ("needs_count", c.c_uint32),
+                ("writes", c.POINTER(c.c_char_p)), ("writes_count", c.c_uint32)]
+
+
+class QueueOptions(Sized):
+    _fields_ = [("size", c.c_size_t), ("tasks", c.POINTER(QueueTask)), ("task_count", c.c_uint32),
+                ("capacity_rows", c.c_uint64), ("capacity_bytes", c.c_uint64),
+                ("max_attempts", c.c_uint32), ("timeout_ns", c.c_int64), ("on_loss", c.c_int32),
+                ("provisional_count", c.c_uint32), ("provisional", c.POINTER(c.c_char_p)),
+                ("batch_rows", c.c_uint32), ("open_batches", c.c_uint32),
+                ("checkpoint_batches", c.c_uint32), ("row_bytes", c.c_uint64),
+                ("durability", c.c_int32), ("reserved", c.c_uint32), ("restore", c.c_char_p),
+                ("backend", c.c_int32), ("backend_address", c.c_char_p)]
+
+
+class Tag(c.Structure):
+    _fields_ = [("key", c.c_char_p), ("number", c.c_double)]
+
+
+class RowTag(c.Structure):
+    _fields_ = [("row", c.c_uint32), ("reserved", c.c_uint32), ("key", c.c_char_p),
+                ("number", c.c_double)]
+
+
+class Insert(Sized):
+    _fields_ = [("size", c.c_size_t), ("partition", c.c_char_p), ("rows", c.c_uint32),
+                ("group_size", c.c_uint32), ("once_per_group", c.c_int32),
+                ("columns", c.POINTER(ColumnData)), ("column_count", c.c_uint32),
+                ("tags", c.POINTER(Tag)), ("tag_count", c.c_uint32), ("row_bytes", c.c_uint64),
+                ("timeout_ns", c.c_int64), ("at_slot", c.c_uint64), ("refill", c.c_uint64),
+                ("row_tags", c.POINTER(RowTag)), ("row_tag_count", c.c_uint32),
+                ("reserved", c.c_uint32)]
+
+
+class Refill(Sized):
+    _fields_ = [("size", c.c_size_t), ("id", c.c_uint64), ("rows", c.c_uint32),
+                ("slot", c.c_uint32), ("group", c.c_uint32), ("attempts", c.c_uint32),
+                ("cause", c.c_int32), ("partition", c.c_char * 256), ("task", c.c_char * 256),
+                ("reason", c.c_char * 208)]
+
+
+class Admission(Sized):
+    _fields_ = [("size", c.c_size_t), ("task", c.c_char_p), ("batch_rows", c.c_uint32),
+                ("staleness", c.c_uint32), ("concurrency", c.c_uint32), ("resume", c.c_int32),
+                ("version", c.c_uint64)]
+
+
 class LoaderOptions(Sized):
     _fields_ = [("size", c.c_size_t), ("claim", c.POINTER(Claim)), ("ahead", c.c_uint32),
                 ("ahead_rows", c.c_uint32), ("ahead_bytes", c.c_uint64), ("micro", c.c_int32),
@@ -99,6 +152,25 @@ _FUNCTIONS = {
     "dray_queue_open": (_CODE, [_P, c.c_char_p, _P, _OUT]),
     "dray_queue_close": (None, [_P]),
     "dray_queue_fd": (c.c_int, [_P]),
+    "dray_queue_wait": (_CODE, [_P, c.c_char_p, c.c_char_p, c.c_int64]),
+    "dray_queue_end": (_CODE, [_P]),
+    "dray_queue_admit": (_CODE, [_P, c.POINTER(Admission)]),
+    "dray_queue_version": (_CODE, [_P, c.c_uint64]),
+    "dray_queue_cursor": (_CODE, [_P, c.c_uint64, _OUT, c.POINTER(c.c_size_t)]),
+    "dray_queue_covered": (_CODE, [_P, c.c_char_p, c.c_size_t]),
+    "dray_queue_resume": (_CODE, [_P, c.c_char_p, c.c_size_t, c.POINTER(c.c_uint32)]),
+    "dray_queue_checkpoint": (_CODE, [_P, c.c_char_p]),
+    "dray_queue_status": (_CODE, [_P, _OUT]),
+    "dray_insert": (_CODE, [_P, c.POINTER(Insert), c.POINTER(c.c_uint32)]),
+    "dray_seal": (_CODE, [_P, c.c_char_p, c.c_uint32]),
+    "dray_clear": (_CODE, [_P, c.c_char_p]),
+    "dray_refill_wait": (_CODE, [_P, c.c_int64, c.POINTER(Refill)]),
+    "dray_refill_decline": (_CODE, [_P, c.c_uint64]),
+    "dray_claim": (_CODE, [_P, c.POINTER(Claim), _OUT]),
+    "dray_batch_commit": (_CODE, [_P]),
+    "dray_batch_fail": (_CODE, [_P, _P, c.c_uint32, c.c_char_p]),
+    "dray_batch_leave_open": (_CODE, [_P, _P, c.c_uint32]),
+    "dray_batch_hold": (_CODE, [_P, c.c_int64]),
     "dray_batch_partition": (c.c_char_p, [_P]),
     "dray_batch_row": (c.POINTER(Row), [_P, c.c_uint32]),
     "dray_batch_rows": (c.c_uint32, [_P]),
@@ -174,11 +246,16 @@ _library = None
 
 
 def library_path():
-    """$DRAY_LIBRARY; else that of the prefix where this package is installed; else the system's."""
+    """$DRAY_LIBRARY; else that of the source folder, or of the prefix where this package is
+    installed; else the system's."""
     given = os.environ.get("DRAY_LIBRARY")
     if given:
         return given
-    for folder in pathlib.Path(__file__).resolve().parents[1:6]:
+    folders = pathlib.Path(__file__).resolve().parents[1:6]
+    built = folders[1] / "include/dray/dray.h", folders[1] / "build/release/libdray.so.0"
+    if all(path.is_file() for path in built):
+        return str(built[1])
+    for folder in folders:
         for place in (".", "lib", "lib64"):
             library = folder / place / "libdray.so.0"
             if library.is_file():
@@ -193,8 +270,8 @@ def library():
         try:
             loaded = c.CDLL(library_path())
         except OSError as error:
-            raise OSError(f"{error}: $DRAY_LIBRARY names the library where it is not installed, as in "
-                          "build/release/libdray.so.0") from None
+            raise OSError(f"{error}: `make build` makes the library, or $DRAY_LIBRARY names it where "
+                          "it is not installed, as in build/release/libdray.so.0") from None
         for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(loaded, name)
             function.restype = c.c_int if result is _CODE else result
@@ -208,8 +285,31 @@ def call(name, *arguments):
     error = Error()
     code = getattr(library(), name)(*arguments, c.byref(error))
     if code:
-        raise DrayError(code, error.message.decode("utf-8", "replace"))
+        raise_code(code, error.message.decode("utf-8", "replace"))
 
 
-def version():
+def raise_code(code, message):
+    raise (DrayTimeout if code == TIMEDOUT else DrayError)(code, message)
+
+
+def take(out, size=None):
+    """The bytes of a malloc'ed result (size None: a string), which is freed."""
+    try:
+        return c.string_at(out) if size is None else c.string_at(out, size)
+    finally:
+        library().dray_free(out)
+
+
+def nanoseconds(seconds):
+    """None: what the session was opened with."""
+    return WAIT_DEFAULT if seconds is None else int(seconds * 1e9)
+
+
+def check_word(what, word, known):
+    if word not in known:
+        raise ValueError(f"{what}: one of {', '.join(known)} expected, found {word!r}")
+
+
+def version() -> str:
+    """The library's."""
     return library().dray_version().decode()

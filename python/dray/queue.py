@@ -1,56 +1,97 @@
-"""Reading a queue from a training loop: StreamDataLoader.
+"""A queue of samples: rows are put, claimed, read in place, and committed.
 
-Columns become (values, offsets). Ragged ones have the rows' values one after the other, row i from
-offsets[i] to offsets[i + 1]; columns of a fixed shape have values of (rows, *shape), and offsets
-None. Values lie in shared memory, read-only, where the rows of a batch follow each other there
-(nothing is copied then); elsewhere, and on request, they are a writable copy. Arrays stay what they
-are for as long as anybody has them."""
+    with dray.Queue(tasks={"reward": (["prompt", "response"], ["score"]),
+                           "train": (["response", "score"], [])}) as queue:
+        queue.insert({"prompt": ["2+2=", "3+3="], "response": ["4", "7"]}, "step-1", seal=True)
+        with queue.claim("reward", 2) as batch:             # committed at the end of the block,
+            answers = batch.list("response")                # given back as failed by an exception
+            batch.set("score", np.array([1.0, 0.0]))"""
+from __future__ import annotations
+
 import ctypes as c
+import json
 import os
-import threading
 import weakref
+from dataclasses import dataclass
+from typing import Any, Iterable, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
 from . import _library as _l
 from ._library import DrayError, call, library
-
-NUMPY = {name: np.dtype(dtype) for name, dtype in {
-    "F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "U64": "u8", "I32": "i4", "U32": "u4",
-    "I16": "i2", "U16": "u2", "I8": "i1", "U8": "u1", "BOOL": "?"}.items()}
-TORCH = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+from .columns import Pins, Rows, Values
 
 
-def _torch():
-    import torch
-    return torch
+@dataclass(frozen=True)
+class Task:
+    """The columns that a task needs, and those that it writes."""
+    needs: Sequence[str]
+    writes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Refill:
+    """Slots of one group that wait for another sample: of `rows` rows from `slot` on."""
+    id: int
+    rows: int
+    slot: int
+    group: int
+    attempts: int
+    cause: str
+    partition: str
+    task: str
+    reason: str
+
+
+_DURABILITY = ("none", "checkpoint", "journal")
+_ON_LOSS = ("refill", "shrink_group", "drop_group")
+_CAUSES = ("failed", "stale", "rolled_back", "bytes_lost")
 
 
 def _text(value):
     return None if value is None else value.encode()
 
 
-class Queue:
-    """A session with the coordinator, and a queue of it that exists. One thread at a time."""
+def _names(names):
+    return (c.c_char_p * max(1, len(names)))(*(name.encode() for name in names))
 
-    def __init__(self, name="samples", address=None, role="task", rank=0, timeout=60.0):
-        self._context, self._queue = c.c_void_p(), c.c_void_p()
-        options = _l.Options(address=_text(address), name=b"python", role=_text(role), rank=rank,
-                             timeout_ns=int(timeout * 1e9))
+
+def claim_options(task: str, count: int, partition: Optional[str], policy: str,
+                  timeout: Optional[float], max_hold: float, **more: Any) -> _l.Claim:
+    _l.check_word("policy", policy, _l.POLICIES)
+    known = {name for name, _ in _l.Claim._fields_}
+    for key in more:
+        if key not in known:
+            raise TypeError(f"unknown keyword {key!r}; known: {', '.join(sorted(known))}")
+    more = {key: _text(value) if isinstance(value, str) else value for key, value in more.items()}
+    return _l.Claim(task=task.encode(), partition=_text(partition), count=count,
+                    policy=_l.POLICIES.index(policy), timeout_ns=_l.nanoseconds(timeout),
+                    max_hold_ns=int(max_hold * 1e9), **more)
+
+
+class Session:
+    """A session with the coordinator, and a queue of it."""
+
+    def __init__(self, name: str, address: Optional[str] = None, role: str = "task", rank: int = 0,
+                 timeout: float = 60.0, options: Optional[_l.QueueOptions] = None):
+        self.context, self.queue = c.c_void_p(), c.c_void_p()
         self._pid = os.getpid()
-        call("dray_open", options, c.byref(self._context))
+        call("dray_open",
+             _l.Options(address=_text(address), name=b"python", role=_text(role), rank=rank,
+                        timeout_ns=int(timeout * 1e9)), c.byref(self.context))
         try:
-            call("dray_queue_open", self._context, name.encode(), None, c.byref(self._queue))
+            call("dray_queue_open", self.context, name.encode(),
+                 c.byref(options) if options is not None else None, c.byref(self.queue))
         except DrayError:
             self.close()
             raise
 
-    def fileno(self):
-        return library().dray_queue_fd(self._queue)
+    def fileno(self) -> int:
+        return library().dray_queue_fd(self.queue)
 
-    def close(self):
-        queue, context = self._queue, self._context
-        self._queue = self._context = None
+    def close(self) -> None:
+        queue, context = self.queue, self.context
+        self.queue = self.context = None
         if os.getpid() != self._pid:
             return
         if queue:
@@ -59,358 +100,288 @@ class Queue:
             library().dray_close(context)
 
 
-class _Ending:
-    """Batches that arrays look into are let go of when the last array is gone: by the loader's next
-    call, for arrays may end in any thread, or, once the loader is closed, at once."""
+class Claim(Rows):
+    """Claimed rows: columns are read by name, see columns.Rows. As a context manager it commits at
+    the end of the block; an exception gives the rows back as a failed attempt."""
 
-    def __init__(self, loader, queue):
-        self.loader, self.queue = loader, queue
-        self.lock, self.pid = threading.RLock(), os.getpid()
-        self.held, self.ended, self.closed = {}, [], False  # batch: arrays over it
+    def __init__(self, owner: Queue, batch: int, framework: str, copy: bool):
+        super().__init__(owner._pins, batch, 0, library().dray_batch_rows(batch), framework, copy)
+        self._owner, self._settled = owner, False
+        self._pins.hold(batch)
 
-    def hold(self, load):
-        if load.batch not in self.held:
-            call("dray_loader_hold", self.loader, c.byref(load))
-        with self.lock:
-            self.held[load.batch] = self.held.get(load.batch, 0) + 1
-
-    def drop(self, batch):
-        if os.getpid() != self.pid:
-            return
-        with self.lock:
-            self.ended.append(batch)
-            if self.closed:
-                self.sweep()
-
-    def sweep(self):
-        with self.lock:
-            while self.ended:
-                batch = self.ended.pop()
-                self.held[batch] -= 1
-                if self.held[batch]:
-                    continue
-                del self.held[batch]
-                if self.closed:
-                    library().dray_batch_free(batch)
-                else:
-                    library().dray_loader_unhold(self.loader, batch)
-            if self.closed and not self.held:
-                self.queue.close()
-
-    def close(self):
-        if self.closed or os.getpid() != self.pid:
-            return
-        with self.lock:
-            self.sweep()
-            library().dray_loader_close(self.loader)
-            self.closed = True
-            self.sweep()
-
-
-class Batch(dict):
-    """{column: (values, offsets)} of what the loop works on; set() its outputs before the next one
-    is asked for."""
-
-    def __init__(self, loader, load):
-        super().__init__()
-        self._loader, self._load = loader, load
-        self.micro, self.micros, self.number = load.micro, load.micros, load.number
-        self.partition = library().dray_batch_partition(load.batch).decode()
-        rows = range(load.first, load.first + load.rows)
-        found = [library().dray_batch_row(load.batch, i).contents for i in rows]
-        self.slots = np.array([row.slot for row in found], dtype=np.int64)
-        self.groups = np.array([row.group for row in found], dtype=np.int64)
-        self.attempts = np.array([row.attempt for row in found], dtype=np.int64)
-        self.weights = np.array([library().dray_batch_weight(load.batch, i) for i in rows])
-
-    @property
-    def rows(self):
-        return self._load.rows
-
-    def tag(self, key, default=np.nan):
-        """The tag of every row, `default` where there is none."""
-        values = np.full(self.rows, default)
-        for i in range(self.rows):
-            value = c.c_double()
-            try:
-                call("dray_batch_tag", self._load.batch, self._load.first + i, key.encode(),
-                     c.byref(value))
-            except DrayError as error:
-                if error.name != "ENOENT":
-                    raise
-                continue
-            values[i] = value.value
-        return values
-
-    def set(self, name, values, offsets=None):
-        """An output column for the rows of this (micro-)batch: (rows, ...) or ragged."""
-        self._loader._set(self, name, values, offsets)
-
-    def set_tag(self, key, values):
-        for i, value in enumerate(values):
-            call("dray_batch_set_tag", self._load.batch, self._load.first + i, key.encode(),
-                 float(value))
-
-    def fail(self, reason):
-        """Gives the rows back as a failed attempt."""
-        self._loader._fail(self, reason)
-
-
-def _view(address, size, on_end):
-    """Bytes of shared memory as an array, and on_end when the last array over them is gone."""
-    memory = (c.c_ubyte * size).from_address(address)
-    weakref.finalize(memory, on_end).atexit = False
-    array = np.frombuffer(memory, dtype=np.uint8)
-    array.flags.writeable = False
-    return array
-
-
-class StreamDataLoader:
-    """Iterates over the batches of a task, claimed ahead and balanced; what the loop has finished
-    (it asked for the next) is committed. Ends when the partition is finished, or the queue.
-
-    columns: those to read (all that the task needs must be named by the caller); outputs are set
-    with Batch.set. micro=True: yields micro-batches, of which `micros` belong together, the number
-    that Megatron's forward_backward_func wants; num_microbatches() tells it before the first is
-    asked for. framework: "numpy" or "torch". copy=True: writable copies. Further keywords are those
-    of dray_claim_options: policy="lockstep", dp_rank, dp_size, peer, peers, token_cap, ...
-
-    A finished batch that could not be committed because its rows were taken back or cleared is left
-    out and counted (counts()["lost"]); strict=True raises DrayError.
-    One thread at a time, and not across fork: open one in each worker."""
-
-    def __init__(self, task, columns, count, queue="samples", partition=None, address=None,
-                 ahead=1, ahead_rows=0, ahead_bytes=0, micro=False, framework="numpy", copy=False,
-                 strict=False, timeout=60.0, policy="fifo", max_hold=0.0, **claim):
-        if framework not in ("numpy", "torch"):
-            raise ValueError("framework: 'numpy' or 'torch' expected, found %r" % (framework,))
-        if policy not in _l.POLICIES:
-            raise ValueError("policy: one of %s expected, found %r" % (_l.POLICIES, policy))
-        self._columns, self._copy, self._strict = list(columns), copy, strict
-        self._as_torch, self._peer = framework == "torch", claim.get("peer", 0)
-        self._given, self._waiting, self._parts, self._lost = None, [], {}, 0
-        self._closed = True
-        claim = {key: _text(value) if isinstance(value, str) else value
-                 for key, value in claim.items()}
-        options = _l.Claim(task=task.encode(), partition=_text(partition), count=count,
-                           policy=_l.POLICIES.index(policy), timeout_ns=int(timeout * 1e9),
-                           max_hold_ns=int(max_hold * 1e9), **claim)
-        self._queue = Queue(queue, address, rank=claim.get("dp_rank", 0), timeout=timeout)
-        loader = c.c_void_p()
-        try:
-            call("dray_loader_open", self._queue._queue,
-                 _l.LoaderOptions(claim=c.pointer(options), ahead=ahead, ahead_rows=ahead_rows,
-                                  ahead_bytes=ahead_bytes, micro=int(micro)), c.byref(loader))
-        except DrayError:
-            self._queue.close()
-            raise
-        self._ending = _Ending(loader, self._queue)
-        self._closed = False
-
-    # ---- iterating
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        self._finish()
-        if not self._waiting:
-            self._take()
-        self._given = self._waiting.pop(0)
-        return self._given
-
-    def num_microbatches(self):
-        """Of the batch that comes next (or is under way): what every rank of a lockstep group has
-        the same number of; 0 at the end."""
-        if self._waiting:
-            return self._waiting[0].micros
-        if self._given is not None and self._given.micro + 1 < self._given.micros:
-            return self._given.micros
-        self._finish()
-        try:
-            self._take()
-        except StopIteration:
-            return 0
-        return self._waiting[0].micros
-
-    def fileno(self):
-        return self._queue.fileno()
-
-    def _check(self):
-        if self._closed:
-            raise DrayError(-15, "the loader is closed")
-        self._ending.sweep()
-
-    def _take(self):
+    def set(self, name: str, values: Any, offsets: Any = None) -> None:
+        """An output column, a value a row: as Queue.insert takes them. Visible after commit."""
         self._check()
-        while True:
-            load = _l.Load()
-            try:
-                call("dray_loader_next", self._ending.loader, _l.WAIT_DEFAULT, c.byref(load))
-                break
-            except DrayError as error:
-                if error.name == "EEND":
-                    raise StopIteration from None
-                lost = self.counts()["lost"]
-                if error.name not in ("ESTALE", "EGONE") or self._strict or lost == self._lost:
-                    raise
-                self._lost = lost
-        batch = Batch(self, load)
-        for name in self._columns:
-            batch[name] = self._read(load, name)
-        self._waiting.append(batch)
+        given = Values(name, values, offsets)
+        self._owner._fits(given, self.rows)
+        call("dray_batch_set", self._batch, c.byref(given.data()))
 
-    def _finish(self):
-        given, self._given = self._given, None
-        if given is None:
-            return
-        try:
-            if given.micro + 1 == given.micros and not self._peer:
-                self._hand_in(given)
-            call("dray_loader_done", self._ending.loader, c.byref(given._load))
-        except DrayError:
-            self._given = given
-            raise
-
-    def _fail(self, batch, reason):
-        if batch is not self._given:
-            raise ValueError("this batch is not in the loop's hands any more")
-        self._hand_in(batch)
-        call("dray_loader_fail", self._ending.loader, c.byref(batch._load), reason.encode())
-        self._given = None
-
-    def flush(self):
-        """Finishes what the loop has, and commits it now."""
+    def leave_open(self, rows: Sequence[int] = ()) -> None:
+        """What the next commit writes for these rows (none: for all) is a piece, to which the task
+        appends."""
         self._check()
-        self._finish()
-        call("dray_loader_flush", self._ending.loader)
+        call("dray_batch_leave_open", self._batch, (c.c_uint32 * max(1, len(rows)))(*rows),
+             len(rows))
 
-    def counts(self):
-        counts = _l.Counts()
-        call("dray_loader_count", self._ending.loader, c.byref(counts))
-        return {name: getattr(counts, name) for name, _ in counts._fields_[1:]}
+    def commit(self) -> None:
+        """Outputs, tags and the acknowledgement become visible in one step, or none. Raises
+        DrayError (ESTALE) when the claim was taken back; repeating a commit succeeds."""
+        self._check()
+        call("dray_batch_commit", self._batch)
+        self._settled = True
 
-    def close(self):
-        """Commits what was finished; what the loop has in its hands is given back."""
-        if not self._closed:
-            self._closed = True
-            self._given, self._waiting = None, []
-            self._ending.close()
+    def fail(self, reason: str, rows: Sequence[int] = ()) -> None:
+        """Gives rows (none named: all) back as a failed attempt."""
+        self._check()
+        call("dray_batch_fail", self._batch, (c.c_uint32 * max(1, len(rows)))(*rows), len(rows),
+             reason.encode())
+        self._settled = not len(rows)
 
-    def __enter__(self):
+    def hold(self, seconds: float = 0) -> None:
+        """Of a claim with max_hold: it is taken back so many seconds from now; 0: never."""
+        self._check()
+        call("dray_batch_hold", self._batch, int(seconds * 1e9))
+
+    def free(self) -> None:
+        """Lets go of the rows: what was neither committed nor failed is given back, uncounted.
+        Arrays that were read stay."""
+        if self._live:
+            self._live = False
+            self._pins.drop(self._batch)
+
+    def __enter__(self) -> Claim:
         return self
 
     def __exit__(self, kind, value, trace):
-        if kind is None and not self._closed:
-            self._finish()
+        try:
+            if self._live and not self._settled:
+                if kind is None:
+                    self.commit()
+                elif issubclass(kind, Exception):
+                    self.fail(f"{kind.__name__}: {value}"[:200])
+        except DrayError:
+            if kind is None:
+                raise
+        finally:
+            self.free()
+            self._owner._sweep()
+
+    def __del__(self):
+        if getattr(self, "_live", False):
+            self.free()
+
+
+class Queue:
+    """A queue of the coordinator. With `tasks` ({name: (needs, writes)}) it is made where it is not
+    there; without, it must exist, and is waited for. One thread at a time; not across fork.
+
+    on_loss: "refill", "shrink_group" or "drop_group"; durability: "none", "checkpoint" or "journal";
+    further keywords are those of dray_queue_options: max_attempts, capacity_rows, batch_rows, ..."""
+
+    def __init__(self, name: str = "samples", address: Optional[str] = None, role: str = "task",
+                 rank: int = 0, timeout: float = 60.0,
+                 tasks: Optional[Mapping[str, Union[Task, Sequence[Sequence[str]]]]] = None,
+                 on_loss: str = "refill", durability: str = "none",
+                 provisional: Iterable[str] = (), **more: Any):
+        self._pins = None
+        _l.check_word("on_loss", on_loss, _ON_LOSS)
+        _l.check_word("durability", durability, _DURABILITY)
+        options = None
+        if tasks is not None:
+            found = [(key, *(t if not isinstance(t, Task) else (t.needs, t.writes)))
+                     for key, t in tasks.items()]
+            for key, needs, *_ in found:
+                if isinstance(needs, str):
+                    raise ValueError(f"task {key}: lists of columns expected, found {needs!r}")
+            array = (_l.QueueTask * max(1, len(found)))()
+            for at, (key, needs, *writes) in zip(array, found):
+                writes = list(writes[0]) if writes else []
+                at.name, at.needs, at.needs_count = key.encode(), _names(list(needs)), len(needs)
+                at.writes, at.writes_count = _names(writes), len(writes)
+            provisional = list(provisional)
+            more = {key: _text(v) if isinstance(v, str) else v for key, v in more.items()}
+            options = _l.QueueOptions(tasks=array, task_count=len(found),
+                                      on_loss=1 + _ON_LOSS.index(on_loss),
+                                      durability=1 + _DURABILITY.index(durability),
+                                      provisional=_names(provisional),
+                                      provisional_count=len(provisional), **more)
+        elif more:
+            raise TypeError(f"{', '.join(more)}: only with tasks, by whom the queue is made")
+        self.name = name
+        self._session = Session(name, address, role, rank, timeout, options)
+        self._pins = Pins(self._session, library().dray_batch_free)
+        self._claims = weakref.WeakValueDictionary()
+
+    def fileno(self) -> int:
+        return self._session.fileno()
+
+    def close(self) -> None:
+        """Gives back what is claimed. Arrays that were read stay what they are."""
+        if self._pins is not None and not self._pins.closed:
+            for claim in list(self._claims.values()):
+                claim.free()
+            self._pins.close()
+
+    def __enter__(self) -> Queue:
+        return self
+
+    def __exit__(self, *_):
         self.close()
 
     def __del__(self):
         self.close()
 
-    # ---- columns
+    def _sweep(self):
+        if not self._pins.closed:
+            self._pins.sweep()
 
-    def _read(self, load, name):
-        column = _l.Column()
-        call("dray_batch_column", load.batch, name.encode(), c.byref(column))
-        size = library().dray_dtype_size(column.dtype)
-        shape = list(column.shape[:column.ndim])
-        ragged = bool(shape) and shape[0] < 0
-        rows = range(load.first, load.first + load.rows)
-        lengths = np.array([column.lengths[i] for i in rows], dtype=np.int64)
-        cells = [column.cells[i] or 0 for i in rows]
-        raw = self._bytes(load, cells, lengths * size)
-        inner = shape[1:] if ragged else shape
-        values = self._typed(raw, library().dray_dtype_name(column.dtype).decode(),
-                             [-1 if ragged else load.rows] + inner)
-        if not ragged:
-            return values, None
-        offsets = np.zeros(load.rows + 1, dtype=np.int64)
-        unit = int(np.prod(inner, dtype=np.int64)) if inner else 1
-        np.cumsum(lengths // max(unit, 1), out=offsets[1:])
-        return values, _torch().from_numpy(offsets) if self._as_torch else offsets
-
-    def _bytes(self, load, cells, sizes):
-        """In place where the rows follow each other in memory."""
-        total, at, follow = int(sizes.sum()), None, True
-        for address, size in zip(cells, sizes):
-            if size and at is not None and address != at:
-                follow = False
-            if size:
-                at = address + int(size)
-        if total and follow and not self._copy:
-            first = next(address for address, size in zip(cells, sizes) if size)
-            ending, batch = self._ending, load.batch
-            ending.hold(load)
-            return _view(first, total, lambda: ending.drop(batch))
-        out, at = np.empty(total, dtype=np.uint8), 0
-        for address, size in zip(cells, sizes):
-            c.memmove(out.ctypes.data + at, address, int(size))
-            at += int(size)
-        return out
-
-    def _typed(self, raw, dtype, shape):
-        if self._as_torch:
-            torch = _torch()
-            import warnings
-            with warnings.catch_warnings():  # torch has no read-only tensors
-                warnings.simplefilter("ignore")
-                tensor = torch.from_numpy(raw)
-            kind = TORCH.get(dtype) or (str(NUMPY[dtype]) if dtype in NUMPY else "uint8")
-            return tensor.view(getattr(torch, kind)).reshape(self._full(shape, raw, dtype))
-        return raw.view(NUMPY.get(dtype, np.uint8)).reshape(self._full(shape, raw, dtype))
+    def _call(self, name, *arguments):
+        if self._pins.closed:
+            raise DrayError(-15, f"queue {self.name} is closed")
+        self._pins.sweep()
+        call(name, self._session.queue, *arguments)
 
     @staticmethod
-    def _full(shape, raw, dtype):
-        """-1 said as a number: an empty array does not tell."""
-        unit = int(np.prod(shape[1:], dtype=np.int64)) * (
-            NUMPY[dtype].itemsize if dtype in NUMPY else 2 if dtype in ("BF16",) else 1)
-        return [raw.size // unit if unit else 0] + shape[1:] if shape[0] < 0 else shape
+    def _fits(values, rows):
+        if values.rows != rows:
+            raise ValueError(f"{values.name} has values for {values.rows} rows, not for {rows}")
 
-    def _set(self, batch, name, values, offsets):
-        if batch is not self._given:
-            raise ValueError("this batch is not in the loop's hands any more")
-        self._parts.setdefault(name, {})[batch.micro] = (values, offsets)
+    # ---- producers
 
-    def _hand_in(self, batch):
-        """All micro-batches' outputs as one column of the batch."""
-        for name, parts in self._parts.items():
-            if sorted(parts) != list(range(batch.micros)):
-                raise ValueError("%s is set for micro-batches %s of %d"
-                                 % (name, sorted(parts), batch.micros))
-            put = [_output(*parts[i]) for i in range(batch.micros)]
-            raw = np.concatenate([part[0].reshape(-1).view(np.uint8) for part in put])
-            _, dtype, shape, offsets = put[0]
-            data = _l.ColumnData(name=name.encode(), dtype=dtype, ndim=len(shape),
-                                 shape=(c.c_int64 * _l.MAX_DIMS)(*shape), values=raw.ctypes.data)
-            if offsets is not None:
-                whole = [np.zeros(1, dtype=np.uint64)]
-                for part in put:
-                    whole.append(part[3][1:] - part[3][0] + whole[-1][-1])
-                joined = np.concatenate(whole).astype(np.uint64)
-                data.offsets = joined.ctypes.data
-            call("dray_batch_set", batch._load.batch, c.byref(data))
-        self._parts = {}
+    def insert(self, columns: Mapping[str, Any], partition: str, *, rows: Optional[int] = None,
+               group_size: int = 1, once_per_group: bool = False,
+               tags: Optional[Mapping[str, Any]] = None, seal: bool = False, row_bytes: int = 0,
+               at_slot: Optional[int] = None, refill: Optional[Refill] = None,
+               timeout: Optional[float] = None) -> int:
+        """Puts rows at the end of the partition, all visible or none; the slot of the first.
 
+        columns: {name: values}, of which each is an array or tensor of (rows, ...), a list of
+        strings, of bytes or of numbers, a list of arrays (ragged: one a row, of any lengths), a
+        jagged nested tensor, or (values, offsets). Tensors of a GPU are copied to the host.
+        group_size: rows of one prompt follow each other; once_per_group: columns and tags have one
+        entry a group, and are stored once. tags: {key: a number for all, or one a row}.
+        seal: the partition has these rows and no more. timeout: how long to wait for room."""
+        given = [Values(name, values) for name, values in columns.items()]
+        per = group_size if once_per_group else 1
+        if rows is None:
+            if not given:
+                raise ValueError("rows: how many, where no columns are given")
+            rows = given[0].rows * per if refill is None or not once_per_group else refill.rows
+        entries = rows // per if refill is None or not once_per_group else 1
+        for values in given:
+            self._fits(values, entries)
+        options = _l.Insert(partition=partition.encode(), rows=rows, group_size=group_size,
+                            once_per_group=int(once_per_group),
+                            columns=(_l.ColumnData * max(1, len(given)))(*(v.data() for v in given)),
+                            column_count=len(given), row_bytes=row_bytes,
+                            timeout_ns=_l.nanoseconds(timeout),
+                            at_slot=0 if at_slot is None else at_slot + 1,
+                            refill=refill.id if refill else 0)
+        self._tag(options, tags or {}, entries)
+        first = c.c_uint32()
+        self._call("dray_insert", c.byref(options), c.byref(first))
+        if seal:
+            self.seal(partition, first.value + rows)
+        return first.value
 
-def _output(values, offsets):
-    """(array, dtype, shape of a row, offsets): of numpy's or torch's."""
-    if hasattr(values, "detach"):
-        torch = _torch()
-        values = values.detach().cpu().contiguous()
-        name = str(values.dtype)
-        shape = list(values.shape)
-        array = values.reshape(-1).view(torch.uint8).numpy() if values.numel() else \
-            np.empty(0, dtype=np.uint8)
-    else:
-        array = np.ascontiguousarray(values)
-        name, shape = str(array.dtype), list(array.shape)
-    dtype = library().dray_dtype_parse(name.encode())
-    if not dtype:
-        raise TypeError("values of %s: no dtype of dray's" % name)
-    if offsets is None:
-        return array, dtype, shape[1:], None
-    if hasattr(offsets, "numpy"):
-        offsets = offsets.numpy()
-    offsets = np.asarray(offsets).astype(np.uint64)
-    return array, dtype, [0] + shape[1:], offsets
+    @staticmethod
+    def _tag(options, tags, entries):
+        whole, single = [], []
+        for key, values in tags.items():
+            if np.ndim(values) == 0:
+                whole.append(_l.Tag(key.encode(), float(values)))
+                continue
+            if len(values) != entries:
+                raise ValueError(f"tag {key} has {len(values)} values, not {entries}")
+            single += [_l.RowTag(i, 0, key.encode(), float(v)) for i, v in enumerate(values)]
+        options.tags, options.tag_count = (_l.Tag * max(1, len(whole)))(*whole), len(whole)
+        options.row_tags = (_l.RowTag * max(1, len(single)))(*single)
+        options.row_tag_count = len(single)
+
+    def seal(self, partition: str, rows: int) -> None:
+        """The partition has so many rows, and gets no more."""
+        self._call("dray_seal", partition.encode(), rows)
+
+    def refill(self, timeout: Optional[float] = None) -> Refill:
+        """Waits until slots want another sample; insert(..., refill=it) answers. Raises DrayError
+        (ETIMEDOUT; EEND: everything is settled)."""
+        want = _l.Refill()
+        self._call("dray_refill_wait", _l.nanoseconds(timeout), c.byref(want))
+        return Refill(want.id, want.rows, want.slot, want.group, want.attempts,
+                      _CAUSES[want.cause], want.partition.decode(), want.task.decode(),
+                      want.reason.decode("utf-8", "replace"))
+
+    def decline(self, refill: Refill) -> None:
+        """There is no other sample."""
+        self._call("dray_refill_decline", refill.id)
+
+    def end(self) -> None:
+        """No more partitions will come."""
+        self._call("dray_queue_end")
+
+    # ---- consumers
+
+    def claim(self, task: str, count: int = 1, partition: Optional[str] = None, *,
+              up_to: bool = False, policy: str = "fifo", timeout: Optional[float] = None,
+              max_hold: float = 0.0, framework: str = "numpy", copy: bool = False,
+              **more: Any) -> Claim:
+        """Takes rows that are ready for the task: `count`, or, up_to, fewer. Raises DrayError
+        (ETIMEDOUT; EEND: the partition is finished, or the queue). partition None: any, oldest
+        first. Further keywords are those of dray_claim_options: dp_rank, token_cap, fresh, ..."""
+        _l.check_word("framework", framework, ("numpy", "torch"))
+        options = claim_options(task, count, partition, policy, timeout, max_hold,
+                                up_to=int(up_to), **more)
+        batch = c.c_void_p()
+        self._call("dray_claim", c.byref(options), c.byref(batch))
+        claim = Claim(self, batch.value, framework, copy)
+        self._claims[batch.value] = claim
+        return claim
+
+    def wait(self, partition: str, task: Optional[str] = None,
+             timeout: Optional[float] = None) -> None:
+        """Until the task (None: all tasks) is done with the sealed partition."""
+        self._call("dray_queue_wait", partition.encode(), _text(task), _l.nanoseconds(timeout))
+
+    def clear(self, partition: str) -> None:
+        """Drops the partition's rows; their memory goes with the last reader."""
+        self._call("dray_clear", partition.encode())
+
+    # ---- trainers
+
+    def admit(self, task: Optional[str], batch_rows: int, staleness: int = 0, concurrency: int = 0,
+              version: int = 0, resume: bool = False) -> None:
+        """Bounds how many rows the task may take ahead of the trainer: dray_queue_admit."""
+        self._call("dray_queue_admit",
+                   c.byref(_l.Admission(task=_text(task), batch_rows=batch_rows,
+                                        staleness=staleness, concurrency=concurrency,
+                                        resume=int(resume), version=version)))
+
+    def version(self, version: int) -> None:
+        """The trainer has reached it: more may be rolled out."""
+        self._call("dray_queue_version", version)
+
+    def cursor(self, version: int) -> bytes:
+        """What provisional tasks have committed so far, to be kept with the checkpoint."""
+        out, size = c.c_void_p(), c.c_size_t()
+        self._call("dray_queue_cursor", version, c.byref(out), c.byref(size))
+        return _l.take(out, size.value)
+
+    def covered(self, cursor: bytes) -> None:
+        """The checkpoint with the cursor is safe."""
+        self._call("dray_queue_covered", cursor, len(cursor))
+
+    def resume(self, cursor: bytes) -> int:
+        """Back to the checkpoint with the cursor; the run's epoch."""
+        epoch = c.c_uint32()
+        self._call("dray_queue_resume", cursor, len(cursor), c.byref(epoch))
+        return epoch.value
+
+    def checkpoint(self, path: str) -> None:
+        """Saves the queue in a file of the coordinator's host (durability "checkpoint")."""
+        self._call("dray_queue_checkpoint", os.fspath(path).encode())
+
+    def status(self) -> dict:
+        """What `dray status --json` says of the queue."""
+        out = c.c_void_p()
+        self._call("dray_queue_status", c.byref(out))
+        return json.loads(_l.take(out))

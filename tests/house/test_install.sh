@@ -88,7 +88,7 @@ if "$python" -m venv --without-pip "$work/venv" >/dev/null 2>&1; then
     [ "$(env -u DRAY_LIBRARY -u PYTHONPATH -u LD_LIBRARY_PATH "$work/venv/bin/python" -c \
         'import dray; print(dray.version(), int(dray.library_path().startswith("/")))')" = "$said" ] ||
         fail 'the Python package'
-    [ -z "$(find "$packages" ! -name '*.py' ! -name '*.pyc' ! -type d)" ] || fail 'more than Python'
+    [ -z "$(find "$packages" ! -name '*.py' ! -name '*.pyc' ! -name py.typed ! -type d)" ] || fail 'more than Python'
 else
     echo 'no venv: the Python package was not tried'
 fi

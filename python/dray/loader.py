@@ -1,0 +1,204 @@
+"""A loop over a queue's rows: StreamDataLoader."""
+from __future__ import annotations
+
+import ctypes as c
+from typing import Any, Iterable, Optional
+
+import numpy as np
+
+from . import _library as _l
+from ._library import DrayError, call, library
+from .columns import Pins, Rows, Values
+from .queue import Session, claim_options
+
+
+class Batch(Rows):
+    """What the loop works on: see columns.Rows; set() its outputs before the next one is asked for.
+    micro, micros, number: which micro-batch of how many, of which batch."""
+
+    def __init__(self, loader: StreamDataLoader, load: _l.Load):
+        self._loader, self._load = loader, load
+        super().__init__(loader._pins, load.batch, load.first, load.rows, loader._framework,
+                         loader._copy,
+                         lambda: call("dray_loader_hold", loader._loader, c.byref(load)))
+        self.micro, self.micros, self.number = load.micro, load.micros, load.number
+
+    def set(self, name: str, values: Any, offsets: Any = None) -> None:
+        """An output column for the rows of this (micro-)batch: as Queue.insert takes them."""
+        self._loader._set(self, name, values, offsets)
+
+    def fail(self, reason: str) -> None:
+        """Gives the rows back as a failed attempt."""
+        self._loader._fail(self, reason)
+
+
+class StreamDataLoader:
+    """Iterates over the batches of a task, claimed ahead and balanced; what the loop has finished
+    (it asked for the next) is committed. Ends when the partition is finished, or the queue.
+
+    columns: those to read ahead of the loop; others of the task are read when a batch is asked for
+    them. Outputs are set with Batch.set. micro=True: yields micro-batches, of which `micros` belong
+    together, the number that Megatron's forward_backward_func wants; num_microbatches() tells it
+    before the first is asked for. framework: "numpy" or "torch". copy=True: writable copies. Further keywords are those
+    of dray_claim_options: policy="lockstep", dp_rank, dp_size, peer, peers, token_cap, ...
+
+    A finished batch that could not be committed because its rows were taken back or cleared is left
+    out and counted (counts()["lost"]); strict=True raises DrayError.
+    One thread at a time, and not across fork: open one in each worker."""
+
+    def __init__(self, task: str, columns: Iterable[str], count: int, queue: str = "samples",
+                 partition: Optional[str] = None, address: Optional[str] = None, ahead: int = 1,
+                 ahead_rows: int = 0, ahead_bytes: int = 0, micro: bool = False,
+                 framework: str = "numpy", copy: bool = False, strict: bool = False,
+                 timeout: float = 60.0, policy: str = "fifo", max_hold: float = 0.0, **claim: Any):
+        self._closed = True
+        _l.check_word("framework", framework, ("numpy", "torch"))
+        if isinstance(columns, str):
+            raise ValueError(f"columns: a list of names expected, found {columns!r}")
+        self._columns, self._copy, self._strict = list(columns), copy, strict
+        self._framework, self._peer = framework, claim.get("peer", 0)
+        self._given, self._waiting, self._parts, self._lost = None, [], {}, 0
+        options = claim_options(task, count, partition, policy, timeout, max_hold, **claim)
+        self._session = Session(queue, address, rank=claim.get("dp_rank", 0), timeout=timeout)
+        loader = c.c_void_p()
+        try:
+            call("dray_loader_open", self._session.queue,
+                 _l.LoaderOptions(claim=c.pointer(options), ahead=ahead, ahead_rows=ahead_rows,
+                                  ahead_bytes=ahead_bytes, micro=int(micro)), c.byref(loader))
+        except DrayError:
+            self._session.close()
+            raise
+        self._loader = loader
+        self._pins = Pins(self._session,
+                          lambda batch: library().dray_loader_unhold(loader, batch))
+        self._closed = False
+
+    # ---- iterating
+
+    def __iter__(self) -> StreamDataLoader:
+        return self
+
+    def __next__(self) -> Batch:
+        self._finish()
+        if not self._waiting:
+            self._take()
+        self._given = self._waiting.pop(0)
+        return self._given
+
+    def num_microbatches(self) -> int:
+        """Of the batch that comes next (or is under way): what every rank of a lockstep group has
+        the same number of; 0 at the end."""
+        if self._waiting:
+            return self._waiting[0].micros
+        if self._given is not None and self._given.micro + 1 < self._given.micros:
+            return self._given.micros
+        self._finish()
+        try:
+            self._take()
+        except StopIteration:
+            return 0
+        return self._waiting[0].micros
+
+    def fileno(self) -> int:
+        return self._session.fileno()
+
+    def _check(self):
+        if self._closed:
+            raise DrayError(-15, "the loader is closed")
+        self._pins.sweep()
+
+    def _take(self):
+        self._check()
+        while True:
+            load = _l.Load()
+            try:
+                call("dray_loader_next", self._loader, _l.WAIT_DEFAULT, c.byref(load))
+                break
+            except DrayError as error:
+                if error.name == "EEND":
+                    raise StopIteration from None
+                lost = self.counts()["lost"]
+                if error.name not in ("ESTALE", "EGONE") or self._strict or lost == self._lost:
+                    raise
+                self._lost = lost
+        batch = Batch(self, load)
+        for name in self._columns:
+            batch[name]  # read now
+        self._waiting.append(batch)
+
+    def _finish(self):
+        given, self._given = self._given, None
+        if given is None:
+            return
+        try:
+            if given.micro + 1 == given.micros and not self._peer:
+                self._hand_in(given)
+            call("dray_loader_done", self._loader, c.byref(given._load))
+            given._live = False
+        except DrayError:
+            self._given = given
+            raise
+
+    def _fail(self, batch, reason):
+        if batch is not self._given:
+            raise ValueError("this batch is not in the loop's hands any more")
+        self._hand_in(batch)
+        call("dray_loader_fail", self._loader, c.byref(batch._load), reason.encode())
+        self._given, batch._live = None, False
+
+    def flush(self) -> None:
+        """Finishes what the loop has, and commits it now."""
+        self._check()
+        self._finish()
+        call("dray_loader_flush", self._loader)
+
+    def counts(self) -> dict:
+        """Batches, rows, committed and lost ones, and how long the loop waited, so far."""
+        counts = _l.Counts()
+        call("dray_loader_count", self._loader, c.byref(counts))
+        return {name: getattr(counts, name) for name, _ in counts._fields_[1:]}
+
+    def close(self) -> None:
+        """Commits what was finished; what the loop has in its hands is given back."""
+        if not self._closed:
+            self._closed = True
+            for batch in self._waiting + [self._given]:
+                if batch is not None:
+                    batch._live = False
+            self._given, self._waiting = None, []
+            self._pins.close(lambda: library().dray_loader_close(self._loader))
+
+    def __enter__(self) -> StreamDataLoader:
+        return self
+
+    def __exit__(self, kind, value, trace):
+        if kind is None and not self._closed:
+            self._finish()
+        self.close()
+
+    def __del__(self):
+        self.close()
+
+    # ---- outputs
+
+    def _set(self, batch, name, values, offsets):
+        if batch is not self._given:
+            raise ValueError("this batch is not in the loop's hands any more")
+        self._parts.setdefault(name, {})[batch.micro] = Values(name, values, offsets)
+
+    def _hand_in(self, batch):
+        """All micro-batches' outputs as one column of the batch."""
+        for name, parts in self._parts.items():
+            if sorted(parts) != list(range(batch.micros)):
+                raise ValueError(f"{name} is set for micro-batches {sorted(parts)} of "
+                                 f"{batch.micros}")
+            put = [parts[i] for i in range(batch.micros)]
+            whole = put[0]
+            whole.raw = np.concatenate([part.raw for part in put])
+            if whole.offsets is not None:
+                joined = [np.zeros(1, dtype=np.uint64)]
+                for part in put:
+                    joined.append(part.offsets[1:] - part.offsets[0] + joined[-1][-1])
+                whole.offsets = np.concatenate(joined).astype(np.uint64)
+            call("dray_batch_set", batch._batch, c.byref(whole.data()))
+        self._parts = {}

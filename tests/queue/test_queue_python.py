@@ -1,0 +1,179 @@
+"""dray.Queue: what is put from Python comes out as it was, to Python and to `dray queue`; claims as
+context managers commit, or fail; arrays outlive their claim and their queue."""
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+
+try:
+    import numpy as np
+    import torch
+except ImportError as missing:
+    print(missing)
+    sys.exit(77)
+
+sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
+import dray  # noqa: E402
+
+seed = int(os.environ.get("DRAY_TEST_SEED", time.time_ns() % 2**32))
+print("seed", seed)
+rng = random.Random(seed)
+program = os.environ["DRAY_PROGRAM"]
+ROWS = 24
+WORDS = ["", "4", "héllo", "日本語", "x" * 300]
+prompts = [rng.choice(WORDS) for _ in range(ROWS // 4)]
+responses = [[rng.randrange(2**31) for _ in range(rng.randrange(0, 9))] for _ in range(ROWS)]
+blobs = [rng.randbytes(rng.randrange(0, 20)) for _ in range(ROWS)]
+tokens = [len(r) for r in responses]
+images = torch.tensor(np.random.default_rng(seed).normal(size=(ROWS, 2, 3))).to(torch.bfloat16)
+TASKS = {"reward": (["prompt", "response", "blob"], ["score", "notes"]),
+         "train": dray.Task(["response", "score", "notes", "image"])}
+
+
+def refused(name, function, *arguments, **more):
+    try:
+        function(*arguments, **more)
+    except dray.DrayError as error:
+        assert error.name == name, (error.name, str(error))
+        assert isinstance(error, TimeoutError) == (name == "ETIMEDOUT")
+        return str(error)
+    raise AssertionError(f"{name} expected")
+
+
+def wrong(kind, part, function, *arguments, **more):
+    try:
+        function(*arguments, **more)
+    except kind as error:
+        assert part in str(error), error
+        return
+    raise AssertionError(f"{kind} expected")
+
+
+def put(queue, partition):
+    """The prompts once a group of four, everything else a row; torch, lists and (values, offsets)."""
+    with_offsets = (np.concatenate([np.array(r, dtype=np.int32) for r in responses]),
+                    np.cumsum([0] + tokens))
+    first = queue.insert({"prompt": prompts}, partition, rows=ROWS, group_size=4, once_per_group=True,
+                         tags={"version": 7})
+    assert first == 0
+    # What a task writes nobody else puts; a producer's own task is a claim of rows that are there.
+    with queue.claim("rollout", ROWS, partition) as batch:
+        assert batch.list("prompt") == [p for p in prompts for _ in range(4)]
+        assert batch.groups.tolist() == [i // 4 for i in range(ROWS)]
+        batch.set("response", with_offsets)
+        batch.set("blob", blobs)
+        batch.set("image", images)
+        batch.set_tag("tokens", tokens)
+    queue.seal(partition, ROWS)
+
+
+def reward(queue, partition):
+    """Scores what is there; one row fails once."""
+    seen, kept = [], []
+    while True:
+        try:
+            batch = queue.claim("reward", 5, partition, up_to=True, framework="torch")
+        except dray.DrayError as error:
+            assert error.name == "EEND", error
+            return seen, kept
+        if not seen:
+            try:
+                with batch:
+                    raise RuntimeError("a reward model that fell over")
+            except RuntimeError:
+                seen.append(-1)
+                continue
+        with batch:
+            for slot, prompt, response, blob in zip(batch.slots, batch.list("prompt"),
+                                                    batch.list("response"), batch.list("blob")):
+                assert prompt == prompts[slot // 4] and blob == blobs[slot]
+                assert response.dtype == torch.int32 and response.tolist() == responses[slot]
+                seen.append(int(slot))
+            kept.append((batch.slots, batch["response"]))
+            full, lengths = batch.padded("response", value=-1)
+            assert lengths.tolist() == [tokens[s] for s in batch.slots]
+            assert [row[:n].tolist() for row, n in zip(full, lengths)] == \
+                [responses[s] for s in batch.slots]
+            assert all((row[n:] == -1).all() for row, n in zip(full, lengths))
+            assert batch.tag("version").tolist() == [7] * batch.rows
+            batch.set("score", torch.tensor([float(s) for s in batch.slots]))
+            batch.set("notes", [f"row {s}" for s in batch.slots])
+        assert refused("ECLOSED", batch.commit) and refused("ECLOSED", batch.tag, "version")
+
+
+def check_refusals(queue):
+    wrong(ValueError, "not for 2", queue.insert, {"prompt": ["a", "b"], "other": ["c"]}, "p")
+    wrong(ValueError, "tag", queue.insert, {"prompt": ["a"]}, "p", tags={"version": [1, 2]})
+    wrong(TypeError, "dtype", queue.insert, {"prompt": np.array([1 + 2j])}, "p")
+    wrong(ValueError, "policy", queue.claim, "train", policy="best")
+    wrong(TypeError, "dp_rnk", queue.claim, "train", dp_rnk=1)
+    wrong(ValueError, "framework", queue.claim, "train", framework="jax")
+    wrong(ValueError, "lists of columns", dray.Queue, "other", tasks={"a": ("prompt", "b")})
+    wrong(TypeError, "capacity_rows", dray.Queue, capacity_rows=3)
+    assert "rollout" in refused("ENOENT", queue.claim, "rolout")
+    refused("ETIMEDOUT", queue.claim, "rollout", timeout=0.01)
+    assert "p" not in [p["name"] for p in queue.status()["partitions"]]
+
+
+def check_refill(queue):
+    """A row that failed too often is asked for again, and answered."""
+    queue.insert({"prompt": ["bad"]}, "2", seal=True)
+    for _ in range(2):
+        queue.claim("rollout", 1, "2").fail("will not do")
+    want = queue.refill(timeout=20)
+    assert (want.partition, want.rows, want.cause, want.reason) == ("2", 1, "failed", "will not do")
+    queue.insert({"prompt": ["good"]}, "2", refill=want)
+    with queue.claim("rollout", 1, "2") as batch:
+        assert batch.list("prompt") == ["good"]
+        batch.set("response", [np.array([1], dtype=np.int32)])
+        batch.set("blob", [b""])
+        batch.set("image", images[:1])
+
+
+with tempfile.TemporaryDirectory() as folder:
+    os.environ.update(DRAY_ADDRESS=f"unix:{folder}/s", XDG_RUNTIME_DIR=folder)
+    server = subprocess.Popen([program, "serve", "--listen", f"unix:{folder}/s"],
+                              stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout.readline().startswith("listening")
+        TASKS["rollout"] = (["prompt"], ["response", "blob", "image"])
+        with dray.Queue(tasks=TASKS, timeout=20, max_attempts=2) as queue:
+            check_refusals(queue)
+            put(queue, "1")
+            seen, kept = reward(queue, "1")
+            assert sorted(seen[1:]) == list(range(ROWS)), seen
+
+            # The shell sees the same.
+            claim = subprocess.run([program, "queue", "claim", "--task", "train", "--count", "3",
+                                    "--policy", "ordered"], capture_output=True, text=True,
+                                   timeout=60, check=True).stdout.strip()
+            lines = subprocess.run([program, "queue", "read", claim], capture_output=True, text=True,
+                                   timeout=60, check=True).stdout.splitlines()
+            for slot, row in enumerate(map(json.loads, lines)):
+                assert row["response"] == responses[slot] and row["notes"] == f"row {slot}", row
+                assert row["score"] == slot
+            subprocess.run([program, "queue", "commit", claim], input="{}\n" * 3, text=True,
+                           timeout=60, check=True)
+            with queue.claim("train", ROWS - 3, "1", copy=True) as batch:
+                assert batch.list("notes") == [f"row {s}" for s in batch.slots]
+                assert batch["score"][0].tolist() == batch.slots.tolist()
+                image = torch.from_numpy(batch["image"][0]).view(torch.bfloat16)
+                assert torch.equal(image, images[batch.slots])
+            queue.wait("1", timeout=0)
+            check_refill(queue)
+            queue.clear("1")
+            left = queue.claim("reward", 1, "2")  # given back by the end of the block
+            queue.end()
+        refused("ECLOSED", queue.status)
+        refused("ECLOSED", left.commit)
+        for slots, (values, offsets) in kept:  # as they were, although all is gone
+            for i, slot in enumerate(slots):
+                assert values[offsets[i]:offsets[i + 1]].tolist() == responses[slot]
+        with dray.Queue(timeout=20) as queue:
+            assert queue.status()["partitions"][0]["tasks"]["reward"]["ready"] == 1
+    finally:
+        server.terminate()
+        server.wait(timeout=60)
