@@ -16,7 +16,7 @@ size_t dray__word_distance(const char *a, const char *b)
 {
     size_t n = strlen(a), m = strlen(b);
     if (n > LONGEST || m > LONGEST)
-        return 255;
+        return DRAY__WORD_FAR;
     size_t rows[3][LONGEST + 1];
     size_t *before = rows[0], *last = rows[1], *now = rows[2];
     for (size_t j = 0; j <= m; j++)
@@ -47,6 +47,8 @@ long dray__word_nearest(const char *word, const char *const *words, size_t count
     size_t least = 1 + strlen(word) / 3; /* "near enough": a third of the letters */
     for (size_t i = 0; i < count; i++) {
         size_t distance = dray__word_distance(word, words[i]);
+        if (distance == DRAY__WORD_FAR)
+            continue;
         bool begun = strncmp(word, words[i], strlen(word)) == 0; /* typed, but for its end */
         if (distance < least || (distance == least && (best < 0 || (begun && !best_begun)))) {
             least = distance;

@@ -4,7 +4,10 @@
 
 #include <stddef.h>
 
-/* Damerau-Levenshtein distance (optimal string alignment), case ignored, at most 255. */
+enum { DRAY__WORD_FAR = 255 };
+
+/* Damerau-Levenshtein distance (optimal string alignment), case ignored; DRAY__WORD_FAR: one of
+ * them is too long for it. */
 size_t dray__word_distance(const char *a, const char *b);
 /* Index of the word nearest to `word`, or -1 when none is near enough to be meant. */
 long dray__word_nearest(const char *word, const char *const *words, size_t count);

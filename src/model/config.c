@@ -389,7 +389,13 @@ static void read_latent(reading *r, dray_model_config *c)
     c->qk_rope_head_dim = integer(r, "qk_rope_head_dim", -1);
     c->v_head_dim = integer(r, "v_head_dim", -1);
     c->kv_heads = c->heads;
-    c->head_dim = r->status ? 0 : c->qk_nope_head_dim + c->qk_rope_head_dim;
+    if (!r->status &&
+        __builtin_add_overflow(c->qk_nope_head_dim, c->qk_rope_head_dim, &c->head_dim))
+        r->status =
+            dray__fail(r->error, DRAY_EINVALID,
+                       "%.300s: qk_nope_head_dim %lld and qk_rope_head_dim %lld are too "
+                       "large",
+                       r->path, (long long)c->qk_nope_head_dim, (long long)c->qk_rope_head_dim);
 }
 
 /* Heads of grouped-query attention. */

@@ -186,8 +186,10 @@ static int check_map(const dray__engine *e, dray_error *error)
                                     "engine: expert map %" PRIu64 ": layer %" PRId64
                                     ": slot %u has expert %d of %" PRId64,
                                     e->map.version, layer, slot, expert, c->experts);
-            else if (!seen[expert]++)
-                missing--;
+            else {
+                missing -= !seen[expert];
+                seen[expert] = 1;
+            }
         }
         const uint8_t *none = status ? NULL : memchr(seen, 0, (size_t)c->experts);
         if (none)

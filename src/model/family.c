@@ -67,8 +67,6 @@ static int check_parts(const dray_model_config *c, const dray__family *family, d
         {"qk_nope_head_dim", c->qk_nope_head_dim, 1, MOST_COUNT},
         {"qk_rope_head_dim", c->qk_rope_head_dim, 1, MOST_COUNT},
         {"v_head_dim", c->v_head_dim, 1, MOST_COUNT},
-        {"head_dim (qk_nope_head_dim + qk_rope_head_dim)", c->head_dim,
-         c->qk_nope_head_dim + c->qk_rope_head_dim, c->qk_nope_head_dim + c->qk_rope_head_dim},
     };
     const limit mtp[] = {{"num_nextn_predict_layers", c->mtp_layers, 0, MOST_COUNT}};
     const limit none[] = {{"the number of experts", c->experts, 0, 0},
@@ -84,6 +82,11 @@ static int check_parts(const dray_model_config *c, const dray__family *family, d
     if (!status)
         status = family->latent ? check_limits(latent, COUNT(latent), error)
                                 : check_limits(&none[1], 1, error);
+    if (!status && family->latent && c->head_dim != c->qk_nope_head_dim + c->qk_rope_head_dim)
+        status = dray__fail(error, DRAY_EINVALID,
+                            "head_dim is %" PRId64 ", expected qk_nope_head_dim %" PRId64
+                            " + qk_rope_head_dim %" PRId64,
+                            c->head_dim, c->qk_nope_head_dim, c->qk_rope_head_dim);
     if (!status)
         status = family->mtp ? check_limits(mtp, 1, error) : check_limits(&none[2], 1, error);
     return status ? dray__fail_prefix(error, status, "%s: ", family->name) : DRAY_OK;

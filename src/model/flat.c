@@ -268,7 +268,12 @@ int dray_layout_add_flat(dray_layout *layout, uint32_t region, uint64_t offset,
                                     given, "dray_flat_parameter", error);
     if (!status)
         status = check_flat(layout, region, offset, &flat, error);
+    if (status)
+        return status;
+    const dray__layout_mark mark = dray__layout_mark_of(layout);
     for (uint32_t i = 0; i < flat.count && !status; i++)
         status = add_piece(layout, region, offset, &flat, &flat.pieces[i], error);
+    if (status)
+        dray__layout_restore(layout, &mark);
     return status;
 }

@@ -11,6 +11,8 @@
 #include <string.h>
 
 enum { FLAT_ALIGN = 16 }; /* bytes, _get_aligned_numel: "comes from TorchInductor" */
+/* Of a flat parameter. A configuration allows no tensor that leads from here to an overflow. */
+#define MOST_ELEMENTS (INT64_C(1) << 59)
 #define ALIAS UINT32_MAX
 #define BUFFER (UINT32_MAX - 1) /* both are in no unit */
 
@@ -101,8 +103,8 @@ static int group(units *u, const dray_layout *layout, dray_error *error)
     return u->pieces ? DRAY_OK : dray__nomem(error);
 }
 
-/* Elements of all of a unit's tensors and the padding between and behind them; with `pieces`, also
- * what is in the share [start, end). */
+/* Elements of all of a unit's tensors and the padding between and behind them (-1: too many to
+ * count); with `pieces`, also what is in the share [start, end). */
 static int64_t lay_out(const units *u, uint32_t unit, const dray_layout *layout, int64_t start,
                        int64_t end, dray_flat_piece *pieces)
 {
@@ -124,17 +126,23 @@ static int64_t lay_out(const units *u, uint32_t unit, const dray_layout *layout,
             piece->offset = at + from - start;
         }
         at += numel;
+        if (at > MOST_ELEMENTS)
+            return -1;
     }
     if (u->align)
         at += (world - at % world) % world;
     return at;
 }
 
-/* One unit's share: chunk() of the flat parameter, padded to the first rank's size. */
-static void share_of(const units *u, uint32_t unit, const dray_layout *layout,
+/* One unit's share: chunk() of the flat parameter, padded to the first rank's size. false: too
+ * large.
+ */
+static bool share_of(const units *u, uint32_t unit, const dray_layout *layout,
                      dray_flat_parameter *flat)
 {
     int64_t total = lay_out(u, unit, layout, 0, 0, NULL), world = u->spec.world;
+    if (total < 0)
+        return false;
     int64_t each = total / world + (total % world != 0), start = each * u->spec.rank;
     start = start < total ? start : total;
     int64_t end = total - start < each ? total : start + each;
@@ -145,6 +153,7 @@ static void share_of(const units *u, uint32_t unit, const dray_layout *layout,
                                   .pieces = u->pieces,
                                   .count = u->first[unit + 1] - u->first[unit]};
     lay_out(u, unit, layout, start, end, u->pieces);
+    return true;
 }
 
 /* The buffers, whole, at *end of the region: adds up their bytes, and with `add` their blocks. */
@@ -173,9 +182,9 @@ static int place_units(const units *u, dray_layout *layout, dray_error *error)
     dray_flat_parameter flat;
     uint64_t element = dray_dtype_size(u->dtype), offset = 0;
     for (uint32_t unit = 0; unit < u->count; unit++) {
-        share_of(u, unit, layout, &flat);
-        region.bytes += (uint64_t)flat.numel * element;
-        if (region.bytes > INT64_MAX || !dray__align(&region.bytes))
+        bool fits = share_of(u, unit, layout, &flat);
+        region.bytes += fits ? (uint64_t)flat.numel * element : 0;
+        if (!fits || region.bytes > INT64_MAX || !dray__align(&region.bytes))
             return dray__fail(error, DRAY_EINVALID, "fsdp1: the model is too large");
     }
     int status = place_buffers(u, layout, false, &region.bytes, error);

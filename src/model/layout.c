@@ -407,11 +407,6 @@ const dray_block *dray__layout_next_block(const dray_layout *layout, const dray_
     return next ? dray_layout_block(layout, next - 1) : NULL;
 }
 
-bool dray__layout_has_quants(const dray_layout *layout)
-{
-    return layout->quants.count > 0;
-}
-
 dray__layout_mark dray__layout_mark_of(const dray_layout *layout)
 {
     return (dray__layout_mark){layout->tensors.count, layout->blocks.count, layout->bytes};
@@ -424,7 +419,8 @@ void dray__layout_restore(dray_layout *layout, const dray__layout_mark *mark)
     layout->ends.count = layout->tensors.count;
     layout->blocks.count = layout->behind.count = mark->blocks;
     layout->bytes = mark->bytes;
-    memset(layout->ends.items, 0, layout->ends.count * sizeof(block_ends));
+    if (layout->ends.count)
+        memset(layout->ends.items, 0, layout->ends.count * sizeof(block_ends));
     for (uint32_t block = 0; block < mark->blocks; block++)
         chain_block(layout, block);
 }
@@ -438,7 +434,8 @@ static size_t nearest_names(const dray_layout *layout, const char *name, const c
     for (uint32_t i = 0; i < layout->tensors.count; i++) {
         const char *other = dray_layout_tensor(layout, i)->name;
         size_t distance = dray__word_distance(name, other);
-        if (distance > limit || (count == NEAREST && distance >= distances[count - 1]))
+        if (distance > limit || distance == DRAY__WORD_FAR ||
+            (count == NEAREST && distance >= distances[count - 1]))
             continue;
         size_t at = count < NEAREST ? count++ : count - 1;
         for (; at > 0 && distances[at - 1] > distance; at--) {

@@ -33,8 +33,6 @@ const dray_block *dray__layout_first_block(const dray_layout *layout, uint32_t t
 const dray_block *dray__layout_next_block(const dray_layout *layout, const dray_block *block);
 /* Of one of the layout's own blocks. */
 uint32_t dray__layout_block_index(const dray_layout *layout, const dray_block *block);
-/* Whether any tensor may be quantised. */
-bool dray__layout_has_quants(const dray_layout *layout);
 /* Says on which GPU a region of kind CUDA lies. */
 void dray__layout_set_device(dray_layout *layout, uint32_t region, const uint8_t device[16]);
 /* module.c: elements [first, first + count) of a parameter of transformers' module, flattened. */

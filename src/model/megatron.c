@@ -146,16 +146,18 @@ int64_t dray__megatron_layers(const dray__megatron *m, uint32_t vp_stage, int64_
 static int check_uneven(const dray__megatron *m, dray_error *error)
 {
     const dray_megatron_spec *s = &m->spec;
-    int64_t layers = middle_layers(m), stages = middle_stages(s);
+    int64_t all = m->config->layers, stages = middle_stages(s);
     if (s->embedding_in_split || s->loss_in_split)
         return dray__fail(error, DRAY_EINVALID,
                           "megatron: layers of the first or last stage cannot be given together "
                           "with embedding or loss in the split");
-    if (s->first_stage_layers < 0 || s->last_stage_layers < 0 || layers < 0 || stages < 0)
+    if (s->first_stage_layers < 0 || s->first_stage_layers > all || s->last_stage_layers < 0 ||
+        s->last_stage_layers > all - s->first_stage_layers || stages < 0)
         return dray__fail(error, DRAY_EINVALID,
                           "megatron: %" PRId64 " layers in the first and %" PRId64
                           " in the last of %u stages, of %" PRId64 " layers",
-                          s->first_stage_layers, s->last_stage_layers, s->pp, m->config->layers);
+                          s->first_stage_layers, s->last_stage_layers, s->pp, all);
+    int64_t layers = middle_layers(m);
     if (stages == 0 ? layers != 0 : layers % stages != 0)
         return indivisible("layers outside the given stages", layers, "their number of stages",
                            stages, error);

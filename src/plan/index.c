@@ -85,7 +85,7 @@ static bool add_names_of(dray_plan_index *index, const dray_layout *layout)
 static bool add_scales_of(dray_plan_index *index, const dray_layout *layout)
 {
     const uint64_t *hashes = dray__layout_hashes(layout);
-    if (!dray__layout_has_quants(layout))
+    if (!dray__layout_quantised(layout))
         return true;
     for (uint32_t t = 0; t < dray_layout_tensor_count(layout); t++) {
         const dray_quant *quant = dray_layout_quant(layout, t);
@@ -217,7 +217,7 @@ int dray__plan_index_new(const dray_plan_member *sources, uint32_t count, const 
     for (uint32_t i = 0; ok && !only && i < count; i++)
         ok = add_names_of(index, sources[i].layout);
     for (uint32_t i = 0; ok && only && i < count; i++)
-        ok = !dray__layout_quantised(sources[i].layout) || add_scales_of(index, sources[i].layout);
+        ok = add_scales_of(index, sources[i].layout);
     scan s = {.index = index};
     ok = ok && collect(&s);
     free(s.found);

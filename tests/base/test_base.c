@@ -127,6 +127,9 @@ static void nearest_word(void **state)
     assert_int_equal(dray__word_nearest("paramter", words, 3), 2);
     assert_int_equal(dray__word_nearest("zzz", words, 3), -1);
     assert_int_equal(dray__word_distance("ab", "ba"), 1);
+    char endless[1000] = {0};
+    memset(endless, 'z', sizeof endless - 1);
+    assert_int_equal(dray__word_nearest(endless, words, 3), -1);
 }
 
 /* Known answers of Random123's kat_vectors for philox4x32-10. */

@@ -114,6 +114,30 @@ static void maps_must_hold_every_expert(void **state)
     refuse_map(row, 130, 2, "layer 0: expert 5 and 1 others are in none of 130 slots");
 }
 
+/* However many slots one of them has. */
+static void maps_may_repeat_experts(void **state)
+{
+    (void)state;
+    enum { SLOTS = 127 + 256 };
+    dray_model_config c;
+    assert_int_equal(dray_model_config_load("qwen3-30b-a3b", &c, NULL), DRAY_OK);
+    c.layers = 1;
+    int32_t row[SLOTS];
+    for (int32_t i = 0; i < SLOTS; i++)
+        row[i] = i < 128 ? i : 0;
+    dray_expert_map map = DRAY_EXPERT_MAP_INIT;
+    map.layers = 1;
+    map.slots = SLOTS;
+    map.experts = row;
+    dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
+    spec.experts = &map;
+    dray_layout *l = NULL;
+    dray_error e = {0};
+    if (dray_layout_engine(&c, &spec, &l, &e))
+        fail_msg("%s", e.message);
+    dray_layout_free(l);
+}
+
 static void maps_move_experts(void **state)
 {
     (void)state;
@@ -199,8 +223,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reads_quantization_config),   cmocka_unit_test(refuses_other_quantisation),
-        cmocka_unit_test(maps_must_hold_every_expert), cmocka_unit_test(maps_move_experts),
-        cmocka_unit_test(refuses_what_does_not_fit),
+        cmocka_unit_test(maps_must_hold_every_expert), cmocka_unit_test(maps_may_repeat_experts),
+        cmocka_unit_test(maps_move_experts),           cmocka_unit_test(refuses_what_does_not_fit),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -178,6 +178,45 @@ static void layout_keeps_what_it_was_given(void **state)
     dray_layout_free(l);
 }
 
+/* A flat parameter of which one piece cannot be: the layout is as before. */
+static void flat_parameters_are_all_or_none(void **state)
+{
+    (void)state;
+    static const dray_flat_piece wrong[] = {
+        {.name = "b", .ndim = 2, .shape = {2, 3}, .offset = 4, .first = 0, .last = 5},
+        {.name = "", .ndim = 1, .shape = {6}, .offset = 4, .first = 0, .last = 5},
+    };
+    for (size_t i = 0; i < 2; i++) {
+        dray_layout *l;
+        dray_error e;
+        dray_region_info region = {.kind = DRAY_REGION_HOST, .bytes = 64};
+        dray_flat_piece pieces[2] = {{.name = "a", .ndim = 1, .shape = {4}, .last = 3}, wrong[i]};
+        dray_flat_parameter flat = DRAY_FLAT_PARAMETER_INIT;
+        uint32_t count = 0, index;
+        assert_int_equal(dray_layout_new(&l, NULL), DRAY_OK);
+        assert_int_equal(dray_layout_add_region(l, &region, NULL, NULL), DRAY_OK);
+        if (i == 0) {
+            assert_int_equal(
+                dray_layout_add_tensor(l, "b", DRAY_F32, 1, (int64_t[]){6}, NULL, NULL), 0);
+            count = 1;
+        } else {
+            pieces[0].last = -1; /* of an empty layout nothing is left, either */
+            pieces[0].name = "";
+        }
+        flat.dtype = DRAY_F32;
+        flat.numel = 16;
+        flat.padding = 6;
+        flat.pieces = pieces;
+        flat.count = 2;
+        assert_int_equal(dray_layout_add_flat(l, 0, 0, &flat, &e), DRAY_EINVALID);
+        assert_int_equal(dray_layout_tensor_count(l), count);
+        assert_int_equal(dray_layout_block_count(l), 0);
+        assert_int_equal(dray_layout_find(l, "a", &index, NULL), DRAY_ENOENT);
+        assert_true(dray_layout_bytes(l) == 0);
+        dray_layout_free(l);
+    }
+}
+
 static void layout_refuses(void **state)
 {
     (void)state;
@@ -398,6 +437,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(dtypes_have_sizes_and_names),
         cmocka_unit_test(layout_keeps_what_it_was_given),
+        cmocka_unit_test(flat_parameters_are_all_or_none),
         cmocka_unit_test(layout_refuses),
         cmocka_unit_test(layout_keeps_quantisation),
         cmocka_unit_test(pack_round_trip),

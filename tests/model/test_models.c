@@ -113,6 +113,44 @@ static void fsdp_shards_are_the_model(void **state)
     assert_null(l);
 }
 
+/* Sizes that the limits allow, and sums of which are more than numbers go. */
+static void sizes_that_overflow_are_refused(void **state)
+{
+    (void)state;
+    dray_model_config c;
+    dray_layout *l = NULL;
+    dray_error e;
+    assert_int_equal(dray_model_config_load("qwen3-30b-a3b", &c, NULL), DRAY_OK);
+    c.layers = 1;
+    c.experts = 1 << 14;
+    c.hidden_size = c.moe_intermediate_size = 1 << 24;
+    for (int orig = 0; orig < 2; orig++) {
+        dray_fsdp1_spec spec = DRAY_FSDP1_SPEC_INIT;
+        spec.world = 3;
+        spec.use_orig_params = orig;
+        assert_int_equal(dray_layout_fsdp1(&c, &spec, &l, &e), DRAY_EINVALID);
+        assert_non_null(strstr(e.message, "too large"));
+    }
+    assert_int_equal(dray_model_config_load("deepseek-v3", &c, NULL), DRAY_OK);
+    c.qk_nope_head_dim = INT64_MAX;
+    assert_int_equal(dray_layout_full(&c, 0, DRAY_REGION_HOST, &l, &e), DRAY_EINVALID);
+    assert_non_null(strstr(e.message, "qk_nope_head_dim is"));
+    c.qk_nope_head_dim = 120;
+    assert_int_equal(dray_layout_full(&c, 0, DRAY_REGION_HOST, &l, &e), DRAY_EINVALID);
+    assert_non_null(strstr(e.message, "head_dim is 192, expected qk_nope_head_dim 120 + "));
+    const int64_t layers[][2] = {{INT64_MIN, 0}, {0, INT64_MIN}, {INT64_MAX, INT64_MAX}, {62, 0}};
+    assert_int_equal(dray_model_config_load("deepseek-v3", &c, NULL), DRAY_OK);
+    for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) {
+        dray_megatron_spec spec = DRAY_MEGATRON_SPEC_INIT;
+        spec.pp = 4;
+        spec.first_stage_layers = layers[i][0];
+        spec.last_stage_layers = layers[i][1];
+        assert_int_equal(dray_layout_megatron(&c, &spec, &l, &e), DRAY_EINVALID);
+        assert_non_null(strstr(e.message, "of 61 layers"));
+    }
+    assert_null(l);
+}
+
 static void tied_heads_are_aliases(void **state)
 {
     (void)state;
@@ -285,6 +323,9 @@ static void config_json_errors(void **state)
          ", \"num_experts\": 8, \"moe_intermediate_size\": 8, "
          "\"num_key_value_heads\": 4, \"mlp_only_layers\": [900]}",
          DRAY_EUNSUPPORTED, "layer 900"},
+        {"{\"model_type\": \"deepseek_v3\", " CORE ", \"kv_lora_rank\": 8, \"v_head_dim\": 8, "
+         "\"qk_nope_head_dim\": 9223372036854775807, \"qk_rope_head_dim\": 1}",
+         DRAY_EINVALID, "qk_rope_head_dim 1 are too large"},
         {"{\"model_type\": \"glm4_moe\", " CORE ", \"n_routed_experts\": 8, "
          "\"num_key_value_heads\": 4, \"moe_intermediate_size\": 16777216, \"n_shared_experts\": "
          "2}",
@@ -354,6 +395,7 @@ int main(void)
         cmocka_unit_test(the_table_has_the_published_sizes),
         cmocka_unit_test(unknown_models_get_the_nearest),
         cmocka_unit_test(fsdp_shards_are_the_model),
+        cmocka_unit_test(sizes_that_overflow_are_refused),
         cmocka_unit_test(tied_heads_are_aliases),
         cmocka_unit_test(engine_refuses_what_cannot_be_cut),
         cmocka_unit_test(config_json_of_both_generations),
