@@ -205,9 +205,9 @@ int dray_arena_prepare(const char *tag, dray_arena_report *report, dray_error *e
 /* Gives back the physical memory of all arenas of the tag (NULL: of all) in this process, chunk by
  * chunk as it was copied. Of the GPU it waits for `after` and its own copies alone. options and
  * report may be NULL. DRAY_EBUSY: regions over it were exported, and not withdrawn: nothing is
- * released. On other errors what was released stays so (dray_arena_resume brings it back). An arena
- * that is released already counts for nothing. DRAY_ENOENT: no arena has the tag. Threads: any.
- * Blocks. */
+ * released. On other errors what was released stays so (dray_arena_resume brings it back, and
+ * another release goes on with the rest). An arena that is released already counts for nothing.
+ * DRAY_ENOENT: no arena has the tag. Threads: any. Blocks. */
 int dray_arena_release(const char *tag, const dray_arena_release_options *options,
                        dray_arena_report *report, dray_error *error);
 /* Takes memory for all released arenas of the tag, and copies the content back. DRAY_ENOMEM: the

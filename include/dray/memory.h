@@ -128,11 +128,12 @@ int dray_handle_unpack(const void *data, size_t size, dray_handle *out, dray_err
  * consumed), else -1. writable: map, or open, for writing. DRAY_EINVALID: the descriptor, or the
  * file at the path, is not the one that the handle names, is smaller than it says, or is shared
  * memory of a size that its owner could change; DRAY_EFORMAT as above; DRAY_EUNSUPPORTED: a kind
- * that this build lacks; DRAY_ENOENT, DRAY_ESYS. Whether the owner still lives is the session's to
- * know. GPU memory is mapped into the context that is current in this thread, else into that of its
- * own GPU where this process sees it, else of the first; the same allocation of the same owner is
- * opened once in a process, and closed with the last region over it; what this process exported
- * itself is used where it is. Owner: the caller frees *out. */
+ * that this build lacks; DRAY_ESTALE: this process exported it itself, and other memory lies there
+ * now; DRAY_ENOENT, DRAY_ESYS. Whether the owner still lives is the session's to know. GPU memory
+ * is mapped into the context that is current in this thread, else into that of its own GPU where
+ * this process sees it, else of the first; the same allocation of the same owner is opened once in
+ * a process, and closed with the last region over it; what this process exported itself is used
+ * where it is. Owner: the caller frees *out. */
 int dray_region_import(const dray_handle *handle, int fd, int writable, dray_region **out,
                        dray_error *error);
 

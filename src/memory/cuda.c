@@ -446,15 +446,18 @@ static int descriptor(const dray_region *region)
 /* ---- importing --------------------------------------------------------------------------------
  */
 
-/* Where the allocation lies that this process exported under that name; 0: it did not. */
-static CUdeviceptr own_export(const dray_handle *h)
+/* Where the allocation lies that this process exported under that name; 0: it did not. chunk: it is
+ * a region's own, of which the driver knows another number than its handle. */
+static CUdeviceptr own_export(const dray_handle *h, bool *chunk)
 {
     CUdeviceptr base = 0;
     pthread_mutex_lock(&exports_lock);
     for (const dray__cuda_memory *m = exports; m && !base; m = m->next)
         if (m->storage.form == h->form && m->storage.allocation == h->allocation &&
-            m->storage.bytes == h->base_bytes && memcmp(m->key, h->key, sizeof m->key) == 0)
+            m->storage.bytes == h->base_bytes && memcmp(m->key, h->key, sizeof m->key) == 0) {
             base = m->storage.base;
+            *chunk = m->chunk != NULL;
+        }
     pthread_mutex_unlock(&exports_lock);
     return base;
 }
@@ -462,12 +465,19 @@ static CUdeviceptr own_export(const dray_handle *h)
 static int import(dray_region *region, const dray_handle *handle, int fd, dray_error *error)
 {
     dray__cuda_device *device;
+    bool chunk = false;
     int rc = dray__cuda_device_here(handle->device, &device, error);
     if (rc)
         return rc;
-    CUdeviceptr own = own_export(handle);
-    if (own)
-        return lay_over(region, own + handle->base_offset, error);
+    CUdeviceptr own = own_export(handle, &chunk);
+    if (own) {
+        rc = lay_over(region, own + handle->base_offset, error);
+        if (rc == DRAY_OK && !chunk && region->cuda->storage.allocation != handle->allocation)
+            rc = dray__fail(error, DRAY_ESTALE,
+                            "cuda handle of this process: the memory that it names was released or "
+                            "freed, and other memory lies there now");
+        return rc;
+    }
     dray__cuda_memory *memory = new_memory(region, error);
     if (!memory)
         return DRAY_ENOMEM;

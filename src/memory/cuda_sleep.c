@@ -116,12 +116,19 @@ static int mark(const sleep_call *c, const dray_arena *a, CUevent event, dray_er
 /* ---- release ----------------------------------------------------------------------------------
  */
 
-/* Which pieces of each part go where. */
+/* Which pieces of each part go where: behind what a release that failed half way has kept. */
 static int plan_content(dray_arena *a, bool drop, dray_error *error)
 {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < a->count; i++) {
+        const dray__arena_part *part = a->parts[i];
+        uint64_t end = part->kept_from + dray__extents_bytes(&part->kept);
+        bytes = part->released && end > bytes ? end : bytes;
+    }
+    for (uint32_t i = 0; i < a->count; i++) {
         dray__arena_part *part = a->parts[i];
+        if (part->released)
+            continue;
         if (drop)
             dray__extents_free(&part->kept);
         else if (!dray__extents_copy(&part->kept, &part->used))
@@ -152,6 +159,8 @@ static int release_parts(sleep_call *c, dray_arena *a, dray_error *error)
     int64_t began = dray__now();
     for (uint32_t i = 0; i <= a->count && rc == DRAY_OK; i++) {
         dray__arena_part *part = i < a->count ? a->parts[i] : NULL;
+        if (part && part->released)
+            part = NULL;
         if (part) {
             uint64_t end = part->kept_from + dray__extents_bytes(&part->kept);
             int64_t pinning = dray__now();
@@ -176,9 +185,17 @@ static int release_parts(sleep_call *c, dray_arena *a, dray_error *error)
     return rc;
 }
 
+static bool all_released(const dray_arena *a)
+{
+    uint32_t i = 0;
+    while (i < a->count && a->parts[i]->released)
+        i++;
+    return a->released && i == a->count;
+}
+
 static int release_arena(sleep_call *c, dray_arena *a, dray_error *error)
 {
-    if (a->released || a->closed)
+    if (a->closed || all_released(a))
         return DRAY_OK;
     int rc = dray__cuda_enter(a->device, error);
     if (rc)

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/options.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -60,10 +61,11 @@ static int open_pool(const char *tag, int device, const dray_arena_options *give
     dray__cuda_device *on;
     dray_arena_options options = DRAY_ARENA_OPTIONS_INIT;
     int rc = by_ordinal(device, &on, error);
+    if (rc == DRAY_OK)
+        rc = dray__options_read(&options, sizeof options, dray__end_of(dray_arena_options, unused),
+                                given, "dray_arena_options", error);
     if (rc)
         return rc;
-    if (given)
-        options = *given;
     options.tag = tag;
     memcpy(options.uuid, on->uuid, sizeof options.uuid);
     pool *p = calloc(1, sizeof *p);

@@ -252,8 +252,10 @@ static int transfer(const dray_region *region, uint64_t offset, void *data, uint
                           (unsigned long long)region->bytes);
     if (write && !region->writable)
         return dray__fail(error, DRAY_EINVALID, "region %s was opened for reading", region->name);
+    if (!bytes) /* then neither side need be anywhere */
+        return DRAY_OK;
     if (region->ops->transfer)
-        return bytes ? region->ops->transfer(region, offset, data, bytes, write, error) : DRAY_OK;
+        return region->ops->transfer(region, offset, data, bytes, write, error);
     if (write)
         memcpy(region->base + offset, data, bytes);
     else

@@ -101,8 +101,11 @@ int dray__gpu_cubin(int arch, void **out, size_t *size, dray_error *error)
         rc = dray__nomem(error);
     else if (!result)
         result = n.nvrtcGetCUBIN(program, *out);
-    if (result)
+    if (result) {
         rc = fail_compile(&n, program, result, error);
+        free(*out);
+        *out = NULL;
+    }
     n.nvrtcDestroyProgram(&program);
     return rc;
 }

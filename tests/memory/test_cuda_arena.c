@@ -228,6 +228,46 @@ static void fail_in_the_middle(void)
     }
 }
 
+/* What a release that failed left resident goes with the next one, and all of it comes back. */
+static void release_once_more(void)
+{
+    static const char *const calls[] = {"cuMemHostRegister:3:2", "cuMemcpyDtoHAsync:3:999"};
+    start(NULL);
+    for (size_t c = 0; c < 2 * sizeof calls / sizeof *calls; c++) {
+        dray_arena_release_options how = DRAY_ARENA_RELEASE_OPTIONS_INIT;
+        dray_arena_report report = DRAY_ARENA_REPORT_INIT;
+        dray_arena *a = open_arena("weights");
+        held out[4] = {{0, 5 * MIB, 1}, {0, 5 * MIB, 2}, {0, 4 * MIB, 3}, {0, MIB, 4}};
+        for (int i = 0; i < 4; i++) {
+            OK(dray_arena_alloc(a, out[i].bytes, &out[i].at, &error));
+            fill(&out[i]);
+        }
+        if (!gpu_fail(calls[c / 2]))
+            return;
+        CHECK(dray_arena_release("weights", &how, NULL, &error) < 0);
+        gpu_fail(NULL);
+        uint64_t left = status_of(a).resident_bytes;
+        CHECK(status_of(a).released && left > 0);
+        how.drop = c % 2;
+        OK(dray_arena_release("weights", &how, &report, &error));
+        CHECK(report.arenas == 1 && report.bytes == left);
+        CHECK(status_of(a).resident_bytes == 0);
+        OK(dray_arena_release("weights", &how, &report, &error));
+        CHECK(report.arenas == 0);
+        OK(dray_arena_resume("weights", NULL, &report, &error));
+        CHECK(!status_of(a).released && report.chunks == status_of(a).chunks);
+        for (int i = 0; i < 4 && !how.drop; i++)
+            CHECK(whole(&out[i]));
+        dray_arena_close(a);
+    }
+}
+
+static void what_is_left_is_released_later(void **state)
+{
+    (void)state;
+    alone(release_once_more);
+}
+
 static void failures_lose_nothing(void **state)
 {
     (void)state;
@@ -270,12 +310,15 @@ static void owner_of_arena(void)
     hand(r);
     signed_();
     /* By force: the other one keeps what it has, and who described the region is told. */
+    const dray_handle old = described(r);
     dray_arena_release_options force = DRAY_ARENA_RELEASE_OPTIONS_INIT;
     force.force = 1;
     OK(dray_arena_release("weights", &force, NULL, &error));
     OK(dray_arena_resume("weights", NULL, NULL, &error));
     GIVES(DRAY_ESTALE, dray_region_check(r, &error));
     CHECK(dray_region_fd(r) == -1);
+    dray_region *same;
+    GIVES(DRAY_ESTALE, dray_region_import(&old, -1, 0, &same, &error));
     dray_region_withdrawn(r);
     OK(dray_region_check(r, &error));
     CHECK(whole(&first) && whole(&second));
@@ -347,9 +390,15 @@ static void allocate_for_torch(void)
     start(NULL);
     static char line[256];
     dray_arena *weights, *cache, *same;
-    dray_arena_options options = DRAY_ARENA_OPTIONS_INIT;
-    options.chunk_bytes = CHUNK;
-    OK(dray_torch_arena("weights", 0, &options, &weights, &error));
+    struct {
+        dray_arena_options known;
+        uint64_t unknown;
+    } newer = {DRAY_ARENA_OPTIONS_INIT, 1}; /* of a later library */
+    newer.known.size = sizeof newer;
+    newer.known.chunk_bytes = CHUNK;
+    GIVES(DRAY_EVERSION, dray_torch_arena("weights", 0, &newer.known, &weights, &error));
+    newer.unknown = 0;
+    OK(dray_torch_arena("weights", 0, &newer.known, &weights, &error));
     void *first = dray_torch_malloc(20 * MIB, 0, NULL), *second;
     CHECK(first);
     pthread_t thread;
@@ -435,10 +484,10 @@ int main(void)
 {
     gpu_begin(1);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(allocations_do_not_touch),   cmocka_unit_test(bad_options_are_refused),
-        cmocka_unit_test(released_memory_comes_back), cmocka_unit_test(failures_lose_nothing),
-        cmocka_unit_test(others_unmap_first),         cmocka_unit_test(torch_allocates_by_tag),
-        cmocka_unit_test(threads_share_an_arena),
+        cmocka_unit_test(allocations_do_not_touch),       cmocka_unit_test(bad_options_are_refused),
+        cmocka_unit_test(released_memory_comes_back),     cmocka_unit_test(failures_lose_nothing),
+        cmocka_unit_test(what_is_left_is_released_later), cmocka_unit_test(others_unmap_first),
+        cmocka_unit_test(torch_allocates_by_tag),         cmocka_unit_test(threads_share_an_arena),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

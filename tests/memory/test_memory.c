@@ -150,6 +150,11 @@ static void any_region_is_read_and_written(void **state)
     assert_int_equal(dray_region_wrap(own, 1000, "w", &regions[2], NULL), DRAY_OK);
     assert_int_equal(dray_region_open(path, 1, &regions[3], NULL), DRAY_OK);
     assert_int_equal(dray_region_open(path, 0, &regions[4], NULL), DRAY_OK);
+    dray_region *nothing;
+    assert_int_equal(dray_region_wrap(NULL, 0, "n", &nothing, NULL), DRAY_OK);
+    assert_int_equal(dray_region_read(nothing, 0, back, 0, NULL), DRAY_OK);
+    assert_int_equal(dray_region_write(nothing, 0, NULL, 0, NULL), DRAY_OK);
+    dray_region_free(nothing);
     for (size_t i = 0; i < sizeof data; i++)
         data[i] = (unsigned char)(i * 11 + 3);
     for (int i = 0; i < 5; i++) {
