@@ -4,6 +4,7 @@
 #include "mover/nccl.h"
 
 #include "base/error.h"
+#include "memory/gpu_library.h"
 
 #include <dlfcn.h>
 #include <limits.h>
@@ -77,15 +78,14 @@ static const char *resolve(void *library)
 
 static void open_library(void)
 {
-    const char *path = getenv("DRAY_NCCL_LIBRARY");
+    const char *variable = dray__gpu_library_variable(DRAY__GPU_NCCL), *path = getenv(variable);
     int version = 0;
-    if (path && !*path) {
-        snprintf(trouble, sizeof trouble, "DRAY_NCCL_LIBRARY is empty: none is wanted");
-        return;
-    }
-    void *library = dlopen(path ? path : "libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    void *library = dray__gpu_library_open(DRAY__GPU_NCCL);
     if (!library) {
-        snprintf(trouble, sizeof trouble, "%s", dlerror());
+        snprintf(trouble, sizeof trouble,
+                 path && !*path ? "%s is empty: none is wanted"
+                                : "not found: install it, or set %s to its path",
+                 variable);
         return;
     }
     const char *absent = resolve(library);

@@ -1,7 +1,7 @@
 /* NCCL between two GPUs of two processes: a communicator of the two, over which either sends what
- * lies in its half of a bounded staging buffer. NCCL is opened at run time ($DRAY_NCCL_LIBRARY, or
- * libnccl.so.2; an empty value: none is wanted). It encrypts nothing and asks nobody who he is: for
- * trusted networks only.
+ * lies in its half of a bounded staging buffer. NCCL is opened at run time, where
+ * memory/gpu_library.h finds it. It encrypts nothing and asks nobody who he is: for trusted
+ * networks only.
  *
  * Communicators do not block: each call that begins something is followed by polling, so that every
  * wait has its caller's deadline, and what hangs is aborted. NCCL's own symptom of a peer that died

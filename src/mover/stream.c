@@ -35,16 +35,25 @@ struct dray__stream {
 
 /* ---- addresses ------------------------------------------------------------------------------- */
 
+/* getaddrinfo takes any number, and cuts it to 16 bits. */
+static bool is_port(const char *text)
+{
+    size_t digits = strspn(text, "0123456789");
+    return digits >= 1 && digits <= 5 && !text[digits] && strtoul(text, NULL, 10) <= UINT16_MAX;
+}
+
 /* "HOST", "HOST:PORT", "[V6]:PORT". */
 static int parse(const char *text, struct sockaddr_storage *out, socklen_t *size, dray_error *error)
 {
     char host[DRAY__STREAM_ADDRESS], *port = NULL;
     snprintf(host, sizeof host, "%s", text);
     char *begin = host, *colon = strrchr(host, ':');
+    bool whole = strlen(text) < sizeof host;
     if (*begin == '[') {
         char *end = strchr(++begin, ']');
-        if (end) {
-            port = end[1] == ':' ? end + 2 : NULL;
+        whole = whole && end && (!end[1] || end[1] == ':');
+        if (whole) {
+            port = end[1] ? end + 2 : NULL;
             *end = 0;
         }
     } else if (colon && strchr(host, ':') == colon) {
@@ -54,8 +63,9 @@ static int parse(const char *text, struct sockaddr_storage *out, socklen_t *size
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM,
                              .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE},
                     *found = NULL;
-    int rc = strlen(text) < sizeof host ? getaddrinfo(begin, port ? port : "0", &hints, &found)
-                                        : EAI_NONAME;
+    int rc = whole && (!port || is_port(port))
+                 ? getaddrinfo(begin, port ? port : "0", &hints, &found)
+                 : EAI_NONAME;
     if (rc)
         return dray__fail(error, DRAY_EINVALID,
                           "data address \"%s\": a numeric address and port expected (%s)", text,

@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -147,7 +148,7 @@ struct shared {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct shared *all;
-static pid_t owner; /* a forked child lacks UCX's thread */
+static atomic_int owner; /* whose they are; 0: there are none. A forked child lacks UCX's thread */
 
 static ucs_status_t make(const char *devices, bool reads, ucp_context_h *out)
 {
@@ -199,7 +200,7 @@ static int add(const char *devices, bool reads, struct shared **out, dray_error 
     shared->reads = reads;
     shared->next = all;
     all = shared;
-    owner = getpid();
+    atomic_store(&owner, getpid());
     *out = shared;
     return DRAY_OK;
 }
@@ -207,7 +208,8 @@ static int add(const char *devices, bool reads, struct shared **out, dray_error 
 int dray__ucx_context_get(const char *devices, bool reads, ucp_context_h *out, dray_error *error)
 {
     int rc = DRAY_OK;
-    if (all && owner != getpid())
+    const pid_t pid = atomic_load(&owner); /* without the lock: a child's may be held for ever */
+    if (pid && pid != getpid())
         return dray__fail(error, DRAY_EUNSUPPORTED,
                           "UCX was in use when this process was forked: it is not usable in it");
     pthread_mutex_lock(&lock);
@@ -241,6 +243,8 @@ void dray__ucx_context_put(ucp_context_h context)
     struct shared *shared = *link;
     if (shared && --shared->users == 0) {
         *link = shared->next;
+        if (!all)
+            atomic_store(&owner, 0);
         library.ucp_cleanup(shared->context);
         free(shared->devices);
         free(shared);
