@@ -666,17 +666,18 @@ static inline void queue_is_over(void)
 }
 
 /* Bytes that only it held are gone, but nobody is told anything wrong. With a journal a controller
- * that is started anew brings them back; so does a checkpoint. */
+ * that is started anew brings them back; so does a checkpoint. Without, the rows stay until
+ * somebody misses bytes of theirs: nobody may before the examiner has counted them. */
 static inline void keeper_is_gone(void)
 {
-    unlink(f.keeper);
-    f.keeper_pid = fixture_spawn(&f, true);
     if (how.durability != DRAY_DURABILITY_JOURNAL)
         for (int role = 0; role < KEEPER; role++) {
             if (pids[role] > 0)
                 fixture_end(pids[role], SIGKILL);
             pids[role] = 0;
         }
+    unlink(f.keeper);
+    f.keeper_pid = fixture_spawn(&f, true);
     if (how.durability == DRAY_DURABILITY_NONE)
         return;
     fixture_end(f.coordinator_pid, SIGKILL);
