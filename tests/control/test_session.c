@@ -18,9 +18,8 @@
 static coordinator_fixture f;
 
 /* A service for the tests: 0x7001 echoes payload and descriptors, 0x7002 is kept until 0x7003 comes
- * (any session) or its deadline (first i64 of the payload) passes. 0x7004 is answered when that time
- * has passed, long after the caller has given up. */
-enum { ECHO = 0x7001, KEEP = 0x7002, RELEASE = 0x7003, LATE = 0x7004 };
+ * (any session) or its deadline (first i64 of the payload) passes. */
+enum { ECHO = 0x7001, KEEP = 0x7002, RELEASE = 0x7003 };
 
 typedef struct test_service {
     dray__request *kept[256];
@@ -55,7 +54,7 @@ static void handle(void *self, dray__request *request)
     uint16_t type = dray__request_type(request);
     if (type == ECHO) {
         echo(request);
-    } else if (type == KEEP || type == LATE) {
+    } else if (type == KEEP) {
         int64_t ns = dray__get_i64(dray__request_payload(request));
         dray__request_expire_at(request, dray__deadline(ns));
         s->kept[s->count++] = request;
@@ -72,15 +71,9 @@ static void handle(void *self, dray__request *request)
 
 static void expired(void *self, dray__request *request, int channel_gone)
 {
+    (void)channel_gone;
     dray_error error;
     forget(self, request);
-    if (dray__request_type(request) == LATE && !channel_gone) {
-        dray__writer w = {0};
-        dray__put_string(&w, "late");
-        dray__request_reply(request, &w, NULL, 0);
-        dray__writer_free(&w);
-        return;
-    }
     dray__fail(&error, DRAY_ETIMEDOUT, "kept too long");
     dray__request_fail(request, &error);
 }
@@ -102,7 +95,7 @@ static int add_test_service(dray__coordinator *coordinator, dray_error *error)
 {
     static const dray__service service = {.name = "test",
                                           .first = ECHO,
-                                          .last = LATE,
+                                          .last = RELEASE,
                                           .handle = handle,
                                           .expired = expired,
                                           .session_ended = ended,
@@ -300,7 +293,7 @@ static void payloads_come_back(void **state)
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
             dray__put_bytes(&w, data, sizes[i]);
             dray__reply reply;
-            int64_t deadline = dray__deadline(60 * DRAY__SECOND);
+            int64_t deadline = dray__deadline(200 * DRAY__SECOND);
             assert_int_equal(dray__call(channel, ECHO, &w, NULL, 0, deadline, &reply, NULL),
                              DRAY_OK);
             assert_int_equal(reply.payload.size, sizes[i]);
@@ -317,29 +310,38 @@ static void payloads_come_back(void **state)
     free(data);
 }
 
+/* What is kept is answered when the caller has given up: before its next request, or behind it. */
 static void late_replies_are_dropped(void **state)
 {
     (void)state;
     dray_context *context = fixture_open(&f, "late", "task", 0);
-    dray__channel *channel;
+    dray__channel *channel, *other;
     dray_error error;
     assert_int_equal(dray__channel_open(context, &channel, NULL), DRAY_OK);
+    assert_int_equal(dray__channel_open(context, &other, NULL), DRAY_OK);
     dray__writer w = {0};
     for (int i = 0; i < 20; i++) {
-        dray__put_i64(&w, 200 * DRAY__MILLISECOND);
         int64_t deadline = dray__deadline(i % 2 ? 0 : DRAY__MILLISECOND);
-        assert_int_equal(dray__call(channel, LATE, &w, NULL, 0, deadline, NULL, &error),
+        dray__put_i64(&w, 300 * DRAY__SECOND);
+        assert_int_equal(dray__call(channel, KEEP, &w, NULL, 0, deadline, NULL, &error),
                          DRAY_ETIMEDOUT);
-        dray__put_u32(&w, (uint32_t)i);
-        dray__reply reply;
-        assert_int_equal(dray__call(channel, ECHO, &w, NULL, 0, dray__deadline(30 * DRAY__SECOND),
-                                    &reply, &error),
-                         DRAY_OK);
-        assert_int_equal(dray__get_u32(&reply.payload), i);
-        if (i % 8 == 0)
-            poll(NULL, 0, 250); /* the late reply is there before the next request */
+        for (int step = 0; step < 2; step++) {
+            dray__reply reply;
+            deadline = dray__deadline(60 * DRAY__SECOND);
+            if (step == i / 2 % 2) {
+                assert_int_equal(dray__call(other, RELEASE, &w, NULL, 0, deadline, NULL, &error),
+                                 DRAY_OK);
+                continue;
+            }
+            dray__put_u32(&w, (uint32_t)i);
+            assert_int_equal(dray__call(channel, ECHO, &w, NULL, 0, deadline, &reply, &error),
+                             DRAY_OK);
+            assert_int_equal(reply.payload.size, 4);
+            assert_int_equal(dray__get_u32(&reply.payload), i);
+        }
     }
     dray__writer_free(&w);
+    dray__channel_close(other);
     dray__channel_close(channel);
     dray_close(context);
 }
