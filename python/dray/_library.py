@@ -43,6 +43,12 @@ class Options(Sized):
                 ("timeout_ns", c.c_int64), ("trusted_networks", c.c_char_p)]
 
 
+class Block(c.Structure):
+    _fields_ = [("tensor", c.c_uint32), ("region", c.c_uint32), ("start", c.c_int64 * MAX_DIMS),
+                ("extent", c.c_int64 * MAX_DIMS), ("offset", c.c_uint64),
+                ("stride", c.c_int64 * MAX_DIMS)]
+
+
 class ColumnData(c.Structure):
     _fields_ = [("name", c.c_char_p), ("dtype", c.c_int32), ("content", c.c_int32),
                 ("ndim", c.c_uint32), ("shape", c.c_int64 * MAX_DIMS), ("offsets", c.c_void_p),
@@ -195,6 +201,17 @@ _FUNCTIONS = {
     "dray_handle_describe": (_CODE, [_P, _P]),
     "dray_handle_pack": (_CODE, [_P, _P, c.c_size_t]),
     "dray_handle_unpack": (_CODE, [c.c_char_p, c.c_size_t, _P]),
+    "dray_model_config_load": (_CODE, [c.c_char_p, _P]),
+    "dray_engine_parameter": (_CODE, [_P, _P, c.c_char_p, _P, _P, _P]),
+    "dray_layout_full": (_CODE, [_P, c.c_int, c.c_int, _OUT]),
+    "dray_layout_engine": (_CODE, [_P, _P, _OUT]),
+    "dray_layout_add_module": (_CODE, [_P, _P, c.c_char_p, c.c_int, c.c_uint32, c.c_uint64, _P, _P,
+                                       _P]),
+    "dray_layout_tensor_count": (c.c_uint32, [_P]),
+    "dray_layout_tensor": (c.c_void_p, [_P, c.c_uint32]),
+    "dray_layout_block_count": (c.c_uint32, [_P]),
+    "dray_layout_block": (c.c_void_p, [_P, c.c_uint32]),
+    "dray_region_alloc": (_CODE, [c.c_int, c.c_uint64, c.c_char_p, _OUT]),
     "dray_region_wrap": (_CODE, [_P, c.c_uint64, c.c_char_p, _OUT]),
     "dray_region_wrap_cuda": (_CODE, [c.c_uint64, c.c_uint64, c.c_char_p, _OUT]),
     "dray_region_import": (_CODE, [_P, c.c_int, c.c_int, _OUT]),
@@ -227,6 +244,13 @@ _FUNCTIONS = {
     "dray_subscriber_fd": (c.c_int, [_P]),
     "dray_subscriber_attend": (_CODE, [_P]),
     "dray_subscriber_verify": (_CODE, [_P]),
+    "dray_subscriber_version": (_CODE, [_P, _P, _P, _P]),
+    "dray_subscriber_leave": (_CODE, [_P, c.c_int64, _P]),
+    "dray_subscriber_note_step": (_CODE, [_P, c.c_int64]),
+    "dray_prefetch_weights": (_CODE, [_P, _P, _P]),
+    "dray_prefetch_start": (_CODE, [_P, _P]),
+    "dray_prefetch_drop": (_CODE, [_P]),
+    "dray_commit_weights": (_CODE, [_P, _P, _P]),
     "dray_update_weights": (_CODE, [_P, _P, _P]),
     "dray_update_start": (_CODE, [_P, _P]),
     "dray_update_poll": (_CODE, [_P]),

@@ -315,8 +315,8 @@ class Region:
     """Memory that blocks lie in: dray_region. What it was made of must outlive it (it keeps a tensor
     that it was given)."""
 
-    def __init__(self, pointer, keep=None):
-        self.pointer, self._keep = pointer, keep
+    def __init__(self, pointer, keep=None, owned=True):
+        self.pointer, self._keep, self._owned = pointer, keep, owned
 
     @classmethod
     def over(cls, address, size, name="", cuda=True, keep=None):
@@ -342,7 +342,7 @@ class Region:
 
     def close(self):
         pointer, self.pointer, self._keep = self.pointer, None, None
-        if pointer:
+        if pointer and self._owned:
             library().dray_region_free(pointer)
 
     __del__ = close

@@ -1,33 +1,39 @@
 """Weights between PyTorch processes: a trainer's ranks publish their parameters where they lie, an
 engine's ranks receive them where they want them. Nothing is gathered.
 
-    publisher = dray.weights.Publisher(context, "qwen", model.named_parameters(), rank, world)
+    publisher = dray.weights.Publisher(context, "qwen", model, rank, world)
     publisher.attach(optimizer)                       # waits for readers before the next write
     publisher.publish(step)
 
     blocks = [Block("model.layers.0.self_attn.q_proj.weight", (4096, 4096), qkv[:512], (512, 0)), ...]
     subscriber = dray.weights.Subscriber(context, "qwen", blocks, group="engine", rank=0, world=8)
     report = subscriber.update()
+
+engine_blocks() makes the blocks of SGLang's and vLLM's parameters; an engine that cannot say where its
+parameters lie gives Subscriber its load_weights.
 """
+from __future__ import annotations
+
 import ctypes as c
 import json
 import os
 from dataclasses import dataclass
+from typing import Any, Callable, Iterable, Mapping, Optional, Union
 
 from . import _library as _l
 from . import gpu as _g
+from . import host as _h
 from ._library import DrayError, call, library
+from .engine import engine_blocks, load_config, tensors
+from .host import empty, share
+
+__all__ = ["Block", "Context", "FlatPart", "Layout", "Publisher", "Subscriber", "empty",
+           "engine_blocks", "fsdp1_parameters", "share", "tensors"]
 
 
 class _RegionInfo(c.Structure):
     _fields_ = [("kind", c.c_int32), ("bytes", c.c_uint64), ("name", c.c_char_p),
                 ("device", c.c_uint8 * 16)]
-
-
-class _Block(c.Structure):
-    _fields_ = [("tensor", c.c_uint32), ("region", c.c_uint32), ("start", c.c_int64 * _l.MAX_DIMS),
-                ("extent", c.c_int64 * _l.MAX_DIMS), ("offset", c.c_uint64),
-                ("stride", c.c_int64 * _l.MAX_DIMS)]
 
 
 class _Placement(c.Structure):
@@ -51,6 +57,27 @@ class _SubscriberOptions(_l.Sized):
                 ("load", c.c_void_p)]
 
 
+class _LoadTensor(c.Structure):
+    _fields_ = [("name", c.c_char_p), ("dtype", c.c_int32), ("ndim", c.c_uint32),
+                ("shape", c.c_int64 * _l.MAX_DIMS), ("first_row", c.c_int64), ("rows", c.c_int64),
+                ("start", c.c_uint64), ("end", c.c_uint64), ("numel", c.c_uint64)]
+
+
+class _LoadBucket(_l.Sized):
+    _fields_ = [("size", c.c_size_t), ("version", c.c_uint64), ("data", c.c_void_p),
+                ("bytes", c.c_uint64), ("tensors", c.POINTER(_LoadTensor)), ("count", c.c_uint32),
+                ("index", c.c_uint32), ("buckets", c.c_uint32)]
+
+
+_LOAD = c.CFUNCTYPE(c.c_int, c.c_void_p, c.POINTER(_LoadBucket), c.POINTER(_l.Error))
+
+
+class _LoadOptions(_l.Sized):
+    _fields_ = [("size", c.c_size_t), ("load", _LOAD), ("user", c.c_void_p),
+                ("bucket_bytes", c.c_uint64), ("slices", c.c_int32), ("together", c.c_void_p),
+                ("together_count", c.c_uint32), ("memory", c.c_int32)]
+
+
 class _UpdateOptions(_l.Sized):
     _fields_ = [("size", c.c_size_t), ("mode", c.c_int32), ("strategy", c.c_int32),
                 ("min_version", c.c_uint64), ("path", c.c_char_p), ("path_version", c.c_uint64),
@@ -70,6 +97,9 @@ class _UpdateReport(_l.Sized):
 
 MODES = {"auto": 0, "tensor": 1, "distributed": 2, "disk": 3}
 STRATEGIES = {"direct": 0, "bucket": 1, "parameter": 2}
+_AGAIN, _TORN, _CANCELED = (-1 - _l.CODES.index(name) for name in ("AGAIN", "TORN", "CANCELED"))
+STAGING = 16 << 20  # of a publisher of private host memory, where nothing else is said
+_INSERTED = ("_orig_mod.", "_checkpoint_wrapped_module.")  # into names, by what wraps modules
 
 
 # ---- layouts -------------------------------------------------------------------------------------
@@ -78,9 +108,9 @@ STRATEGIES = {"direct": 0, "bucket": 1, "parameter": 2}
 class Block:
     """A rectangle of a tensor, in memory of this rank: `tensor` is a view of it, of any strides."""
     name: str
-    shape: tuple          # of the whole tensor
-    tensor: object
-    start: tuple = None   # where in the whole the view's first element is; None: at its start
+    shape: tuple              # of the whole tensor
+    tensor: Any
+    start: Optional[tuple] = None  # where in the whole the view's first element is; None: at its start
 
 
 class FlatPart:
@@ -120,9 +150,31 @@ def _local(tensor):
     """The memory of a parameter, which may be a DTensor, and how it is cut."""
     if isinstance(tensor, FlatPart):
         return tensor.tensor, None, None
+    if isinstance(tensor, Block):
+        return _tensor(tensor.tensor).detach(), None, None
     if hasattr(tensor, "placements"):
         return tensor.detach().to_local(), tensor.device_mesh, tensor.placements
-    return tensor.detach(), None, None
+    return _tensor(tensor).detach(), None, None
+
+
+def _tensor(values):
+    """numpy's arrays as tensors over the same memory."""
+    return values if hasattr(values, "untyped_storage") else _g._torch().from_numpy(values)
+
+
+def _pairs(parameters):
+    """(name, parameter) of a module, a mapping or pairs, by the names of checkpoints."""
+    if hasattr(parameters, "named_parameters"):
+        parameters = parameters.named_parameters()
+    elif hasattr(parameters, "items"):
+        parameters = parameters.items()
+    found = []
+    for entry in parameters:
+        name, parameter = (entry.name, entry) if isinstance(entry, Block) else entry
+        for part in _INSERTED:
+            name = name.replace(part, "")
+        found.append((name, parameter))
+    return found
 
 
 def _mesh_of(mesh, placements):
@@ -143,10 +195,12 @@ class Layout:
     """A dray_layout, and the live regions of it. What is in a dray arena lies in one region a chunk,
     anything else in one region a storage: so few handles, or such that stay right when it moves."""
 
-    def __init__(self):
+    def __init__(self, config: Optional[str] = None):
         self.pointer = c.c_void_p()
         self.regions = []
+        self.private = False  # some of it lies in host memory that other processes cannot map
         self._index = {}
+        self._config = load_config(config) if config is not None else None
         call("dray_layout_new", c.byref(self.pointer))
 
     def close(self):
@@ -164,7 +218,8 @@ class Layout:
         storage = tensor.untyped_storage()
         at, size = storage.data_ptr(), storage.nbytes()
         if not tensor.is_cuda:
-            return at, size, None, storage
+            shared = _h.find(at)
+            return (at, size, None, storage) if shared is None else (*shared[:2], None, storage)
         s = _g.storage_of(at)
         if s["form"] == _g.FORM_VMM:
             at, size = s["base"], s["bytes"]
@@ -177,8 +232,12 @@ class Layout:
 
     def _region(self, at, size, uuid, keep, name):
         if at not in self._index:
-            region = _g.Region.over(at, size, name, uuid is not None, keep)
-            info = _RegionInfo(_g.CUDA if uuid else _g.HOST, size, name.encode())
+            shared = None if uuid else _h.find(at)
+            region = _g.Region(shared[2], keep, owned=False) if shared else \
+                _g.Region.over(at, size, name, uuid is not None, keep)
+            kind = _g.CUDA if uuid else _g.SHARED if shared else _g.HOST
+            self.private = self.private or kind == _g.HOST
+            info = _RegionInfo(kind, size, name.encode())
             if uuid:
                 info.device[:] = uuid
             index = c.c_uint32()
@@ -232,6 +291,9 @@ class Layout:
         """A parameter of this rank: whole, or a DTensor's shard. Where nothing of it is here, only
         the name is added."""
         local, mesh, placements = _local(parameter)
+        if self._config is not None and not isinstance(parameter, FlatPart):
+            self._add_module(name, local, mesh, placements)
+            return
         tensor = self.add_tensor(name, local.dtype, tuple(parameter.shape))
         if local.numel() == 0:
             return
@@ -256,16 +318,33 @@ class Layout:
         m = _mesh_of(mesh, placements)
         call("dray_layout_add_dtensor", self.pointer, tensor, region, offset, c.byref(m), coordinate,
              shape)
+        self._same_shard(name, shape, local)
+
+    def _add_module(self, name, local, mesh, placements):
+        """A parameter of transformers' module for the configuration: also one that experts are packed
+        into."""
+        if local.numel() and (not local.is_contiguous() or self._spans(local)):
+            raise DrayError(-26, f"{name} lies in several pieces: allocate it in dray.gpu.use_arena()")
+        region, offset = self.region_of(local, name) if local.numel() else (0, 0)
+        shape = (c.c_int64 * _l.MAX_DIMS)()
+        m = None if mesh is None else c.byref(_mesh_of(mesh, placements))
+        coordinate = None if mesh is None else (c.c_int64 * 8)(*mesh.get_coordinate())
+        call("dray_layout_add_module", self.pointer, c.byref(self._config), name.encode(),
+             _g.dtype_code(local.dtype), region, offset, m, coordinate, shape)
+        self._same_shard(name, shape, local)
+
+    @staticmethod
+    def _same_shard(name, shape, local):
         if list(shape[:local.dim()]) != list(local.shape):
-            raise DrayError(-10, f"{name}: placements say a shard of {shape[:local.dim()]}, the "
-                            f"tensor has {list(local.shape)}")
+            raise DrayError(-10, f"{name}: a shard of {shape[:local.dim()]} expected, the tensor has "
+                            f"{list(local.shape)}")
 
     def _dense(self, tensor, region, start, extent, offset):
         call("dray_layout_add_dense", self.pointer, tensor, region,
              (c.c_int64 * _l.MAX_DIMS)(*start), (c.c_int64 * _l.MAX_DIMS)(*extent), offset)
 
     def add_block(self, block):
-        view = block.tensor.detach()
+        view = _tensor(block.tensor).detach()
         tensor = self.add_tensor(block.name, view.dtype, tuple(block.shape))
         if view.numel() == 0:
             return
@@ -274,7 +353,7 @@ class Layout:
             return
         region, offset = self.region_of(view, block.name)
         element, dims = view.element_size(), view.dim()
-        b = _Block(tensor=tensor, region=region, offset=offset)
+        b = _l.Block(tensor=tensor, region=region, offset=offset)
         b.start[:dims] = list(block.start or [0] * dims)
         b.extent[:dims] = list(view.shape)
         b.stride[:dims] = [s * element for s in view.stride()]
@@ -287,9 +366,11 @@ class Layout:
 # ---- sessions ------------------------------------------------------------------------------------
 
 class Context:
-    """A session with the coordinator (`dray serve`): one a process is enough."""
+    """A session with the coordinator (`dray serve`): one a process is enough. address: None takes
+    $DRAY_ADDRESS; role: "trainer" or "engine"."""
 
-    def __init__(self, address=None, role=None, rank=0, name=None, timeout=60.0):
+    def __init__(self, address: Optional[str] = None, role: Optional[str] = None, rank: int = 0,
+                 name: Optional[str] = None, timeout: float = 60.0):
         self.pointer, self._pid = c.c_void_p(), os.getpid()
         options = _l.Options(address=address and address.encode(), role=role and role.encode(),
                              name=name and name.encode(), rank=rank, timeout_ns=int(timeout * 1e9))
@@ -308,26 +389,42 @@ class Context:
 
 
 class Publisher:
-    """This rank's parameters, published where they lie. `parameters`: (name, tensor) pairs, tensors
-    whole or DTensors (FSDP2's); kept, and looked at by every publish."""
+    """This rank's parameters, published where they lie. `model`: the name by which engines find them.
 
-    def __init__(self, context, model, parameters, rank, world, staging_bytes=0, snapshot=False,
-                 timeout=60.0):
-        self._parameters = [(name, p) for name, p in parameters]
-        self._context, self.pointer = context, c.c_void_p()
+    parameters: a module, (name, tensor) pairs or a mapping, tensors whole or DTensors (FSDP2's); or
+    Blocks, where this rank's part is cut in another way. Kept, and looked at by every publish. config: a config.json, or a folder with one, for modules of
+    transformers whose parameters are not the checkpoint's tensors (packed experts).
+    staging_bytes: of shared memory, through which engines of this host get what lies in private host
+    memory; None: 16 MiB where something does (share() makes a model's parameters shared).
+    checksum: announce what engines compare with. delta: tell engines which elements changed, compared
+    and sent in delta_dtype. snapshot: engines read a copy, the trainer goes on at once."""
+
+    def __init__(self, context: Context, model: str, parameters: Any, rank: int = 0, world: int = 1,
+                 staging_bytes: Optional[int] = None, snapshot: bool = False, timeout: float = 60.0,
+                 config: Optional[str] = None, checksum: bool = True, delta: bool = False,
+                 delta_dtype: Any = None):
+        self._parameters, self._config = _pairs(parameters), config
+        self._context, self.pointer, self._layout = context, c.c_void_p(), None
         self._layout = self._build()
         self._published = None
         self._timeout = timeout
         live = self._live = self._layout.live()
+        if staging_bytes is None:
+            staging_bytes = STAGING if self._layout.private and not snapshot else 0
         options = _PublisherOptions(regions=live, rank=rank, world=world, snapshot=int(snapshot),
-                                    staging_bytes=staging_bytes, timeout_ns=int(timeout * 1e9))
+                                    staging_bytes=staging_bytes, timeout_ns=int(timeout * 1e9),
+                                    checksum=0 if checksum else -1, delta=int(delta),
+                                    delta_dtype=_g.dtype_code(delta_dtype) if delta_dtype else 0)
         call("dray_publisher_open", context.pointer, model.encode(), self._layout.pointer,
              c.byref(options), c.byref(self.pointer))
 
     def _build(self):
-        layout = Layout()
+        layout = Layout(self._config)
         for name, parameter in self._parameters:
-            layout.add_parameter(name, parameter)
+            if isinstance(parameter, Block):
+                layout.add_block(parameter)
+            else:
+                layout.add_parameter(name, parameter)
         self._shape = self._where(layout)
         return layout
 
@@ -425,30 +522,72 @@ class Publisher:
             self._layout.close()
         self._layout = None
 
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
 
 class Subscriber:
-    """This rank's part of an engine. blocks: Block, a rectangle each; views of fused parameters are
-    as good as whole ones."""
+    """This rank's part of an engine; the ranks of `group` (`world` of them) take versions together.
 
-    def __init__(self, context, model, blocks, group="engine", rank=0, world=1, timeout=60.0):
-        self.pointer = c.c_void_p()
+    blocks: Block, a rectangle each (views of fused parameters are as good as whole ones; engine_blocks
+    makes them for SGLang and vLLM), or a module or (name, tensor) pairs: whole tensors.
+    load: instead, the engine's load_weights: called with a list of (name, tensor), whole tensors in
+    host memory that are good until it returns, bucket by bucket, at most bucket_bytes of them.
+    tensors: which it takes, {name: (shape, dtype)} or {name: tensor}, as tensors("qwen3-8b") or a
+    meta-device state dict give them."""
+
+    def __init__(self, context: Context, model: str, blocks: Any = (), group: str = "engine",
+                 rank: int = 0, world: int = 1, timeout: float = 60.0, *,
+                 load: Optional[Callable[[list], Any]] = None,
+                 tensors: Optional[Mapping[str, Any]] = None, bucket_bytes: int = 512 << 20):
+        self._context, self.pointer, self._failure = context, c.c_void_p(), None
         self._layout = Layout()
-        for block in blocks:
-            self._layout.add_block(block)
+        if load is None:
+            if hasattr(blocks, "named_parameters") or hasattr(blocks, "items"):
+                blocks = _pairs(blocks)
+            for block in blocks:
+                block = block if isinstance(block, Block) else Block(block[0], block[1].shape, block[1])
+                self._layout.add_block(block)
+        elif tensors is None:
+            raise ValueError("tensors: which ones load takes, {name: (shape, dtype)}")
         self._live = self._layout.live()
         options = _SubscriberOptions(regions=self._live, group=group.encode(), rank=rank,
                                      world=world, timeout_ns=int(timeout * 1e9))
+        if load is not None:
+            for name, of in tensors.items():
+                shape, dtype = of if isinstance(of, tuple) else (of.shape, of.dtype)
+                self._layout.add_tensor(name, dtype, tuple(shape))
+            self._load = _LoadOptions(load=self._callback(load), bucket_bytes=bucket_bytes)
+            options.load = c.addressof(self._load)
         call("dray_subscriber_open", context.pointer, model.encode(), self._layout.pointer,
              c.byref(options), c.byref(self.pointer))
 
+    def _callback(self, load):
+        """`load` as the library calls it. What it raises is the cause of the update's error."""
+        def called(_, bucket, error):
+            try:
+                load(_bucket(bucket.contents))
+                return 0
+            except BaseException as failure:  # none may pass through C
+                self._failure = failure
+                error.contents.code = _CANCELED
+                error.contents.message = f"load: {failure!r}".encode()[:400]
+                return _CANCELED
+        return _LOAD(called)
+
     @staticmethod
-    def _options(mode, strategy, min_version, path, bucket_bytes, verify, timeout, ctas,
-                 copy_engines):
+    def _options(mode="auto", strategy="direct", min_version=0, path=None, path_version=0,
+                 bucket_bytes=0, verify=True, timeout=60.0, ctas=0, copy_engines=False, peers=True):
+        _l.check_word("mode", mode, MODES)
+        _l.check_word("strategy", strategy, STRATEGIES)
         return _UpdateOptions(mode=MODES[mode], strategy=STRATEGIES[strategy],
-                              min_version=min_version, path=path and path.encode(),
-                              bucket_bytes=bucket_bytes, verify=0 if verify else -1,
-                              timeout_ns=int(timeout * 1e9), ctas=ctas,
-                              copy_engines=copy_engines)
+                              min_version=min_version, path=path and os.fspath(path).encode(),
+                              path_version=path_version, bucket_bytes=bucket_bytes,
+                              verify=0 if verify else -1, timeout_ns=int(timeout * 1e9),
+                              peers=0 if peers else -1, ctas=ctas, copy_engines=int(copy_engines))
 
     @staticmethod
     def _dict(report):
@@ -456,48 +595,125 @@ class Subscriber:
         call("dray_update_report_json", c.byref(report), room, len(room))
         return json.loads(room.value)
 
-    def update(self, mode="auto", strategy="direct", min_version=0, path=None, bucket_bytes=0,
-               verify=True, timeout=60.0, ctas=0, copy_engines=False):
-        """Takes the newest version, together with the other ranks of the group; the report. Beside
-        inference: ctas bounds the thread blocks that move on this GPU, copy_engines spares them."""
-        options = self._options(mode, strategy, min_version, path, bucket_bytes, verify, timeout,
-                                ctas, copy_engines)
-        report = _UpdateReport()
-        call("dray_update_weights", self.pointer, c.byref(options), c.byref(report))
+    def _run(self, name, options):
+        report, self._failure = _UpdateReport(), None
+        try:
+            call(name, self.pointer, c.byref(options) if options else None, c.byref(report))
+        except DrayError as error:
+            if self._failure is not None:
+                raise error from self._failure
+            raise
         return self._dict(report)
 
-    def start(self, mode="auto", strategy="direct", min_version=0, path=None, bucket_bytes=0,
-              verify=True, timeout=60.0, ctas=0, copy_engines=False):
-        """The same, not blocking: start, poll until it is True (fileno says when), finish."""
-        options = self._options(mode, strategy, min_version, path, bucket_bytes, verify, timeout,
-                                ctas, copy_engines)
-        call("dray_update_start", self.pointer, c.byref(options))
+    def update(self, mode: str = "auto", strategy: str = "direct", min_version: int = 0,
+               path: Union[str, os.PathLike, None] = None, path_version: int = 0,
+               bucket_bytes: int = 0, verify: bool = True, timeout: float = 60.0, ctas: int = 0,
+               copy_engines: bool = False, peers: bool = True) -> dict:
+        """Takes the newest version (waits for one >= min_version), together with the other ranks of
+        the group; the report. mode: auto, tensor (trainers of this host), distributed (of others,
+        too), or disk (the checkpoint at `path`, which holds path_version). Beside inference: ctas
+        bounds the thread blocks that move on this GPU, copy_engines spares them. Raises DrayError;
+        ETORN: bytes had been overwritten, the next update repairs it; else all is as it was."""
+        return self._run("dray_update_weights",
+                         self._options(mode, strategy, min_version, path, path_version, bucket_bytes,
+                                       verify, timeout, ctas, copy_engines, peers))
 
-    def poll(self):
+    def update_weights_from_tensor(self, **options: Any) -> dict:
+        """update(mode="tensor")"""
+        return self.update(mode="tensor", **options)
+
+    def update_weights_from_distributed(self, **options: Any) -> dict:
+        """update(mode="distributed")"""
+        return self.update(mode="distributed", **options)
+
+    def update_weights_from_disk(self, path: Union[str, os.PathLike], version: int = 0,
+                                 **options: Any) -> dict:
+        """update(mode="disk"): needs no trainer. path: a file or folder of safetensors."""
+        return self.update(mode="disk", path=path, path_version=version, **options)
+
+    def start(self, *arguments: Any, **options: Any) -> None:
+        """An update (its arguments) that does not block: start, poll until it is True (fileno says
+        when), finish."""
+        self._failure = None
+        call("dray_update_start", self.pointer, c.byref(self._options(*arguments, **options)))
+
+    def poll(self) -> bool:
         error = _l.Error()
         code = library().dray_update_poll(self.pointer, c.byref(error))
-        return code != -14
+        return code != _AGAIN
 
-    def finish(self):
+    def finish(self) -> dict:
         report = _UpdateReport()
-        call("dray_update_finish", self.pointer, c.byref(report))
+        try:
+            call("dray_update_finish", self.pointer, c.byref(report))
+        except DrayError as error:
+            raise error from self._failure
         return self._dict(report)
 
-    def fileno(self):
+    def prefetch(self, **options: Any) -> dict:
+        """Brings a version (options as of update) into spare memory, while the engine serves the one
+        that it has; commit() swaps. Together with the other ranks, both."""
+        return self._run("dray_prefetch_weights", self._options(**options))
+
+    def commit(self, min_version: int = 0, timeout: float = 60.0) -> dict:
+        """What was prefetched becomes what the engine serves: a local copy, verified."""
+        return self._run("dray_commit_weights", self._options(min_version=min_version, timeout=timeout))
+
+    def drop_prefetched(self) -> None:
+        """Frees the spare memory."""
+        call("dray_prefetch_drop", self.pointer)
+
+    @property
+    def version(self) -> int:
+        """That the group holds as a whole; 0: none yet. Raises DrayError (ETORN) for a torn group."""
+        version, state = c.c_uint64(), c.c_int32()
+        call("dray_subscriber_version", self.pointer, c.byref(version), None, c.byref(state))
+        if state.value == 2:
+            raise DrayError(_TORN, "the group is torn: the next update repairs it")
+        return version.value
+
+    def fileno(self) -> int:
         return library().dray_subscriber_fd(self.pointer)
 
-    def attend(self):
+    def attend(self) -> None:
         """Between updates: unmaps what its publishers want back."""
         call("dray_subscriber_attend", self.pointer)
 
-    def verify(self):
+    def note_step(self, seconds: float) -> None:
+        """A step of decoding took so long: reports say by how much updates slowed steps down."""
+        call("dray_subscriber_note_step", self.pointer, int(seconds * 1e9))
+
+    def verify(self) -> None:
         """Compares the memory with what the last update brought."""
         call("dray_subscriber_verify", self.pointer)
 
-    def close(self):
+    def leave(self, timeout: float = 60.0) -> None:
+        """Before the engine ends: off the routers' list, and until no other engine reads from it."""
+        call("dray_subscriber_leave", self.pointer, int(timeout * 1e9), None)
+
+    def close(self) -> None:
         pointer, self.pointer = self.pointer, None
         if pointer:
             library().dray_subscriber_close(pointer)
         if self._layout:
             self._layout.close()
         self._layout = None
+
+    def __enter__(self) -> Subscriber:
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def _bucket(bucket):
+    """(name, tensor) of what lies in a bucket."""
+    torch = _g._torch()
+    found = []
+    memory = (c.c_ubyte * max(1, bucket.bytes)).from_address(bucket.data)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    for i in range(bucket.count):
+        t = bucket.tensors[i]
+        found.append((t.name.decode(), whole[t.start:t.end].view(_g.torch_dtype(t.dtype))
+                      .view(t.shape[:t.ndim])))
+    return found

@@ -1,0 +1,98 @@
+"""Host memory that other processes map: what a trainer's parameters lie in to be read in place."""
+from __future__ import annotations
+
+import bisect
+import ctypes as c
+import threading
+import weakref
+from typing import Any, Optional
+
+from . import _library as _l
+from ._library import call, library
+
+_SHARED = 2  # dray_region_kind
+_ALIGN = 256
+_lock = threading.Lock()
+_bases, _regions = [], {}  # first addresses, ascending; {address: (bytes, dray_region *)}
+
+
+def _torch():
+    import torch
+    return torch
+
+
+def _free(base):
+    with _lock:
+        _bases.remove(base)
+        _, pointer = _regions.pop(base)
+    library().dray_region_free(pointer)
+
+
+def _memory(size: int, name: str):
+    """A region's bytes as a tensor; freed with the last tensor over it."""
+    torch = _torch()
+    pointer = c.c_void_p()
+    call("dray_region_alloc", _SHARED, size, name.encode(), c.byref(pointer))
+    base = library().dray_region_base(pointer)
+    with _lock:
+        bisect.insort(_bases, base)
+        _regions[base] = size, pointer
+    memory = (c.c_ubyte * size).from_address(base)
+    weakref.finalize(memory, _free, base).atexit = False
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def find(address: int) -> Optional[tuple]:
+    """(base, bytes, dray_region *) of the shared memory that an address lies in."""
+    with _lock:
+        at = bisect.bisect_right(_bases, address) - 1
+        if at < 0:
+            return None
+        base = _bases[at]
+        size, pointer = _regions[base]
+    return (base, size, pointer) if address < base + size else None
+
+
+def empty(*shape: int, dtype: Any = None):
+    """A tensor (of zeros) in shared memory: for weights that are made by hand."""
+    torch = _torch()
+    dtype = dtype or torch.get_default_dtype()
+    count = 1
+    for n in shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape:
+        count *= n
+    size = count * dtype.itemsize
+    sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    return _memory(max(size, 1), "tensor")[:size].view(dtype).view(*sizes)
+
+
+def share(module: Any, name: str = "parameters"):
+    """Moves the module's parameters and buffers (of the CPU, whole ones) into shared memory, one
+    region; engines of this host then read them where they lie. Call it before an optimizer is made.
+    Returns the module."""
+    torch = _torch()
+    found = {}  # storage: tensors over it
+    for tensor in [*module.parameters(), *module.buffers()]:
+        if hasattr(tensor, "placements"):
+            raise TypeError("share() is for whole tensors: a DTensor's shard is published out of private "
+                            "memory, through staging")
+        if tensor.device.type == "cpu" and find(tensor.data_ptr()) is None:
+            found.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+    places, end = [], 0
+    for tensors in found.values():
+        places.append(end)
+        end += -(-tensors[0].untyped_storage().nbytes() // _ALIGN) * _ALIGN
+    if not end:
+        return module
+    whole = _memory(end, name)
+    with torch.no_grad():
+        for place, tensors in zip(places, found.values()):
+            storage = tensors[0].untyped_storage()
+            old = torch.empty(0, dtype=torch.uint8).set_(storage)
+            part = whole[place:place + storage.nbytes()]
+            part.copy_(old)
+            for tensor in tensors:
+                at = place + tensor.storage_offset() * tensor.element_size()
+                typed = whole[at:at + (place + storage.nbytes() - at) // tensor.element_size() *
+                              tensor.element_size()].view(tensor.dtype)
+                tensor.data = typed.as_strided(tensor.shape, tensor.stride())
+    return module
