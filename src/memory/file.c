@@ -95,12 +95,13 @@ static int transfer(const dray_region *region, uint64_t offset, void *data, uint
                           : pread(region->fd, at, bytes, (off_t)offset);
         if (n < 0 && errno == EINTR)
             continue;
-        if (n < 0)
-            return dray__fail_errno(error, errno, "%s %s", write ? "writing" : "reading",
-                                    region->name);
+        if (n < 0 || (n == 0 && write))
+            return dray__fail_errno(error, n < 0 ? errno : ENOSPC, "%s %llu bytes at %llu of %s",
+                                    write ? "writing" : "reading", (unsigned long long)bytes,
+                                    (unsigned long long)offset, region->name);
         if (n == 0)
-            return dray__fail(error, DRAY_EFORMAT, "%s ends at byte %llu", region->name,
-                              (unsigned long long)offset);
+            return dray__fail(error, DRAY_EFORMAT, "%s ends at byte %llu, %llu more expected",
+                              region->name, (unsigned long long)offset, (unsigned long long)bytes);
         at += n;
         offset += (uint64_t)n;
         bytes -= (uint64_t)n;

@@ -1,64 +1,20 @@
 /* Files on either side: exactly the ranges that are needed, short rows gathered into large reads,
  * rectangles packed before they are written. Nothing outside a rectangle is ever written, so that
  * several writers may fill one file. */
-#include "base/error.h"
 #include "mover/move.h"
 
-#include <errno.h>
 #include <string.h>
-#include <unistd.h>
 
 /* Below this a row is not worth a system call of its own, as long as the gaps are bearable. */
 enum { SHORT_ROW = 4096, MOST_WASTE = 16 };
 
-static int read_plain(const dray_region *file, void *out, uint64_t bytes, uint64_t offset,
-                      dray_error *error)
-{
-    uint8_t *at = out;
-    while (bytes > 0) {
-        ssize_t n = pread(file->fd, at, bytes, (off_t)offset);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return dray__fail_errno(error, errno, "reading %llu bytes at %llu of %s",
-                                    (unsigned long long)bytes, (unsigned long long)offset,
-                                    file->name);
-        if (n == 0)
-            return dray__fail(error, DRAY_EFORMAT, "%s ends at byte %llu, %llu more expected",
-                              file->name, (unsigned long long)offset, (unsigned long long)bytes);
-        at += n;
-        offset += (uint64_t)n;
-        bytes -= (uint64_t)n;
-    }
-    return DRAY_OK;
-}
-
 static int read_at(const dray_region *file, void *out, uint64_t bytes, uint64_t offset,
                    dray_error *error)
 {
-    int rc = read_plain(file, out, bytes, offset, error);
+    int rc = dray_region_read(file, offset, out, bytes, error);
     return rc || !file->patch
                ? rc
                : file->patch(file->patch_user, file->patch_index, out, offset, bytes, error);
-}
-
-static int write_at(const dray_region *file, const void *data, uint64_t bytes, uint64_t offset,
-                    dray_error *error)
-{
-    const uint8_t *at = data;
-    while (bytes > 0) {
-        ssize_t n = pwrite(file->fd, at, bytes, (off_t)offset);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return dray__fail_errno(error, n < 0 ? errno : ENOSPC,
-                                    "writing %llu bytes at %llu of %s", (unsigned long long)bytes,
-                                    (unsigned long long)offset, file->name);
-        at += n;
-        offset += (uint64_t)n;
-        bytes -= (uint64_t)n;
-    }
-    return DRAY_OK;
 }
 
 /* A rectangle as its file sees it: its longest runs, and the strides that it has once the runs lie
@@ -105,17 +61,17 @@ static packed pack(const dray__rect *rect, const int64_t *stride, uint64_t size)
     return p;
 }
 
-/* Reads or writes every run, to or from packed memory. */
-static int each_run(const dray_region *file, const packed *p, uint64_t offset, uint8_t *memory,
-                    bool writing, dray_error *error)
+/* Reads every run out of `from`, or, where that is NULL, writes it into `to`; memory is packed. */
+static int each_run(const dray_region *from, dray_region *to, const packed *p, uint64_t offset,
+                    uint8_t *memory, dray_error *error)
 {
     int64_t index[DRAY_MAX_DIMS] = {0};
     for (;;) {
         uint64_t at = offset;
         for (uint32_t d = 0; d < p->outer; d++)
             at += (uint64_t)index[d] * (uint64_t)p->gap[d];
-        int rc = writing ? write_at(file, memory, p->run, at, error)
-                         : read_at(file, memory, p->run, at, error);
+        int rc = from ? read_at(from, memory, p->run, at, error)
+                      : dray_region_write(to, at, memory, p->run, error);
         if (rc)
             return rc;
         memory += p->run;
@@ -158,7 +114,7 @@ int dray__file_fetch(dray__move *move, dray__tile *tile, uint8_t *staging, size_
     if (worth_spanning(&p, useful_bytes(rect)) && p.span <= room)
         return read_at(move->source, staging, p.span, tile->source_offset, error);
     memcpy(rect->source_stride, p.stride, sizeof p.stride);
-    return each_run(move->source, &p, tile->source_offset, staging, false, error);
+    return each_run(move->source, NULL, &p, tile->source_offset, staging, error);
 }
 
 int dray__file_store(dray__move *move, dray__tile *tile, uint8_t *staging, dray_error *error)
@@ -167,14 +123,15 @@ int dray__file_store(dray__move *move, dray__tile *tile, uint8_t *staging, dray_
     uint64_t bytes;
     if (dray__rect_is_run(rect, &bytes)) {
         dray__tile_sum(tile, rect->source, rect->source_stride);
-        return write_at(move->destination, rect->source, bytes, tile->destination_offset, error);
+        return dray_region_write(move->destination, tile->destination_offset, rect->source, bytes,
+                                 error);
     }
     uint64_t size = dray_dtype_size((dray_dtype)rect->to);
     packed p = pack(rect, rect->destination_stride, size);
     rect->destination = staging;
     memcpy(rect->destination_stride, p.stride, sizeof p.stride);
     dray__tile_move(tile);
-    return each_run(move->destination, &p, tile->destination_offset, staging, true, error);
+    return each_run(NULL, move->destination, &p, tile->destination_offset, staging, error);
 }
 
 int dray__tile_from_file(dray__move *move, dray__tile *tile, dray_error *error)
