@@ -215,6 +215,7 @@ static dray__session *find_session(const dray__coordinator *coordinator, uint64_
     return NULL;
 }
 
+/* Whoever shows another token had this number at a coordinator that is gone. */
 static void attach(sessions *self, dray__request *request)
 {
     dray_error error;
@@ -226,14 +227,14 @@ static void attach(sessions *self, dray__request *request)
     dray__session *session = status ? NULL : find_session(self->coordinator, member);
     if (!status && request->connection->session)
         status = dray__fail(&error, DRAY_EPROTO, "ATTACH: this connection has a session");
-    else if (!status && (!session || session->first->doomed))
-        status = dray__fail(&error, DRAY_ECLOSED, "ATTACH: the session of member %llu has ended",
+    else if (!status && size != DRAY__TOKEN)
+        status = dray__fail(&error, DRAY_EPERM, "ATTACH: a token of %zu bytes", size);
+    else if (!status &&
+             (!session || session->first->doomed || !dray__same_bytes(token, session->token, size)))
+        status = dray__fail(&error, DRAY_ECLOSED, "ATTACH: this session of member %llu has ended",
                             (unsigned long long)member);
     else if (!status && request->connection->may != session->first->may)
         status = dray__fail(&error, DRAY_EPERM, "ATTACH: member %llu came with another role",
-                            (unsigned long long)member);
-    else if (!status && (size != DRAY__TOKEN || !dray__same_bytes(token, session->token, size)))
-        status = dray__fail(&error, DRAY_EPERM, "ATTACH: wrong token for member %llu",
                             (unsigned long long)member);
     if (status) {
         dray__request_fail(request, &error);

@@ -232,7 +232,8 @@ static void attach_needs_the_token(void **state)
     dray__put_u64(&w, dray_context_member(a));
     dray__put_blob(&w, token, sizeof token);
     assert_int_equal(dray__call(channel, DRAY__MSG_ATTACH, &w, NULL, 0, deadline, NULL, &error),
-                     DRAY_EPERM);
+                     DRAY_ECLOSED);
+    assert_int_equal(dray__call(channel, ECHO, &w, NULL, 0, deadline, NULL, &error), DRAY_EPROTO);
     dray__put_u64(&w, UINT64_MAX);
     dray__put_blob(&w, token, sizeof token);
     assert_int_equal(dray__call(channel, DRAY__MSG_ATTACH, &w, NULL, 0, deadline, NULL, &error),
@@ -244,6 +245,32 @@ static void attach_needs_the_token(void **state)
     dray__channel_close(channel);
     dray__writer_free(&w);
     dray_close(a);
+}
+
+/* The session ends with its coordinator, also where another one has given the number away. */
+static void numbers_are_given_again(void **state)
+{
+    (void)state;
+    static coordinator_fixture first, second;
+    char link[160], address[192];
+    fixture_start(&first, NULL);
+    fixture_start(&second, NULL);
+    snprintf(link, sizeof link, "%s/link", second.folder);
+    snprintf(address, sizeof address, "unix:%s", link);
+    assert_int_equal(symlink(first.path, link), 0);
+    dray_context *a = fixture_open_at(address, "a", "task", 0);
+    dray_context *b = fixture_open(&second, "b", "task", 0);
+    assert_int_equal(dray_context_member(a), dray_context_member(b));
+    fixture_stop(&first);
+    unlink(link);
+    assert_int_equal(symlink(second.path, link), 0);
+    dray__channel *channel;
+    dray_error error;
+    assert_int_equal(dray__channel_open(a, &channel, &error), DRAY_ECLOSED);
+    unlink(link);
+    dray_close(a);
+    dray_close(b);
+    fixture_stop(&second);
 }
 
 static void versions_without_overlap_are_refused(void **state)
@@ -718,6 +745,7 @@ int main(void)
         cmocka_unit_test(status_lists_sessions),
         cmocka_unit_test(sessions_end_with_their_first_connection),
         cmocka_unit_test(attach_needs_the_token),
+        cmocka_unit_test(numbers_are_given_again),
         cmocka_unit_test(versions_without_overlap_are_refused),
         cmocka_unit_test(payloads_come_back),
         cmocka_unit_test(late_replies_are_dropped),
