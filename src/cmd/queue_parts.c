@@ -507,13 +507,14 @@ static void print_status(json_t *status)
                                            ">bytes",    "columns", NULL};
     json_t *partitions = json_object_get(status, "partitions"), *partition;
     size_t i;
-    printf("%lld rows of %lld, %s of %s, %lld claims, %lld clients\n",
+    const long long clients = json_integer_value(json_object_get(status, "clients"));
+    printf("%lld rows of %lld, %s of %s, %lld claims, %lld client%s\n",
            (long long)json_integer_value(json_object_get(status, "rows")),
            (long long)json_integer_value(json_object_get(status, "capacity_rows")),
            cmd_bytes(json_number_value(json_object_get(status, "bytes"))).s,
            cmd_bytes(json_number_value(json_object_get(status, "capacity_bytes"))).s,
-           (long long)json_integer_value(json_object_get(status, "claims")),
-           (long long)json_integer_value(json_object_get(status, "clients")));
+           (long long)json_integer_value(json_object_get(status, "claims")), clients,
+           clients == 1 ? "" : "s");
     json_array_foreach(partitions, i, partition)
     {
         cmd_table *table = cmd_table_new(headings);

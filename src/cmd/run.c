@@ -81,10 +81,11 @@ int cmd_run(int argc, char **argv)
                "queue, weights back to the engine.\v"
                "Ctrl-C stops after the step and a checkpoint; a second one stops at once. The "
                "settings of a job file: docs/run.md. Those of the queue: queue.capacity_rows, "
-               "capacity_bytes, max_attempts, on_loss (refill, end), policy (ordered, fifo, "
+               "capacity_bytes, max_attempts, on_loss (refill, end), policy (ordered, fifo, group, "
                "oldest_version, token_balanced), token_cap, staleness, backend (builtin, redis), "
-               "backend_address, durability (none, journal). Exit status: 0 done, 1 failed, 130 "
-               "stopped by Ctrl-C."};
+               "backend_address, durability (none, checkpoint, journal), metrics. Exit status: 0 "
+               "done, "
+               "1 failed, 130 stopped by Ctrl-C."};
     arguments a = {0};
     a.run.settings = a.settings;
     cmd_parse(&argp, argc, argv, &a);

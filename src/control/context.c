@@ -280,7 +280,8 @@ int dray_open(const dray_options *given, dray_context **out, dray_error *error)
     const char *address = options->address ? options->address : getenv("DRAY_ADDRESS");
     if (!address || !address[0])
         return dray__fail(error, DRAY_EINVALID,
-                          "no coordinator's address: neither options.address nor $DRAY_ADDRESS");
+                          "no coordinator's address: neither options.address nor $DRAY_ADDRESS, "
+                          "which `dray serve` prints");
     dray_context *context = calloc(1, sizeof *context);
     if (!context)
         return dray__nomem(error);

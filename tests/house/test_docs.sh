@@ -2,7 +2,7 @@
 #   ```sh         each line is run at the top of the repository (in a copy of links), and must succeed
 #   ```sh long    not run: make's targets, the presets and dray's commands in it must exist
 #   ```c          must compile as the body of a file
-# Relative links must lead somewhere.
+# Relative links must lead somewhere, and the picture of updates be that of the table.
 set -u
 cd "$DRAY_SOURCE_DIR"
 work=$(mktemp -d)
@@ -80,5 +80,10 @@ for page in README.md CONTRIBUTING.md docs/*.md; do
         [ -e "$(dirname "$page")/$link" ] || complain "$page: '$link' leads nowhere"
     done
 done
+# The README's picture shows the README's table.
+if command -v python3 >/dev/null; then
+    python3 scripts/bars.py README.md | cmp -s - docs/updates.svg ||
+        complain 'docs/updates.svg is not what scripts/bars.py README.md makes'
+fi
 echo "$ran commands run, $looked looked at, $compiled pieces of C compiled"
 [ $bad = 0 ] && [ $looked -gt 0 ]
