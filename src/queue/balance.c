@@ -10,8 +10,6 @@
 
 #include <stdlib.h>
 
-#define CELLS_MAX (UINT64_C(1) << 24) /* items * bins */
-
 typedef struct bin {
     uint64_t sum;
     uint32_t head, tail; /* its items; NONE: empty */
@@ -115,7 +113,7 @@ static void fill_empty(const uint64_t *costs, uint32_t count, uint32_t bins, uin
 int dray__balance(const uint64_t *costs, uint32_t count, uint32_t bins, uint32_t *of,
                   dray_error *error)
 {
-    if ((uint64_t)count * bins > CELLS_MAX)
+    if ((uint64_t)count * bins > DRAY__BALANCE_MAX)
         return dray__fail(error, DRAY_EINVALID, "%u rows divided by %u: too many to balance", count,
                           bins);
     differencing d = {.bins = bins, .count = count};
@@ -175,8 +173,10 @@ int dray__pack(const uint64_t *costs, uint32_t count, uint64_t cap, uint32_t row
         items[i] = (item){costs[i], i};
     if (!rc)
         qsort(items, count, sizeof *items, costliest_first);
-    for (uint32_t i = 0; !rc && i < count; i++) {
-        uint32_t b = 0;
+    for (uint32_t i = 0, open = 0; !rc && i < count; i++) {
+        while (rows && open < used && held[open] == rows)
+            open++; /* those before have their rows */
+        uint32_t b = open;
         while (b < used && ((cap && sums[b] + items[i].cost > cap) || (rows && held[b] == rows)))
             b++;
         used += b == used;

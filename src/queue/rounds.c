@@ -259,7 +259,8 @@ static uint32_t rows_of(division *d, uint32_t rank)
     return count;
 }
 
-/* Into `least` micro-batches or, where they do not suffice, as few as suffice. */
+/* Into `least` micro-batches or, where they do not suffice, as few as suffice. So many that making
+ * them even takes long are left as they were packed. */
 static int divide_rank(division *d, uint32_t rank, uint32_t least, dray_error *error)
 {
     uint32_t count = rows_of(d, rank), packed = 0;
@@ -267,7 +268,9 @@ static int divide_rank(division *d, uint32_t rank, uint32_t least, dray_error *e
                         d->mine_micro, &packed, error);
     uint32_t micros = packed > least ? packed : least;
     micros = micros > count ? count : micros; /* the rest is padding */
-    if (!rc && micros > 1) {
+    if ((uint64_t)count * micros > DRAY__BALANCE_MAX) {
+        micros = packed;
+    } else if (!rc && micros > 1) {
         uint32_t *even = malloc(count * sizeof *even);
         rc = even ? dray__balance(d->mine_costs, count, micros, even, error) : dray__nomem(error);
         if (!rc && within(d, count, even, micros))
@@ -305,36 +308,38 @@ static uint32_t cheapest(const division *d)
 }
 
 /* micros: how many the rank must have; what it lacks is one row of padding each, at the end. */
-static int make_share(const division *d, uint32_t rank, uint32_t micros, dray__share *share,
-                      dray_error *error)
+static int make_share(division *d, uint32_t rank, uint32_t micros, uint32_t padding,
+                      dray__share *share, dray_error *error)
 {
-    for (uint32_t i = 0; i < d->count; i++)
-        share->own += d->rank[i] == rank;
+    share->own = rows_of(d, rank);
     share->slots = malloc((share->own + (size_t)micros) * sizeof *share->slots);
-    share->micro_ends = malloc(micros * sizeof *share->micro_ends);
-    if (!share->slots || !share->micro_ends)
+    uint32_t *ends = share->micro_ends = calloc(micros, sizeof *share->micro_ends);
+    if (!share->slots || !ends)
         return dray__nomem(error);
-    for (uint32_t m = 0; m < micros; m++) {
-        uint32_t from = share->count;
-        for (uint32_t i = 0; m < d->micros[rank] && i < d->count; i++)
-            if (d->rank[i] == rank && d->micro[i] == m)
-                share->slots[share->count++] = d->slots[i];
-        if (share->count == from)
-            share->slots[share->count++] = cheapest(d);
-        share->micro_ends[share->micro_count++] = share->count;
+    for (uint32_t i = 0; i < share->own; i++)
+        ends[d->micro[d->mine[i]]]++;
+    for (uint32_t m = 0; m < micros; m++) { /* how many there are becomes where the first goes */
+        uint32_t rows = ends[m], from = share->count;
+        share->count += rows ? rows : 1;
+        ends[m] = rows ? from : share->count;
+        if (!rows)
+            share->slots[from] = padding;
     }
+    for (uint32_t i = 0; i < share->own; i++) /* and that, where the last one ends */
+        share->slots[ends[d->micro[d->mine[i]]]++] = d->slots[d->mine[i]];
+    share->micro_count = micros;
     return DRAY_OK;
 }
 
-static int make_shares(const division *d, dray__round *round, dray_error *error)
+static int make_shares(division *d, dray__round *round, dray_error *error)
 {
-    uint32_t most = 1;
+    uint32_t most = 1, padding = cheapest(d);
     int rc = DRAY_OK;
     for (uint32_t r = 0; r < round->size; r++)
         most = d->micros[r] > most ? d->micros[r] : most;
     for (uint32_t r = 0; !rc && r < round->size; r++) {
         uint32_t own = d->micros[r] ? d->micros[r] : 1;
-        rc = make_share(d, r, round->lockstep ? most : own, &round->shares[r], error);
+        rc = make_share(d, r, round->lockstep ? most : own, padding, &round->shares[r], error);
     }
     return rc;
 }

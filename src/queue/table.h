@@ -671,6 +671,7 @@ void dray__rounds_lose(dray__table *table, const dray__partition *p, uint32_t ta
 
 /* ---- balance.c: arithmetic on costs ---- */
 
+#define DRAY__BALANCE_MAX (UINT64_C(1) << 24) /* items * bins */
 /* Divides items among `bins` so that the sums of their costs differ little (Karmarkar and Karp's
  * largest differencing method), and none is empty while there are items enough. bin[i]: of item i.
  */
