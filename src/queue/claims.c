@@ -439,6 +439,9 @@ static int claim_share(dray__table *table, dray__client *client, uint32_t ticket
     if (rc)
         return rc;
     const dray__share *share = &round->shares[want->dp_rank];
+    if (want->peer && share->lost)
+        return dray__fail(error, DRAY_ESTALE, "rank %u has lost rows since its first peer has them",
+                          want->dp_rank);
     dray__claim made = {.task = want->task,
                         .partition = round->partition,
                         .count = share->count,
@@ -607,17 +610,8 @@ int dray__claim_fail(dray__table *table, dray__client *client, uint32_t ticket,
     return DRAY_OK;
 }
 
-static bool is_named(const dray__chunk *chunk, const uint64_t *chunks, uint32_t count)
-{
-    bool found = !count;
-    for (uint32_t i = 0; i < count && !found; i++)
-        found = chunks[i] == chunk->id;
-    return found;
-}
-
-/* What the task reads of the row, in puts that its claim met. */
-static void mark_row(const dray__table *table, const dray__claim *claim, uint32_t slot,
-                     const uint64_t *chunks, uint32_t chunk_count)
+/* What the task reads of the row, in puts that its claim met. named: in chunks that are. */
+static void mark_row(const dray__table *table, const dray__claim *claim, uint32_t slot, bool named)
 {
     const dray__partition *p = claim->partition;
     for (uint32_t w = 0; w <= table->task_count; w++) {
@@ -626,7 +620,7 @@ static void mark_row(const dray__table *table, const dray__claim *claim, uint32_
         while (dray__next_place(p, (int)w - 1, slot, &at, &place)) {
             const dray__put *put = p->puts[place->put];
             for (uint32_t c = 0; c < put->column_count && put->restored <= claim->restores; c++)
-                if (put->columns[c].chunk && is_named(put->columns[c].chunk, chunks, chunk_count) &&
+                if (put->columns[c].chunk && (!named || put->columns[c].chunk->named) &&
                     (table->columns[put->columns[c].column].readers | put->goes_on) >> claim->task &
                         1)
                     put->columns[c].chunk->lost = true;
@@ -634,14 +628,27 @@ static void mark_row(const dray__table *table, const dray__claim *claim, uint32_
     }
 }
 
-void dray__claim_mark_lost(dray__table *table, const dray__client *client, uint32_t ticket,
+static void set_named(const dray__table *table, const uint64_t *chunks, uint32_t count, bool named)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        dray__chunk *chunk = dray__idmap_get(&table->chunks, chunks[i]);
+        if (chunk)
+            chunk->named = named;
+    }
+}
+
+void dray__claim_mark_lost(const dray__table *table, const dray__client *client, uint32_t ticket,
                            const uint32_t *items, uint32_t count, const uint64_t *chunks,
                            uint32_t chunk_count)
 {
     const dray__claim *claim = dray__table_find_claim(table, client, ticket);
-    for (uint32_t i = 0; claim && claim->state == DRAY__CLAIM_ACTIVE && i < count; i++)
+    if (!claim || claim->state != DRAY__CLAIM_ACTIVE || count > claim->count)
+        return; /* nobody names rows twice */
+    set_named(table, chunks, chunk_count, true);
+    for (uint32_t i = 0; i < count; i++)
         if (items[i] < claim->count && claim->slots[items[i]] != DRAY__NONE)
-            mark_row(table, claim, claim->slots[items[i]], chunks, chunk_count);
+            mark_row(table, claim, claim->slots[items[i]], chunk_count);
+    set_named(table, chunks, chunk_count, false);
 }
 
 int dray__claim_lost(dray__table *table, dray__client *client, uint32_t ticket,

@@ -150,6 +150,11 @@ int dray__table_resume(dray__table *table, uint32_t epoch, uint64_t seq, uint64_
     int rc = check_cursor(table, epoch, seq, error);
     if (!rc && !table->settings.provisional)
         rc = dray__fail(error, DRAY_EINVALID, "queue %s has no provisional task", table->name);
+    if (!rc && (epoch == UINT32_MAX || seq >= INT64_MAX)) /* none counts as far */
+        rc = dray__fail(error, DRAY_EINVALID, "queue %s: commit %llu of epoch %u: impossible",
+                        table->name, (unsigned long long)seq, epoch);
+    if (!rc)
+        rc = dray__version_check(DRAY_TAG_VERSION, (double)version, error);
     if (rc)
         return rc;
     dray__ledger_resume(table->ledger, epoch, seq, version);

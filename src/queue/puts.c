@@ -10,6 +10,7 @@
 #include <string.h>
 
 #define PUT_COLUMNS_MAX 512u
+#define TAGS_MAX (1u << 26) /* of a put; what is of every row is kept for each */
 #define CHUNKS_MAX 65536u
 #define CHUNK_BYTES_MAX (UINT64_C(1) << 40) /* sums of bytes cannot overflow */
 
@@ -303,8 +304,8 @@ static int prepare_tags(dray__table *table, dray__put *put, const dray__new_tag 
     size_t total = every ? count : (size_t)common * put->items + (count - common);
     if (!count)
         return DRAY_OK;
-    if (total >= DRAY__NONE)
-        return dray__fail(error, DRAY_EFULL, "%zu tags at once", total);
+    if (total > TAGS_MAX)
+        return dray__fail(error, DRAY_EFULL, "%zu tags at once, at most %u", total, TAGS_MAX);
     put->tags = calloc(total, sizeof *put->tags);
     if (!every)
         put->tag_start = calloc((size_t)put->items + 2, sizeof *put->tag_start);

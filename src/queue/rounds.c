@@ -10,15 +10,40 @@
 
 /* ---- consumer groups ------------------------------------------------------------------------- */
 
+/* Of the groups that nobody is in, and none of whose rows wait, the one that came first. */
+static void forget_crew(dray__table *table)
+{
+    dray__crew **oldest = NULL;
+    for (dray__crew *crew = table->crews; crew; crew = crew->next)
+        crew->in_use = false;
+    for (const dray__round *round = table->rounds; round; round = round->next)
+        round->crew->in_use = true;
+    for (const dray__claim *claim = table->claims; claim; claim = claim->next)
+        if (claim->crew)
+            claim->crew->in_use = true;
+    for (dray__crew **at = &table->crews; *at; at = &(*at)->next)
+        if (!(*at)->in_use)
+            oldest = at;
+    if (!oldest)
+        return;
+    dray__crew *crew = *oldest;
+    *oldest = crew->next;
+    free(crew->name);
+    free(crew);
+}
+
 static int find_crew(dray__table *table, const dray__want *want, dray__crew **out,
                      dray_error *error)
 {
     const char *asked = want->group ? want->group : "";
-    for (dray__crew *crew = table->crews; crew; crew = crew->next)
+    uint32_t count = 0;
+    for (dray__crew *crew = table->crews; crew; crew = crew->next, count++)
         if (crew->task == want->task && strcmp(crew->name, asked) == 0) {
             *out = crew;
             return DRAY_OK;
         }
+    if (count >= DRAY__CREWS_MAX)
+        forget_crew(table);
     dray__crew *crew = calloc(1, sizeof *crew);
     char *name = strdup(asked);
     if (!crew || !name) {
@@ -103,13 +128,25 @@ void dray__rounds_clear(dray__table *table, const dray__partition *p)
     }
 }
 
+static bool has(const dray__share *share, uint32_t slot)
+{
+    for (uint32_t i = 0; i < share->count; i++)
+        if (share->slots[i] == slot)
+            return true;
+    return false;
+}
+
+/* Whether a share has the row that no leader has asked for. Others are marked. */
 static bool holds(const dray__round *round, uint32_t slot)
 {
-    for (uint32_t r = 0; r < round->size; r++)
-        for (uint32_t i = 0; !(round->shares[r].given & 1) && i < round->shares[r].count; i++)
-            if (round->shares[r].slots[i] == slot)
-                return true;
-    return false;
+    bool waits = false;
+    for (uint32_t r = 0; r < round->size; r++) {
+        dray__share *share = &round->shares[r];
+        bool led = share->given & 1, lost = has(share, slot);
+        share->lost |= led && lost;
+        waits |= !led && lost;
+    }
+    return waits;
 }
 
 void dray__rounds_lose(dray__table *table, const dray__partition *p, uint32_t task, uint32_t slot)
@@ -209,6 +246,9 @@ typedef struct division { /* of the rows that were picked */
     uint32_t micros[DRAY__RANKS_MAX];
 } division;
 
+/* Sums of as many as can be divided fit into 64 bits. */
+#define COST_MAX 549755813888.0 /* 2^39 */
+
 static int read_costs(const dray__table *table, const dray__partition *p, division *d,
                       dray_error *error)
 {
@@ -220,7 +260,7 @@ static int read_costs(const dray__table *table, const dray__partition *p, divisi
         if (known)
             dray__row_tag(table, p, d->slots[i], key, &tokens);
         tokens = tokens > 0 ? ceil(tokens) : 0;
-        d->costs[i] = tokens < 1e15 ? (uint64_t)tokens : UINT64_C(1000000000000000);
+        d->costs[i] = tokens < COST_MAX ? (uint64_t)tokens : (uint64_t)COST_MAX;
         if (d->want->token_cap && d->costs[i] > d->want->token_cap)
             return dray__fail(error, DRAY_EFULL,
                               "partition %s: row %u has %llu %s, a micro-batch at most %llu",

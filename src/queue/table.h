@@ -41,6 +41,7 @@
 #define DRAY__CAPACITY_ROWS UINT64_C(1000000) /* where none is given */
 #define DRAY__CAPACITY_BYTES (UINT64_C(4) << 30)
 #define DRAY__RANKS_MAX 1024u /* of a consumer group */
+#define DRAY__CREWS_MAX 4096u /* consumer groups that are known */
 #define DRAY__CAUSES 4u       /* of dray_loss_cause */
 
 typedef struct dray__table dray__table;
@@ -181,6 +182,7 @@ typedef struct dray__chunk {
     uint64_t live_bytes; /* and their bytes: at most size */
     bool closed;         /* its owner will put nothing more in before it got it back */
     bool parked;         /* in the owner's list of chunks to hand back */
+    bool named;          /* while dray__claim_mark_lost looks for it */
     bool retired;        /* must never be rewritten */
     bool lost;           /* its keeper is gone, and its bytes */
     struct dray__chunk *next;
@@ -535,7 +537,7 @@ int dray__claim_fail(dray__table *table, dray__client *client, uint32_t ticket,
                      const uint32_t *items, uint32_t count, const char *reason, dray_error *error);
 /* A reader says that it did not find bytes of the rows: what the task reads of them is lost, if it
  * was not restored since it was claimed. chunks: only what lies in these; none: everywhere. */
-void dray__claim_mark_lost(dray__table *table, const dray__client *client, uint32_t ticket,
+void dray__claim_mark_lost(const dray__table *table, const dray__client *client, uint32_t ticket,
                            const uint32_t *items, uint32_t count, const uint64_t *chunks,
                            uint32_t chunk_count);
 /* Bytes of the rows are gone: they are lost, however often they were tried. Where there is a
@@ -632,6 +634,7 @@ typedef struct dray__share { /* of one DP rank */
     uint32_t own;            /* the first of them are its own */
     uint32_t *micro_ends, micro_count;
     uint64_t given; /* peers that have it */
+    bool lost;      /* one of its rows is, since its leader has it */
 } dray__share;
 
 struct dray__round {
@@ -651,6 +654,7 @@ struct dray__crew { /* a consumer group of a task */
     uint32_t task;
     uint64_t epoch, next_round;
     bool voided; /* a member of a lockstep group is gone: its epoch must rise */
+    bool in_use; /* while some are forgotten */
     dray__crew *next;
 };
 
@@ -666,7 +670,8 @@ void dray__round_given(dray__table *table, dray__round *round, const dray__want 
 /* Shares that nobody has are given back; in lockstep, so are those that are claimed. */
 void dray__crew_void(dray__table *table, dray__crew *crew);
 void dray__rounds_clear(dray__table *table, const dray__partition *p); /* NULL: all, and crews */
-/* The row is lost: so are the rounds with shares that have it, and that nobody has asked for. */
+/* The row is lost: so are the rounds with shares that have it, and that nobody has asked for. Of
+ * others the peers that have not asked yet get nothing: they would read another sample. */
 void dray__rounds_lose(dray__table *table, const dray__partition *p, uint32_t task, uint32_t slot);
 
 /* ---- balance.c: arithmetic on costs ---- */

@@ -95,14 +95,15 @@ static void count_wait(const dray__waiter *w)
     uint32_t kind = DRAY__WAIT_INSERT;
     if (!w->queue || w->number)
         return;
+    if (w->wants && w->wants[0].want.task >= w->queue->table->task_count)
+        return; /* there is no such task */
     if (w->wants)
         kind = DRAY__WAIT_CLAIM + w->wants[0].want.task;
     else if (dray__request_type(w->request) == DRAY__MSG_QUEUE_WAIT)
         kind = DRAY__WAIT_PARTITION;
     else if (dray__request_type(w->request) == DRAY__MSG_QUEUE_REFILL)
         kind = DRAY__WAIT_REFILL;
-    if (kind < DRAY__WAIT_CLAIM + w->queue->table->task_count)
-        dray__histogram_add(&w->queue->waited.kinds[kind], dray__now() - w->since_ns);
+    dray__histogram_add(&w->queue->waited.kinds[kind], dray__now() - w->since_ns);
 }
 
 static void waiter_answer(dray__waiter *w, dray__writer *out)

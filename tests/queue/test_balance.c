@@ -90,50 +90,11 @@ static void test_pack(void **state)
     }
 }
 
-/* As many micro-batches as rows, of more rows than evenness is worth: a claim is divided all the
- * same. */
-static void test_many_micro_batches(void **state)
-{
-    (void)state;
-    enum { ROWS = 20000 };
-    const dray__task_names task = {.name = "task"};
-    const dray__settings settings = {0};
-    dray__table *table;
-    dray_error error;
-    assert_int_equal(dray__table_new("queue", &task, 1, &settings, &table, &error), DRAY_OK);
-    dray__client *client = dray__client_new(table, 1, "client", NULL);
-    assert_non_null(client);
-    dray__new_rows rows = {.partition = "0", .rows = ROWS};
-    uint32_t first, generation;
-    assert_int_equal(dray__table_insert(table, client, &rows, &first, &generation, &error), 0);
-    dray__want want = {.count = ROWS,
-                       .policy = DRAY_POLICY_LOCKSTEP,
-                       .hold_until = INT64_MAX,
-                       .dp_size = 2,
-                       .peers = 1,
-                       .micro_rows = 1};
-    bool seen[ROWS] = {false};
-    for (uint32_t rank = 0; rank < 2; rank++) {
-        dray__claim *claim;
-        want.dp_rank = rank;
-        assert_int_equal(dray__table_claim(table, client, 1 + rank, &want, &claim, &error), 0);
-        assert_int_equal(claim->micro_count, ROWS / 2);
-        assert_int_equal(claim->count, ROWS / 2);
-        for (uint32_t i = 0; i < claim->count; i++) {
-            assert_int_equal(claim->micro_ends[i], i + 1);
-            assert_false(seen[claim->slots[i]]);
-            seen[claim->slots[i]] = true;
-        }
-    }
-    dray__table_free(table);
-}
-
 int main(void)
 {
     const char *given = getenv("DRAY_TEST_SEED");
     seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
     fprintf(stderr, "seed %llu\n", (unsigned long long)seed);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_balance), cmocka_unit_test(test_pack),
-                                       cmocka_unit_test(test_many_micro_batches)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_balance), cmocka_unit_test(test_pack)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

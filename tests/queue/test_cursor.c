@@ -305,7 +305,16 @@ static void test_refusals(void **state)
     size_t size;
     OK(dray_queue_cursor(queue, 0, &cursor, &size, &error));
     FAILS(DRAY_EINVALID, dray_queue_resume(queue, cursor, size, NULL, &error));
+    /* Versions that no tag can have. */
     dray_queue *other;
+    void *wild;
+    options.provisional_count = 1;
+    OK(dray_queue_open(context, "wild", &options, &other, &error));
+    OK(dray_queue_cursor(other, UINT64_MAX, &wild, &size, &error));
+    FAILS(DRAY_EINVALID, dray_queue_resume(other, wild, size, NULL, &error));
+    free(wild);
+    dray_queue_close(other);
+    options.provisional_count = 0;
     OK(dray_queue_open(context, "other", &options, &other, &error));
     FAILS(DRAY_EINVALID, dray_queue_covered(other, cursor, size, &error));
     free(cursor);

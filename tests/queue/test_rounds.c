@@ -1,0 +1,141 @@
+/* Rounds of consumer groups as the controller's state machine makes them: many micro-batches, rows
+ * that are lost between the peers of a rank, many groups. */
+#include "queue/table.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#define OK(call)                                                                                   \
+    do {                                                                                           \
+        int rc_ = (call);                                                                          \
+        if (rc_)                                                                                   \
+            fail_msg("%s: %s", #call, error.message);                                              \
+    } while (0)
+
+/* Tasks that need nothing: every row is ready. What fails once is lost. */
+static dray__table *make_table(uint32_t tasks, uint64_t rows)
+{
+    static const dray__task_names names[] = {{.name = "a"}, {.name = "b"}};
+    const dray__settings settings = {.capacity_rows = rows, .max_attempts = 1};
+    dray__table *table;
+    dray_error error;
+    OK(dray__table_new("queue", names, tasks, &settings, &table, &error));
+    return table;
+}
+
+static void insert_rows(dray__table *table, dray__client *client, uint32_t count)
+{
+    dray__new_rows rows = {.partition = "0", .rows = count};
+    uint32_t first, generation;
+    dray_error error;
+    assert_non_null(client);
+    OK(dray__table_insert(table, client, &rows, &first, &generation, &error));
+}
+
+static dray__want want_of(uint32_t count)
+{
+    return (dray__want){.count = count,
+                        .policy = DRAY_POLICY_LOCKSTEP,
+                        .hold_until = INT64_MAX,
+                        .group = "group",
+                        .dp_size = 1,
+                        .peers = 1};
+}
+
+/* As many micro-batches as rows, of more rows than evenness is worth: a claim is divided all the
+ * same. */
+static void test_many_micro_batches(void **state)
+{
+    (void)state;
+    enum { ROWS = 20000 };
+    dray__table *table = make_table(1, ROWS);
+    dray__client *client = dray__client_new(table, 1, "client", NULL);
+    insert_rows(table, client, ROWS);
+    dray__want want = want_of(ROWS);
+    want.dp_size = 2;
+    want.micro_rows = 1;
+    bool seen[ROWS] = {false};
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        dray_error error;
+        dray__claim *claim;
+        want.dp_rank = rank;
+        OK(dray__table_claim(table, client, 1 + rank, &want, &claim, &error));
+        assert_int_equal(claim->micro_count, ROWS / 2);
+        assert_int_equal(claim->count, ROWS / 2);
+        for (uint32_t i = 0; i < claim->count; i++) {
+            assert_int_equal(claim->micro_ends[i], i + 1);
+            assert_false(seen[claim->slots[i]]);
+            seen[claim->slots[i]] = true;
+        }
+    }
+    dray__table_free(table);
+}
+
+/* A peer that asks after a row was lost and refilled would read another sample than its leader. */
+static void test_peers_read_the_same(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray__table *table = make_table(2, 8);
+    dray__client *client = dray__client_new(table, 1, "client", NULL);
+    insert_rows(table, client, 4);
+    dray__want want = want_of(4), other = {.task = 1, .count = 1, .hold_until = INT64_MAX};
+    want.peers = 3;
+    dray__claim *claim;
+    OK(dray__table_claim(table, client, 1, &want, &claim, &error));
+    want.peer = 1;
+    OK(dray__table_claim(table, client, 2, &want, &claim, &error));
+    OK(dray__table_claim(table, client, 3, &other, &claim, &error));
+    OK(dray__claim_fail(table, client, 3, NULL, 0, "broken", &error)); /* b loses row 0 */
+    dray__demand *demand;
+    OK(dray__table_demand(table, client, &demand, &error));
+    dray__new_rows rows = {.partition = "0", .rows = 1, .refill = demand->id};
+    uint32_t first, generation;
+    OK(dray__table_insert(table, client, &rows, &first, &generation, &error));
+    want.peer = 2;
+    assert_int_equal(dray__table_claim(table, client, 4, &want, &claim, &error), DRAY_ESTALE);
+    assert_non_null(dray__table_find_claim(table, client, 1)); /* the others go on */
+    OK(dray__claim_commit(table, client, 1, generation, &(dray__outputs){0}, &error));
+    dray__table_free(table);
+}
+
+/* Whoever names ever new groups takes no memory for ever; what is in use is not forgotten. */
+static void test_groups_are_forgotten(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray__table *table = make_table(1, 8);
+    dray__client *client = dray__client_new(table, 1, "client", NULL);
+    dray__want want = want_of(4);
+    dray__claim *claim;
+    char name[16];
+    insert_rows(table, client, 4);
+    want.group_epoch = 5;
+    OK(dray__table_claim(table, client, 1, &want, &claim, &error));
+    for (uint32_t i = 0; i < 3 * DRAY__CREWS_MAX; i++) {
+        dray__want none = want_of(4);
+        snprintf(name, sizeof name, "%u", i);
+        none.group = name;
+        assert_int_equal(dray__table_claim(table, client, 2, &none, &claim, NULL), DRAY_EAGAIN);
+    }
+    uint32_t count = 0;
+    for (const dray__crew *crew = table->crews; crew; crew = crew->next)
+        count++;
+    assert_int_equal(count, DRAY__CREWS_MAX);
+    want.group_epoch = 4;
+    assert_int_equal(dray__table_claim(table, client, 2, &want, &claim, NULL), DRAY_ESTALE);
+    OK(dray__claim_commit(table, client, 1, 1, &(dray__outputs){0}, &error));
+    dray__table_free(table);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_many_micro_batches),
+                                       cmocka_unit_test(test_peers_read_the_same),
+                                       cmocka_unit_test(test_groups_are_forgotten)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
