@@ -152,6 +152,23 @@ static void test_same_sessions(void **state)
     open_through_deaths(true);
 }
 
+/* The coordinator that came after it, and keeps no sessions, gave the member's number to another.
+ */
+static void test_number_of_another(void **state)
+{
+    (void)state;
+    f = (queue_fixture){.durable = true};
+    fixture_up(&f);
+    dray_context *context = fixture_context(&f, "main");
+    fixture_restart(&f);
+    dray_context *other = fixture_context(&f, "other");
+    assert_int_equal(dray_context_member(other), dray_context_member(context));
+    dray_queue_close(open_queue(context, DRAY_DURABILITY_NONE));
+    dray_close(other);
+    dray_close(context);
+    fixture_down(&f);
+}
+
 /* Nobody comes after it: an error within the deadline, and at once where it said so. */
 static void test_nobody_comes(void **state)
 {
@@ -196,8 +213,8 @@ int main(void)
     if (killed == MAP_FAILED)
         die("mmap", NULL);
     ready = killed + 1;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_new_sessions),
-                                       cmocka_unit_test(test_same_sessions),
-                                       cmocka_unit_test(test_nobody_comes)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_new_sessions), cmocka_unit_test(test_same_sessions),
+        cmocka_unit_test(test_number_of_another), cmocka_unit_test(test_nobody_comes)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
