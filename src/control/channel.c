@@ -229,14 +229,8 @@ int dray__channel_open_until(dray_context *context, int64_t deadline_ns, dray__c
                           "the context belongs to process %d, this is its fork %d", context->pid,
                           getpid());
     int status;
-    while ((status = dray__channel_attach(context, deadline_ns, out, error))) {
+    while ((status = dray__channel_attach(context, deadline_ns, out, error)) == DRAY_ECLOSED) {
         bool returned;
-        if (status == DRAY_EPERM && dray__context_is_over(context, deadline_ns))
-            status = dray__fail(error, DRAY_ECLOSED,
-                                "the coordinator at %s is another, and keeps no sessions",
-                                context->address);
-        if (status != DRAY_ECLOSED)
-            return status;
         int went = dray__context_return_to(context, deadline_ns, &returned, error);
         if (went)
             return went;
@@ -244,7 +238,7 @@ int dray__channel_open_until(dray_context *context, int64_t deadline_ns, dray__c
             return status;
         poll(NULL, 0, 1);
     }
-    return DRAY_OK;
+    return status;
 }
 
 int dray__channel_open(dray_context *context, dray__channel **out, dray_error *error)

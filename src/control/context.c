@@ -444,15 +444,6 @@ int dray__context_return_to(dray_context *context, int64_t deadline_ns, bool *re
     return status;
 }
 
-bool dray__context_is_over(dray_context *context, int64_t deadline_ns)
-{
-    if (context->takes_back || begin_talk(context, deadline_ns, NULL))
-        return false;
-    bool alive = dray__channel_alive(context->main);
-    end_talk(context);
-    return !alive;
-}
-
 bool dray__context_takes_back(const dray_context *context)
 {
     return context->takes_back;

@@ -48,8 +48,6 @@ struct dray_context {
  */
 int dray__context_return_to(dray_context *context, int64_t deadline_ns, bool *returned,
                             dray_error *error);
-/* Is the session gone with a coordinator that kept none? */
-bool dray__context_is_over(dray_context *context, int64_t deadline_ns);
 
 /* A channel of the session as it is; DRAY_ECLOSED: it is over. */
 int dray__channel_attach(dray_context *context, int64_t deadline_ns, dray__channel **out,
