@@ -463,8 +463,8 @@ int dray_batch_leave_open(dray_batch *batch, const uint32_t *rows, uint32_t row_
 int dray_batch_commit(dray_batch *batch, dray_error *error);
 /* The same, and a claim as dray_claim_any, in one round trip. The commit's errors come first, and
  * then nothing is claimed; the claim's leave the batch committed, so that dray_batch_commit, which
- * does nothing then, tells which it was. The batch is still the caller's to free, which is told to
- * the queue with its next request. Blocks as dray_claim_any. */
+ * does nothing then, tells which it was. The batch is still the caller's to free. Blocks as
+ * dray_claim_any. */
 int dray_batch_commit_claim(dray_batch *batch, const dray_claim_options *options, uint32_t count,
                             uint32_t *which, dray_batch **out, dray_error *error);
 /* Gives rows back as failed attempts, with the reason (of which 200 bytes are kept). rows: places

@@ -6,8 +6,8 @@
 
 #include <stdint.h>
 
-#define DRAY__PROTOCOL_VERSION 1u
-#define DRAY__PROTOCOL_OLDEST 1u
+#define DRAY__PROTOCOL_VERSION 2u
+#define DRAY__PROTOCOL_OLDEST 2u
 #define DRAY__FRAME_MAGIC 0x59415244u /* "DRAY" */
 #define DRAY__FRAME_HEADER 32u
 #define DRAY__FRAME_MAX (64u << 20) /* payload bytes */

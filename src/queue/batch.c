@@ -10,8 +10,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define RIDES 64u /* releases that wait for the next request */
-
 uint32_t dray_batch_rows(const dray_batch *batch)
 {
     return batch->row_count;
@@ -634,18 +632,6 @@ int dray_batch_hold(dray_batch *batch, int64_t max_hold_ns, dray_error *error)
     return dray__queue_command(batch->queue, DRAY__MSG_QUEUE_HOLD, NULL, error);
 }
 
-/* false: it has to be told at once. */
-static bool ride(dray_queue *queue, uint32_t ticket)
-{
-    if (!queue->released)
-        queue->released = calloc(RIDES, sizeof *queue->released);
-    if (!queue->released || queue->released_count == RIDES ||
-        queue->storage.pid != dray__channel_pid())
-        return false;
-    queue->released[queue->released_count++] = ticket;
-    return true;
-}
-
 void dray_batch_free(dray_batch *batch)
 {
     if (!batch)
@@ -655,10 +641,8 @@ void dray_batch_free(dray_batch *batch)
         for (uint32_t i = 0; i < batch->mapping_count; i++)
             dray__mapping_put(batch->mappings[i]);
     dray__buffers_free(batch->buffers);
-    if (batch->rides && ride(batch->queue, batch->ticket))
-        batch->ticket = 0;
     if (batch->ticket)
-        dray__queue_release(batch->queue, batch->ticket);
+        dray__queue_let_go(batch->queue, batch->ticket, batch->committed);
     dray__arena_free(&batch->queue->spare);
     dray__arena_reset(&batch->arena);
     batch->queue->spare = batch->arena;

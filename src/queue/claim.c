@@ -459,7 +459,6 @@ int dray_batch_commit_claim(dray_batch *batch, const dray_claim_options *options
         dray__queue_release(queue, ticket); /* the answer may be on its way */
     if (rc)
         return rc;
-    batch->rides = true;
     dray__trace_commit(batch, begin);
     rc = read_next(queue, ticket, count, &reply, which, &next, error);
     if (rc)
@@ -530,10 +529,8 @@ int dray_claim_poll(dray_queue *queue, uint32_t *which, dray_batch **out, dray_e
         dray__batch_commit_done(batch, rc, &reply.payload);
     if (rc)
         return rc;
-    if (batch) {
-        batch->rides = true;
+    if (batch)
         dray__trace_commit(batch, queue->started_ns);
-    }
     rc = batch ? read_next(queue, ticket, count, &reply, which, &next, error)
                : read_claim(queue, ticket, count, &reply, which, &next, error);
     if (rc)

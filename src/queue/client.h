@@ -9,6 +9,7 @@
 #include "queue/backend.h"
 #include "queue/distant.h"
 #include "queue/messages.h"
+#include "queue/releases.h"
 #include "queue/segment.h"
 #include "queue/storage.h"
 #include "queue/table.h"
@@ -57,8 +58,8 @@ struct dray_queue {
     dray__names names;
     uint64_t drops_seen;
     uint32_t tickets;
-    uint32_t *released; /* tickets to be released with the next request */
-    uint32_t released_count;
+    dray__releases *releases; /* shared with the controller; NULL: it reads none of ours */
+    bool unanswered;          /* the last request was, for all we know */
     int64_t started_ns;
     uint32_t started, started_count; /* ticket and choices of dray_claim_start; 0: none */
     dray_batch *riding;              /* whose commit went with it; NULL: none */
@@ -128,7 +129,6 @@ struct dray_batch {
     dray__arena arena;
     uint32_t ticket; /* 0: imported */
     bool committed;
-    bool rides; /* its release goes with the next request */
     const dray__task_info *task;
     char *partition;
     uint32_t generation, row_count;
@@ -170,6 +170,9 @@ int dray__queue_call(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray
 int dray__queue_command(dray_queue *queue, uint16_t type, dray__reply *reply, dray_error *error);
 /* Tells the controller to forget a claim, or a request for one; waits for no answer. */
 void dray__queue_release(dray_queue *queue, uint32_t ticket);
+/* The same of a claim that was answered, without a message where nobody waits for what it holds:
+ * bytes, and unless it is committed, rows. */
+void dray__queue_let_go(dray_queue *queue, uint32_t ticket, bool committed);
 void dray__queue_read_dropped(dray_queue *queue, dray__reader *r);
 void dray__queue_read_storage(dray_queue *queue, dray__reader *r);
 int dray__queue_check_fork(const dray_queue *queue, dray_error *error); /* DRAY_ECLOSED */

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
@@ -37,15 +38,13 @@ int dray__read_head(dray__controller *self, dray__request *request, dray__client
                           dray__message_of(request), id);
     dray__served *q = found->owner;
     dray__cancel_forgotten(q, found);
+    dray__collect(q); /* they were released before this was asked */
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < count; i++) {
         uint64_t chunk = dray__get_u64(r);
         if (!rc)
             rc = dray__chunk_close(q->table, found, chunk, error);
     }
-    count = dray__get_count(r, 4);
-    for (uint32_t i = 0; i < count; i++) /* what was committed and read is not needed any more */
-        dray__claim_release(q->table, found, dray__get_u32(r));
     *client = found;
     *drops_seen = seen;
     if (!rc && dray__needs_journal(dray__request_type(request)))
@@ -89,8 +88,10 @@ static void on_timer(evutil_socket_t fd, short what, void *user)
     (void)fd;
     (void)what;
     dray__controller *self = user;
-    for (dray__served *q = self->queues; q; q = q->next)
+    for (dray__served *q = self->queues; q; q = q->next) {
+        dray__collect(q);
         q->hold_due = dray__table_expire(q->table, dray__now());
+    }
     dray__pump_all(self);
     dray__arm_timer(self);
 }
@@ -208,10 +209,15 @@ static int welcome(dray__served *q, dray__request *request, uint64_t identity, d
         dray__client_end(q->table, client, false, "");
         return dray__nomem(error);
     }
+    int fd = dray__request_take_fd(request, 0);
+    bool paged = dray__page_add(q, client, fd);
+    if (fd >= 0)
+        close(fd);
     dray__writer_reset(&self->out);
     dray__put_u32(&self->out, client->id);
     dray__put_u32(&self->out, (uint32_t)q->table->settings.durability);
     dray__put_u64(&self->out, self->homes.era);
+    dray__put_u8(&self->out, paged);
     dray__put_u32(&self->out, (uint32_t)q->table->settings.backend);
     dray__put_string(&self->out, q->table->settings.backend_address);
     dray__put_u64(&self->out, q->space);
@@ -410,6 +416,7 @@ void dray__end_client(dray__controller *self, dray__client *client, bool died, c
     dray__cancel_waiting(q, client, DRAY__NONE);
     dray__idmap_remove(&self->clients, client->id);
     uint32_t id = client->id;
+    dray__page_remove(q, client);
     dray__client_end(q->table, client, died, reason);
     if (died && q->cleaner)
         dray__store_sweep(q, id);
@@ -441,6 +448,7 @@ static void handle(void *user, dray__request *request)
     }
     dray__queue_step("handled");
     dray__pump_all(self);
+    dray__sweep_soon(self);
 }
 
 static void expired(void *user, dray__request *request, int channel_gone)
@@ -509,7 +517,8 @@ static void status(void *user, json_t *object)
 {
     dray__controller *self = user;
     json_t *queues = json_array();
-    for (const dray__served *q = self->queues; q; q = q->next) {
+    for (dray__served *q = self->queues; q; q = q->next) {
+        dray__collect(q);
         dray__waiting waiting = dray__count_waiting(q);
         json_array_append_new(queues, dray__table_json(q->table, &waiting));
     }
@@ -530,6 +539,7 @@ static void controller_free(void *user)
             dray__fail(&error, DRAY_ECLOSED, "the coordinator ends");
             dray__waiter_fail(q->held.first, &error);
         }
+        dray__pages_free(q);
         q->table->drop = NULL; /* the keeper has its own life */
         dray__ledger_end_of(q->table);
         dray__table_free(q->table);
@@ -538,6 +548,8 @@ static void controller_free(void *user)
     }
     if (self->timer)
         event_free(self->timer);
+    if (self->sweep)
+        event_free(self->sweep);
     dray__idmap_free(&self->clients);
     dray__drops_free(&self->drops);
     dray__homes_free(&self->homes);
@@ -566,6 +578,8 @@ int dray__queue_add(dray__coordinator *coordinator, struct event_base *base,
     self->opens.last = &self->opens.first;
     self->timer = evtimer_new(base, on_timer, self);
     int rc = dray__homes_init(&self->homes, coordinator, error);
+    if (!rc)
+        rc = dray__sweep_init(self, error);
     if (!rc && !self->timer)
         rc = dray__nomem(error);
     if (!rc && folder && getrandom(&self->homes.era, sizeof self->homes.era, 0) < 0)

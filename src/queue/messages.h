@@ -1,8 +1,7 @@
 /* The queue's messages, as client and controller both write and read them.
  *
  * Every request but QUEUE_OPEN begins with a head:
- *     u32 client, u64 drops seen, u32 n, n * u64 chunks that the client closes,
- *     u32 n, n * u32 tickets of claims that it releases
+ *     u32 client, u64 drops seen, u32 n, n * u64 chunks that the client closes
  * Replies to INSERT, COMMIT and CHUNK begin with
  *     u32 n, n * u64 chunks given back for writing, then as CLAIM's
  * and replies to CLAIM with
@@ -11,9 +10,10 @@
  * OPEN     str name, u32 n tasks, n * {str name, strs needs, strs writes}, u64 rows, u64 bytes,
  * u32 attempts, u32 on loss, u64 provisional tasks (bits in their order),
  *          u32 rows a batch, u32 open batches, u32 batches a checkpoint, u64 bytes a row, u32
- * durability, u32 backend, str its address, u64 identity, str checkpoint to restore, i64 timeout
- *          -> u32 client, u32 durability, u64 era (keeper.h), u32 backend, str its address, u64
- *             space, the same table of tasks
+ * durability, u32 backend, str its address, u64 identity, str checkpoint to restore, i64 timeout;
+ * with the descriptor of a page of releases (releases.h), or none
+ *          -> u32 client, u32 durability, u64 era (keeper.h), u8 1 if the page is read,
+ *             u32 backend, str its address, u64 space, the same table of tasks
  *
  * INSERT   str partition, u32 rows, u32 group size, u8 per group, u64 at slot, u64 row bytes,
  *          u64 refill, u32 ticket, i64 timeout, columns, tags

@@ -26,9 +26,6 @@ dray__writer *dray__queue_begin(dray_queue *queue)
     dray__put_u32(w, queue->id);
     dray__put_u64(w, queue->drops_seen);
     dray__storage_put_closed(&queue->storage, w);
-    dray__put_u32(w, queue->released_count);
-    for (uint32_t i = 0; i < queue->released_count; i++)
-        dray__put_u32(w, queue->released[i]);
     queue->head = w->size;
     queue->known_at = 0;
     return w;
@@ -67,10 +64,9 @@ static int call_once(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray
     int rc = dray__call(queue->channel, type, &queue->out, NULL, 0,
                         dray__answer_deadline(deadline_ns), reply, error);
     dray__queue_step("answered");
+    queue->unanswered = rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED;
     for (uint32_t i = 0; !rc && i < reply->fd_count; i++)
         close(reply->fds[i]); /* none is ever expected */
-    if (!rc)                  /* else they are told again, which does no harm */
-        queue->released_count = 0;
     if (rc) { /* what was not sent was not told; a lost answer may have had chunks for us */
         bool gives_back = type == DRAY__MSG_QUEUE_INSERT || type == DRAY__MSG_QUEUE_COMMIT ||
                           type == DRAY__MSG_QUEUE_CHUNK;
@@ -84,7 +80,7 @@ static int call_once(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray
 static bool can_repeat(uint16_t type)
 {
     return type != DRAY__MSG_QUEUE_INSERT && type != DRAY__MSG_QUEUE_CHUNK &&
-           type != DRAY__MSG_QUEUE_OPEN && type != DRAY__MSG_QUEUE_CLOSE;
+           type != DRAY__MSG_QUEUE_CLOSE;
 }
 
 int dray__queue_call(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray__reply *reply,
@@ -116,6 +112,16 @@ void dray__queue_release(dray_queue *queue, uint32_t ticket)
     dray__put_u32(w, ticket);
     if (dray__notify(queue->channel, DRAY__MSG_QUEUE_RELEASE, w, NULL))
         dray__storage_untell(&queue->storage, false);
+}
+
+void dray__queue_let_go(dray_queue *queue, uint32_t ticket, bool committed)
+{
+    uint32_t frees = DRAY__WANT_BYTES | (committed ? 0 : DRAY__WANT_ROWS);
+    bool ours = queue->storage.pid == dray__channel_pid(); /* a fork has the page, too */
+    /* A commit that is still on its way must come first. */
+    bool in_turn = !queue->unanswered && !queue->riding;
+    if (!ours || !in_turn || !dray__releases_write(queue->releases, ticket, frees))
+        dray__queue_release(queue, ticket);
 }
 
 int dray__queue_check_fork(const dray_queue *queue, dray_error *error)
@@ -210,11 +216,36 @@ static void put_settings(dray__writer *w, const dray__settings *s)
     dray__put_string(w, s->backend_address);
 }
 
-static int read_table(dray_queue *queue, dray__reader *r, dray_error *error)
+/* Sends the message, with a page for releases; the last one's is another controller's. */
+static int call_open(dray_queue *queue, dray__writer *w, int64_t deadline_ns, dray__reply *reply,
+                     dray_error *error)
+{
+    int fd = -1;
+    dray__releases_free(queue->releases);
+    queue->releases = dray__channel_passes_fds(queue->channel) ? dray__releases_new(&fd) : NULL;
+    int rc = dray__call(queue->channel, DRAY__MSG_QUEUE_OPEN, w, &fd, fd >= 0, deadline_ns, reply,
+                        error);
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+/* What OPEN's answer says of the client; the table follows. Returns the queue's durability. */
+static int32_t read_welcome(dray_queue *queue, dray__reader *r)
 {
     queue->id = dray__get_u32(r);
-    queue->durability = (int32_t)dray__get_u32(r);
+    int32_t durability = (int32_t)dray__get_u32(r);
     queue->era = dray__get_u64(r);
+    if (!dray__get_u8(r)) { /* nobody reads them */
+        dray__releases_free(queue->releases);
+        queue->releases = NULL;
+    }
+    return durability;
+}
+
+static int read_table(dray_queue *queue, dray__reader *r, dray_error *error)
+{
+    queue->durability = read_welcome(queue, r);
     int opened = dray__objects_open(queue, r, error);
     if (opened)
         return opened;
@@ -262,7 +293,7 @@ static void forget_controller(dray_queue *queue, bool same)
     dray__mapping_drop_unused();
     dray__names_retire(&queue->names);
     queue->drops_seen = 0;
-    queue->released_count = queue->started = 0;
+    queue->started = 0;
     queue->at_home = false;
 }
 
@@ -286,17 +317,15 @@ static int enter_again(dray_queue *queue, int64_t deadline_ns, dray_error *error
     dray__put_u64(&w, queue->identity);
     dray__put_string(&w, "");
     dray__put_i64(&w, left > 0 ? left : 0);
-    rc = dray__call(queue->channel, DRAY__MSG_QUEUE_OPEN, &w, NULL, 0, deadline_ns, &reply, error);
+    rc = call_open(queue, &w, deadline_ns, &reply, error);
     dray__writer_free(&w);
     if (rc)
         return rc;
     uint32_t former = queue->id;
-    queue->id = dray__get_u32(&reply.payload);
-    dray__get_u32(&reply.payload); /* durability: it had a journal, or was not there again */
-    uint64_t era = dray__get_u64(&reply.payload);
-    bool same = era == queue->era;
+    uint64_t before = queue->era;
+    read_welcome(queue, &reply.payload); /* it had a journal, or was not there again */
+    bool same = queue->era == before;
     forget_controller(queue, same);
-    queue->era = era;
     return dray__objects_reopen(queue, same ? 0 : former, &reply.payload, error);
 }
 
@@ -355,7 +384,7 @@ static int open_once(dray_queue *queue, const char *name, const dray_queue_optio
         return rc;
     int64_t left = deadline_ns - dray__now();
     dray__put_i64(&queue->out, left > 0 ? left : 0);
-    rc = dray__queue_call(queue, DRAY__MSG_QUEUE_OPEN, deadline_ns, reply, error);
+    rc = call_open(queue, &queue->out, dray__answer_deadline(deadline_ns), reply, error);
     if (rc == DRAY_ECLOSED && !dray__channel_ended(queue->channel)) {
         dray__channel_close(queue->channel);
         queue->channel = NULL;
@@ -395,7 +424,7 @@ static void queue_free(dray_queue *queue)
         dray__words_free(&queue->tasks[t].writes);
     }
     free(queue->tasks);
-    free(queue->released);
+    dray__releases_free(queue->releases);
     dray__arena_free(&queue->spare);
     free(queue->name);
     dray__writer_free(&queue->out);

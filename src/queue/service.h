@@ -9,6 +9,7 @@
 #include "queue/homes.h"
 #include "queue/internal.h"
 #include "queue/ledger.h"
+#include "queue/releases.h"
 
 typedef struct dray__controller dray__controller;
 typedef struct dray__waiter dray__waiter;
@@ -16,6 +17,15 @@ typedef struct dray__waiter dray__waiter;
 typedef struct dray__line { /* waiters in order of arrival */
     dray__waiter *first, **last;
 } dray__line;
+
+/* So many of a queue's clients have pages of releases: all are looked at for every request. */
+#define DRAY__PAGES 64u
+
+typedef struct dray__page {
+    dray__client *client;
+    dray__releases *releases;
+    uint32_t read;
+} dray__page;
 
 typedef struct dray__served { /* a queue */
     struct dray__served *next;
@@ -29,11 +39,15 @@ typedef struct dray__served { /* a queue */
     bool bytes_gone;    /* of a record, before they were in the journal */
     int64_t hold_due;   /* when the next claim is held too long */
     dray__waits waited; /* for answers so far */
+    dray__page pages[DRAY__PAGES];
+    uint32_t page_count, wanted; /* what they say */
 } dray__served;
 
 struct dray__controller {
     struct event_base *base;
     struct event *timer;
+    struct event *sweep; /* nobody asked anything since: pages are read all the same */
+    int64_t sweep_ns;    /* when it comes, after the last time; 0: it does not */
     dray__served *queues;
     dray__idmap clients; /* id -> dray__client, whose owner is the queue */
     uint32_t client_ids;
@@ -77,6 +91,22 @@ void dray__object_abandoned(dray__served *queue, const dray__client *client, uin
                             uint64_t size);
 void dray__end_client(dray__controller *self, dray__client *client, bool died, const char *reason);
 dray__waiting dray__count_waiting(const dray__served *queue);
+
+/* ---- collect.c ---- */
+
+/* The client's page, if the descriptor is of one and there is room. The descriptor stays the
+ * caller's. */
+bool dray__page_add(dray__served *queue, dray__client *client, int fd);
+/* Reads what the client released last, if it has a page, and forgets it. */
+void dray__page_remove(dray__served *queue, const dray__client *client);
+void dray__pages_free(dray__served *queue);
+/* Releases what clients have written on their pages. true: there was something. */
+bool dray__collect(dray__served *queue);
+/* Says on the pages what is waited for now. true: that released something. */
+bool dray__collect_wanted(dray__served *queue);
+/* A request was handled: pages are read soon, and then less and less often until the next one. */
+void dray__sweep_soon(dray__controller *self);
+int dray__sweep_init(dray__controller *self, dray_error *error);
 
 /* ---- durable.c ---- */
 

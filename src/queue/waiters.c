@@ -297,7 +297,7 @@ static bool touches(const dray__waiter *w, uint64_t dirty)
 }
 
 /* Wakes whoever can go on, until nothing changes any more. */
-static void pump(dray__served *q)
+static void settle_all(dray__served *q)
 {
     dray__table *table = q->table;
     while (table->dirty || table->finished || table->freed || table->demanded) {
@@ -322,6 +322,14 @@ static void pump(dray__served *q)
         while (freed && q->inserts.first && dray__waiter_settle(q->inserts.first, dray__try_insert))
             ;
     }
+}
+
+/* Who waits then, waits for what others let go, too. */
+static void pump(dray__served *q)
+{
+    do
+        settle_all(q);
+    while (dray__collect_wanted(q));
 }
 
 void dray__pump_all(dray__controller *self)

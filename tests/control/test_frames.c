@@ -201,8 +201,8 @@ static void put(dray__writer *out, uint16_t type, uint64_t id, dray__writer *pay
 
 static void put_hello(dray__writer *out, dray__writer *payload)
 {
-    dray__put_u32(payload, 1);
-    dray__put_u32(payload, 1);
+    dray__put_u32(payload, DRAY__PROTOCOL_VERSION);
+    dray__put_u32(payload, DRAY__PROTOCOL_VERSION);
     dray__put_string(payload, "raw");
     dray__put_string(payload, "task");
     dray__put_u32(payload, 0);

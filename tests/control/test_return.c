@@ -84,8 +84,8 @@ static int claim_as(dray_context *mine, uint64_t member, uint64_t epoch, const u
     assert_int_equal(
         dray__channel_connect(f->unix_address, dray__deadline(10 * DRAY__SECOND), &channel, error),
         0);
-    dray__put_u32(&w, 1);
-    dray__put_u32(&w, 1);
+    dray__put_u32(&w, DRAY__PROTOCOL_VERSION);
+    dray__put_u32(&w, DRAY__PROTOCOL_VERSION);
     dray__put_string(&w, mine->name);
     dray__put_string(&w, mine->role);
     dray__put_u32(&w, mine->rank);

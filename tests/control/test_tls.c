@@ -133,8 +133,8 @@ static char *hex_of(const dray__token *token, char out[2 * DRAY__TLS_KEY + 1])
 static void put_hello(dray__writer *out, const char *role)
 {
     dray__writer payload = {0};
-    dray__put_u32(&payload, 1);
-    dray__put_u32(&payload, 1);
+    dray__put_u32(&payload, DRAY__PROTOCOL_VERSION);
+    dray__put_u32(&payload, DRAY__PROTOCOL_VERSION);
     dray__put_string(&payload, "s_client");
     dray__put_string(&payload, role);
     dray__put_u32(&payload, 0);
