@@ -4,11 +4,11 @@ The library is $DRAY_LIBRARY, else that of the prefix where this package is inst
 libdray.so.0 as the system finds it."""
 import importlib
 
-from . import gpu, weights
+from . import gpu, trace, weights
 from ._library import DrayError, DrayTimeout, library_path, version
 
 __all__ = ["Batch", "Claim", "DrayError", "DrayTimeout", "Queue", "Refill", "StreamDataLoader", "Task",
-           "gpu", "library_path", "version", "weights"]
+           "gpu", "library_path", "trace", "version", "weights"]
 
 _LAZY = {"Queue": "queue", "Claim": "queue", "Refill": "queue", "Task": "queue",
          "StreamDataLoader": "loader", "Batch": "loader"}

@@ -23,6 +23,7 @@ from typing import Any, Callable, Iterable, Mapping, Optional, Union
 from . import _library as _l
 from . import gpu as _g
 from . import host as _h
+from . import trace as _t
 from ._library import DrayError, call, library
 from .engine import engine_blocks, load_config, tensors
 from .host import empty, share
@@ -98,6 +99,8 @@ class _UpdateReport(_l.Sized):
 MODES = {"auto": 0, "tensor": 1, "distributed": 2, "disk": 3}
 STRATEGIES = {"direct": 0, "bucket": 1, "parameter": 2}
 _AGAIN, _TORN, _CANCELED = (-1 - _l.CODES.index(name) for name in ("AGAIN", "TORN", "CANCELED"))
+_SPANS = {"dray_update_weights": "weights update", "dray_prefetch_weights": "weights prefetch",
+          "dray_commit_weights": "weights commit"}
 STAGING = 16 << 20  # of a publisher of private host memory, where nothing else is said
 _INSERTED = ("_orig_mod.", "_checkpoint_wrapped_module.")  # into names, by what wraps modules
 
@@ -481,7 +484,8 @@ class Publisher:
         fence = event = None
         if any(_local(p)[0].is_cuda for _, p in self._parameters):
             fence, event = _g._fence(stream)
-        call("dray_publish", self.pointer, version, c.byref(fence) if fence else None)
+        with _t.span("weights publish", version):
+            call("dray_publish", self.pointer, version, c.byref(fence) if fence else None)
         self._published, self._event = version, event
 
     def wait(self, version=None, timeout=None):
@@ -490,8 +494,9 @@ class Publisher:
         version = self._published if version is None else version
         dropped = c.c_uint32()
         if version is not None:
-            call("dray_publisher_wait", self.pointer, version,
-                 int((self._timeout if timeout is None else timeout) * 1e9), c.byref(dropped))
+            with _t.span("weights wait", version, "wait"):
+                call("dray_publisher_wait", self.pointer, version,
+                     int((self._timeout if timeout is None else timeout) * 1e9), c.byref(dropped))
         return dropped.value
 
     def attach(self, optimizer):
@@ -598,7 +603,8 @@ class Subscriber:
     def _run(self, name, options):
         report, self._failure = _UpdateReport(), None
         try:
-            call(name, self.pointer, c.byref(options) if options else None, c.byref(report))
+            with _t.span(_SPANS[name], options.min_version or -1, "transfer"):
+                call(name, self.pointer, c.byref(options), c.byref(report))
         except DrayError as error:
             if self._failure is not None:
                 raise error from self._failure

@@ -238,7 +238,18 @@ with tempfile.TemporaryDirectory() as folder:
                 Context(role="engine", rank=1, timeout=20) as second:
             share_and_stage(ours, engine)
             fused(folder, trainer, [engine, second])
+            os.mkdir(f"{folder}/trace")
+            dray.trace.open(f"{folder}/trace/engine.spans", "engine 0")
             packed(folder, trainer, engine)
+            with dray.trace.span("beside", step=3):
+                pass
+            dray.trace.close()
+            dray.trace.merge(f"{folder}/trace", f"{folder}/trace.json")
+            with open(f"{folder}/trace.json", encoding="utf-8") as file:
+                events = [e for e in json.load(file)["traceEvents"] if e["ph"] == "X"]
+            named = {e["name"]: e["args"].get("step") for e in events}
+            assert named["weights publish"] == 1 and named["beside"] == 3, named
+            assert [e["name"] for e in events].count("weights update") == 3, named
         child.join(60)
         assert child.exitcode == 0
     finally:
