@@ -3,8 +3,10 @@
 #include "cmd/cmd.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef struct subcommand {
     const char *name, *summary;
@@ -153,17 +155,34 @@ static bool set_log(void)
     return true;
 }
 
-/* A full disk under stdout must not look like success. */
+static bool had_stdout;
+
+/* A full disk under stdout must not look like success, whenever it was found to be full. */
 static void close_stdout(void)
 {
-    if (fclose(stdout) == 0 || errno == EBADF)
+    bool lost = ferror(stdout) != 0;
+    int problem = fclose(stdout) == 0 ? 0 : errno;
+    if (!had_stdout || (!lost && !problem))
         return;
-    fprintf(stderr, "dray: stdout: %s\n", strerror(errno));
+    fprintf(stderr, "dray: stdout: %s\n",
+            problem ? strerror(problem) : "not all of the output could be written");
     _Exit(CMD_FAILED);
+}
+
+/* Where a standard stream is closed, the next file that is opened would get its number, and what is
+ * printed. Its place is taken by one that refuses. */
+static void open_standard_streams(void)
+{
+    had_stdout = fcntl(STDOUT_FILENO, F_GETFD) >= 0;
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 &&
+            open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
+            _Exit(CMD_FAILED);
 }
 
 int main(int argc, char **argv)
 {
+    open_standard_streams();
     atexit(close_stdout);
     argp_err_exit_status = CMD_USAGE;
     setenv("ARGP_HELP_FMT", "no-dup-args-note", 0);
