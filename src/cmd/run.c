@@ -23,6 +23,10 @@ static void add_setting(struct argp_state *state, arguments *a, const char *text
 
 static void check(struct argp_state *state, const arguments *a)
 {
+    const char *given[] = {a->run.job, a->run.out, a->run.resume};
+    for (size_t i = 0; i < sizeof(given) / sizeof(given[0]); i++)
+        if (given[i] && !given[i][0])
+            argp_error(state, "expected a path, found an empty one");
     if (!a->run.resume && !a->run.job)
         argp_error(state, "expected a job file, as in: dray run examples/reverse.yaml");
     if (a->run.resume && (a->run.job || a->run.out || a->run.setting_count))
@@ -81,18 +85,20 @@ int cmd_run(int argc, char **argv)
                "queue, weights back to the engine.\v"
                "Ctrl-C stops after the step and a checkpoint; a second one stops at once. The "
                "settings of a job file: docs/run.md. Those of the queue: queue.capacity_rows, "
-               "capacity_bytes, max_attempts, on_loss (refill, end), policy (ordered, fifo, group, "
-               "oldest_version, token_balanced), token_cap, staleness, backend (builtin, redis), "
-               "backend_address, durability (none, checkpoint, journal), metrics. Exit status: 0 "
-               "done, "
-               "1 failed, 130 stopped by Ctrl-C."};
+               "capacity_bytes, max_attempts, on_loss (refill, end), policy (ordered, fifo, "
+               "group, oldest_version, token_balanced), token_cap, staleness, backend (builtin, "
+               "redis), backend_address, durability (none, checkpoint, journal), metrics. Exit "
+               "status: 0 done, 1 failed, 2 wrong usage or a job that is refused, 130 stopped by "
+               "Ctrl-C."};
     arguments a = {0};
     a.run.settings = a.settings;
     cmd_parse(&argp, argc, argv, &a);
     dray__run_end end = DRAY__RUN_DONE;
     dray_error error;
-    if (dray__run(&a.run, &end, &error))
-        return cmd_refuse("run", &error);
+    if (dray__run(&a.run, &end, &error)) {
+        int status = cmd_refuse("run", &error);
+        return error.code == DRAY_EFORMAT && a.run.job ? CMD_USAGE : status; /* a job's syntax */
+    }
     if (end == DRAY__RUN_KILLED)
         return cmd_failf("run", "stopped at once"), INTERRUPTED;
     return end == DRAY__RUN_STOPPED ? INTERRUPTED : CMD_OK;

@@ -1,6 +1,8 @@
 /* Every setting with its default, as a job file: the first layer of every job. */
 #include "run/job.h"
 
+const char dray__job_defaults_name[] = "defaults";
+
 const char dray__job_defaults[] = "name: job\n"
                                   "seed: 1\n"
                                   "schedule: sync\n"

@@ -6,6 +6,7 @@
 #include "base/words.h"
 #include "run/advantage.h"
 #include "run/host.h"
+#include "run/metrics.h"
 #include "run/schema.h"
 #include "run/tasks.h"
 #include "run/tree.h"
@@ -115,6 +116,14 @@ static int rule_backend(const dray__job *job, dray__node *root, dray_error *erro
                                  redis ? "expected unix:/path or tcp:HOST:PORT for backend redis"
                                        : "expected none for backend builtin");
     return DRAY_OK;
+}
+
+static int rule_metrics(const dray__job *job, dray__node *root, dray_error *error)
+{
+    dray_error inner;
+    return job->queue.metrics[0] && dray__metrics_check(job->queue.metrics, &inner)
+               ? dray__schema_fail(root, "queue.metrics", error, "%s", inner.message)
+               : DRAY_OK;
 }
 
 static int rule_policy(const dray__job *job, dray__node *root, dray_error *error)
@@ -302,7 +311,7 @@ static int check_rules(const dray__job *job, dray__node *root, dray_error *error
 {
     static const rule_fn all[] = {rule_batch,          rule_data,   rule_reward, rule_capacity,
                                   rule_capacity_bytes, rule_policy, rule_groups, rule_backend,
-                                  rule_hosts,          rule_tasks,  rule_model};
+                                  rule_metrics,        rule_hosts,  rule_tasks,  rule_model};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         int rc = all[i](job, root, error);
         if (rc)
@@ -369,15 +378,14 @@ static int make_absolute(dray__node *root, const char *job_path, dray_error *err
     return DRAY_OK;
 }
 
-static const char defaults_name[] = "defaults";
-
 /* The default of qkv_bias is the family's: of those that the engine computes, Qwen2 alone has it.
  */
 static int settle_bias(dray__node *root, dray_error *error)
 {
     const dray__node *family = dray__tree_find(root, "model.family");
     dray__node *bias = dray__tree_find(root, "model.qkv_bias");
-    if (!family || !bias || bias->source != defaults_name || strcmp(family->value, "qwen2") == 0)
+    if (!family || !bias || bias->source != dray__job_defaults_name ||
+        strcmp(family->value, "qwen2") == 0)
         return DRAY_OK;
     return dray__tree_assign(bias, "false", error);
 }
@@ -387,8 +395,8 @@ static int merge_layers(const char *path, const char *text, size_t size,
                         dray_error *error)
 {
     dray__node *root = NULL, *over = NULL;
-    int rc = dray__tree_parse(dray__job_defaults, strlen(dray__job_defaults), defaults_name, &root,
-                              error);
+    int rc = dray__tree_parse(dray__job_defaults, strlen(dray__job_defaults),
+                              dray__job_defaults_name, &root, error);
     if (!rc)
         rc = dray__tree_parse(text, size, path, &over, error);
     if (!rc && over->kind != DRAY__NODE_MAPPING) {

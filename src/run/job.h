@@ -142,7 +142,7 @@ bool dray__host_has(const dray__job_host *host, const char *task);
 int64_t dray__job_batch(const dray__job *job); /* samples a step */
 int64_t dray__job_wait_ns(const dray__job *job);
 
-/* Defaults as a job file (defaults.c). */
-extern const char dray__job_defaults[];
+/* Defaults as a job file (defaults.c), and what their nodes have as source. */
+extern const char dray__job_defaults[], dray__job_defaults_name[];
 
 #endif

@@ -159,6 +159,13 @@ int dray__metrics_new(struct event_base *base, const dray__coordinator *coordina
     return DRAY_OK;
 }
 
+int dray__metrics_check(const char *address, dray_error *error)
+{
+    struct sockaddr_storage at = {0};
+    int size;
+    return parse(address, &at, &size, error);
+}
+
 void dray__metrics_free(dray__metrics *m)
 {
     if (m && m->http)

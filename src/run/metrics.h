@@ -14,6 +14,8 @@ typedef struct dray__metrics dray__metrics;
 int dray__metrics_new(struct event_base *base, const dray__coordinator *coordinator,
                       const char *address, dray__metrics **out, const char **url,
                       dray_error *error);
+/* Whether `address` is one. DRAY_EINVALID */
+int dray__metrics_check(const char *address, dray_error *error);
 void dray__metrics_free(dray__metrics *metrics); /* NULL is fine */
 
 #endif

@@ -268,7 +268,7 @@ static const range ranges[] = {
     {"actor.weight_decay", 0, 1, false},
     {"actor.warmup_steps", 0, 1e6, false},
     {"actor.final_lr", 0, 1, false},
-    {"actor.clip", 0, 10, true},
+    {"actor.clip", 0, 1, true},
     {"actor.kl", 0, 100, false},
     {"actor.grad_norm", 0, 1e6, false},
     {"eval.every", 0, 1e6, false},
@@ -289,16 +289,7 @@ static const range ranges[] = {
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-enum { PATH_MAX_BYTES = 192, WHERE_BYTES = 320 };
-
-static char *where(const dray__node *node, char *out)
-{
-    if (node->line > 0 && node->source)
-        snprintf(out, WHERE_BYTES, "%s:%d", node->source, node->line);
-    else
-        snprintf(out, WHERE_BYTES, "%s", node->source ? node->source : "job");
-    return out;
-}
+enum { PATH_MAX_BYTES = 192 };
 
 static int refuse(const dray__node *node, const char *path, dray_error *error, const char *format,
                   ...) __attribute__((format(printf, 4, 5)));
@@ -306,9 +297,10 @@ static int refuse(const dray__node *node, const char *path, dray_error *error, c
 static int refuse_v(const dray__node *node, const char *path, dray_error *error, const char *format,
                     va_list arguments)
 {
-    char message[DRAY_ERROR_MESSAGE_MAX], at[WHERE_BYTES];
+    char message[DRAY_ERROR_MESSAGE_MAX], where[DRAY__PLACE_BYTES];
     vsnprintf(message, sizeof(message), format, arguments);
-    return dray__fail(error, DRAY_EINVALID, "%s: %s: %s", where(node, at), path[0] ? path : "job",
+    return dray__fail(error, DRAY_EINVALID, "%s: %s: %s",
+                      dray__place_text(node->source, node->at, where), path[0] ? path : "job",
                       message);
 }
 
@@ -325,10 +317,12 @@ static int refuse(const dray__node *node, const char *path, dray_error *error, c
 int dray__schema_fail(dray__node *root, const char *path, dray_error *error, const char *format,
                       ...)
 {
-    dray__node *node = dray__tree_find(root, path);
+    const dray__node *node = dray__tree_find(root, path), file = {.source = root->source};
+    if (!node || node->source == dray__job_defaults_name) /* nobody wrote it */
+        node = &file;
     va_list arguments;
     va_start(arguments, format);
-    int rc = refuse_v(node ? node : root, path, error, format, arguments);
+    int rc = refuse_v(node, path, error, format, arguments);
     va_end(arguments);
     return rc;
 }
@@ -365,8 +359,10 @@ static int check_int(const dray__node *node, const char *path, dray_error *error
     char *end;
     errno = 0;
     long long value = strtoll(node->value, &end, 10);
-    bool octal = node->value[0] == '0' && node->value[1]; /* libcyaml would take it as such */
-    if (errno || end == node->value || *end || octal)
+    const char *digits = node->value + (node->value[0] == '-');
+    bool plain = digits[0] >= '0' && digits[0] <= '9' &&
+                 !(digits[0] == '0' && digits[1]); /* which libcyaml would take as octal */
+    if (errno || *end || !plain)
         return refuse(node, path, error, "expected a whole number, found '%.64s'", node->value);
     return check_range(node, path, (double)value, error);
 }
@@ -374,8 +370,9 @@ static int check_int(const dray__node *node, const char *path, dray_error *error
 static int check_real(const dray__node *node, const char *path, dray_error *error)
 {
     char *end;
+    errno = 0;
     double value = strtod(node->value, &end);
-    if (end == node->value || *end || !isfinite(value))
+    if (errno || end == node->value || *end || !isfinite(value))
         return refuse(node, path, error, "expected a number, found '%.64s'", node->value);
     return check_range(node, path, value, error);
 }

@@ -4,7 +4,9 @@
 #include "base/words.h"
 
 #include <ctype.h>
+#include <stdarg.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <yaml.h>
@@ -23,14 +25,15 @@ void dray__tree_free(dray__node *node)
     free(node);
 }
 
-static int node_new(int kind, const char *source, int line, dray__node **out, dray_error *error)
+static int node_new(int kind, const char *source, dray__place at, dray__node **out,
+                    dray_error *error)
 {
     dray__node *node = calloc(1, sizeof(*node));
     if (!node)
         return dray__nomem(error);
     node->kind = kind;
     node->source = source;
-    node->line = line;
+    node->at = at;
     *out = node;
     return DRAY_OK;
 }
@@ -54,6 +57,15 @@ dray__node *dray__tree_child(const dray__node *mapping, const char *key)
     return NULL;
 }
 
+char *dray__place_text(const char *source, dray__place at, char out[DRAY__PLACE_BYTES])
+{
+    if (at.line > 0)
+        snprintf(out, DRAY__PLACE_BYTES, "%s:%d:%d", source, at.line, at.column);
+    else
+        snprintf(out, DRAY__PLACE_BYTES, "%s", source);
+    return out;
+}
+
 /* ---- reading --------------------------------------------------------------------------------- */
 
 typedef struct conversion {
@@ -63,11 +75,24 @@ typedef struct conversion {
     dray_error *error;
 } conversion;
 
-static int convert(conversion *c, int index, int line, int depth, dray__node **out);
+static int convert(conversion *c, int index, const yaml_node_t *key, int depth, dray__node **out);
 
-static int line_of(const yaml_node_t *node)
+static dray__place place_of(yaml_mark_t mark)
 {
-    return (int)node->start_mark.line + 1;
+    return (dray__place){(int)mark.line + 1, (int)mark.column + 1};
+}
+
+static int refuse(const char *source, dray__place at, dray_error *error, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+
+static int refuse(const char *source, dray__place at, dray_error *error, const char *format, ...)
+{
+    char message[DRAY_ERROR_MESSAGE_MAX], where[DRAY__PLACE_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof(message), format, arguments);
+    va_end(arguments);
+    return dray__fail(error, DRAY_EFORMAT, "%s: %s", dray__place_text(source, at, where), message);
 }
 
 static int convert_pairs(conversion *c, const yaml_node_t *from, int depth, dray__node *to)
@@ -76,14 +101,14 @@ static int convert_pairs(conversion *c, const yaml_node_t *from, int depth, dray
          p++) {
         const yaml_node_t *key = yaml_document_get_node(c->document, p->key);
         if (key->type != YAML_SCALAR_NODE)
-            return dray__fail(c->error, DRAY_EFORMAT, "%s:%d: a key must be a plain word",
-                              c->source, line_of(key));
+            return refuse(c->source, place_of(key->start_mark), c->error,
+                          "a key must be a plain word");
         const char *name = (const char *)key->data.scalar.value;
         if (dray__tree_child(to, name))
-            return dray__fail(c->error, DRAY_EFORMAT, "%s:%d: '%s' is there twice", c->source,
-                              line_of(key), name);
+            return refuse(c->source, place_of(key->start_mark), c->error, "'%.64s' is there twice",
+                          name);
         dray__node *child = NULL;
-        int rc = convert(c, p->value, line_of(key), depth + 1, &child);
+        int rc = convert(c, p->value, key, depth + 1, &child);
         if (rc)
             return rc;
         child->key = strdup(name);
@@ -101,7 +126,7 @@ static int convert_items(conversion *c, const yaml_node_t *from, int depth, dray
     for (yaml_node_item_t *item = from->data.sequence.items.start;
          item < from->data.sequence.items.top; item++) {
         dray__node *child = NULL;
-        int rc = convert(c, *item, 0, depth + 1, &child);
+        int rc = convert(c, *item, NULL, depth + 1, &child);
         if (rc)
             return rc;
         rc = add_child(to, child, c->error);
@@ -113,26 +138,24 @@ static int convert_items(conversion *c, const yaml_node_t *from, int depth, dray
     return DRAY_OK;
 }
 
-static int convert(conversion *c, int index, int line, int depth, dray__node **out)
+/* key: NULL for what has none. */
+static int convert(conversion *c, int index, const yaml_node_t *key, int depth, dray__node **out)
 {
     const yaml_node_t *from = yaml_document_get_node(c->document, index);
-    if (!line)
-        line = line_of(from);
+    dray__place at = place_of((key ? key : from)->start_mark);
     if (depth > DEPTH_MAX || ++c->nodes > NODES_MAX)
-        return dray__fail(c->error, DRAY_EFORMAT,
-                          "%s:%d: too big: at most %d levels and %d values expected", c->source,
-                          line, DEPTH_MAX, NODES_MAX);
+        return refuse(c->source, at, c->error, "too big: at most %d levels and %d values expected",
+                      DEPTH_MAX, NODES_MAX);
     dray__node *node = NULL;
     int rc = node_new(from->type == YAML_SCALAR_NODE     ? DRAY__NODE_SCALAR
                       : from->type == YAML_SEQUENCE_NODE ? DRAY__NODE_SEQUENCE
                                                          : DRAY__NODE_MAPPING,
-                      c->source, line, &node, c->error);
+                      c->source, at, &node, c->error);
     if (rc)
         return rc;
     if (from->type == YAML_SCALAR_NODE) {
         if (strlen((const char *)from->data.scalar.value) != from->data.scalar.length)
-            rc = dray__fail(c->error, DRAY_EFORMAT, "%s:%d: a value holds a zero byte", c->source,
-                            line);
+            rc = refuse(c->source, at, c->error, "a value holds a zero byte");
         else if (!(node->value = strdup((const char *)from->data.scalar.value)))
             rc = dray__nomem(c->error);
     } else if (from->type == YAML_SEQUENCE_NODE) {
@@ -152,10 +175,9 @@ static int parse_failed(yaml_parser_t *parser, const char *source, dray_error *e
 {
     if (parser->error == YAML_MEMORY_ERROR)
         return dray__nomem(error);
-    size_t line = parser->problem_mark.line + 1;
-    return dray__fail(error, DRAY_EFORMAT, "%s:%zu: %s%s%s", source, line,
-                      parser->problem ? parser->problem : "not YAML", parser->context ? " " : "",
-                      parser->context ? parser->context : "");
+    return refuse(source, place_of(parser->problem_mark), error, "%s%s%s",
+                  parser->problem ? parser->problem : "not YAML", parser->context ? " " : "",
+                  parser->context ? parser->context : "");
 }
 
 static int second_document(yaml_parser_t *parser, const char *source, dray_error *error)
@@ -164,8 +186,8 @@ static int second_document(yaml_parser_t *parser, const char *source, dray_error
     if (!yaml_parser_load(parser, &more))
         return parse_failed(parser, source, error);
     const yaml_node_t *root = yaml_document_get_root_node(&more);
-    int rc = root ? dray__fail(error, DRAY_EFORMAT, "%s:%d: one document expected, found another",
-                               source, line_of(root))
+    int rc = root ? refuse(source, place_of(root->start_mark), error,
+                           "one document expected, found another")
                   : DRAY_OK;
     yaml_document_delete(&more);
     return rc;
@@ -187,8 +209,8 @@ int dray__tree_parse(const char *text, size_t size, const char *source, dray__no
     conversion c = {.document = &document, .source = source, .error = error};
     dray__node *root = NULL;
     int rc = yaml_document_get_root_node(&document)
-                 ? convert(&c, 1, 0, 0, &root)
-                 : node_new(DRAY__NODE_MAPPING, source, 1, &root, error);
+                 ? convert(&c, 1, NULL, 0, &root)
+                 : node_new(DRAY__NODE_MAPPING, source, (dray__place){1, 1}, &root, error);
     if (!rc && yaml_document_get_root_node(&document))
         rc = second_document(&parser, source, error);
     yaml_document_delete(&document);
@@ -207,11 +229,13 @@ int dray__tree_setting(const char *setting, dray__node **out, dray_error *error)
     if (!equals || equals == setting)
         return dray__fail(error, DRAY_EINVALID, "--set %s: expected KEY=VALUE, as in actor.lr=1e-3",
                           setting);
+    const dray__place nowhere = {0};
     dray__node *node = NULL;
-    int rc = equals[1] ? dray__tree_parse(equals + 1, strlen(equals + 1), source, &node, error)
-                       : node_new(DRAY__NODE_SCALAR, source, 0, &node, error);
-    if (rc)
-        return rc;
+    dray_error why;
+    int rc = equals[1] ? dray__tree_parse(equals + 1, strlen(equals + 1), source, &node, &why)
+                       : node_new(DRAY__NODE_SCALAR, source, nowhere, &node, &why);
+    if (rc) /* an argument is wrong, not a file */
+        return dray__fail(error, rc == DRAY_EFORMAT ? DRAY_EINVALID : rc, "%s", why.message);
     if (!equals[1] && !(node->value = strdup(""))) {
         dray__tree_free(node);
         return dray__nomem(error);
@@ -225,7 +249,7 @@ int dray__tree_setting(const char *setting, dray__node **out, dray_error *error)
         if (begin == end)
             rc = dray__fail(error, DRAY_EINVALID, "--set %s: a part of the key is empty", setting);
         else
-            rc = node_new(DRAY__NODE_MAPPING, source, 0, &parent, error);
+            rc = node_new(DRAY__NODE_MAPPING, source, nowhere, &parent, error);
         if (!rc && !(node->key = strndup(begin, (size_t)(end - begin))))
             rc = dray__nomem(error);
         if (!rc)
@@ -235,7 +259,7 @@ int dray__tree_setting(const char *setting, dray__node **out, dray_error *error)
             dray__tree_free(node);
             return rc;
         }
-        node->line = 0;
+        node->at = nowhere;
         node = parent;
         end = begin > setting ? begin - 1 : NULL;
     }
@@ -294,7 +318,7 @@ static void replace(dray__node *to, dray__node *from)
 static int no_such_item(const dray__node *base, const dray__node *over, dray_error *error)
 {
     const char *names[16], *name = NULL;
-    char hint[128], line[32] = "";
+    char hint[128], where[DRAY__PLACE_BYTES];
     uint32_t count = 0;
     for (uint32_t i = 0; i < base->count && count < 16; i++) {
         const dray__node *at = base->children[i]->kind == DRAY__NODE_MAPPING
@@ -305,12 +329,10 @@ static int no_such_item(const dray__node *base, const dray__node *over, dray_err
     }
     for (uint32_t i = 0; i < over->count && !name; i++)
         name = named_item(base, over->children[i]->key) ? NULL : over->children[i]->key;
-    if (over->line)
-        snprintf(line, sizeof(line), ":%d", over->line);
-    return dray__fail(error, DRAY_EINVALID,
-                      "%s%s: %s: expected a list, or the name of an entry, found '%.64s'%s",
-                      over->source, line, base->key ? base->key : "list", name ? name : "",
-                      dray__word_hint(name ? name : "", names, count, hint, sizeof(hint)));
+    return dray__fail(
+        error, DRAY_EINVALID, "%s: %s: expected a list, or the name of an entry, found '%.64s'%s",
+        dray__place_text(over->source, over->at, where), base->key ? base->key : "list",
+        name ? name : "", dray__word_hint(name ? name : "", names, count, hint, sizeof(hint)));
 }
 
 int dray__tree_merge(dray__node *base, dray__node *over, dray_error *error)
@@ -326,7 +348,7 @@ int dray__tree_merge(dray__node *base, dray__node *over, dray_error *error)
         return DRAY_OK;
     }
     base->source = over->source;
-    base->line = over->line;
+    base->at = over->at;
     int rc = DRAY_OK;
     uint32_t i = 0;
     for (; i < over->count && !rc; i++) {
@@ -394,6 +416,21 @@ static bool is_plain(const char *text)
     return true;
 }
 
+/* A character behind ASCII that YAML takes as a line break or refuses as it is: its number, and its
+ * bytes. 0: an ordinary one. */
+static unsigned special(const char *text, int *bytes)
+{
+    const unsigned char *c = (const unsigned char *)text;
+    *bytes = c[0] == 0xc2 ? 2 : 3;
+    if (c[0] == 0xc2 && c[1] < 0xa0) /* control characters, and the next line among them */
+        return c[1];
+    if (c[0] == 0xe2 && c[1] == 0x80 && (c[2] & 0xfe) == 0xa8) /* line and paragraph separators */
+        return 0x2000u | (c[2] & 0x7f);
+    if (c[0] == 0xef && c[1] == 0xbb && c[2] == 0xbf) /* byte order mark */
+        return 0xfeff;
+    return c[0] == 0xef && c[1] == 0xbf && c[2] >= 0xbe ? 0xff00u | (c[2] + 0x40u) : 0;
+}
+
 /* Quoted text is written with JSON's escapes, which YAML's double quotes share. */
 static void put_scalar(dray__writer *out, const char *text)
 {
@@ -404,13 +441,18 @@ static void put_scalar(dray__writer *out, const char *text)
     put_text(out, "\"");
     for (const char *c = text; *c; c++) {
         char escape[8];
+        int bytes;
+        unsigned code = special(c, &bytes);
         if (*c == '"' || *c == '\\')
             snprintf(escape, sizeof(escape), "\\%c", *c);
         else if ((unsigned char)*c < 0x20 || *c == 0x7f)
             snprintf(escape, sizeof(escape), "\\x%02x", (unsigned)*c);
+        else if (code)
+            snprintf(escape, sizeof(escape), "\\u%04x", code);
         else
             snprintf(escape, sizeof(escape), "%c", *c);
         put_text(out, escape);
+        c += code ? bytes - 1 : 0;
     }
     put_text(out, "\"");
 }

@@ -13,21 +13,30 @@ typedef enum dray__node_kind {
     DRAY__NODE_MAPPING
 } dray__node_kind;
 
+typedef struct dray__place {
+    int line, column; /* from 1; line 0: not from a file */
+} dray__place;
+
 typedef struct dray__node {
     int kind;           /* dray__node_kind */
     char *key;          /* in a mapping; else NULL */
     char *value;        /* scalar */
     const char *source; /* borrowed: the name given to the parser; must outlive the tree */
-    int line;           /* of the key, from 1; 0: not from a file */
+    dray__place at;     /* of the key, if it has one */
     struct dray__node **children;
     uint32_t count;
 } dray__node;
 
-/* Reads one YAML document. DRAY_EFORMAT with the line: bad syntax, a key twice, more than 10,000
+enum { DRAY__PLACE_BYTES = 320 };
+/* "SOURCE:LINE:COLUMN", or "SOURCE" where it is not from a file. Returns out. */
+char *dray__place_text(const char *source, dray__place at, char out[DRAY__PLACE_BYTES]);
+
+/* Reads one YAML document. DRAY_EFORMAT with the place: bad syntax, a key twice, more than 10,000
  * nodes, more than 16 levels, more than one document. An empty document is an empty mapping. */
 int dray__tree_parse(const char *text, size_t size, const char *source, dray__node **out,
                      dray_error *error);
-/* A tree of nested mappings for "a.b.c=value": value is YAML (a scalar, or a list in brackets). */
+/* A tree of nested mappings for "a.b.c=value": value is YAML (a scalar, or a list in brackets).
+ * DRAY_EINVALID where it is none. */
 int dray__tree_setting(const char *setting, dray__node **out, dray_error *error);
 void dray__tree_free(dray__node *node);
 

@@ -221,6 +221,25 @@ static void layers(void **state)
     dray__job_free(again);
 }
 
+/* Characters that YAML reads as they are, and those that it does not. */
+static void characters(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "name: \"\\x01\\x1f\\x7f\\x80\\x85\\x9f\\xa0\\u2027\\u2028\\u2029\\u202a"
+        "\\ufefe\\ufeff\\ufffd\\ufffe\\uffff\\U00010000\\U0010ffff\"\n";
+    dray__job *job, *again;
+    char *resolved;
+    dray_error error;
+    if (load(text, NULL, &job, &resolved, &error) || load(resolved, NULL, &again, NULL, &error))
+        fail_msg("%s", error.message);
+    assert_string_equal(job->name, again->name);
+    assert_int_equal(strlen(job->name), 3 + 4 * 2 + 9 * 3 + 2 * 4);
+    free(resolved);
+    dray__job_free(job);
+    dray__job_free(again);
+}
+
 typedef struct refusal {
     const char *text, *setting, *message;
 } refusal;
@@ -229,20 +248,24 @@ static void refusals(void **state)
 {
     (void)state;
     static const refusal all[] = {
-        {"name: x\nactor:\n  lrr: 1\n", NULL, ":3: actor: unknown key 'lrr'; did you mean 'lr'?"},
-        {"nam: x\n", NULL, ":1: job: unknown key 'nam'; did you mean 'name'?"},
-        {"steps: many\n", NULL, ":1: steps: expected a whole number, found 'many'"},
-        {"steps: 3.5\n", NULL, ":1: steps: expected a whole number, found '3.5'"},
-        {"steps: 010\n", NULL, ":1: steps: expected a whole number, found '010'"},
-        {"steps: 0\n", NULL, ":1: steps: expected from 1 to 1000000, found 0"},
+        {"name: x\nactor:\n  lrr: 1\n", NULL, ":3:3: actor: unknown key 'lrr'; did you mean 'lr'?"},
+        {"nam: x\n", NULL, ":1:1: job: unknown key 'nam'; did you mean 'name'?"},
+        {"steps: many\n", NULL, ":1:1: steps: expected a whole number, found 'many'"},
+        {"steps: 3.5\n", NULL, ":1:1: steps: expected a whole number, found '3.5'"},
+        {"steps: 010\n", NULL, ":1:1: steps: expected a whole number, found '010'"},
+        {"steps: +010\n", NULL, ":1:1: steps: expected a whole number, found '+010'"},
+        {"steps: \" 010\"\n", NULL, ":1:1: steps: expected a whole number, found ' 010'"},
+        {"warmup: {reward: 1e-400}\n", NULL, "warmup.reward: expected a number, found '1e-400'"},
+        {"actor: {clip: 1.5}\n", NULL, "actor.clip: expected more than 0 and at most 1, found 1.5"},
+        {"steps: 0\n", NULL, ":1:1: steps: expected from 1 to 1000000, found 0"},
         {"steps: 99999999999999999999\n", NULL, "expected a whole number"},
-        {"\n\nactor: {lr: nan}\n", NULL, ":3: actor.lr: expected a number, found 'nan'"},
+        {"\n\nactor: {lr: nan}\n", NULL, ":3:9: actor.lr: expected a number, found 'nan'"},
         {"actor: {lr: 0}\n", NULL, "actor.lr: expected more than 0 and at most 1, found 0"},
-        {"actor: 3\n", NULL, ":1: actor: expected a section, found a value"},
-        {"steps: [1]\n", NULL, ":1: steps: expected a value, found a list"},
+        {"actor: 3\n", NULL, ":1:1: actor: expected a section, found a value"},
+        {"steps: [1]\n", NULL, ":1:1: steps: expected a value, found a list"},
         {"[1, 2]\n", NULL, "expected sections with keys, found a list"},
-        {"name: x\nname: y\n", NULL, ":2: 'name' is there twice"},
-        {"name: [x\n", NULL, ":2: "},
+        {"name: x\nname: y\n", NULL, ":2:1: 'name' is there twice"},
+        {"name: [x\n", NULL, ":2:1: "},
         {"name: x\n---\nname: y\n", NULL, "one document expected"},
         {"a: &a [*a]\n", NULL, "too big"},
         {"model: {tied: maybe}\n", NULL, "expected true or false, found 'maybe'"},
@@ -251,24 +274,30 @@ static void refusals(void **state)
          "schedule: 'rolling' is not in this version, which has: sync"},
         {"advantage: {method: gae}\n", NULL, "'gae' is not in this version, which has: grpo, rloo"},
         {"actor: {optimiser_steps: 3}\n", NULL,
-         ":1: actor.optimiser_steps: expected a divisor of the batch (32 prompts x 8 samples = "
+         ":1:9: actor.optimiser_steps: expected a divisor of the batch (32 prompts x 8 samples = "
          "256), found 3"},
         {"actor: {micro_batch: 48}\n", NULL, "expected a divisor of the 64 samples"},
-        {"data: {source: jsonl}\n", NULL, "data.path: expected a file"},
+        {"data: {source: jsonl}\n", NULL, "/tmp/dray-job"},
+        {"data: {source: jsonl}\n", NULL, ": data.path: expected a file"},
+        {"name: x\n", "data.source=jsonl", "--set: data.path: expected a file"},
+        {"name: x\n", "actor.lr=1: 2: 3", "--set:1:5: mapping values are not allowed"},
+        {"name: x\n", "queue.metrics=nope",
+         "--set: queue.metrics: metrics address 'nope': PORT, or a numeric HOST:PORT expected"},
         {"rollout: {max_new_tokens: 3}\n", NULL, "expected at least 5 (digits and the end token)"},
         {"reward: {rule: command}\n", NULL, "reward.command: expected a command line"},
         {"reference: {enabled: false}\nactor: {kl: 0.1}\n", NULL,
-         ":2: actor.kl: expected 0 without a reference, found 0.1"},
+         ":2:9: actor.kl: expected 0 without a reference, found 0.1"},
         {"queue: {capacity_rows: 100}\n", NULL, "queue.capacity_rows: expected at least 2560"},
         {"model: {hidden_size: 63}\n", NULL,
-         ":1: model: hidden_size: expected a multiple of 4 heads, found 63"},
-        {"model: {family: gpt2}\n", NULL, ":1: model: the engine does not compute family 'gpt2'"},
-        {"name: x\nmodel:\n  checkpoint: /nowhere\n", NULL, ":3: model.checkpoint: '/nowhere' is"},
+         ":1:1: model: hidden_size: expected a multiple of 4 heads, found 63"},
+        {"model: {family: gpt2}\n", NULL, ":1:1: model: the engine does not compute family 'gpt2'"},
+        {"name: x\nmodel:\n  checkpoint: /nowhere\n", NULL,
+         ":3:3: model.checkpoint: '/nowhere' is"},
         {"model: {max_positions: 13}\n", NULL, "model.max_positions: expected at least 14"},
         {"name: x\n", "hosts.engine.ranks=3", "hosts: host engine: "},
         {"hosts: []\n", NULL, "hosts: expected 1 to 16 entries, found 0"},
         {"hosts: [{name: a, tasks: [rolout], ranks: 1}]\n", NULL,
-         ":1: hosts: host a: unknown task 'rolout'; did you mean 'rollout'?"},
+         ":1:1: hosts: host a: unknown task 'rolout'; did you mean 'rollout'?"},
         {"hosts: [{name: a, tasks: [rollout, actor], ranks: 1}]\n", NULL,
          "rollout and actor cannot share a host in this version"},
         {"hosts: [{name: a, tasks: [driver], ranks: 2}]\n", NULL, "driver takes 1 rank, found 2"},
@@ -303,7 +332,8 @@ int main(void)
         cmocka_unit_test(advantages),       cmocka_unit_test(exact_match),
         cmocka_unit_test(reversed_prompts), cmocka_unit_test(lines_of_a_file),
         cmocka_unit_test(learning_rates),   cmocka_unit_test(partitions),
-        cmocka_unit_test(layers),           cmocka_unit_test(refusals),
+        cmocka_unit_test(layers),           cmocka_unit_test(characters),
+        cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
