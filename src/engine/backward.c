@@ -112,7 +112,7 @@ static void position_backward(const dray__model *m, const dray__batch *batch, co
                 continue;
             const float *raw = s->raw + (int64_t)t * heads * width;
             const float *scale = s->head_scale + (int64_t)t * heads;
-            float *dy = b->dgate_up; /* free at this time, and wide enough for one head */
+            float *dy = b->dattended; /* free by now, and wide enough for one head */
             for (int64_t h = 0; h < heads; h++) {
                 bool query = h < m->q_heads;
                 memcpy(dy, dhead + h * width, (size_t)width * sizeof *dy);

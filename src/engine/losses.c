@@ -106,9 +106,11 @@ static double token_loss(const dray__policy_batch *policy, uint64_t token, uint3
     if (policy->ref_logprobs) { /* k3 (Schulman, "Approximating KL Divergence") */
         double difference = policy->ref_logprobs[token] - logprob;
         double k3 = expm1(difference) - difference;
-        loss += policy->kl_coefficient * k3;
-        slope -= policy->kl_coefficient * expm1(difference);
         sums->kl += k3;
+        if (policy->kl_coefficient != 0) { /* what is only measured may be infinite */
+            loss += policy->kl_coefficient * k3;
+            slope -= policy->kl_coefficient * expm1(difference);
+        }
     }
     sums->loss += loss - policy->entropy_coefficient * entropy;
     sums->clipped += clipped;

@@ -144,29 +144,38 @@ const dray__role_kind dray__trainer_role = {
 
 /* ---- the end of a step ----------------------------------------------------------------------- */
 
+/* A number that JSON has no word for is told as null: a diverging run says so, and goes on. */
 static int report_step(dray__host *host, dray_error *error)
 {
     const dray__learner *self = host->state;
     const dray__step_sums *s = &self->sums;
     double samples = (double)s->samples, trained = (double)s->trained_tokens;
-    json_t *row =
-        json_pack("{s:I, s:f, s:f, s:I, s:I, s:I, s:f, s:f}", "step", (json_int_t)self->step,
-                  "reward_mean", s->reward / samples, "response_length_mean",
-                  (double)s->tokens / samples, "tokens", (json_int_t)s->tokens, "samples",
-                  (json_int_t)s->samples, "weight_version", (json_int_t)(self->step - 1),
-                  "staleness_mean", s->staleness / samples, "staleness_max", s->staleness_max);
-    json_t *more = json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "loss",
-                             s->loss / trained, "grad_norm", s->gradient_norm / s->steps,
-                             "clip_fraction", s->clip_fraction / trained, "kl_to_reference",
-                             s->kl / trained, "entropy", s->entropy / trained, "ratio_max",
-                             s->ratio_max, "rollout_gap_mean", s->gap / (double)s->tokens,
-                             "rollout_gap_max", s->gap_max, "learning_rate", s->learning_rate);
-    if (!row || !more || json_object_update(row, more) < 0) {
-        json_decref(row);
-        json_decref(more);
-        return dray__nomem(error);
+    const struct {
+        const char *key;
+        double value;
+    } reals[] = {{"reward_mean", s->reward / samples},
+                 {"response_length_mean", (double)s->tokens / samples},
+                 {"staleness_mean", s->staleness / samples},
+                 {"staleness_max", s->staleness_max},
+                 {"loss", s->loss / trained},
+                 {"grad_norm", s->gradient_norm / s->steps},
+                 {"clip_fraction", s->clip_fraction / trained},
+                 {"kl_to_reference", s->kl / trained},
+                 {"entropy", s->entropy / trained},
+                 {"ratio_max", s->ratio_max},
+                 {"rollout_gap_mean", s->gap / (double)s->tokens},
+                 {"rollout_gap_max", s->gap_max},
+                 {"learning_rate", s->learning_rate}};
+    json_t *row = json_pack("{s:I, s:I, s:I, s:I}", "step", (json_int_t)self->step, "tokens",
+                            (json_int_t)s->tokens, "samples", (json_int_t)s->samples,
+                            "weight_version", (json_int_t)(self->step - 1));
+    for (size_t i = 0; i < sizeof(reals) / sizeof(reals[0]); i++) {
+        json_t *value = isfinite(reals[i].value) ? json_real(reals[i].value) : json_null();
+        if (json_object_set_new(row, reals[i].key, value) < 0) {
+            json_decref(row);
+            return dray__nomem(error);
+        }
     }
-    json_decref(more);
     return dray__host_report(host, "step", row, error);
 }
 

@@ -10,9 +10,9 @@
 
 char *dray__view_seconds(double seconds, char out[32])
 {
-    if (seconds < 1e-3)
+    if (seconds < 999.5e-6)
         snprintf(out, 32, "%.0f us", seconds * 1e6);
-    else if (seconds < 1)
+    else if (seconds < 999.5e-3) /* what rounds to more would be 1e+03 */
         snprintf(out, 32, "%.3g ms", seconds * 1e3);
     else if (seconds < 120)
         snprintf(out, 32, "%.1f s", seconds);

@@ -508,6 +508,66 @@ static void a_dead_peer_ends_the_work(void **state)
     joined[1] = -1;
 }
 
+/* A layer whose heads are far wider than its feed-forward network. */
+static void a_narrow_model_learns(void **state)
+{
+    (void)state;
+    dray_model_config config = small_config();
+    strcpy(config.family, "qwen3");
+    config.qkv_bias = 0;
+    config.qk_norm = 1;
+    config.intermediate_size = 1;
+    config.head_dim = 64;
+    dray__trainer *t;
+    dray_error error;
+    if (dray__trainer_open(&config, NULL, NULL, &t, &error) != DRAY_OK ||
+        dray__trainer_init(t, 1, &error) != DRAY_OK)
+        fail_msg("%s", error.message);
+    const int32_t prompt[] = {65, 66}, response[] = {67};
+    const uint64_t prompts[] = {0, 2}, responses[] = {0, 1};
+    dray__sequences one = {1, {prompt, prompts}, {response, responses}};
+    dray__step_options step = DRAY__STEP_OPTIONS_INIT;
+    dray__step_stats stats = {0};
+    step.learning_rate = 0.01;
+    double first = 0;
+    for (int i = 0; i < 5; i++) {
+        if (dray__trainer_accumulate_sft(t, &one, &error) ||
+            dray__trainer_step(t, &step, &stats, &error))
+            fail_msg("%s", error.message);
+        first = i ? first : stats.loss;
+    }
+    assert_true(stats.loss < first);
+    dray__trainer_close(t);
+}
+
+/* A reference that is measured only does not reach the gradients, however far away it is. */
+static void what_is_only_measured_does_not_count(void **state)
+{
+    (void)state;
+    dray_model_config config = small_config();
+    dray__trainer *t;
+    dray_error error;
+    if (dray__trainer_open(&config, NULL, NULL, &t, &error) != DRAY_OK ||
+        dray__trainer_init(t, 1, &error) != DRAY_OK)
+        fail_msg("%s", error.message);
+    const int32_t prompt[] = {65, 66}, response[] = {67};
+    const uint64_t prompts[] = {0, 2}, responses[] = {0, 1};
+    const float advantage = 1, old = -5, reference = 1e4f;
+    dray__policy_batch batch = DRAY__POLICY_BATCH_INIT;
+    batch.sequences = (dray__sequences){1, {prompt, prompts}, {response, responses}};
+    batch.advantages = &advantage;
+    batch.old_logprobs = &old;
+    batch.ref_logprobs = &reference;
+    dray__step_options step = DRAY__STEP_OPTIONS_INIT;
+    dray__step_stats stats = {0};
+    step.learning_rate = 0.01;
+    if (dray__trainer_accumulate_policy(t, &batch, &error) ||
+        dray__trainer_step(t, &step, &stats, &error))
+        fail_msg("%s", error.message);
+    assert_true(isfinite(stats.loss) && isinf(stats.kl));
+    dray__trainer_close(t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -520,6 +580,8 @@ int main(void)
         cmocka_unit_test(a_checkpoint_that_cannot_be_read_changes_nothing),
         cmocka_unit_test(ranks_agree_and_runs_repeat),
         cmocka_unit_test(a_dead_peer_ends_the_work),
+        cmocka_unit_test(a_narrow_model_learns),
+        cmocka_unit_test(what_is_only_measured_does_not_count),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
