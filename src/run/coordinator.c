@@ -73,15 +73,10 @@ typedef struct keeper_thread {
     pthread_t thread;
 } keeper_thread;
 
-static void on_stop(evutil_socket_t fd, short what, void *base)
+/* A descriptor or a signal says so. */
+static void on_stop(evutil_socket_t which, short what, void *base)
 {
-    (void)fd, (void)what;
-    event_base_loopbreak(base);
-}
-
-static void on_stop_signal(evutil_socket_t number, short what, void *base)
-{
-    (void)number, (void)what;
+    (void)which, (void)what;
     event_base_loopbreak(base);
 }
 
@@ -178,7 +173,7 @@ int dray__keep(const dray__keep_options *options, dray_error *error)
     if (!status)
         status = dray__join_start(keeper, &o, &join, error);
     for (int i = 0; i < 2 && !status; i++) {
-        events[i] = evsignal_new(base, i ? SIGTERM : SIGINT, on_stop_signal, base);
+        events[i] = evsignal_new(base, i ? SIGTERM : SIGINT, on_stop, base);
         if (!events[i] || event_add(events[i], NULL) < 0)
             status = dray__fail(error, DRAY_ESYS, "keeper: cannot watch signals");
     }
@@ -213,8 +208,8 @@ static int add_services(dray__coordinator *coordinator, struct event_base *base,
 static int loop(struct event_base *base, const dray__serve_options *options,
                 dray__coordinator *coordinator, const char *metrics, dray_error *error)
 {
-    struct event *events[] = {evsignal_new(base, SIGINT, on_stop_signal, base),
-                              evsignal_new(base, SIGTERM, on_stop_signal, base)};
+    struct event *events[] = {evsignal_new(base, SIGINT, on_stop, base),
+                              evsignal_new(base, SIGTERM, on_stop, base)};
     int status = DRAY_OK;
     for (int i = 0; i < 2; i++)
         if (!events[i] || event_add(events[i], NULL) < 0)

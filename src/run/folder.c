@@ -53,28 +53,36 @@ static int take_path(dray__folder *folder, const char *path, dray_error *error)
     return DRAY_OK;
 }
 
+static int check_unused(const dray__folder *folder, dray_error *error)
+{
+    char config[PATH_MAX];
+    dray__folder_path(folder, "config.yaml", config);
+    return access(config, F_OK) == 0
+               ? dray__fail(error, DRAY_EEXIST,
+                            "%s: a run is there already; go on with it: dray run --resume %s",
+                            folder->path, folder->path)
+               : DRAY_OK;
+}
+
 /* A given folder may exist if no run is in it. */
 static int make_given(dray__folder *folder, const char *out, dray_error *error)
 {
-    char config[PATH_MAX];
     int rc = make_parents(out, error);
     if (!rc && mkdir(out, 0777) < 0 && errno != EEXIST)
         rc = dray__fail_errno(error, errno, "%s", out);
     if (!rc)
         rc = take_path(folder, out, error);
-    if (rc)
-        return rc;
-    dray__folder_path(folder, "config.yaml", config);
-    return access(config, F_OK) == 0
-               ? dray__fail(error, DRAY_EEXIST,
-                            "%s: a run is there already; go on with it: dray run --resume %s", out,
-                            out)
-               : DRAY_OK;
+    return rc ? rc : check_unused(folder, error);
 }
 
 static int make_default(dray__folder *folder, const char *name, dray_error *error)
 {
     char path[PATH_MAX];
+    if (!name[0] || name[0] == '.' || strchr(name, '/') || strlen(name) > NAME_MAX - 8)
+        return dray__fail(error, DRAY_EINVALID,
+                          "the job's name, '%.64s', is none for a folder: --out DIR says where the "
+                          "run goes",
+                          name);
     int rc = make_parents("runs/x", error);
     for (int n = 1; !rc && n < 100000; n++) {
         if (n == 1)
@@ -89,16 +97,28 @@ static int make_default(dray__folder *folder, const char *name, dray_error *erro
     return rc ? rc : dray__fail(error, DRAY_EEXIST, "runs/%s: too many runs", name);
 }
 
+/* Ends a file that was written beside its place, and puts it there: whole, or not at all. */
+static int put_file(FILE *file, bool written, const char *partial, const char *path,
+                    dray_error *error)
+{
+    bool ok = written && fflush(file) == 0 && fsync(fileno(file)) == 0;
+    int problem = errno;
+    ok = fclose(file) == 0 && ok;
+    if (ok && rename(partial, path) == 0)
+        return DRAY_OK;
+    problem = ok ? errno : problem;
+    unlink(partial);
+    return dray__fail_errno(error, problem, "%s", path);
+}
+
 static int write_config(const dray__folder *folder, const char *text, dray_error *error)
 {
-    char path[PATH_MAX];
+    char path[PATH_MAX], partial[PATH_MAX];
     dray__folder_path(folder, "config.yaml", path);
-    FILE *file = fopen(path, "wxe");
-    if (!file)
-        return dray__fail_errno(error, errno, "%s", path);
-    bool ok = fputs(text, file) >= 0;
-    ok = fclose(file) == 0 && ok;
-    return ok ? DRAY_OK : dray__fail_errno(error, errno, "%s", path);
+    dray__folder_path(folder, ".config.partial", partial);
+    FILE *file = fopen(partial, "we");
+    return file ? put_file(file, fputs(text, file) >= 0, partial, path, error)
+                : dray__fail_errno(error, errno, "%s", partial);
 }
 
 static int make_inside(const dray__folder *folder, dray_error *error)
@@ -190,8 +210,7 @@ static int write_rows(const dray__folder *folder, dray_error *error)
     {
         ok = ok && json_dumpf(row, file, JSON_COMPACT) == 0 && fputc('\n', file) >= 0;
     }
-    ok = fclose(file) == 0 && ok && rename(partial, path) == 0;
-    return ok ? DRAY_OK : dray__fail_errno(error, errno, "%s", path);
+    return put_file(file, ok, partial, path, error);
 }
 
 static int choose_start(dray__folder *folder, const dray__job *job, dray_error *error)
@@ -270,6 +289,8 @@ static int open_new(const dray__run_options *options, dray__folder *folder, dray
                           : make_default(folder, (*job)->name, error);
     if (!rc)
         rc = take_lock(folder, error);
+    if (!rc) /* again: another run may have been there, and ended */
+        rc = check_unused(folder, error);
     if (!rc)
         rc = write_config(folder, resolved, error);
     if (!rc)

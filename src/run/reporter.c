@@ -142,7 +142,8 @@ int dray__reporter_stop(dray__reporter *self, dray_error *error)
     atomic_store(&self->stopping, true);
     pthread_join(self->thread, NULL);
     dray__view_clear(&self->view);
-    return dray__reporter_failed(self, error);
+    int rc = dray__rows_end(&self->rows, error);
+    return self->failure.code ? dray__reporter_failed(self, error) : rc;
 }
 
 void dray__reporter_free(dray__reporter *self)
@@ -152,7 +153,7 @@ void dray__reporter_free(dray__reporter *self)
     dray_queue_close(self->queue);
     dray__channel_close(self->channel);
     dray_close(self->context);
-    dray__rows_close(&self->rows, NULL);
+    dray__rows_free(&self->rows);
     json_decref(self->status);
     pthread_mutex_destroy(&self->lock);
     free(self);

@@ -71,11 +71,20 @@ static int start(dray__grader *grader, dray_error *error)
     snprintf(parent, sizeof(parent), "--parent=%ld", (long)getpid());
     char *arguments[] = {"dray", "host", parent, "--exec", grader->job->reward.command, NULL};
     posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
+    sigset_t broken_pipe; /* which this process ignores, and programs need not expect to be */
+    sigemptyset(&broken_pipe);
+    sigaddset(&broken_pipe, SIGPIPE);
+    posix_spawnattr_init(&attributes);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
+    posix_spawnattr_setsigdefault(&attributes, &broken_pipe);
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, in[0], 0);
     posix_spawn_file_actions_adddup2(&actions, out[1], 1);
-    int problem = posix_spawn(&grader->pid, "/proc/self/exe", &actions, NULL, arguments, environ);
+    int problem =
+        posix_spawn(&grader->pid, "/proc/self/exe", &actions, &attributes, arguments, environ);
     posix_spawn_file_actions_destroy(&actions);
+    posix_spawnattr_destroy(&attributes);
     close(in[0]);
     close(out[1]);
     if (problem) {
@@ -131,7 +140,7 @@ static int take_number(dray__grader *grader, char *end, float *reward, dray_erro
 {
     *end = 0;
     char *rest;
-    double value = strtod(grader->line, &rest);
+    float value = strtof(grader->line, &rest);
     rest += strspn(rest, " \t\r");
     int rc =
         rest == grader->line || *rest || !isfinite(value)
@@ -140,7 +149,7 @@ static int take_number(dray__grader *grader, char *end, float *reward, dray_erro
             : DRAY_OK;
     grader->filled -= (size_t)(end + 1 - grader->line);
     memmove(grader->line, end + 1, grader->filled);
-    *reward = (float)value;
+    *reward = value;
     return rc;
 }
 

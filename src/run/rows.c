@@ -253,16 +253,22 @@ double dray__rows_median_update(const dray__rows *rows)
     return median;
 }
 
-int dray__rows_close(dray__rows *rows, dray_error *error)
+int dray__rows_end(dray__rows *rows, dray_error *error)
 {
-    int rc = rows->pending && rows->metrics ? write_row(rows, rows->pending, error) : DRAY_OK;
-    if (rows->metrics && fclose(rows->metrics) != 0 && !rc)
+    int rc = rows->pending ? write_row(rows, rows->pending, error) : DRAY_OK;
+    if (fclose(rows->metrics) != 0 && !rc)
         rc = dray__fail_errno(error, errno, "metrics.jsonl");
+    rows->metrics = NULL;
+    return rc;
+}
+
+void dray__rows_free(dray__rows *rows)
+{
+    if (rows->metrics)
+        fclose(rows->metrics);
     json_decref(rows->pending);
     json_decref(rows->done);
     json_decref(rows->update);
     json_decref(rows->phases);
     free(rows->update_seconds);
-    *rows = (dray__rows){0};
-    return rc;
 }

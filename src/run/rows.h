@@ -38,8 +38,9 @@ int dray__rows_open(const dray__folder *folder, const dray__job *job, dray__rows
                     dray_error *error);
 /* Takes in one report. *row: the row that it completed, borrowed until the next call; else NULL. */
 int dray__rows_take(dray__rows *rows, json_t *report, json_t **row, dray_error *error);
-/* Writes what is pending without its evaluation: a resumed run completes it. */
-int dray__rows_close(dray__rows *rows, dray_error *error);
+/* Nothing more comes. Writes what is pending without its evaluation: a resumed run completes it. */
+int dray__rows_end(dray__rows *rows, dray_error *error);
+void dray__rows_free(dray__rows *rows);
 double dray__rows_median_update(const dray__rows *rows); /* seconds; 0: no update */
 
 #endif

@@ -120,7 +120,7 @@ int dray__child_follow(pid_t parent, dray_error *error)
     return DRAY_OK;
 }
 
-void dray__log_error(const char *log_path, char *out, size_t capacity)
+void dray__log_error(const char *log_path, off_t begin, char *out, size_t capacity)
 {
     char tail[4097];
     out[0] = 0;
@@ -128,7 +128,7 @@ void dray__log_error(const char *log_path, char *out, size_t capacity)
     if (fd < 0)
         return;
     off_t size = lseek(fd, 0, SEEK_END);
-    off_t from = size > 4096 ? size - 4096 : 0;
+    off_t from = size - begin > 4096 ? size - 4096 : begin;
     ssize_t got = pread(fd, tail, 4096, from);
     close(fd);
     if (got <= 0)

@@ -27,7 +27,8 @@ void dray__child_end(dray__child *child);
 /* For the child: asks the kernel to end this process with its parent. DRAY_EDEAD: the parent is
  * gone already. */
 int dray__child_follow(pid_t parent, dray_error *error);
-/* The last line of a log that begins with "error: ", without that; "" when there is none. */
-void dray__log_error(const char *log_path, char *out, size_t capacity);
+/* The last line of a log, from byte `begin` on, that begins with "error: ", without that; "" when
+ * there is none. */
+void dray__log_error(const char *log_path, off_t begin, char *out, size_t capacity);
 
 #endif

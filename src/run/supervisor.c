@@ -22,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -34,6 +35,7 @@ typedef struct process {
     dray__child child;
     struct event *event; /* its end */
     char log[PATH_MAX];
+    off_t log_begin; /* before it wrote there */
     uint32_t rank;
     bool done; /* ended with status 0 */
 } process;
@@ -58,13 +60,14 @@ struct supervisor {
     dray__reporter *reporter;
     char address[128], keeper_path[112];
     struct event *signals[3], *tick;
+    int64_t ticked_ns, awake_ns; /* the last tick; since when ticks have come in time */
     int interrupts;
     bool over; /* the loop is to end */
     int code;
     dray_error failure;
 };
 
-enum { TICK_MS = 200, CONNECT_SECONDS = 20, STOP_SECONDS = 10 };
+enum { TICK_MS = 200, LATE_MS = 1000, CONNECT_SECONDS = 20, STOP_SECONDS = 10 };
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
@@ -111,8 +114,15 @@ static void end_process(process *p)
     dray__child_end(&p->child);
 }
 
-static int watch_process(supervisor *s, process *p, dray_error *error)
+/* Its log is p->log. */
+static int start_process(supervisor *s, process *p, const char *const *arguments, int fd,
+                         dray_error *error)
 {
+    struct stat st;
+    p->log_begin = stat(p->log, &st) == 0 ? st.st_size : 0;
+    int rc = dray__child_start(arguments, p->log, fd, &p->child, error);
+    if (rc)
+        return rc;
     p->event = event_new(s->base, p->child.pidfd, EV_READ, on_end, p);
     if (p->event && event_add(p->event, NULL) == 0)
         return DRAY_OK;
@@ -149,8 +159,7 @@ static int start_coordinator(supervisor *s, dray_error *error)
     process *p = &s->coordinator;
     p->owner = s;
     dray__folder_path(&s->folder, "logs/coordinator.log", p->log);
-    rc = dray__child_start(arguments, p->log, -1, &p->child, error);
-    return rc ? rc : watch_process(s, p, error);
+    return start_process(s, p, arguments, -1, error);
 }
 
 /* What the checkpoint that the run goes on from says of the queue. NULL: nothing. */
@@ -218,44 +227,37 @@ static int go_back_beside(const supervisor *s, dray_error *error)
     return g.rc;
 }
 
-/* A coordinator that reads a journal answers nobody before it is through, and puts what it reads
- * into this process's keeper meanwhile. */
-static int wait_for_journal(supervisor *s, dray_error *error)
+/* A coordinator listens within milliseconds, but one that reads a journal answers nobody before it
+ * is through, and puts what it reads into this process's keeper meanwhile. */
+static int wait_for_coordinator(supervisor *s, int64_t patience_ns, dray_error *error)
 {
-    int64_t deadline = dray__deadline(dray__job_wait_ns(s->job));
+    int64_t deadline = dray__deadline(patience_ns), slice_ns = 20 * DRAY__MILLISECOND;
     dray_options options = DRAY_OPTIONS_INIT;
     dray_context *context = NULL;
     options.address = s->address;
     options.name = "supervisor";
     options.role = "tool";
-    options.timeout_ns = 20 * DRAY__MILLISECOND;
-    while (!s->code && dray_open(&options, &context, error)) {
-        turn_loop(s, 100000);
-        if (dray__now() > deadline)
-            return error->code;
+    while (!s->code) {
+        options.timeout_ns = slice_ns;
+        int rc = dray_open(&options, &context, error);
+        if (!rc)
+            break;
+        if ((rc != DRAY_ECLOSED && rc != DRAY_ETIMEDOUT) || dray__now() > deadline)
+            return rc;
+        turn_loop(s, 2 * slice_ns / 1000);
+        if (slice_ns < 160 * DRAY__MILLISECOND)
+            slice_ns *= 2;
     }
     dray_close(context);
     if (s->code)
         *error = s->failure;
-    return s->code ? s->code : go_back_beside(s, error);
+    return s->code;
 }
 
-/* The coordinator listens within milliseconds; the keeper is served meanwhile. */
-static int start_reporter(supervisor *s, dray_error *error)
+static int read_journal(supervisor *s, dray_error *error)
 {
-    int64_t deadline = dray__deadline(CONNECT_SECONDS * DRAY__SECOND);
-    for (;;) {
-        int rc = dray__reporter_start(&s->folder, s->job, s->address, s->options->json,
-                                      &s->reporter, error);
-        if (!rc || dray__now() > deadline)
-            return rc;
-        event_base_loop(s->base, EVLOOP_NONBLOCK);
-        if (s->code) {
-            *error = s->failure;
-            return s->code;
-        }
-        nanosleep(&(struct timespec){.tv_nsec = 5 * DRAY__MILLISECOND}, NULL);
-    }
+    int rc = wait_for_coordinator(s, dray__job_wait_ns(s->job), error);
+    return rc ? rc : go_back_beside(s, error);
 }
 
 static int start_rank(supervisor *s, instance *i, uint32_t rank, int group, dray_error *error)
@@ -278,8 +280,7 @@ static int start_rank(supervisor *s, instance *i, uint32_t rank, int group, dray
     *p = (process){.instance = i, .owner = s, .rank = rank, .child.pidfd = -1};
     snprintf(name, sizeof(name), "logs/%s-%u.log", i->spec->name, rank);
     dray__folder_path(&s->folder, name, p->log);
-    int rc = dray__child_start(arguments, p->log, group, &p->child, error);
-    return rc ? rc : watch_process(s, p, error);
+    return start_process(s, p, arguments, group, error);
 }
 
 static int start_instance(supervisor *s, instance *i, dray_error *error)
@@ -306,7 +307,7 @@ static void describe_end(const process *p, int status, char *out, size_t capacit
                  strsignal(WTERMSIG(status)));
         return;
     }
-    dray__log_error(p->log, why, sizeof(why));
+    dray__log_error(p->log, p->log_begin, why, sizeof(why));
     snprintf(out, capacity, "failed with status %d%s%s", WEXITSTATUS(status), why[0] ? ": " : "",
              why[0] ? why : "");
 }
@@ -410,7 +411,11 @@ static void on_tick(evutil_socket_t fd, short what, void *user)
         fail(s, error.code, "%s", error.message);
         return;
     }
-    int64_t silent = dray__now() - dray__reporter_heard_ns(s->reporter);
+    int64_t now = dray__now(), heard = dray__reporter_heard_ns(s->reporter);
+    if (now - s->ticked_ns > LATE_MS * DRAY__MILLISECOND)
+        s->awake_ns = now; /* this process was stopped, and so was who listens to the others */
+    s->ticked_ns = now;
+    int64_t silent = now - (heard > s->awake_ns ? heard : s->awake_ns);
     if (silent > dray__job_wait_ns(s->job)) {
         char advised[PATH_MAX + 96];
         advice(s, advised, sizeof(advised));
@@ -428,6 +433,7 @@ static int watch_signals(supervisor *s, dray_error *error)
         s->signals[i] = evsignal_new(s->base, numbers[i], on_signal, s);
         ok = ok && s->signals[i] && event_add(s->signals[i], NULL) == 0;
     }
+    s->ticked_ns = s->awake_ns = dray__now();
     s->tick = event_new(s->base, -1, EV_PERSIST, on_tick, s);
     ok = ok && s->tick && event_add(s->tick, &every) == 0;
     return ok ? DRAY_OK : dray__fail(error, DRAY_ESYS, "supervisor: cannot watch signals");
@@ -477,7 +483,7 @@ static void end_coordinator(supervisor *s);
  * to go on with. */
 static int start_journal(supervisor *s, dray_error *error)
 {
-    int rc = wait_for_journal(s, error);
+    int rc = read_journal(s, error);
     if (rc != DRAY_EEND)
         return rc;
     end_coordinator(s);
@@ -485,7 +491,7 @@ static int start_journal(supervisor *s, dray_error *error)
     dray__keeper_free(s->keeper);
     s->keeper = NULL;
     rc = start_coordinator(s, error);
-    return rc ? rc : wait_for_journal(s, error);
+    return rc ? rc : read_journal(s, error);
 }
 
 static int start_all(supervisor *s, dray_error *error)
@@ -494,7 +500,10 @@ static int start_all(supervisor *s, dray_error *error)
     if (!rc && s->job->queue.durability > DRAY_DURABILITY_NONE)
         rc = start_journal(s, error);
     if (!rc)
-        rc = start_reporter(s, error);
+        rc = wait_for_coordinator(s, CONNECT_SECONDS * DRAY__SECOND, error);
+    if (!rc)
+        rc = dray__reporter_start(&s->folder, s->job, s->address, s->options->json, &s->reporter,
+                                  error);
     if (!rc)
         rc = watch_signals(s, error);
     if (!rc)
@@ -551,7 +560,9 @@ static void end_orphans(void)
         if (!any)
             return;
         char *at = list, *end;
-        for (long pid = strtol(at, &end, 10); end != at; pid = strtol(at, &end, 10)) {
+        /* A number that the list was cut in is another process's. */
+        for (long pid = strtol(at, &end, 10); end != at && *end == ' ';
+             pid = strtol(at, &end, 10)) {
             kill((pid_t)pid, SIGKILL);
             at = end;
         }
@@ -571,9 +582,10 @@ static void merge_traces(supervisor *s)
 
 static void end_all(supervisor *s)
 {
+    dray_error late;
     end_hosts(s);
-    if (s->reporter && dray__reporter_stop(s->reporter, &s->failure) && !s->code)
-        s->code = s->failure.code;
+    if (s->reporter && dray__reporter_stop(s->reporter, &late))
+        fail(s, late.code, "%s", late.message);
     for (int i = 0; i < 3; i++)
         if (s->signals[i])
             event_free(s->signals[i]);
