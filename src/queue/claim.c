@@ -455,8 +455,10 @@ int dray_batch_commit_claim(dray_batch *batch, const dray_claim_options *options
     dray_batch *next;
     rc = dray__queue_call(queue, DRAY__MSG_QUEUE_NEXT, deadline, &reply, error);
     dray__batch_commit_done(batch, rc, &reply.payload);
-    if (rc == DRAY_ETIMEDOUT)
-        dray__queue_release(queue, ticket); /* the answer may be on its way */
+    if (rc == DRAY_ETIMEDOUT) { /* the answer may be on its way, with chunks that nobody takes */
+        dray__queue_release(queue, ticket);
+        dray__storage_untell(&queue->storage, true);
+    }
     if (rc)
         return rc;
     dray__trace_commit(batch, begin);
@@ -527,6 +529,8 @@ int dray_claim_poll(dray_queue *queue, uint32_t *which, dray_batch **out, dray_e
     queue->riding = NULL;
     if (batch)
         dray__batch_commit_done(batch, rc, &reply.payload);
+    if (batch && rc) /* as call_once does, for what comes with a commit's answer */
+        dray__storage_untell(&queue->storage, true);
     if (rc)
         return rc;
     if (batch)

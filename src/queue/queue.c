@@ -57,6 +57,17 @@ static int keep_sent(dray_queue *queue, dray_error *error)
     return dray__writer_check(&queue->sent, error);
 }
 
+/* May the answer that did not come, or came as an error after all was done, have had chunks for us?
+ * Not to be asked while another answer is on its way, which may have them. */
+static bool had_chunks(const dray_queue *queue, uint16_t type, int rc)
+{
+    bool gives_back = type == DRAY__MSG_QUEUE_INSERT || type == DRAY__MSG_QUEUE_COMMIT ||
+                      type == DRAY__MSG_QUEUE_NEXT || type == DRAY__MSG_QUEUE_CHUNK;
+    bool done = rc == DRAY_ETIMEDOUT || rc == DRAY_EFULL || rc == DRAY_ESYS || rc == DRAY_EDEAD ||
+                rc == DRAY_ENOMEM;
+    return gives_back && done && !queue->started;
+}
+
 static int call_once(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray__reply *reply,
                      dray_error *error)
 {
@@ -67,11 +78,8 @@ static int call_once(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray
     queue->unanswered = rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED;
     for (uint32_t i = 0; !rc && i < reply->fd_count; i++)
         close(reply->fds[i]); /* none is ever expected */
-    if (rc) { /* what was not sent was not told; a lost answer may have had chunks for us */
-        bool gives_back = type == DRAY__MSG_QUEUE_INSERT || type == DRAY__MSG_QUEUE_COMMIT ||
-                          type == DRAY__MSG_QUEUE_CHUNK;
-        dray__storage_untell(&queue->storage, gives_back && rc == DRAY_ETIMEDOUT);
-    }
+    if (rc) /* what was not sent was not told */
+        dray__storage_untell(&queue->storage, had_chunks(queue, type, rc));
     return rc;
 }
 

@@ -223,6 +223,38 @@ static void test_closed_chunk_is_told(void **state)
     dray_close(context);
 }
 
+/* The answer to a commit with a claim never comes, and with it a chunk that was given back: saying
+ * again that it is closed gives it back again. */
+static void test_chunk_in_a_lost_answer(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "answer");
+    dray_queue *queue = open_queue(context, "answer", 0, 0),
+               *worker = open_hasty(context, "answer");
+    insert_ints(queue, "0", 4, 1);
+    insert_ints(queue, "1", 4, 1);
+    dray_batch *batch = claim_of(worker, "rollout", "0", 4), *none;
+    set_large(batch);
+    OK(dray_batch_commit(batch, &error));
+    dray_batch_free(batch);
+    batch = claim_of(worker, "rollout", "1", 4);
+    set_large(batch); /* in another chunk: the first is closed, as the next message says */
+    OK(dray_clear(queue, "0", &error));
+    dray_claim_options o = want("rollout", 1);
+    o.timeout_ns = 10 * DRAY__MILLISECOND;
+    kill(f.coordinator_pid, SIGSTOP);
+    FAILS(DRAY_ETIMEDOUT, dray_batch_commit_claim(batch, &o, 1, NULL, &none, &error));
+    kill(f.coordinator_pid, SIGCONT);
+    OK(dray_batch_commit(batch, &error));
+    for (const dray__written *chunk = worker->storage.chunks; chunk; chunk = chunk->next)
+        assert_int_not_equal(chunk->state, DRAY__WRITTEN_CLOSED);
+    dray_batch_free(batch);
+    dray_queue_close(worker);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
 /* The controller has a chunk dropped that the keeper reads of only later. */
 static void test_drop_comes_first(void **state)
 {
@@ -306,6 +338,7 @@ int main(void)
         cmocka_unit_test(test_insert_without_answer),
         cmocka_unit_test(test_insert_behind_another),
         cmocka_unit_test(test_closed_chunk_is_told),
+        cmocka_unit_test(test_chunk_in_a_lost_answer),
         cmocka_unit_test(test_drop_comes_first),
         cmocka_unit_test(test_mappings_end_with_the_queue),
     };

@@ -51,7 +51,7 @@ static dray__want want_of(uint32_t count)
 static void test_many_micro_batches(void **state)
 {
     (void)state;
-    enum { ROWS = 20000 };
+    enum { ROWS = 8400 };
     dray__table *table = make_table(1, ROWS);
     dray__client *client = dray__client_new(table, 1, "client", NULL);
     insert_rows(table, client, ROWS);
@@ -116,7 +116,7 @@ static void test_groups_are_forgotten(void **state)
     insert_rows(table, client, 4);
     want.group_epoch = 5;
     OK(dray__table_claim(table, client, 1, &want, &claim, &error));
-    for (uint32_t i = 0; i < 3 * DRAY__CREWS_MAX; i++) {
+    for (uint32_t i = 0; i < DRAY__CREWS_MAX + 100; i++) {
         dray__want none = want_of(4);
         snprintf(name, sizeof name, "%u", i);
         none.group = name;
