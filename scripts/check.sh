@@ -54,9 +54,11 @@ else
     fi
 fi
 
+rm -rf build/release/threads
 phase 'release' scripts/suite.sh release
 phase 'lint' scripts/lint.sh
 phase 'address and undefined' scripts/suite.sh asan
+export THREADS_SEEN=build/release/threads
 phase 'thread' scripts/suite.sh tsan
 
 printf '\n== all of it, in %d s\n' $(($(date +%s) - begun))

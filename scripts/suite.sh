@@ -1,12 +1,15 @@
 #!/bin/sh
 # suite.sh PRESET [ctest argument...]: builds a preset and runs its tests, those of DRAY_TEST_PYTHON
-# too. Under a sanitizer only the C tests run: the others would test Python.
+# too. Under a sanitizer only the C tests run: the others would test Python. THREADS_SEEN: where a
+# plain run of all tests wrote down which of them start threads (tests/house/threads_seen.c); under
+# tsan the others are neither built nor run.
 set -eu
 cd "$(dirname "$0")/.."
 preset=$1
 shift
 jobs=${JOBS:-$(nproc)}
 run=
+targets=
 python=
 case $preset in
 asan)
@@ -20,15 +23,25 @@ tsan)
     if setarch "$(uname -m)" -R true 2>/dev/null; then
         run="setarch $(uname -m) -R"
     fi
-    TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:atexit_sleep_ms=50:die_after_fork=0:${TSAN_OPTIONS:-}"
+    TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:atexit_sleep_ms=5:die_after_fork=0:${TSAN_OPTIONS:-}"
     export TSAN_OPTIONS="suppressions='$PWD/tests/tsan.supp':$TSAN_OPTIONS"
+    seen=$(ls "${THREADS_SEEN:-/nowhere}" 2>/dev/null || true) # program@test
+    if [ -n "$seen" ]; then
+        targets="dray dray_program fake_cuda fake_nccl $(echo "$seen" | sed 's/@.*//' | sort -u)"
+        set -- -R "^($(echo "$seen" | sed 's/.*@//' | paste -sd '|'))\$" "$@"
+    fi
     set -- -L '^c$' "$@"
     ;;
 *)
     python=${DRAY_TEST_PYTHON:-}
     ;;
 esac
-[ "${DRAY_SOAK:-0}" = 1 ] || set -- -LE '^soak$' "$@"
+# Labels to leave out.
+without=none
+[ "${DRAY_SOAK:-0}" = 1 ] || without=soak
+[ "$preset" != asan ] && [ "$preset" != tsan ] || without="$without|plain"
 cmake --preset "$preset" -DDRAY_WERROR=ON -DDRAY_TEST_PYTHON="$python" >/dev/null
-cmake --build --preset "$preset" -j"$jobs"
-exec $run ctest --preset "$preset" -j"$jobs" "$@"
+# shellcheck disable=SC2086 # a list
+cmake --build --preset "$preset" -j"$jobs" ${targets:+--target $targets}
+# Half as many tests again as there are cores: many wait, for others or for time to pass.
+exec $run ctest --preset "$preset" -j$((jobs + jobs / 2)) -LE "^($without)\$" "$@"
