@@ -396,13 +396,9 @@ static void run_big_trainer(void *user)
     trainer_close(&t);
 }
 
-/* Starts an update of little budget a poll, and stops when some of it was moved. */
-static void start_some(engine *e, int64_t timeout_ns)
+/* Until some of it was moved. */
+static void move_some(engine *e)
 {
-    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
-    options.timeout_ns = timeout_ns;
-    options.bucket_bytes = 128 << 10;
-    MUST(dray_update_start(e->subscriber, &options, error));
     uint8_t last = 0xA5;
     while (last == 0xA5 && dray_update_poll(e->subscriber, NULL) == DRAY_EAGAIN)
         memory_get(e->region[0], 4096, &last, 1);
@@ -410,14 +406,29 @@ static void start_some(engine *e, int64_t timeout_ns)
         MUST(dray_update_finish(e->subscriber, NULL, error));
 }
 
-static int finish(engine *e, dray_error *said)
+/* Starts an update of little budget a poll, and stops when some of it was moved. */
+static void start_some(engine *e, int64_t timeout_ns)
 {
-    dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+    dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
+    options.timeout_ns = timeout_ns;
+    options.bucket_bytes = 128 << 10;
+    MUST(dray_update_start(e->subscriber, &options, error));
+    move_some(e);
+}
+
+static int finish_with(engine *e, dray_update_report *report, dray_error *said)
+{
     while (dray_update_poll(e->subscriber, NULL) == DRAY_EAGAIN) {
         struct pollfd p = {.fd = dray_subscriber_fd(e->subscriber), .events = POLLIN};
         CHECK(poll(&p, 1, 60000) == 1); /* something always wakes it */
     }
-    int rc = dray_update_finish(e->subscriber, &report, said);
+    return dray_update_finish(e->subscriber, report, said);
+}
+
+static int finish(engine *e, dray_error *said)
+{
+    dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+    int rc = finish_with(e, &report, said);
     if (rc == DRAY_OK)
         fprintf(stderr, "%u retries\n", report.retries);
     return rc;
@@ -509,24 +520,43 @@ static void test_revoked(void **state)
 
 enum { JOINERS = 4 };
 
+/* Publishes what the joiners have asked for by then: they begin together on a busy machine, too. */
+static void run_awaited_trainer(void *user)
+{
+    const scene *s = user;
+    trainer t;
+    fixture_host = "trainers";
+    trainer_open(&t, f.unix_address, &s->config, s->from, 0, 1, 7, cluster_kind);
+    raise_flag(s->board, 0);
+    await_flag(s->board, 2);
+    MUST(dray_publish(t.publisher, 1, NULL, error));
+    await_flag(s->board, 1);
+    trainer_close(&t);
+}
+
 static void run_joiner(void *user)
 {
     const scene *s = user;
     engine e;
     char group[16], host[16];
+    bool dies = s->rank == 3 && s->tp == 2; /* in the middle */
     snprintf(group, sizeof group, "joiner%u", s->rank);
     snprintf(host, sizeof host, "engines-%u", s->hosts == 1 ? 0 : s->rank);
     fixture_host = host;
     engine_open(&e, f.unix_address, &s->config, s->from, s->to, group, 0, 1);
-    MUST(dray_barrier(e.context, "joining", JOINERS, DRAY_WAIT_DEFAULT, error));
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
     dray_update_report report = DRAY_UPDATE_REPORT_INIT;
-    options.bucket_bytes = 1 << 20;
-    if (s->rank == 3 && s->tp == 2) { /* dies in the middle */
-        start_some(&e, 30 * DRAY__SECOND);
+    options.bucket_bytes = dies ? 128 << 10 : 1 << 20;
+    MUST(dray_update_start(e.subscriber, &options, error));
+    MUST(dray_barrier(e.context, "joining", JOINERS, DRAY_WAIT_DEFAULT, error));
+    if (s->rank == 0)
+        raise_flag(s->board, 2);
+    if (dies) {
+        move_some(&e);
         kill(getpid(), SIGKILL);
     }
-    MUST(dray_update_weights(e.subscriber, &options, &report, error));
+    dray_error said = {0};
+    CHECK(finish_with(&e, &report, &said) == DRAY_OK);
     CHECK(engine_wrong(&e, 7) == 0);
     CHECK(report.verified_tensors > 0);
     s->board->number[s->rank] = (int64_t)report.wire_bytes;
@@ -547,7 +577,7 @@ static void test_joiners(void **state)
                    .to = DRAY_BF16,
                    .hosts = i == 2 ? 4 : 1,
                    .tp = i == 3 ? 2 : 1};
-        pid_t trainer_pid = spawn(run_big_trainer, &s), pids[JOINERS];
+        pid_t trainer_pid = spawn(run_awaited_trainer, &s), pids[JOINERS];
         await_flag(s.board, 0);
         for (s.rank = 0; s.rank < JOINERS; s.rank++)
             pids[s.rank] = spawn(run_joiner, &s);
