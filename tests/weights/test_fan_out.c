@@ -1,5 +1,6 @@
 /* A host that holds several members of one engine, or of several, fetches each byte once, and fans
  * it out in shared memory: engines of different tensor parallelism side by side, measured. */
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -61,6 +62,8 @@ static void run_trainer(void *user)
     trainer_open(&t, f.unix_address, &s->config, s->from, 0, 1, 7, cluster_kind);
     MUST(dray_publish(t.publisher, 1, NULL, error));
     raise_flag(s->board, 0);
+    await_flag(s->board, 2); /* the members wait for this one: they begin together */
+    MUST(dray_publish(t.publisher, 2, NULL, error));
     await_flag(s->board, 1);
     trainer_close(&t);
 }
@@ -120,6 +123,21 @@ static void run_alone(void *user)
     engine_close(&e);
 }
 
+/* All have begun when the version comes, however long some of them were not run before. */
+static void update_together(engine *e, const scene *s, const dray_update_options *options,
+                            dray_update_report *report)
+{
+    MUST(dray_update_start(e->subscriber, options, error));
+    MUST(dray_barrier(e->context, "begun", member_count(s), DRAY_WAIT_DEFAULT, error));
+    if (s->index == 0)
+        raise_flag(s->board, 2);
+    while (dray_update_poll(e->subscriber, NULL) == DRAY_EAGAIN) {
+        struct pollfd p = {.fd = dray_subscriber_fd(e->subscriber), .events = POLLIN};
+        CHECK(poll(&p, 1, 60000) == 1); /* something always wakes it */
+    }
+    MUST(dray_update_finish(e->subscriber, report, error));
+}
+
 static void run_member(void *user)
 {
     const scene *s = user;
@@ -133,15 +151,15 @@ static void run_member(void *user)
     else
         engine_open(&e, f.unix_address, &s->config, s->from, s->to, group, s->rank,
                     s->tps[s->engine]);
-    MUST(dray_barrier(e.context, "joining", member_count(s), DRAY_WAIT_DEFAULT, error));
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
     dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+    options.min_version = 2;
     options.strategy = DRAY_STRATEGY_BUCKET;
     options.bucket_bytes = s->ceilings[s->engine > 0];
     if (!options.bucket_bytes)
         options.bucket_bytes = s->quantised ? 8 * CEILING : CEILING;
     options.verify = s->verify_off ? -1 : 0;
-    MUST(dray_update_weights(e.subscriber, &options, &report, error));
+    update_together(&e, s, &options, &report);
     if (s->quantised)
         CHECK(s->board->number[8 + s->index] == (int64_t)memory_of(&e));
     else
