@@ -719,8 +719,11 @@ int64_t dray__table_expire(dray__table *table, int64_t now)
         }
         char reason[DRAY__REASON_MAX];
         snprintf(reason, sizeof reason, "held too long by %s", claim->client->name);
+        dray__crew *crew = ends_round(claim) ? claim->crew : NULL;
         give_back_all(table, claim, true, reason);
         claim->state = DRAY__CLAIM_STALE;
+        if (crew)
+            dray__crew_void(table, crew);
     }
     return next;
 }

@@ -78,7 +78,7 @@ static int call_once(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray
     queue->unanswered = rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED;
     for (uint32_t i = 0; !rc && i < reply->fd_count; i++)
         close(reply->fds[i]); /* none is ever expected */
-    if (rc) /* what was not sent was not told */
+    if (rc)                   /* what was not sent was not told */
         dray__storage_untell(&queue->storage, had_chunks(queue, type, rc));
     return rc;
 }

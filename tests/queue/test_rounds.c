@@ -103,6 +103,35 @@ static void test_peers_read_the_same(void **state)
     dray__table_free(table);
 }
 
+/* A rank that holds its share too long ends the round as one that dies: the others' part of it
+ * would be half a round. */
+static void test_held_too_long(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray__table *table = make_table(1, 8);
+    dray__client *client = dray__client_new(table, 1, "client", NULL);
+    insert_rows(table, client, 4);
+    dray__want want = want_of(4);
+    dray__claim *slow, *other;
+    want.dp_size = 2;
+    OK(dray__table_claim(table, client, 1, &want, &other, &error));
+    want.dp_rank = 1;
+    want.hold_until = 10;
+    OK(dray__table_claim(table, client, 2, &want, &slow, &error));
+    assert_int_equal(dray__table_expire(table, 9), 10);
+    assert_int_equal(dray__table_expire(table, 10), INT64_MAX);
+    const dray__outputs nothing = {0};
+    for (uint32_t ticket = 1; ticket <= 2; ticket++)
+        assert_int_equal(dray__claim_commit(table, client, ticket, 1, &nothing, NULL), DRAY_ESTALE);
+    want.round = 1;
+    assert_int_equal(dray__table_claim(table, client, 3, &want, &other, NULL), DRAY_ESTALE);
+    want.group_epoch = 1;
+    want.up_to = true; /* the rows of the slow one are lost */
+    OK(dray__table_claim(table, client, 3, &want, &other, &error));
+    dray__table_free(table);
+}
+
 /* Whoever names ever new groups takes no memory for ever; what is in use is not forgotten. */
 static void test_groups_are_forgotten(void **state)
 {
@@ -134,8 +163,8 @@ static void test_groups_are_forgotten(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_many_micro_batches),
-                                       cmocka_unit_test(test_peers_read_the_same),
-                                       cmocka_unit_test(test_groups_are_forgotten)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_many_micro_batches), cmocka_unit_test(test_peers_read_the_same),
+        cmocka_unit_test(test_held_too_long), cmocka_unit_test(test_groups_are_forgotten)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
