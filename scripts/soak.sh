@@ -1,6 +1,7 @@
 #!/bin/sh
 # soak.sh: the tests of `make check` with DRAY_TEST_SCALE times the random cases (default 20), plain
-# and under the sanitizers, where check leaves the slow ones out.
+# and under the sanitizers, where check leaves the slow ones out. A test may take two hours, as some
+# do with so many cases under a sanitizer. Arguments go to ctest: scripts/soak.sh -R ^queue_
 set -eu
 cd "$(dirname "$0")/.."
 scripts/deps.sh check
@@ -9,5 +10,5 @@ DRAY_TEST_PYTHON=$(scripts/venv.sh)
 export DRAY_TEST_PYTHON
 for preset in release asan tsan; do
     printf '\n== %s, %s times the cases\n' "$preset" "$DRAY_TEST_SCALE"
-    DRAY_SOAK=1 scripts/suite.sh "$preset" --timeout 7200
+    DRAY_SOAK=1 scripts/suite.sh "$preset" --timeout 7200 "$@"
 done
