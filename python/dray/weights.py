@@ -17,6 +17,8 @@ from __future__ import annotations
 import ctypes as c
 import json
 import os
+import sys
+import weakref
 from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Mapping, Optional, Union
 
@@ -98,7 +100,8 @@ class _UpdateReport(_l.Sized):
 
 MODES = {"auto": 0, "tensor": 1, "distributed": 2, "disk": 3}
 STRATEGIES = {"direct": 0, "bucket": 1, "parameter": 2}
-_AGAIN, _TORN, _CANCELED = (-1 - _l.CODES.index(name) for name in ("AGAIN", "TORN", "CANCELED"))
+_AGAIN, _CLOSED, _TORN, _CANCELED = (-1 - _l.CODES.index(name)
+                                    for name in ("AGAIN", "CLOSED", "TORN", "CANCELED"))
 _SPANS = {"dray_update_weights": "weights update", "dray_prefetch_weights": "weights prefetch",
           "dray_commit_weights": "weights commit"}
 STAGING = 16 << 20  # of a publisher of private host memory, where nothing else is said
@@ -375,11 +378,15 @@ class Context:
     def __init__(self, address: Optional[str] = None, role: Optional[str] = None, rank: int = 0,
                  name: Optional[str] = None, timeout: float = 60.0):
         self.pointer, self._pid = c.c_void_p(), os.getpid()
+        self._opened = weakref.WeakSet()  # what must end before it does
         options = _l.Options(address=address and address.encode(), role=role and role.encode(),
                              name=name and name.encode(), rank=rank, timeout_ns=int(timeout * 1e9))
         call("dray_open", options, c.byref(self.pointer))
 
-    def close(self):
+    def close(self) -> None:
+        """Ends the session, its publishers and subscribers before it."""
+        for opened in list(self._opened):
+            opened.close()
         pointer, self.pointer = self.pointer, None
         if pointer and os.getpid() == self._pid:
             library().dray_close(pointer)
@@ -391,7 +398,35 @@ class Context:
         self.close()
 
 
-class Publisher:
+class _Opened:
+    """What is used until it is closed, and closed when nobody has it any more."""
+    pointer = _context = _layout = None
+
+    def _call(self, name, *arguments):
+        if not self.pointer:
+            raise DrayError(_CLOSED, f"this {type(self).__name__} is closed")
+        call(name, self.pointer, *arguments)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __del__(self):
+        if not sys.is_finalizing():
+            self.close()
+
+    def _end(self, function):
+        pointer, self.pointer = self.pointer, None
+        if pointer and os.getpid() == self._context._pid:
+            getattr(library(), function)(pointer)
+        if self._layout:
+            self._layout.close()
+        self._layout = None
+
+
+class Publisher(_Opened):
     """This rank's parameters, published where they lie. `model`: the name by which engines find them.
 
     parameters: a module, (name, tensor) pairs or a mapping, tensors whole or DTensors (FSDP2's); or
@@ -420,6 +455,7 @@ class Publisher:
                                     delta_dtype=_g.dtype_code(delta_dtype) if delta_dtype else 0)
         call("dray_publisher_open", context.pointer, model.encode(), self._layout.pointer,
              c.byref(options), c.byref(self.pointer))
+        context._opened.add(self)
 
     def _build(self):
         layout = Layout(self._config)
@@ -447,6 +483,8 @@ class Publisher:
     def moved(self):
         """Tells the readers when parameters lie elsewhere now: after an offload and load, .to(),
         a resumed arena. publish calls it; True: they did."""
+        if not self.pointer:
+            raise DrayError(_CLOSED, "this Publisher is closed")
         try:
             for region in self._layout.regions:
                 region.check()
@@ -461,9 +499,9 @@ class Publisher:
         layout = self._build()
         live = layout.live()
         if self._shape == shape:
-            call("dray_publisher_move", self.pointer, live)
+            self._call("dray_publisher_move", live)
         else:  # other pieces of expandable segments
-            call("dray_publisher_relay", self.pointer, layout.pointer, live)
+            self._call("dray_publisher_relay", layout.pointer, live)
         self._layout, self._live = layout, live
         self._remember()
         before.close()
@@ -485,7 +523,7 @@ class Publisher:
         if any(_local(p)[0].is_cuda for _, p in self._parameters):
             fence, event = _g._fence(stream)
         with _t.span("weights publish", version):
-            call("dray_publish", self.pointer, version, c.byref(fence) if fence else None)
+            self._call("dray_publish", version, c.byref(fence) if fence else None)
         self._published, self._event = version, event
 
     def wait(self, version=None, timeout=None):
@@ -495,7 +533,7 @@ class Publisher:
         dropped = c.c_uint32()
         if version is not None:
             with _t.span("weights wait", version, "wait"):
-                call("dray_publisher_wait", self.pointer, version,
+                self._call("dray_publisher_wait", version,
                      int((self._timeout if timeout is None else timeout) * 1e9), c.byref(dropped))
         return dropped.value
 
@@ -510,7 +548,7 @@ class Publisher:
         DrayError (ETIMEDOUT) that names those who still have it mapped."""
         pins, count = (_Pin * 16)(), c.c_uint32()
         try:
-            call("dray_publisher_release", self.pointer,
+            self._call("dray_publisher_release",
                  int((self._timeout if timeout is None else timeout) * 1e9), pins, 16,
                  c.byref(count))
         except DrayError as e:
@@ -519,22 +557,11 @@ class Publisher:
         self._published = None
         self._known = None  # said anew by the next publish
 
-    def close(self):
-        pointer, self.pointer = self.pointer, None
-        if pointer:
-            library().dray_publisher_close(pointer)
-        if self._layout:
-            self._layout.close()
-        self._layout = None
-
-    def __enter__(self) -> Publisher:
-        return self
-
-    def __exit__(self, *_):
-        self.close()
+    def close(self) -> None:
+        self._end("dray_publisher_close")
 
 
-class Subscriber:
+class Subscriber(_Opened):
     """This rank's part of an engine; the ranks of `group` (`world` of them) take versions together.
 
     blocks: Block, a rectangle each (views of fused parameters are as good as whole ones; engine_blocks
@@ -554,7 +581,11 @@ class Subscriber:
             if hasattr(blocks, "named_parameters") or hasattr(blocks, "items"):
                 blocks = _pairs(blocks)
             for block in blocks:
-                block = block if isinstance(block, Block) else Block(block[0], block[1].shape, block[1])
+                if not isinstance(block, Block):
+                    if not isinstance(block, tuple) or len(block) != 2:
+                        raise TypeError("blocks: a module, Blocks or (name, tensor) pairs expected, found "
+                                        f"{type(block).__name__}")
+                    block = Block(block[0], block[1].shape, block[1])
                 self._layout.add_block(block)
         elif tensors is None:
             raise ValueError("tensors: which ones load takes, {name: (shape, dtype)}")
@@ -569,6 +600,7 @@ class Subscriber:
             options.load = c.addressof(self._load)
         call("dray_subscriber_open", context.pointer, model.encode(), self._layout.pointer,
              c.byref(options), c.byref(self.pointer))
+        context._opened.add(self)
 
     def _callback(self, load):
         """`load` as the library calls it. What it raises is the cause of the update's error."""
@@ -604,7 +636,7 @@ class Subscriber:
         report, self._failure = _UpdateReport(), None
         try:
             with _t.span(_SPANS[name], options.min_version or -1, "transfer"):
-                call(name, self.pointer, c.byref(options), c.byref(report))
+                self._call(name, c.byref(options), c.byref(report))
         except DrayError as error:
             if self._failure is not None:
                 raise error from self._failure
@@ -641,9 +673,11 @@ class Subscriber:
         """An update (its arguments) that does not block: start, poll until it is True (fileno says
         when), finish."""
         self._failure = None
-        call("dray_update_start", self.pointer, c.byref(self._options(*arguments, **options)))
+        self._call("dray_update_start", c.byref(self._options(*arguments, **options)))
 
     def poll(self) -> bool:
+        if not self.pointer:
+            raise DrayError(_CLOSED, "this Subscriber is closed")
         error = _l.Error()
         code = library().dray_update_poll(self.pointer, c.byref(error))
         return code != _AGAIN
@@ -651,7 +685,7 @@ class Subscriber:
     def finish(self) -> dict:
         report = _UpdateReport()
         try:
-            call("dray_update_finish", self.pointer, c.byref(report))
+            self._call("dray_update_finish", c.byref(report))
         except DrayError as error:
             raise error from self._failure
         return self._dict(report)
@@ -667,13 +701,13 @@ class Subscriber:
 
     def drop_prefetched(self) -> None:
         """Frees the spare memory."""
-        call("dray_prefetch_drop", self.pointer)
+        self._call("dray_prefetch_drop")
 
     @property
     def version(self) -> int:
         """That the group holds as a whole; 0: none yet. Raises DrayError (ETORN) for a torn group."""
         version, state = c.c_uint64(), c.c_int32()
-        call("dray_subscriber_version", self.pointer, c.byref(version), None, c.byref(state))
+        self._call("dray_subscriber_version", c.byref(version), None, c.byref(state))
         if state.value == 2:
             raise DrayError(_TORN, "the group is torn: the next update repairs it")
         return version.value
@@ -683,33 +717,22 @@ class Subscriber:
 
     def attend(self) -> None:
         """Between updates: unmaps what its publishers want back."""
-        call("dray_subscriber_attend", self.pointer)
+        self._call("dray_subscriber_attend")
 
     def note_step(self, seconds: float) -> None:
         """A step of decoding took so long: reports say by how much updates slowed steps down."""
-        call("dray_subscriber_note_step", self.pointer, int(seconds * 1e9))
+        self._call("dray_subscriber_note_step", int(seconds * 1e9))
 
     def verify(self) -> None:
         """Compares the memory with what the last update brought."""
-        call("dray_subscriber_verify", self.pointer)
+        self._call("dray_subscriber_verify")
 
     def leave(self, timeout: float = 60.0) -> None:
         """Before the engine ends: off the routers' list, and until no other engine reads from it."""
-        call("dray_subscriber_leave", self.pointer, int(timeout * 1e9), None)
+        self._call("dray_subscriber_leave", int(timeout * 1e9), None)
 
     def close(self) -> None:
-        pointer, self.pointer = self.pointer, None
-        if pointer:
-            library().dray_subscriber_close(pointer)
-        if self._layout:
-            self._layout.close()
-        self._layout = None
-
-    def __enter__(self) -> Subscriber:
-        return self
-
-    def __exit__(self, *_):
-        self.close()
+        self._end("dray_subscriber_close")
 
 
 def _bucket(bucket):

@@ -185,6 +185,10 @@ def fused(folder, trainer, engines):
         assert all(torch.equal(taken[n], w[n] + 1) for n in w)
     for one in subscribers + publishers:
         one.close()
+    for function, *arguments in ((publishers[0].publish, 9), (publishers[0].wait, 2),
+                                 (subscribers[0].update,), (subscribers[0].poll,)):
+        assert refused(dray.DrayError, "is closed", function, *arguments).name == "ECLOSED"
+    refused(TypeError, "Tensor", Subscriber, engines[0], "fused", torch.zeros(2))
 
 
 def packed(folder, trainer, engine):
@@ -250,6 +254,12 @@ with tempfile.TemporaryDirectory() as folder:
             named = {e["name"]: e["args"].get("step") for e in events}
             assert named["weights publish"] == 1 and named["beside"] == 3, named
             assert [e["name"] for e in events].count("weights update") == 3, named
+        context = Context(role="trainer", timeout=20)
+        left = Publisher(context, "left", {"a": torch.ones(2)})
+        Publisher(context, "dropped", {"a": torch.ones(2)})  # closed at once: nobody has it
+        Publisher(context, "dropped", {"a": torch.ones(2)}).publish(1)
+        context.close()
+        refused(dray.DrayError, "is closed", left.publish, 1)
         child.join(60)
         assert child.exitcode == 0
     finally:
