@@ -15,7 +15,9 @@ typedef struct arguments {
 static error_t parse(int key, char *text, struct argp_state *state)
 {
     arguments *a = state->input;
-    if (key == 's')
+    if (key == 's' && text[0] != '/')
+        argp_error(state, "--socket '%s': an absolute path expected", text);
+    else if (key == 's')
         a->path = text;
     else if (key == 'd')
         a->listen = text;

@@ -247,7 +247,7 @@ int cmd_status(int argc, char **argv)
             "$DRAY_ADDRESS says where it is)",
             error.message);
     if (status)
-        return cmd_fail("status", &error);
+        return cmd_refuse("status", &error);
     if (!object)
         return cmd_failf("status", "%s: its answer is no JSON", a.address);
     if (a.json) {

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/wire.h"
 #include "run/checkpoint.h"
 #include "run/host.h"
 
@@ -49,6 +50,8 @@ static int take_path(dray__folder *folder, const char *path, dray_error *error)
                                : dray__fail_errno(error, errno, "%s", path);
     if (strlen(whole) >= sizeof(folder->path) - 64)
         return dray__fail(error, DRAY_EINVALID, "%s: the path is too long", whole);
+    if (!dray__utf8_valid(whole, strlen(whole))) /* messages and JSON are */
+        return dray__fail(error, DRAY_EINVALID, "%s: the path of a run must be UTF-8", whole);
     strcpy(folder->path, whole);
     return DRAY_OK;
 }
