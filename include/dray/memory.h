@@ -29,9 +29,10 @@ int dray_region_wrap(void *base, uint64_t bytes, const char *name, dray_region *
  * must exist. No mapping is made: dray_region_base gives NULL. DRAY_ENOENT, DRAY_EINVALID (not a
  * regular file), DRAY_ESYS. May wait for the file system. */
 int dray_region_open(const char *path, int writable, dray_region **out, dray_error *error);
-/* The live regions of a layout: SHARED and HOST ones allocated, FILE ones opened (writable or not).
- * out: an array of dray_layout_region_count entries, which the caller frees one by one. All or
- * none. DRAY_EFORMAT: a file is smaller than the layout says; else what the functions above return.
+/* The live regions of a layout: FILE ones opened (writable or not), all others allocated as
+ * dray_region_alloc does it, CUDA ones on this thread's GPU, whichever the layout's lay on. out: an
+ * array of dray_layout_region_count entries, which the caller frees one by one. All or none.
+ * DRAY_EFORMAT: a file is smaller than the layout says; else what the functions above return.
  */
 int dray_regions_for_layout(const dray_layout *layout, int writable, dray_region **out,
                             dray_error *error);
@@ -52,7 +53,7 @@ int dray_region_device(const dray_region *region, uint8_t uuid[16], dray_error *
 /* Does the region still show the memory that it was made of? DRAY_ESTALE: not so, of GPU memory:
  * another allocation lies at its address, or none (it was freed, or its arena is released), or its
  * arena was resumed since it was exported: export and plan it anew. Other kinds: always. Threads:
- * any. Does not block. */
+ * any. Does not block, but for a release or resume of its arena that is under way. */
 int dray_region_check(const dray_region *region, dray_error *error);
 
 /* Copies bytes out of a region of any kind, or into it, through the CPU, and waits until that is

@@ -93,6 +93,7 @@ int dray__cuda_storage_of(CUdeviceptr address, dray__cuda_storage *out, dray_err
         *out = s;
     return rc;
 }
+
 static int storage_at(dray_arena *arena, CUdeviceptr address, dray__cuda_storage *out,
                       dray_error *error)
 {

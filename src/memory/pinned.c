@@ -7,9 +7,11 @@
 /* Zero bytes cannot be registered, and nobody asks for their address. */
 static int enlist(dray_region *region, dray__cuda_device *device, dray_error *error)
 {
-    int rc = region->bytes ? dray__cuda_enter(device, error) : DRAY_EAGAIN;
+    if (!region->bytes)
+        return DRAY_OK;
+    int rc = dray__cuda_enter(device, error);
     if (rc)
-        return rc == DRAY_EAGAIN ? DRAY_OK : rc;
+        return rc;
     const dray__cuda *cuda = dray__cuda_get(NULL);
     CUresult result =
         cuda->cuMemHostRegister(region->base, region->mapped_bytes,
