@@ -246,12 +246,11 @@ static inline void each_row_of(const dray_block *block, const dray_tensor_info *
                                bool tied, uint64_t seed, int from, row_fn fn, void *user)
 {
     uint64_t hash = name_hash(t->name, tied);
-    uint32_t last = t->ndim - 1;
+    uint32_t last = t->ndim ? t->ndim - 1 : 0; /* one without dimensions is a row of one */
     int64_t at[DRAY_MAX_DIMS] = {0};
-    value_row r = {.tensor = t->name,
-                   .stride = block->stride[last],
-                   .size = dray_dtype_size((dray_dtype)t->dtype),
-                   .count = (uint64_t)block->extent[last]};
+    value_row r = {.tensor = t->name, .size = dray_dtype_size((dray_dtype)t->dtype)};
+    r.stride = t->ndim ? block->stride[last] : (int64_t)r.size;
+    r.count = t->ndim ? (uint64_t)block->extent[last] : 1;
     CHECK(r.size == 2 || r.size == 4);
     uint8_t *right = malloc(r.count * r.size);
     CHECK(right);
@@ -304,7 +303,7 @@ enum { CLUSTER_REGIONS = 16 };
 static inline void fill_from(const dray_layout *layout, dray_region *const *regions, bool tied,
                              uint64_t seed, int from)
 {
-    uint8_t *bases[CLUSTER_REGIONS];
+    uint8_t *bases[CLUSTER_REGIONS] = {0};
     uint32_t count = dray_layout_region_count(layout);
     CHECK(count <= CLUSTER_REGIONS);
     for (uint32_t i = 0; i < count; i++)
