@@ -3,11 +3,11 @@ from __future__ import annotations
 
 import bisect
 import ctypes as c
+import math
 import threading
 import weakref
 from typing import Any, Optional
 
-from . import _library as _l
 from ._library import call, library
 
 _SHARED = 2  # dray_region_kind
@@ -57,12 +57,10 @@ def empty(*shape: int, dtype: Any = None):
     """A tensor (of zeros) in shared memory: for weights that are made by hand."""
     torch = _torch()
     dtype = dtype or torch.get_default_dtype()
-    count = 1
-    for n in shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape:
-        count *= n
-    size = count * dtype.itemsize
-    sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-    return _memory(max(size, 1), "tensor")[:size].view(dtype).view(*sizes)
+    if len(shape) == 1 and not isinstance(shape[0], int):
+        shape = tuple(shape[0])
+    size = math.prod(shape) * dtype.itemsize
+    return _memory(max(size, 1), "tensor")[:size].view(dtype).view(shape)
 
 
 def share(module: Any, name: str = "parameters"):

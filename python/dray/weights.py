@@ -20,7 +20,7 @@ import os
 import sys
 import weakref
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Mapping, Optional, Union
+from typing import Any, Callable, Mapping, Optional, Union
 
 from . import _library as _l
 from . import gpu as _g
@@ -430,8 +430,9 @@ class Publisher(_Opened):
     """This rank's parameters, published where they lie. `model`: the name by which engines find them.
 
     parameters: a module, (name, tensor) pairs or a mapping, tensors whole or DTensors (FSDP2's); or
-    Blocks, where this rank's part is cut in another way. Kept, and looked at by every publish. config: a config.json, or a folder with one, for modules of
-    transformers whose parameters are not the checkpoint's tensors (packed experts).
+    Blocks, where this rank's part is cut in another way. Kept, and looked at by every publish.
+    config: a config.json, or a folder with one, for modules of transformers whose parameters are not
+    the checkpoint's tensors (packed experts).
     staging_bytes: of shared memory, through which engines of this host get what lies in private host
     memory; None: 16 MiB where something does (share() makes a model's parameters shared).
     checksum: announce what engines compare with. delta: tell engines which elements changed, compared
