@@ -230,8 +230,8 @@ static void test_chunk_in_a_lost_answer(void **state)
     (void)state;
     dray_error error;
     dray_context *context = fixture_context(&f, "answer");
-    dray_queue *queue = open_queue(context, "answer", 0, 0),
-               *worker = open_hasty(context, "answer");
+    dray_queue *queue = open_queue(context, "answer", 0, 0);
+    dray_queue *worker = open_queue(context, "answer", 0, 0);
     insert_ints(queue, "0", 4, 1);
     insert_ints(queue, "1", 4, 1);
     dray_batch *batch = claim_of(worker, "rollout", "0", 4), *none;
