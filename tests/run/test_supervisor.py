@@ -33,7 +33,7 @@ check(done.returncode == 1 and "Is a directory" in done.stderr, f"metrics.jsonl:
 with socket.create_server(("127.0.0.1", 0)) as taken:
     done = run(work / "taken", "--set", f"queue.metrics={taken.getsockname()[1]}")
 check(done.returncode == 1 and "Address already in use" in done.stderr, f"port: {done.stderr}")
-check(time.monotonic() - began < 9, f"{time.monotonic() - began:.1f} s for two that cannot start")
+check(time.monotonic() - began < 20, f"{time.monotonic() - began:.1f} s for two that cannot start")
 
 # Rewards are single-precision numbers; the command's signals are those of any program.
 done = run(work / "reward", "--set", "limits.restarts=2", "--set", "reward.rule=command", "--set",
