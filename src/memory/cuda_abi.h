@@ -20,6 +20,7 @@ typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
 typedef struct CUarray_st *CUarray;
 typedef void (*CUhostFn)(void *user);
+typedef void (*CUstreamCallback)(CUstream stream, CUresult result, void *user);
 
 typedef struct CUuuid {
     uint8_t bytes[16];
@@ -317,8 +318,10 @@ typedef struct CUDA_MEMCPY3D {
     XX(cuOccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor,   \
        (int *blocks, CUfunction function, int block_size, size_t shared_bytes))
 
-/* Batched copies came with CUDA 12.8 and lost a parameter in 13.0. */
+/* Batched copies came with CUDA 12.8 and lost a parameter in 13.0. Callbacks are to go one day. */
 #define DRAY__CUDA_OPTIONAL(XX)                                                                    \
+    XX(cuStreamAddCallback, cuStreamAddCallback,                                                   \
+       (CUstream stream, CUstreamCallback function, void *user, unsigned int flags))               \
     XX(cuMemcpyBatchAsync, cuMemcpyBatchAsync_v2,                                                  \
        (CUdeviceptr * to, CUdeviceptr * from, size_t * bytes, size_t count,                        \
         CUmemcpyAttributes * attributes, size_t * attribute_from, size_t attribute_count,          \

@@ -6,6 +6,7 @@
  * run needs, but its sums, stays in the GPU's memory between runs. */
 #include "mover/cuda.h"
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "mover/cuda_internal.h"
 
@@ -19,7 +20,10 @@
 
 enum { KERNEL, SECOND, ENGINE, CHECK, STREAMS };
 enum { BEGUN, MOVED, FINISHED, JOINED, PHASE, SENT, EVENTS };
-enum { BATCH = 1024 }; /* runs of one call to the engines */
+enum {
+    BATCH = 1024, /* runs of one call to the engines */
+    LOOK_MS = 100 /* at what a driver without callbacks would not say */
+};
 #define BATCH_BYTES ((uint64_t)512 << 20)
 
 struct dray__cuda_job {
@@ -303,6 +307,21 @@ static void wake(void *user)
     (void)n; /* it is readable in any case */
 }
 
+static void wake_in_any_case(CUstream stream, CUresult result, void *user)
+{
+    (void)stream;
+    (void)result; /* poll asks for it */
+    wake(user);
+}
+
+/* Host functions are not called once a kernel failed; callbacks are, while drivers have them. */
+static CUresult wake_behind(dray__cuda_job *job, CUstream stream)
+{
+    const dray__cuda *cuda = job->gpu->cuda;
+    return cuda->cuStreamAddCallback ? cuda->cuStreamAddCallback(stream, wake_in_any_case, job, 0)
+                                     : cuda->cuLaunchHostFunc(stream, wake, job);
+}
+
 static void make_unreadable(const dray__cuda_job *job)
 {
     uint64_t count;
@@ -338,7 +357,7 @@ static CUresult end(dray__cuda_job *job)
                                              stream);
     if (!result)
         result = cuda->cuEventRecord(job->events[FINISHED], stream);
-    return result ? result : cuda->cuLaunchHostFunc(stream, wake, job);
+    return result ? result : wake_behind(job, stream);
 }
 
 static int start_all(dray__cuda_job *job, const CUevent *events, uint32_t event_count,
@@ -411,6 +430,22 @@ int dray__cuda_job_poll(dray__cuda_job *job, dray_error *error)
     rc = look(job, error);
     dray__cuda_leave();
     return rc;
+}
+
+int dray__cuda_job_wait(dray__cuda_job *job, int64_t deadline_ns, dray_error *error)
+{
+    struct pollfd p = {.fd = job->fd, .events = POLLIN};
+    int rc;
+    while ((rc = dray__cuda_job_poll(job, error)) == DRAY_EAGAIN && dray__now() < deadline_ns) {
+        int left = dray__left_ms(deadline_ns);
+        poll(&p, 1, left < LOOK_MS ? left + 1 : LOOK_MS);
+    }
+    return rc;
+}
+
+bool dray__cuda_job_is_running(const dray__cuda_job *job)
+{
+    return job->running;
 }
 
 CUevent dray__cuda_job_moved(const dray__cuda_job *job)

@@ -11,7 +11,7 @@
  *         sums = dray__cuda_job_sums(job, DRAY__CUDA_SUM_BACK);
  *     dray__cuda_job_close(job);
  *
- * Nothing here waits for the GPU, but new and close, for their own streams alone; nothing
+ * Nothing here waits for the GPU, but wait, new and close, for their own streams alone; nothing
  * synchronises a device. One job: one thread at a time, any one; different jobs: any threads. */
 #ifndef DRAY_MOVER_CUDA_H
 #define DRAY_MOVER_CUDA_H
@@ -130,7 +130,11 @@ CUevent dray__cuda_job_moved(const dray__cuda_job *job);
 /* DRAY_EAGAIN: not yet; DRAY_OK: done, the sums are there; DRAY_ECANCELED: it was told to stop,
  * and did: what is moved is undefined; else what the GPU says, which then is of no more use. */
 int dray__cuda_job_poll(dray__cuda_job *job, dray_error *error);
-/* Readable when poll is worth a try; poll makes it unreadable. */
+/* Waits for the end of a job that is under way, until then. DRAY_EAGAIN: it still is; else what
+ * poll says. */
+int dray__cuda_job_wait(dray__cuda_job *job, int64_t deadline_ns, dray_error *error);
+bool dray__cuda_job_is_running(const dray__cuda_job *job); /* started, and not polled to its end */
+/* Readable when poll is worth a try, also after a kernel failed; poll makes it unreadable. */
 int dray__cuda_job_fd(const dray__cuda_job *job);
 /* Makes running kernels stop at their next tile. The job is still to be polled to its end. */
 void dray__cuda_job_abort(dray__cuda_job *job);

@@ -5,12 +5,11 @@
 #include "memory/cuda_memory.h"
 #include "mover/cuda.h"
 
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define PATIENCE (60 * DRAY__SECOND)
-enum { SLOT = 16, ALIGN = 256, LOOK_MS = 100 }; /* a GPU whose kernel failed says so when asked */
+enum { SLOT = 16, ALIGN = 256 };
 
 struct dray__delta_gpu {
     dray_region *kept;
@@ -125,16 +124,15 @@ int dray__delta_gpu_new(const dray_layout *layout, dray_region *const *regions, 
 
 int dray__delta_gpu_find(dray__delta_gpu *g, uint64_t *used, dray_error *error)
 {
-    struct pollfd p = {.fd = dray__cuda_job_fd(g->job), .events = POLLIN};
     int64_t deadline = dray__deadline(PATIENCE);
-    int rc = dray__cuda_job_start(g->job, NULL, 0, error);
-    if (rc == DRAY_OK)
+    int rc = DRAY_OK;
+    if (dray__cuda_job_is_running(g->job) && /* stopped by the publish before */
+        dray__cuda_job_wait(g->job, deadline, NULL) == DRAY_EAGAIN)
         rc = DRAY_EAGAIN;
-    while (rc == DRAY_EAGAIN && dray__now() < deadline) {
-        rc = dray__cuda_job_poll(g->job, error);
-        if (rc == DRAY_EAGAIN)
-            poll(&p, 1, LOOK_MS);
-    }
+    if (rc == DRAY_OK)
+        rc = dray__cuda_job_start(g->job, NULL, 0, error);
+    if (rc == DRAY_OK)
+        rc = dray__cuda_job_wait(g->job, deadline, error);
     if (rc == DRAY_EAGAIN) {
         dray__cuda_job_abort(g->job);
         return dray__fail(error, DRAY_ETIMEDOUT, "the GPU did not find what changed in 60 s");

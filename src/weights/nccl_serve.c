@@ -1,17 +1,18 @@
 /* A data server's end of NCCL's pairs (nccl.h). Its thread takes one request after the other: packs
  * the rectangles into a slot, has NCCL send it, and answers with their sums as soon as that is in
  * the stream, so that the next request is packed into the other slot while this one is sent. */
+#include "base/clock.h"
 #include "base/error.h"
 #include "mover/cuda.h"
 #include "weights/nccl.h"
 
-#include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { POLL_US = 50, JOB_POLL_MS = 20 };
+enum { POLL_US = 50 };
+#define LOOK_NS (20 * DRAY__MILLISECOND) /* whether the reader is gone */
 
 struct dray__nccl_session {
     pthread_t thread;
@@ -124,12 +125,9 @@ static int wait_free(dray__nccl_session *s, uint32_t slot, dray_error *error)
 static int wait_job(dray__nccl_session *s, dray__cuda_job *job, dray_error *error)
 {
     int rc;
-    while ((rc = dray__cuda_job_poll(job, error)) == DRAY_EAGAIN) {
-        struct pollfd p = {.fd = dray__cuda_job_fd(job), .events = POLLIN};
+    while ((rc = dray__cuda_job_wait(job, dray__deadline(LOOK_NS), error)) == DRAY_EAGAIN)
         if (stops(s))
             return gone(error);
-        poll(&p, 1, JOB_POLL_MS);
-    }
     return rc;
 }
 

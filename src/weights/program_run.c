@@ -3,10 +3,9 @@
 
 #include "base/clock.h"
 
-#include <poll.h>
 #include <sys/timerfd.h>
 
-enum { PATIENCE_MS = 20, JOBS_OF_STEP = 8 };
+enum { JOBS_OF_STEP = 8 };
 
 void dray__program_stop(const dray__program *p)
 {
@@ -14,9 +13,8 @@ void dray__program_stop(const dray__program *p)
         if (p->jobs[i].running)
             dray__cuda_job_abort(p->jobs[i].job);
     for (uint32_t i = 0; i < p->job_count; i++) {
-        struct pollfd ready = {.fd = dray__cuda_job_fd(p->jobs[i].job), .events = POLLIN};
-        while (p->jobs[i].running && dray__cuda_job_poll(p->jobs[i].job, NULL) == DRAY_EAGAIN)
-            poll(&ready, 1, PATIENCE_MS);
+        if (p->jobs[i].running)
+            dray__cuda_job_wait(p->jobs[i].job, INT64_MAX, NULL);
         p->jobs[i].running = false;
     }
 }

@@ -1,11 +1,9 @@
 /* Sums by GPUs (source_sums.h): an item without a destination for each piece. */
 #include "weights/source_sums.h"
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "mover/cuda.h"
 
-#include <poll.h>
 #include <stdlib.h>
 
 struct summed { /* by one GPU */
@@ -115,29 +113,42 @@ int dray__source_sums_new(const dray_layout *layout, dray_region *const *regions
 
 static int wait_for(struct summed *gpu, int64_t deadline_ns, dray_error *error)
 {
-    struct pollfd p = {.fd = dray__cuda_job_fd(gpu->job), .events = POLLIN};
-    int rc = dray__cuda_job_poll(gpu->job, error);
-    while (rc == DRAY_EAGAIN && dray__now() < deadline_ns) {
-        poll(&p, 1, dray__left_ms(deadline_ns) + 1);
-        rc = dray__cuda_job_poll(gpu->job, error);
-    }
+    int rc = dray__cuda_job_wait(gpu->job, deadline_ns, error);
     if (rc != DRAY_EAGAIN)
         return rc;
-    dray__cuda_job_abort(gpu->job);
     return dray__fail(error, DRAY_ETIMEDOUT,
                       "sums on %s: what was to be published is not there yet (its fence), or the "
                       "GPU is busy",
                       gpu->device->name);
 }
 
-int dray__source_sums_run(dray__source_sums *s, CUevent ready, int64_t deadline_ns, dray__sums *out,
-                          dray_error *error)
+/* Sums that somebody gave up on go on until their fence comes; what they find is nobody's. */
+static int end_last(struct summed *gpu, int64_t deadline_ns, dray_error *error)
+{
+    if (!dray__cuda_job_is_running(gpu->job))
+        return DRAY_OK;
+    int rc = wait_for(gpu, deadline_ns, error);
+    return rc == DRAY_ETIMEDOUT ? rc : DRAY_OK;
+}
+
+static int run_jobs(dray__source_sums *s, CUevent ready, int64_t deadline_ns, dray_error *error)
 {
     int rc = DRAY_OK;
+    for (uint32_t i = 0; i < s->count && rc == DRAY_OK; i++)
+        rc = end_last(&s->gpus[i], deadline_ns, error);
     for (uint32_t i = 0; i < s->count && rc == DRAY_OK; i++)
         rc = dray__cuda_job_start(s->gpus[i].job, &ready, ready != NULL, error);
     for (uint32_t i = 0; i < s->count && rc == DRAY_OK; i++)
         rc = wait_for(&s->gpus[i], deadline_ns, error);
+    for (uint32_t i = 0; i < s->count && rc; i++)
+        dray__cuda_job_abort(s->gpus[i].job);
+    return rc;
+}
+
+int dray__source_sums_run(dray__source_sums *s, CUevent ready, int64_t deadline_ns, dray__sums *out,
+                          dray_error *error)
+{
+    int rc = run_jobs(s, ready, deadline_ns, error);
     for (uint32_t i = 0; i < s->count && rc == DRAY_OK; i++) {
         const struct summed *gpu = &s->gpus[i];
         const uint64_t *sums = dray__cuda_job_sums(gpu->job, DRAY__CUDA_SUM_SOURCE);

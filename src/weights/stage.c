@@ -221,10 +221,10 @@ void dray__swap_close(dray__swap *swap)
         return;
     for (uint32_t i = 0; i < swap->job_count; i++) {
         struct dray__stage_job *job = &swap->jobs[i];
-        if (job->running)
+        if (job->running) {
             dray__cuda_job_abort(job->job);
-        while (job->running && dray__cuda_job_poll(job->job, NULL) == DRAY_EAGAIN)
-            usleep(200);
+            dray__cuda_job_wait(job->job, INT64_MAX, NULL);
+        }
         job->running = false;
     }
     if (swap->poll_fd >= 0)

@@ -246,6 +246,57 @@ static void test_deadline(void **state)
     munmap(s.board, sizeof(board));
 }
 
+/* A publish whose fence does not come in time fails; the next one is as if it had not been. */
+static void hasty_trainer(void *user)
+{
+    scene *s = user;
+    source o = open_source(s);
+    dray_error said = {0};
+    dray_fence fence = {sizeof fence, DRAY_FENCE_CUDA_STREAM, o.stream};
+    dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
+    dray_publisher_close(o.t.publisher);
+    options.regions = o.t.region;
+    options.timeout_ns = DRAY__SECOND;
+    MUST(dray_publisher_open(o.t.context, MODEL, o.t.layout, &options, &o.t.publisher, error));
+    write_late(&o, s->seed, 1500);
+    CHECK(dray_publish(o.t.publisher, 1, &fence, &said) == DRAY_ETIMEDOUT);
+    int64_t deadline = dray__deadline(30 * DRAY__SECOND);
+    int rc = DRAY_ETIMEDOUT;
+    while (rc == DRAY_ETIMEDOUT && dray__now() < deadline)
+        rc = dray_publish(o.t.publisher, 1, &fence, &said);
+    if (rc)
+        fprintf(stderr, "%s\n", said.message);
+    CHECK(rc == 0);
+    raise_flag(s->board, ASKED);
+    await_flag(s->board, TRIED);
+    close_source(&o);
+}
+
+static void patient_engine(void *user)
+{
+    scene *s = user;
+    engine e;
+    choose(s, s->engine_gpus[0]);
+    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, "engine", 0, 1,
+                    DRAY_REGION_CUDA);
+    await_flag(s->board, ASKED);
+    MUST(dray_update_weights(e.subscriber, NULL, NULL, error));
+    CHECK(gpu_engine_wrong(&e, s->seed) == 0);
+    raise_flag(s->board, TRIED);
+    engine_close(&e);
+}
+
+static void test_late_sums(void **state)
+{
+    (void)state;
+    scene s = plain(58);
+    s.world = 1;
+    s.tp = 1;
+    s.board = board_new();
+    run_pair(&s, hasty_trainer, patient_engine);
+    munmap(s.board, sizeof(board));
+}
+
 /* ---- a stream that waits for readers -----------------------------------------------------------
  */
 
@@ -388,7 +439,7 @@ int main(void)
         CLUSTER_TEST(test_without_sums),       CLUSTER_TEST(test_with_sums),
         CLUSTER_TEST(test_into_shared_memory), CLUSTER_TEST(test_one_process),
         CLUSTER_TEST(test_deadline),           CLUSTER_TEST(test_busy_trainer),
-        CLUSTER_TEST(test_wait_on_a_stream),
+        CLUSTER_TEST(test_wait_on_a_stream),   CLUSTER_TEST(test_late_sums),
     };
     scenes_begin();
     return cluster_run(tests, sizeof tests / sizeof *tests);

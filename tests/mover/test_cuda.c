@@ -443,6 +443,67 @@ static void test_stopped_jobs_say_so(void **state)
     both_free(&to);
 }
 
+/* ---- a GPU that fails ------------------------------------------------------------------------ */
+
+static void sleep_a_while(void *user)
+{
+    (void)user;
+    usleep(50000);
+}
+
+/* Memory that may be unmapped while it is written to. */
+static CUdeviceptr map(const dray__cuda_device *device, size_t bytes)
+{
+    const CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                      .requestedHandleTypes =
+                                          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                      .location = {CU_MEM_LOCATION_TYPE_DEVICE, device->ordinal}};
+    const CUmemAccessDesc access = {prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUmemGenericAllocationHandle handle;
+    CUdeviceptr at;
+    CUDA(cu->cuMemCreate(&handle, bytes, &prop, 0));
+    CUDA(cu->cuMemAddressReserve(&at, bytes, 0, 0, 0));
+    CUDA(cu->cuMemMap(at, bytes, 0, handle, 0));
+    CUDA(cu->cuMemSetAccess(at, bytes, &access, 1));
+    return at;
+}
+
+/* Whoever waits at the descriptor learns that what was to be moved never will be. The second GPU's
+ * context is of no more use then. */
+static void test_failed_jobs_wake(void **state)
+{
+    (void)state;
+    enum { BYTES = 2 << 20 };
+    dray__cuda_device *other;
+    const dray__cuda_job_options options = {.engine_bytes = 1}; /* what the driver sees fail */
+    dray__cuda_job *job;
+    dray_error e = {0};
+    CUstream stream;
+    CUevent late;
+    if (gpu_is_real())
+        skip();
+    done(NULL, &e, dray__cuda_device_at(1, &other, &e));
+    done(NULL, &e, dray__cuda_enter(other, &e));
+    both from = both_new(BYTES);
+    CUdeviceptr to = map(other, BYTES);
+    CUDA(cu->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CUDA(cu->cuEventCreate(&late, CU_EVENT_DISABLE_TIMING));
+    CUDA(cu->cuLaunchHostFunc(stream, sleep_a_while, NULL));
+    CUDA(cu->cuEventRecord(late, stream));
+    dray__cuda_item item = run_item(from.device, to, BYTES, 0);
+    done(NULL, &e, dray__cuda_job_new(other, NULL, &item, 1, &options, &job, &e));
+    done(job, &e, dray__cuda_job_start(job, &late, 1, &e));
+    CUDA(cu->cuMemUnmap(to, BYTES));
+    struct pollfd p = {.fd = dray__cuda_job_fd(job), .events = POLLIN};
+    assert_int_equal(poll(&p, 1, 10000), 1);
+    int rc = dray__cuda_job_poll(job, &e);
+    assert_true(rc && rc != DRAY_EAGAIN);
+    assert_int_equal(e.raw, CUDA_ERROR_ILLEGAL_ADDRESS);
+    dray__cuda_job_close(job);
+    dray__cuda_leave();
+    free(from.host);
+}
+
 static void test_wrong_items_are_refused(void **state)
 {
     (void)state;
@@ -610,11 +671,12 @@ static void test_quantisation(void **state)
 
 int main(void)
 {
-    gpu_begin(1);
+    gpu_begin(gpu_is_real() ? 1 : 2);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_rectangles),        cmocka_unit_test(test_sums_of_regions),
         cmocka_unit_test(test_phases_follow_each_other), cmocka_unit_test(test_stopped_jobs_say_so),
         cmocka_unit_test(test_wrong_items_are_refused),  cmocka_unit_test(test_quantisation),
+        cmocka_unit_test(test_failed_jobs_wake),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

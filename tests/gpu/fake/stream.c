@@ -370,6 +370,32 @@ CUresult cuLaunchHostFunc(CUstream given, CUhostFn function, void *user)
     return fake_submit(c, given, call_host, &h, sizeof h);
 }
 
+typedef struct callback {
+    CUstreamCallback function;
+    CUstream stream;
+    void *user;
+} callback;
+
+static CUresult call_back(context *c, void *argument)
+{
+    const callback *b = argument; /* after an error, too, which it is told */
+    fake_in_host_function = true;
+    b->function(b->stream, __atomic_load_n(&c->sticky, __ATOMIC_SEQ_CST), b->user);
+    fake_in_host_function = false;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamAddCallback(CUstream given, CUstreamCallback function, void *user,
+                             unsigned int flags)
+{
+    ENTER(cuStreamAddCallback);
+    CURRENT(c);
+    if (flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    callback b = {function, given, user};
+    return fake_submit(c, given, call_back, &b, sizeof b);
+}
+
 typedef struct awaited {
     uintptr_t address;
     unsigned int value;
