@@ -323,9 +323,10 @@ int dray__fan_find(dray__fan *f, const dray__haul *h, const uint64_t *ops, uint6
                    const dray__fan_program **out, dray_error *error)
 {
     uint32_t most = f->sources->cohort_count * DRAY__FAN_ROUNDS;
-    *out = &f->made;
-    if (f->made.program && dray__program_fits(f->made.program, h, ops, count, 0))
+    if (f->made.program && dray__program_fits(f->made.program, h, ops, count, 0)) {
+        *out = &f->made;
         return DRAY_OK;
+    }
     forget_program(f);
     struct making m = {.c.haul = h, .fan = f, .turn_bytes = calloc(most, sizeof *m.turn_bytes)};
     f->made.turns = calloc(most, sizeof *f->made.turns);
@@ -339,6 +340,8 @@ int dray__fan_find(dray__fan *f, const dray__haul *h, const uint64_t *ops, uint6
     free(m.turn_bytes);
     if (rc)
         forget_program(f);
+    else
+        *out = &f->made;
     return rc;
 }
 

@@ -121,7 +121,10 @@ static void fail_self(void *user, const char *step)
     if (strcmp(step, bad_step) != 0 || s->board->flag[WRONG_STEP])
         return;
     raise_flag(s->board, WRONG_STEP);
-    kill(getpid(), bad_signal);
+    if (bad_signal)
+        kill(getpid(), bad_signal);
+    else
+        gpu_fail("cuStreamCreate:1+:2"); /* nothing can be compiled any more */
 }
 
 static void patient_trainer(void *user)
@@ -164,6 +167,8 @@ static void failing_engine(void *user)
         if (bad_signal == SIGSTOP && report.held_ns > DRAY__SECOND)
             CHECK(strcmp(report.held_by, "torn-1") == 0);
         __atomic_add_fetch(&s->board->number[ENDED], 1, __ATOMIC_SEQ_CST);
+    } else if (!bad_signal) {
+        CHECK(rc); /* its other rank says so, too */
     }
     engine_close(&e);
 }
@@ -180,9 +185,14 @@ static void run_failing(uint64_t seed, const char *step, int number)
     }
     for (int i = 0; i < 4; i++)
         must_end_well(pids[i]);
-    kill(pids[5], SIGKILL);
-    end_of(pids[5]);
-    end_of(pids[4]);
+    if (bad_signal) {
+        kill(pids[5], SIGKILL);
+        end_of(pids[5]);
+        end_of(pids[4]);
+    } else {
+        must_end_well(pids[5]);
+        must_end_well(pids[4]);
+    }
     munmap(s.board, sizeof(board));
 }
 
@@ -199,12 +209,20 @@ static void test_stopped(void **state)
     run_failing(47, "writing", SIGSTOP);
 }
 
+static void test_out_of_memory(void **state)
+{
+    (void)state;
+    if (gpu_is_real())
+        skip();
+    run_failing(48, "import", 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         CLUSTER_TEST(test_replicas),  CLUSTER_TEST(test_same_in_a_group),
         CLUSTER_TEST(test_converted), CLUSTER_TEST(test_killed),
-        CLUSTER_TEST(test_stopped),
+        CLUSTER_TEST(test_stopped),   CLUSTER_TEST(test_out_of_memory),
     };
     scenes_begin();
     return cluster_run(tests, sizeof tests / sizeof *tests);
