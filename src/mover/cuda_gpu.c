@@ -12,7 +12,7 @@ enum { LEAST_MEMORY = 64 << 10, MOST_GPUS = 64, STAGED = DRAY__GPU_CELL * 4 };
 static dray__gpu gpus[MOST_GPUS]; /* by the device's index; cuda NULL: not yet */
 static pthread_mutex_t gpus_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static int open_kernels(dray__gpu *gpu, dray_error *error)
+static int find_kernels(dray__gpu *gpu, CUmodule module, dray_error *error)
 {
     static const char *const names[] = {
 #define XX(name) #name,
@@ -20,9 +20,7 @@ static int open_kernels(dray__gpu *gpu, dray_error *error)
 #undef XX
     };
     const dray__cuda *cuda = gpu->cuda;
-    CUmodule module; /* for the life of the process */
-    int rc = dray__gpu_module(cuda, gpu->device, &module, error);
-    for (int k = 0; !rc && k < DRAY__GPU_KERNEL_COUNT; k++) {
+    for (int k = 0; k < DRAY__GPU_KERNEL_COUNT; k++) {
         int blocks = 1, shared = k == DRAY__GPU_dray_quantise ? STAGED : 0;
         CUresult result = cuda->cuModuleGetFunction(&gpu->kernels[k], module, names[k]);
         if (!result && shared)
@@ -35,7 +33,7 @@ static int open_kernels(dray__gpu *gpu, dray_error *error)
             return dray__fail_cuda(error, result, "kernel %s", names[k]);
         gpu->blocks[k] = (uint32_t)(gpu->device->multiprocessors * (blocks > 0 ? blocks : 1));
     }
-    return rc;
+    return DRAY_OK;
 }
 
 static int open_gpu(dray__gpu *gpu, dray__cuda_device *device, dray_error *error)
@@ -44,12 +42,19 @@ static int open_gpu(dray__gpu *gpu, dray__cuda_device *device, dray_error *error
     if (!cuda)
         return DRAY_EUNSUPPORTED;
     dray__gpu made = {.cuda = cuda, .device = device};
-    int rc = open_kernels(&made, error);
+    CUmodule module; /* for the life of the process */
+    int rc = dray__gpu_module(cuda, device, &module, error);
     if (rc)
         return rc;
-    CUresult result = cuda->cuStreamCreate(&made.bounce_stream, CU_STREAM_NON_BLOCKING);
+    rc = find_kernels(&made, module, error);
+    CUresult result =
+        rc ? CUDA_SUCCESS : cuda->cuStreamCreate(&made.bounce_stream, CU_STREAM_NON_BLOCKING);
     if (result)
-        return dray__fail_cuda(error, result, "a stream on %s", device->name);
+        rc = dray__fail_cuda(error, result, "a stream on %s", device->name);
+    if (rc) {
+        cuda->cuModuleUnload(module);
+        return rc;
+    }
     pthread_mutex_init(&made.lock, NULL);
     pthread_mutex_init(&made.bounce_lock, NULL);
     *gpu = made;
