@@ -679,7 +679,7 @@ static uint64_t kinds_of(const dray__haul *h)
 const uint64_t *dray__program_all(const dray__haul *h)
 {
     const dray__programs *programs = h->sources->programs;
-    return programs->all && !h->options.load && !dray__patches_offered(h) &&
+    return programs->all && !h->options.load && !h->sources->fan && !dray__patches_offered(h) &&
                    programs->all_strategy == h->options.strategy &&
                    programs->all_kinds == kinds_of(h)
                ? programs->all
@@ -719,9 +719,11 @@ int dray__program_find(const dray__haul *h, const uint64_t *ops, uint64_t count,
                        uint64_t ceiling, dray__program **out, dray_error *error)
 {
     dray__programs *programs = h->sources->programs;
-    for (dray__program *p = programs->first; p; p = p->next)
+    for (dray__program **at = &programs->first, *p; (p = *at); at = &p->next)
         if (p->patches == patches && dray__program_fits(p, h, ops, count, ceiling)) {
-            *out = p;
+            *at = p->next; /* to the front: another lane's must not push it out */
+            p->next = programs->first;
+            programs->first = *out = p;
             return DRAY_OK;
         }
     dray__program *p = dray__program_new(h, ops, count, ceiling);

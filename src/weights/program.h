@@ -95,7 +95,7 @@ bool dray__program_takes(const dray__haul *haul, const dray__op *op);
 bool dray__patches_offered(const dray__haul *haul);
 /* Is it worth while to bring the op's destination, GPU memory, up to date by its source's delta? */
 bool dray__patch_takes(const dray__haul *haul, const dray__op *op);
-/* All ops, if it is known that GPUs take every one; NULL: it is not. */
+/* All ops, if it is known that GPUs take every one by themselves; NULL: it is not. */
 const uint64_t *dray__program_all(const dray__haul *haul);
 /* They do. */
 void dray__program_note_all(const dray__haul *haul);

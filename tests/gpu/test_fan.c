@@ -26,6 +26,15 @@ static scene wide(uint64_t seed)
     return s;
 }
 
+static bool apart_first; /* the first version is taken by one engine after the other */
+
+static void wait_turn(const engine *e, const scene *s, uint32_t turn)
+{
+    uint32_t ranks = s->tp * s->groups;
+    for (uint32_t i = 0; i < turn; i++)
+        MUST(dray_barrier(e->context, "turn", ranks, DRAY_WAIT_DEFAULT, error));
+}
+
 static void sharing_engine(void *user)
 {
     scene *s = user;
@@ -37,7 +46,10 @@ static void sharing_engine(void *user)
         options.peers = -1;
         gpu_poison(e.region[0]);
         meet(e.context, "about to ask", s);
+        bool apart = apart_first && version == 1;
+        wait_turn(&e, s, apart ? s->rank / s->tp : 0);
         MUST(dray_update_weights(e.subscriber, &options, &report, error));
+        wait_turn(&e, s, apart ? s->groups - 1 - s->rank / s->tp : 0);
         CHECK(gpu_engine_wrong(&e, s->seed + version - 1) == 0);
         MUST(dray_subscriber_verify(e.subscriber, error));
         CHECK(report.bytes == dray_layout_bytes(e.layout));
@@ -84,6 +96,15 @@ static void test_replicas(void **state)
     s.checksum = -1; /* nothing to compare with: sums of both ends */
     s.versions = 2;
     run_shared(&s, 0.2);
+}
+
+/* Engines that updated by themselves before. */
+static void test_joining(void **state)
+{
+    (void)state;
+    scene s = wide(49);
+    apart_first = true;
+    run_shared(&s, 0.1);
 }
 
 /* Ranks of one engine on one GPU each, of whom two have the same KV heads. */
@@ -220,9 +241,10 @@ static void test_out_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        CLUSTER_TEST(test_replicas),  CLUSTER_TEST(test_same_in_a_group),
-        CLUSTER_TEST(test_converted), CLUSTER_TEST(test_killed),
-        CLUSTER_TEST(test_stopped),   CLUSTER_TEST(test_out_of_memory),
+        CLUSTER_TEST(test_replicas),        CLUSTER_TEST(test_joining),
+        CLUSTER_TEST(test_same_in_a_group), CLUSTER_TEST(test_converted),
+        CLUSTER_TEST(test_killed),          CLUSTER_TEST(test_stopped),
+        CLUSTER_TEST(test_out_of_memory),
     };
     scenes_begin();
     return cluster_run(tests, sizeof tests / sizeof *tests);
