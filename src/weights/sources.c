@@ -105,11 +105,11 @@ void dray__sources_free(dray__sources *s)
     dray__programs_clear(s->programs);
     free(s->programs);
     dray__vote_table_free(s->table);
+    free_cohort(s); /* what is shared reads the sources' regions */
     for (uint32_t i = 0; i < s->count; i++)
         dray__source_clear(&s->sources[i]);
     free(s->sources);
     free_group(s);
-    free_cohort(s);
     dray_plan_free(s->plan);
     free(s->ops);
     free(s->transform_ops);
@@ -353,6 +353,26 @@ static int get_region(dray__reply *reply, dray__cuda_device *device, dray_region
     return rc;
 }
 
+/* What is reached as less than its layout says would be read beyond its end: GPUs look at no
+ * bounds. */
+static int take_region(dray__reply *reply, dray__source *source, uint32_t index,
+                       dray__cuda_device *device, dray_event **mark, dray_error *error)
+{
+    dray_region **region = &source->regions[index];
+    int rc = get_region(reply, device, region, mark, error);
+    uint64_t said = index < dray_layout_region_count(source->layout)
+                        ? dray_layout_region(source->layout, index)->bytes
+                        : 0;
+    if (rc || dray_region_bytes(*region) >= said)
+        return rc;
+    rc = dray__fail(error, DRAY_EPROTO,
+                    "region %" PRIu32 " of %s has %" PRIu64 " bytes, its layout says %" PRIu64,
+                    index, source->name, dray_region_bytes(*region), said);
+    dray_region_free(*region);
+    *region = NULL;
+    return rc;
+}
+
 bool dray__source_remote(const dray__source *source, uint32_t region, uint64_t host)
 {
     int32_t kind = dray_layout_region(source->layout, region)->kind;
@@ -470,7 +490,7 @@ static int take_answer(dray__sources *s, dray__channel *channel, dray_error *err
     }
     if (type == DRAY__MSG_REGION_GET && s->asked_member) {
         dray__source *member = &s->cohort[s->asked_source];
-        if (rc || get_region(&reply, s->device, &member->regions[s->asked_region], NULL, NULL))
+        if (rc || take_region(&reply, member, s->asked_region, s->device, NULL, NULL))
             dray__fan_lose(s->fan, s->asked_source);
         return DRAY_OK;
     }
@@ -478,8 +498,7 @@ static int take_answer(dray__sources *s, dray__channel *channel, dray_error *err
         return rc;
     if (type == DRAY__MSG_REGION_GET) {
         dray__source *source = &s->sources[s->asked_source];
-        return get_region(&reply, s->device, &source->regions[s->asked_region], &source->mark,
-                          error);
+        return take_region(&reply, source, s->asked_region, s->device, &source->mark, error);
     }
     if (s->count < s->wanted) {
         rc = get_members(&reply.payload, s->sources, s->wanted, &s->count, error);
@@ -585,6 +604,10 @@ int dray__sources_plan(dray__sources *s, dray__channel *channel, uint64_t key,
         } else {
             rc = dray__sources_prepare(s, destination, error);
             free_group(s);
+            if (rc) { /* without all of its ops it is no plan to come back to */
+                dray_plan_free(s->plan);
+                s->plan = NULL;
+            }
         }
         if (rc)
             return rc;

@@ -91,8 +91,10 @@ int dray__update_plan(dray_subscriber *s, dray_error *error)
     int rc = DRAY_OK;
     if (!s->sources) {
         rc = find_sources(s, error);
-        if (rc == DRAY_OK)
+        if (rc == DRAY_OK) {
+            s->sources->asked = 0; /* by an update whose coordinator never answered */
             drop_cohort(s);
+        }
         if (rc == DRAY_OK)
             rc = dray__sources_cohort(s->sources, s->cohort_set, s->cohort_count, error);
     }

@@ -208,6 +208,68 @@ static void test_killed_at_every_step_over_tls(void **state)
     every_step(true);
 }
 
+/* ---- a coordinator that hangs before it is killed ----------------------------------------------
+ */
+
+static void stop_coordinator(void *user, const char *step)
+{
+    (void)user;
+    if (strcmp(step, "import") != 0)
+        return;
+    dray__weights_hook(NULL, NULL);
+    kill(restarted->coordinator, SIGSTOP);
+}
+
+static void lone_trainer(void *user)
+{
+    (void)user;
+    trainer t;
+    trainer_open(&t, s.address, &s.config, DRAY_F32, 0, 1, s.seed, cluster_kind);
+    write_version(&t, 2);
+    raise_flag(b, SECOND);
+    await_flag(b, TRIED);
+    MUST(dray_publisher_wait(t.publisher, 2, LONG, NULL, error));
+    write_version(&t, 3);
+    raise_flag(b, THIRD);
+    await_flag(b, OVER);
+    trainer_close(&t);
+}
+
+/* The answer that an update asked for never comes; the next one does not look for it. */
+static void lone_engine(void *user)
+{
+    (void)user;
+    engine e;
+    engine_open(&e, s.address, &s.config, DRAY_F32, DRAY_BF16, "engine", 0, 1);
+    await_flag(b, SECOND);
+    dray__weights_hook(stop_coordinator, NULL);
+    CHECK(step_of(&e, 0, 2, NULL) == DRAY_ETIMEDOUT);
+    restartable_restart(restarted);
+    raise_flag(b, TRIED);
+    await_flag(b, THIRD);
+    MUST(dray_subscriber_attend(e.subscriber, error));
+    CHECK(step_of(&e, 0, 3, NULL) == DRAY_OK);
+    CHECK(engine_wrong(&e, s.seed + 3) == 0);
+    raise_flag(b, OVER);
+    engine_close(&e);
+}
+
+static void test_stopped_then_killed(void **state)
+{
+    (void)state;
+    restarted = restartable_start(dray__registry_add, false);
+    b = board_new();
+    s = (scene){.config = small_config(false, 3),
+                .seed = 7,
+                .address = restarted->unix_address,
+                .step = ""};
+    pid_t from = spawn(lone_trainer, NULL), to = spawn(lone_engine, NULL);
+    must_end_well(to);
+    must_end_well(from);
+    munmap(b, sizeof *b);
+    restartable_stop(restarted);
+}
+
 /* ---- many members at once ---------------------------------------------------------------------
  */
 
@@ -253,6 +315,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_killed_at_every_step),
         cmocka_unit_test(test_killed_at_every_step_over_tls),
+        cmocka_unit_test(test_stopped_then_killed),
         cmocka_unit_test(test_eight_come_back_at_once),
     };
     return CLUSTER_MAIN(tests);
