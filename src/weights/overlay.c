@@ -54,9 +54,11 @@ static int load(const char *folder, json_t **out, dray_error *error)
     char path[PATH_MAX];
     struct stat st;
     *out = NULL;
-    if (snprintf(path, sizeof path, "%s/" DRAY__OVERLAY_FILE, folder) >= (int)sizeof path ||
-        stat(path, &st))
+    if (snprintf(path, sizeof path, "%s/" DRAY__OVERLAY_FILE, folder) >= (int)sizeof path)
         return DRAY_OK;
+    if (stat(path, &st))
+        return errno == ENOENT || errno == ENOTDIR ? DRAY_OK
+                                                   : dray__fail_errno(error, errno, "%.300s", path);
     int rc = dray__json_load(path, JSON_MAX, out, error);
     if (rc)
         return rc;

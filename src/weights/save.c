@@ -120,7 +120,8 @@ static int list_steps(const char *folder, bool clear, step **out, size_t *count,
     *count = 0;
     if (!dir)
         return dray__fail_errno(error, errno, "%.300s", folder);
-    for (struct dirent *entry; !rc && (entry = readdir(dir));) {
+    errno = 0;
+    for (struct dirent *entry; !rc && (entry = readdir(dir)); errno = 0) {
         step one;
         struct stat st;
         snprintf(path, sizeof path, "%.*s/%.80s", PATH_MAX - PATH_ROOM, folder, entry->d_name);
@@ -143,6 +144,8 @@ static int list_steps(const char *folder, bool clear, step **out, size_t *count,
         }
         (*out)[(*count)++] = one;
     }
+    if (!rc && errno) /* of half a list, what the rest needs would be removed */
+        rc = dray__fail_errno(error, errno, "%.300s", folder);
     closedir(dir);
     if (!rc && *count)
         qsort(*out, *count, sizeof **out, by_age);
@@ -207,16 +210,17 @@ static bool stays(const save *s, const step *steps, size_t count, size_t i)
     return steps[i].version != s->options.version && (!s->options.keep || kept <= s->options.keep);
 }
 
-/* Does a step build on another one, itself or through its bases? One that cannot be read does not.
- */
+/* Does a step build on another one, itself or through its bases? One that cannot be read now may;
+ * one that is no checkpoint does not. */
 static bool builds_on(const save *s, const char *name, const char *other)
 {
     char at[64];
     snprintf(at, sizeof at, "%.63s", name);
     for (uint32_t i = 0; i <= DRAY__OVERLAY_CHAIN; i++) {
         char base[64];
-        if (base_of(s->folder, at, base, NULL, NULL) || !base[0])
-            return false;
+        int rc = base_of(s->folder, at, base, NULL, NULL);
+        if (rc || !base[0])
+            return rc && rc != DRAY_EFORMAT;
         if (strcmp(base, other) == 0)
             return true;
         snprintf(at, sizeof at, "%s", base);
@@ -235,22 +239,20 @@ static bool needed(const save *s, const step *steps, size_t count, size_t at)
 }
 
 /* Can a delta be told from it? Files of other writers carry no sums. */
-static int has_sums(const save *s, const char *name, bool *out, dray_error *error)
+static bool has_sums(const save *s, const char *name)
 {
     char path[PATH_MAX];
     uint64_t sum = 0;
     snprintf(path, sizeof path, "%.*s/%.64s", PATH_MAX - PATH_ROOM, s->folder, name);
-    int rc = dray__overlay_result_sum(path, &sum, error);
-    *out = sum != 0;
-    return rc;
+    return dray__overlay_result_sum(path, &sum, NULL) == DRAY_OK && sum;
 }
 
-/* The newest step but the one that is replaced, unless as many deltas as may be end with it. */
-static int choose_base(save *s, const step *steps, size_t count, dray_error *error)
+/* The newest step but the one that is replaced, unless as many deltas as may be end with it. What
+ * is wrong with an earlier one stops no later one: it is whole then. */
+static void choose_base(save *s, const step *steps, size_t count)
 {
     char base[64];
     uint32_t number = 0;
-    bool sums = false;
     const char *replaced = "";
     for (size_t i = 0; i < count; i++)
         if (steps[i].version == s->options.version)
@@ -258,16 +260,13 @@ static int choose_base(save *s, const step *steps, size_t count, dray_error *err
     while (count && steps[count - 1].version == s->options.version)
         count--;
     if (!s->options.deltas || !count)
-        return DRAY_OK;
+        return;
     const char *newest = steps[count - 1].name;
-    int rc = base_of(s->folder, newest, base, &number, error);
-    if (rc || number >= s->options.deltas || builds_on(s, newest, replaced))
-        return rc;
-    rc = has_sums(s, newest, &sums, error);
-    if (!rc && sums)
-        snprintf(s->base, sizeof s->base, "%s", newest);
+    if (base_of(s->folder, newest, base, &number, NULL) || number >= s->options.deltas ||
+        builds_on(s, newest, replaced) || !has_sums(s, newest))
+        return;
+    snprintf(s->base, sizeof s->base, "%s", newest);
     s->number = number + 1;
-    return rc;
 }
 
 static int publish(const save *s, dray_error *error)
@@ -335,10 +334,20 @@ static int read_part(const save *s, const char *what, uint32_t rank, void **out,
     return DRAY_OK;
 }
 
+static void parts_path(const save *s, char out[PATH_MAX])
+{
+    snprintf(out, PATH_MAX, "%.*s/.parts", PATH_MAX - 16, s->partial);
+}
+
 /* Why another rank could not go on before this meeting; one that is fast may fail again before a
- * slow one has looked. */
+ * slow one has looked. Rank 0 may have found no place to say it in. */
 static int failed_rank(const save *s, const char *failed, dray_error *error)
 {
+    char parts[PATH_MAX];
+    parts_path(s, parts);
+    if (s->meetings == 1 && access(parts, F_OK))
+        return dray__fail(error, DRAY_ECANCELED, "rank 0 could not begin: %.300s is not there",
+                          parts);
     for (uint32_t rank = 0; rank < s->options.world; rank++) {
         void *text;
         size_t size;
@@ -373,7 +382,8 @@ static int meet(save *s, int status, dray_error *error)
     if (s->options.world == 1)
         return status;
     snprintf(failed, sizeof failed, "failed-%" PRIu32, s->meetings);
-    if (status)
+    bool tells = s->options.rank || s->lock >= 0;
+    if (status && tells)
         write_part(s, failed, error ? error->message : "?", error ? strlen(error->message) : 1,
                    NULL);
     int rc = wait_for_all(s, &why);
@@ -398,16 +408,20 @@ static int make_partial(save *s, dray_error *error)
     s->lock = open(s->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (s->lock < 0)
         return dray__fail_errno(error, errno, "%.300s", s->folder);
-    if (flock(s->lock, LOCK_EX | LOCK_NB))
-        return errno == EWOULDBLOCK
+    if (flock(s->lock, LOCK_EX | LOCK_NB)) {
+        int why = errno;
+        close(s->lock);
+        s->lock = -1; /* what lies there is another's */
+        return why == EWOULDBLOCK
                    ? dray__fail(error, DRAY_EBUSY,
                                 "%.300s: another process writes a checkpoint there", s->folder)
-                   : dray__fail_errno(error, errno, "%.300s", s->folder);
+                   : dray__fail_errno(error, why, "%.300s", s->folder);
+    }
     int rc = list_steps(s->folder, true, &steps, &count, error);
     if (!rc)
-        rc = choose_base(s, steps, count, error);
+        choose_base(s, steps, count);
     free(steps);
-    snprintf(parts, sizeof parts, "%.*s/.parts", PATH_MAX - 16, s->partial);
+    parts_path(s, parts);
     if (!rc && (mkdir(s->partial, 0777) || mkdir(parts, 0777)))
         rc = dray__fail_errno(error, errno, "%.300s", s->partial);
     return rc;
@@ -615,7 +629,7 @@ static int finish(save *s, dray_error *error)
     if (!rc)
         rc = s->base[0] ? finish_delta(s, error) : finish_whole(s, error);
     dray__weights_step("save finished");
-    snprintf(parts, sizeof parts, "%.*s/.parts", PATH_MAX - 16, s->partial);
+    parts_path(s, parts);
     if (!rc)
         rc = remove_tree(parts, error);
     if (!rc)
@@ -702,7 +716,7 @@ int dray_checkpoint_save(dray_context *context, const char *directory, const dra
         rc = check(&s, directory, error);
     if (!rc) {
         rc = run(&s, error);
-        if (rc && s.lock >= 0 && rc != DRAY_EBUSY)
+        if (rc && s.lock >= 0)
             remove_tree(s.partial, NULL);
     }
     end(&s);

@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -150,6 +151,7 @@ typedef struct rank_job {
     const char *step; /* where to die; NULL: nowhere */
     int fail;         /* errno of its disk */
     int expect;
+    bool stays; /* nobody's session ends before the others have heard */
 } rank_job;
 
 static void die_at(void *user, const char *step)
@@ -181,6 +183,10 @@ static void save_rank(void *user)
     }
     if (job->fail && job->rank == 1)
         CHECK(strstr(error.message, "tensor") && strstr(error.message, ".safetensors"));
+    if (job->stays)
+        CHECK(rc == (job->rank ? DRAY_ECANCELED : DRAY_EBUSY));
+    if (job->stays)
+        CHECK(dray_barrier(context, "heard", RANKS, 2 * PATIENCE, NULL) == DRAY_OK);
     dray_close(context);
 }
 
@@ -190,7 +196,8 @@ static void save_together(uint64_t version, uint32_t victim, const char *step, i
     pid_t ranks[RANKS];
     rank_job jobs[RANKS];
     for (uint32_t i = 0; i < RANKS; i++) {
-        jobs[i] = (rank_job){.rank = i, .version = version, .expect = expect};
+        jobs[i] = (rank_job){
+            .rank = i, .version = version, .expect = expect, .stays = expect == 1 && !step};
         if (i == victim) {
             jobs[i].step = step;
             jobs[i].fail = fail;
@@ -237,6 +244,13 @@ static void test_ranks_write_together(void **state)
     save_together(5, RANKS, NULL, 0, DRAY_OK); /* what they left is cleared up */
     assert_int_equal(read_newest(false, &said), 5);
     assert_int_equal(count_entries("."), 2);
+
+    int other = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* somebody else writes there */
+    assert_int_equal(flock(other, LOCK_EX | LOCK_NB), 0);
+    int64_t begin = dray__now();
+    save_together(6, RANKS, NULL, 0, 1);
+    assert_true(dray__now() - begin < PATIENCE / 2); /* the others do not wait for the first */
+    close(other);
     fixture_stop(&f);
 }
 
@@ -332,6 +346,47 @@ static void test_killed_writers_of_deltas(void **state)
     deltas = 0;
 }
 
+/* ---- steps that somebody touched ---------------------------------------------------------------
+ */
+
+static void entry_path(char out[256], const char *entry)
+{
+    snprintf(out, 256, "%.128s/%s", folder, entry);
+}
+
+static void test_damaged_bases(void **state)
+{
+    (void)state;
+    char from[256], to[256], second[256];
+    struct stat st;
+    dray_error said;
+    deltas = 3;
+    MUST(save(NULL, 0, 1, 1, 2, error));
+    MUST(save(NULL, 0, 1, 2, 2, error));
+    entry_path(second, "step-000002");
+    assert_int_equal(stat(second, &st), 0);
+    const struct timespec times[2] = {st.st_mtim, st.st_mtim}; /* what is touched stays as old */
+    /* which one step 2 builds on cannot be read for a while: what it may need stays */
+    entry_path(from, "step-000002/delta.json");
+    entry_path(to, "step-000002/aside");
+    assert_int_equal(rename(from, to), 0);
+    assert_int_equal(symlink("delta.json", from), 0);
+    assert_int_equal(utimensat(AT_FDCWD, second, times, 0), 0);
+    MUST(save(NULL, 0, 1, 3, 2, error));
+    assert_int_equal(count_entries("step-000001"), 1);
+    assert_int_equal(rename(to, from), 0);
+    assert_int_equal(utimensat(AT_FDCWD, second, times, 0), 0);
+    assert_int_equal(read_newest(false, &said), 3);
+    /* the newest one's base is gone: the next is whole */
+    MUST(save(NULL, 0, 1, 4, 2, error));
+    entry_path(from, "step-000003");
+    entry_path(to, "elsewhere");
+    assert_int_equal(rename(from, to), 0);
+    MUST(save(NULL, 0, 1, 5, 2, error));
+    assert_int_equal(read_newest(false, &said), 5);
+    deltas = 0;
+}
+
 /* ---- bad disks ------------------------------------------------------------------------------- */
 
 static int failing_reads(void *user, const dray__io *io)
@@ -384,6 +439,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_ranks_write_together, start, stop),
         cmocka_unit_test_setup_teardown(test_killed_writers, start, stop),
         cmocka_unit_test_setup_teardown(test_killed_writers_of_deltas, start, stop),
+        cmocka_unit_test_setup_teardown(test_damaged_bases, start, stop),
         cmocka_unit_test_setup_teardown(test_bad_disks, start, stop),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
