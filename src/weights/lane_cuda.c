@@ -79,9 +79,10 @@ static int open_lane(dray__haul *haul, const uint64_t *ops, uint64_t count, bool
         return dray__nomem(error);
     l->haul = haul;
     pthread_mutex_init(&l->lock, NULL);
-    int rc = enter(l, error);
+    /* Who takes memory back looks at the program. */
+    int rc = dray__program_find(haul, ops, count, patches, ceiling, &l->program, error);
     if (rc == DRAY_OK)
-        rc = dray__program_find(haul, ops, count, patches, ceiling, &l->program, error);
+        rc = enter(l, error);
     if (rc) {
         lane_close(l);
         return rc;

@@ -92,7 +92,7 @@ static int open_bucket(struct memory_lane *m, uint64_t ceiling, dray_error *erro
      * one alone); a core that is free is another rank's. Where something else brings the bytes, a
      * disk or a network, the lanes of files and hosts read ahead. */
     uint64_t best = m->haul->sources->files ? BUCKET_OF_FILE : BUCKET_OF_MEMORY;
-    ceiling -= m->scratch_bytes;
+    ceiling -= ceiling < m->scratch_bytes ? ceiling : m->scratch_bytes;
     m->bucket_size = (ceiling < best ? ceiling : best) & ~(uint64_t)4095;
     if (!m->bucket_size)
         return dray__fail(error, DRAY_EINVALID,

@@ -170,7 +170,12 @@ static int pack(dray__nccl_session *s, const dray__local *local, uint64_t token,
     const dray_copy *copies;
     dray__cuda_job *job = NULL;
     uint32_t count;
-    int rc = dray__pull_get_rects(s->packer, in, s->slot_bytes, dray__local_layout(local), &copies,
+    dray__cuda_device *device;
+    int rc = device_of(local, &device, error); /* it may be another member than who joined */
+    if (rc == DRAY_OK && device != dray__nccl_device(s->pair))
+        rc = dray__fail(error, DRAY_EINVALID, "it lies on another GPU than what was joined for");
+    if (rc == DRAY_OK)
+        rc = dray__pull_get_rects(s->packer, in, s->slot_bytes, dray__local_layout(local), &copies,
                                   &count, bytes, error);
     if (rc == DRAY_OK && dray__pull_quantises(s->packer))
         rc = dray__fail(error, DRAY_EINVALID, "what is quantised does not go over NCCL");

@@ -251,14 +251,15 @@ static int write_json(const writing *w, const char *base, uint32_t number, uint6
     json_t *json = json_pack("{s:i, s:s, s:s, s:i, s:I}", "version", w->overlay ? 2 : 1, "base",
                              strrchr(base, '/') + 1, "base_sum", text, "slice", SLICE, "number",
                              (json_int_t)number);
-    for (uint32_t t = 0; t < dray_layout_tensor_count(w->files); t++) {
+    bool kept = true; /* one that is missing here would be none of the result's */
+    for (uint32_t t = 0; t < dray_layout_tensor_count(w->files) && kept; t++) {
         const char *name = dray_layout_tensor(w->files, t)->name;
         const dray__named_sum *sum = dray__sums_find(sums, name);
         snprintf(text, sizeof text, "%016" PRIx64, sum ? sum->sum : 0);
-        json_object_set_new(tensors, name, json_string(text));
+        kept = json_object_set_new(tensors, name, json_string(text)) == 0;
     }
-    json_object_set_new(json, "tensors", tensors);
-    char *all = json_dumps(json, JSON_INDENT(1));
+    kept &= json_object_set_new(json, "tensors", tensors) == 0;
+    char *all = kept ? json_dumps(json, JSON_INDENT(1)) : NULL;
     json_decref(json);
     if (!all)
         return dray__nomem(error);

@@ -350,6 +350,9 @@ int dray__peer_recv_head(dray__peer *peer, dray__arrival *out, dray_error *error
 
 int dray__peer_recv_data(dray__peer *peer, uint8_t *data, dray_error *error)
 {
+    if (!data && peer->header.data_bytes)
+        return dray__fail(error, DRAY_EPROTO, "%s: data that there is no place for",
+                          peer->endpoint);
     while (peer->data_have < peer->header.data_bytes) {
         ssize_t n = dray__stream_recv(peer->stream, data + peer->data_have,
                                       (size_t)(peer->header.data_bytes - peer->data_have));

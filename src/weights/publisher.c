@@ -548,7 +548,8 @@ void dray_publisher_close(dray_publisher *p)
     dray__delta_close(p->delta_view);
     dray__delta_free(p->delta);
     dray__arena_release(p->arena);
-    for (uint32_t i = 0; p->origin && p->regions && i < dray_layout_region_count(p->layout); i++)
+    bool own = p->origin && p->regions && p->layout; /* a snapshot's */
+    for (uint32_t i = 0; own && i < dray_layout_region_count(p->layout); i++)
         dray_region_free(p->regions[i]);
     dray_layout_free(p->layout);
     free(p->origin);

@@ -310,12 +310,16 @@ int dray_subscriber_attend(dray_subscriber *s, dray_error *error)
     if (rc)
         return rc;
     uint32_t count = dray__get_count(&reply.payload, 8);
-    bool mine = false;
-    for (uint32_t i = 0; i < count; i++)
-        mine |= s->live && dray__get_u64(&reply.payload) == s->live->source_set;
-    rc = dray__reader_finish(&reply.payload, "REGIONS_REVOKED", error);
-    if (rc == DRAY_OK && mine)
-        dray__subscriber_forget(s, &s->live);
+    uint64_t *sets = calloc((size_t)count + 1, sizeof *sets);
+    for (uint32_t i = 0; i < count && sets; i++)
+        sets[i] = dray__get_u64(&reply.payload);
+    rc = sets ? dray__reader_finish(&reply.payload, "REGIONS_REVOKED", error) : dray__nomem(error);
+    for (uint32_t i = 0; i < count && rc == DRAY_OK; i++)
+        if (s->live && s->live->source_set == sets[i])
+            dray__subscriber_forget(s, &s->live);
+        else /* what said so was lost with its connection */
+            dray__subscriber_unmapped(s, sets[i]);
+    free(sets);
     return rc;
 }
 
