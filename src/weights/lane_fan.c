@@ -26,7 +26,7 @@ enum turn_state { WAITING, TAKING, INSTEAD, DONE };
 /* A member of the cohort, as the lane sees it. */
 struct member {
     int pidfd; /* -1: its end does not show */
-    int64_t brought_ns;
+    int64_t brought_ns, held_ns;
 };
 
 struct fan_lane {
@@ -290,8 +290,10 @@ static void note_waiting(struct fan_lane *l, int64_t now)
             whom = l->made->turns[i].member;
     }
     waits = waits && whom != UINT32_MAX;
-    if (l->held_since_ns)
+    if (l->held_since_ns) {
         l->held_ns += now - l->held_since_ns;
+        l->members[l->held_by].held_ns += now - l->held_since_ns;
+    }
     l->held_since_ns = waits ? now : 0;
     if (waits)
         l->held_by = whom;
@@ -344,11 +346,15 @@ static uint64_t lane_held_bytes(const void *lane)
 static void lane_report(const void *lane, dray_update_report *report)
 {
     const struct fan_lane *l = lane;
+    uint32_t longest = 0;
     report->fanned_bytes += l->taken_bytes;
     if (l->held_ns <= report->held_ns)
         return;
+    for (uint32_t i = 1; i < l->haul->sources->cohort_count; i++)
+        if (l->members[i].held_ns > l->members[longest].held_ns)
+            longest = i;
     report->held_ns = l->held_ns;
-    snprintf(report->held_by, sizeof report->held_by, "%.100s", member_of(l, l->held_by)->name);
+    snprintf(report->held_by, sizeof report->held_by, "%.100s", member_of(l, longest)->name);
 }
 
 static void lane_explain(const void *lane, dray_error *error)
