@@ -19,7 +19,6 @@ typedef struct dray__draft {
     dray__cuda_delta *deltas;
     dray__entry *delta_entries;
     uint64_t delta_count, delta_capacity;
-    uint64_t bytes;
 } dray__draft;
 
 /* What fills a GPU's bucket: one half, while the other is emptied. */
@@ -34,8 +33,8 @@ typedef struct dray__compiler {
     dray__program *program;
     dray__draft *drafts;
     uint32_t count;
-    dray__local **held; /* one a source */
-    dray__filling fillings[DRAY__PROGRAM_BUCKETS];
+    dray__local **held;    /* one a source */
+    dray__filling filling; /* of the bucket */
     /* Rounds, in each of which this rank reads from one other GPU. */
     uint32_t turn;   /* the source of the first */
     uint32_t rounds; /* 0: all at once */

@@ -390,31 +390,28 @@ int dray__bucket_of(dray__compiler *c, dray__cuda_device *device, dray__filling 
 {
     dray__program *p = c->program;
     const dray__cuda *cuda = dray__cuda_get(error);
-    for (uint32_t i = 0; i < p->bucket_count; i++)
-        if (p->buckets[i].device == device) {
-            *out = &c->fillings[i];
-            return DRAY_OK;
-        }
+    if (p->bucket_device == device) {
+        *out = &c->filling;
+        return DRAY_OK;
+    }
     if (!cuda)
         return DRAY_EUNSUPPORTED;
-    if (p->bucket_count == DRAY__PROGRAM_BUCKETS || p->held_bytes)
+    if (p->bucket_device)
         return dray__fail(error, DRAY_EUNSUPPORTED,
                           "buckets on more than one GPU: the ceiling is one bucket's");
     uint64_t half = p->ceiling / 2 / DRAY__BUCKET_ALIGN * DRAY__BUCKET_ALIGN;
     int rc = dray__cuda_enter(device, error);
     if (rc)
         return rc;
-    CUresult result = cuda->cuMemAlloc(&p->buckets[p->bucket_count].address, 2 * half);
+    CUresult result = cuda->cuMemAlloc(&p->bucket, 2 * half);
     dray__cuda_leave();
     if (result)
         return dray__fail_cuda(error, result, "bucket of %" PRIu64 " bytes", 2 * half);
-    p->buckets[p->bucket_count].device = device;
-    c->fillings[p->bucket_count] = (dray__filling){.device = device,
-                                                   .address = p->buckets[p->bucket_count].address,
-                                                   .half = half,
-                                                   .tensor = UINT32_MAX};
-    *out = &c->fillings[p->bucket_count++];
-    p->held_bytes += 2 * half;
+    p->bucket_device = device;
+    p->held_bytes = 2 * half;
+    c->filling =
+        (dray__filling){.device = device, .address = p->bucket, .half = half, .tensor = UINT32_MAX};
+    *out = &c->filling;
     return DRAY_OK;
 }
 
@@ -503,11 +500,10 @@ void dray__program_free(dray__program *p)
         dray__cuda_job_close(p->jobs[i].job);
         free(p->jobs[i].entries);
     }
-    for (uint32_t i = 0; i < p->bucket_count; i++)
-        if (dray__cuda_enter(p->buckets[i].device, NULL) == DRAY_OK) {
-            dray__cuda_get(NULL)->cuMemFree(p->buckets[i].address);
-            dray__cuda_leave();
-        }
+    if (p->bucket_device && dray__cuda_enter(p->bucket_device, NULL) == DRAY_OK) {
+        dray__cuda_get(NULL)->cuMemFree(p->bucket);
+        dray__cuda_leave();
+    }
     if (p->poll_fd >= 0)
         close(p->poll_fd);
     if (p->timer_fd >= 0)

@@ -51,8 +51,6 @@ typedef struct dray__program_job {
     bool running;
 } dray__program_job;
 
-enum { DRAY__PROGRAM_BUCKETS = 16 };
-
 typedef struct dray__program {
     struct dray__program *next;
     dray__program_job *jobs;
@@ -70,13 +68,9 @@ typedef struct dray__program {
     uint32_t serial_count;
     int32_t strategy, copy_engines;
     uint32_t ctas;
-    bool verify, announced, patches; /* patches: by deltas */
-    /* the bucket of each device */
-    struct {
-        dray__cuda_device *device;
-        uint64_t address;
-    } buckets[DRAY__PROGRAM_BUCKETS];
-    uint32_t bucket_count;
+    bool verify, announced, patches;  /* patches: by deltas */
+    dray__cuda_device *bucket_device; /* NULL: it has no bucket */
+    uint64_t bucket;                  /* its address */
 } dray__program;
 
 typedef struct dray__programs {
