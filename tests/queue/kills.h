@@ -647,6 +647,8 @@ static inline void account_for_memory(void)
 static inline void queue_is_over(void)
 {
     end_workers();
+    if (queue) /* of the controller that came after one more */
+        close_examiner();
     f.coordinator_pid = fixture_spawn(&f, false);
     no_chunks();
     bool saved = how.durability == DRAY_DURABILITY_CHECKPOINT && atomic_load(&book->checkpoints);
