@@ -429,7 +429,7 @@ typedef struct dray_column {
  * batch's. DRAY_EFORMAT: the producer's offsets lead outside its values; DRAY_ECLOSED,
  * DRAY_EUNSUPPORTED: the keeper is not there, or there is none; DRAY_EGONE: it lost the bytes, or
  * the claim is void since a coordinator was started anew. Waits for the keeper at the first read of
- * a chunk. */
+ * a chunk, and up to the queue's timeout for the coordinator's own one that is started again. */
 int dray_batch_column(dray_batch *batch, const char *name, dray_column *out, dray_error *error);
 /* The same, copied back to back into `out` (capacity bytes; DRAY_EFULL names the size needed). */
 int dray_batch_gather(dray_batch *batch, const char *name, void *out, size_t capacity,

@@ -6,6 +6,7 @@
 #include "base/hash.h"
 #include "base/words.h"
 
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -72,6 +73,27 @@ int dray_batch_tag(const dray_batch *batch, uint32_t index, const char *key, dou
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
+/* The coordinator's own keeper may come back, as the coordinator may where there is a journal:
+ * then it says what is left. Another host's ends with its session. */
+static bool keeper_may_return(const dray_queue *queue)
+{
+    if (queue->home)
+        return false;
+    return dray__channel_alive(queue->channel) ||
+           (queue->durability == DRAY_DURABILITY_JOURNAL && !dray__channel_ended(queue->channel));
+}
+
+static int get_mapping(dray_queue *queue, uint64_t chunk, dray__mapping **out, dray_error *error)
+{
+    int64_t deadline = dray__context_deadline(queue->context, queue->timeout_ns);
+    int rc = dray__mapping_get(&queue->keeper, chunk, out, error);
+    while (rc == DRAY_ECLOSED && keeper_may_return(queue) && dray__now() < deadline) {
+        poll(NULL, 0, 5);
+        rc = dray__mapping_get(&queue->keeper, chunk, out, error);
+    }
+    return rc;
+}
+
 static int map_chunk(dray_batch *batch, uint64_t chunk, dray__mapping **out, dray_error *error)
 {
     for (uint32_t i = 0; i < batch->mapping_count; i++)
@@ -89,7 +111,7 @@ static int map_chunk(dray_batch *batch, uint64_t chunk, dray__mapping **out, dra
     }
     int rc = dray__queue_check_fork(batch->queue, error);
     if (!rc)
-        rc = dray__mapping_get(&batch->queue->keeper, chunk, out, error);
+        rc = get_mapping(batch->queue, chunk, out, error);
     if (!rc)
         batch->mappings[batch->mapping_count++] = *out;
     return rc;
