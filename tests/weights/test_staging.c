@@ -98,8 +98,9 @@ static void run_engine(void *user)
     const scene *s = user;
     char name[32];
     snprintf(name, sizeof name, "engine-%d", s->engine);
+    cluster_choose_gpu((uint32_t)s->engine);
     dray_context *context = fixture_open_at(f.unix_address, name, "engine", 0);
-    dray_layout *l = layout_of(DRAY_BF16, DRAY_REGION_HOST, NULL);
+    dray_layout *l = layout_of(DRAY_BF16, cluster_kind_or(DRAY_REGION_HOST), NULL);
     dray_region *region;
     dray_subscriber_options options = DRAY_SUBSCRIBER_OPTIONS_INIT;
     dray_subscriber *subscriber;
@@ -116,11 +117,14 @@ static void run_engine(void *user)
     MUST(dray_update_start(subscriber, &update, error));
     int rc = DRAY_EAGAIN;
     bool halted = false;
-    uint8_t first[4];
-    memcpy(first, dray_region_base(region), sizeof first);
+    uint8_t first[4], now[4];
+    memory_get(region, 0, first, sizeof first);
     while (rc == DRAY_EAGAIN) {
         rc = dray_update_poll(subscriber, NULL);
-        if (rc != DRAY_EAGAIN || halted || !memcmp(first, dray_region_base(region), sizeof first))
+        if (rc != DRAY_EAGAIN || halted)
+            continue;
+        memory_get(region, 0, now, sizeof now);
+        if (!memcmp(first, now, sizeof first))
             continue;
         halted = true;
         raise_flag(s->board, 5 + s->engine);
@@ -273,12 +277,12 @@ static void sizes_are_checked(void **state)
     dray_close(context);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+#define T(name) cmocka_unit_test_setup_teardown(name, start, cluster_stop)
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(several_engines),           cmocka_unit_test(engines_that_die),
-        cmocka_unit_test(an_engine_that_is_stopped), cmocka_unit_test(a_trainer_that_dies),
-        cmocka_unit_test(sizes_are_checked),
+        T(several_engines),     T(engines_that_die),  T(an_engine_that_is_stopped),
+        T(a_trainer_that_dies), T(sizes_are_checked),
     };
-    return cmocka_run_group_tests(tests, start, cluster_stop);
+    return CLUSTER_MAIN(tests);
 }
