@@ -12,6 +12,7 @@ enum {
     CHUNK = 1024,             /* entries that are written at once */
     LEVEL = 1,                /* of zstd */
     DECOMPRESSOR = 192 << 10, /* bytes, at most */
+    TRIED = 256,              /* bytes; less says nothing of the pieces that follow */
     PAYS = 8,                 /* it must save an eighth, */
     REST_MAX = 64             /* or so many pieces are not tried then, at most */
 };
@@ -125,6 +126,8 @@ static void put_entries(const dray__delta_part *part, bool whole, size_t size, u
 static size_t squeeze(dray__delta_coder *coder, uint8_t *data, size_t size, bool *packed)
 {
     *packed = false;
+    if (size < TRIED)
+        return size;
     if (coder->rest) {
         coder->rest--;
         return size;
