@@ -508,6 +508,16 @@ static void a_dead_peer_ends_the_work(void **state)
     joined[1] = -1;
 }
 
+static dray__trainer *trainer_of(const dray_model_config *config)
+{
+    dray__trainer *t;
+    dray_error error;
+    if (dray__trainer_open(config, NULL, NULL, &t, &error) != DRAY_OK ||
+        dray__trainer_init(t, 1, &error) != DRAY_OK)
+        fail_msg("%s", error.message);
+    return t;
+}
+
 /* A layer whose heads are far wider than its feed-forward network. */
 static void a_narrow_model_learns(void **state)
 {
@@ -518,11 +528,8 @@ static void a_narrow_model_learns(void **state)
     config.qk_norm = 1;
     config.intermediate_size = 1;
     config.head_dim = 64;
-    dray__trainer *t;
     dray_error error;
-    if (dray__trainer_open(&config, NULL, NULL, &t, &error) != DRAY_OK ||
-        dray__trainer_init(t, 1, &error) != DRAY_OK)
-        fail_msg("%s", error.message);
+    dray__trainer *t = trainer_of(&config);
     const int32_t prompt[] = {65, 66}, response[] = {67};
     const uint64_t prompts[] = {0, 2}, responses[] = {0, 1};
     dray__sequences one = {1, {prompt, prompts}, {response, responses}};
@@ -545,11 +552,8 @@ static void what_is_only_measured_does_not_count(void **state)
 {
     (void)state;
     dray_model_config config = small_config();
-    dray__trainer *t;
     dray_error error;
-    if (dray__trainer_open(&config, NULL, NULL, &t, &error) != DRAY_OK ||
-        dray__trainer_init(t, 1, &error) != DRAY_OK)
-        fail_msg("%s", error.message);
+    dray__trainer *t = trainer_of(&config);
     const int32_t prompt[] = {65, 66}, response[] = {67};
     const uint64_t prompts[] = {0, 2}, responses[] = {0, 1};
     const float advantage = 1, old = -5, reference = 1e4f;

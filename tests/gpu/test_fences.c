@@ -54,6 +54,14 @@ static void close_source(source *o)
     dray_region_free(o->host);
 }
 
+/* The only rank of an engine. */
+static void open_engine(engine *e, const scene *s)
+{
+    choose(s, s->engine_gpus[0]);
+    gpu_engine_open(e, f.unix_address, &s->config, s->from, s->to, "engine", 0, 1,
+                    DRAY_REGION_CUDA);
+}
+
 static void late_trainer(void *user)
 {
     scene *s = user;
@@ -216,9 +224,7 @@ static void impatient_engine(void *user)
     engine e;
     dray_error said;
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
-    choose(s, s->engine_gpus[0]);
-    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, "engine", 0, 1,
-                    DRAY_REGION_CUDA);
+    open_engine(&e, s);
     gpu_poison(e.region[0]);
     raise_flag(s->board, ASKED);
     options.timeout_ns = DRAY__SECOND;
@@ -276,9 +282,7 @@ static void patient_engine(void *user)
 {
     scene *s = user;
     engine e;
-    choose(s, s->engine_gpus[0]);
-    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, "engine", 0, 1,
-                    DRAY_REGION_CUDA);
+    open_engine(&e, s);
     await_flag(s->board, ASKED);
     MUST(dray_update_weights(e.subscriber, NULL, NULL, error));
     CHECK(gpu_engine_wrong(&e, s->seed) == 0);
@@ -338,9 +342,7 @@ static void slow_engine(void *user)
 {
     scene *s = user;
     engine e;
-    choose(s, s->engine_gpus[0]);
-    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, "engine", 0, 1,
-                    DRAY_REGION_CUDA);
+    open_engine(&e, s);
     dray__weights_hook(sleep_while_writing, s);
     for (uint64_t version = 1; version <= 2; version++) {
         dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
@@ -400,9 +402,7 @@ static void beside_engine(void *user)
 {
     scene *s = user;
     engine e;
-    choose(s, s->engine_gpus[0]);
-    gpu_engine_open(&e, f.unix_address, &s->config, s->from, s->to, "engine", 0, 1,
-                    DRAY_REGION_CUDA);
+    open_engine(&e, s);
     for (uint64_t version = 1; version <= s->versions; version++) {
         dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
         dray_update_report report = DRAY_UPDATE_REPORT_INIT;

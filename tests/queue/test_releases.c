@@ -153,17 +153,25 @@ static void test_rows_for_who_waits(void **state)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
+/* With rows whose producer has gone. */
+static dray_queue *open_filled(dray_context *context, const char *name)
+{
+    dray_context *gone = fixture_context(&f, "producer");
+    dray_queue *queue = open_small(context, name, DRAY_DURABILITY_NONE);
+    dray_queue *producer = open_small(gone, name, DRAY_DURABILITY_NONE);
+    insert_ints(producer, "0", ROWS, 1);
+    dray_queue_close(producer);
+    dray_close(gone);
+    return queue;
+}
+
 /* The last reader of what was cleared lets go: the keeper hears of it though nobody asks. */
 static void test_cleared_bytes(void **state)
 {
     (void)state;
     dray_error error;
-    dray_context *context = fixture_context(&f, "reader"), *gone = fixture_context(&f, "producer");
-    dray_queue *queue = open_small(context, "cleared", DRAY_DURABILITY_NONE);
-    dray_queue *producer = open_small(gone, "cleared", DRAY_DURABILITY_NONE);
-    insert_ints(producer, "0", ROWS, 1);
-    dray_queue_close(producer);
-    dray_close(gone);
+    dray_context *context = fixture_context(&f, "reader");
+    dray_queue *queue = open_filled(context, "cleared");
     dray_batch *batch = take(queue, "0", ROWS);
     dray_column column;
     OK(dray_batch_column(batch, "prompts", &column, &error));
@@ -181,12 +189,8 @@ static void test_bytes_that_nobody_asks_for(void **state)
 {
     (void)state;
     dray_error error;
-    dray_context *context = fixture_context(&f, "reader"), *gone = fixture_context(&f, "producer");
-    dray_queue *queue = open_small(context, "idle", DRAY_DURABILITY_NONE);
-    dray_queue *producer = open_small(gone, "idle", DRAY_DURABILITY_NONE);
-    insert_ints(producer, "0", ROWS, 1);
-    dray_queue_close(producer);
-    dray_close(gone);
+    dray_context *context = fixture_context(&f, "reader");
+    dray_queue *queue = open_filled(context, "idle");
     dray_batch *batch = take(queue, "0", ROWS);
     OK(dray_batch_commit(batch, &error));
     usleep(300000); /* it was looked for, and not there yet */
