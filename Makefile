@@ -16,7 +16,7 @@ help:
 	@echo 'make check    build with -Werror; all tests, plain and under sanitizers; lint'
 	@echo 'make build    build/release/dray and the library, nothing else'
 	@echo 'make bench    measure, against limits measured in the same run'
-	@echo 'make soak     the tests with many more random cases, also under sanitizers (hours)'
+	@echo 'make soak     the tests with many more random cases, also under sanitizers, and planted faults (hours)'
 	@echo 'make install  to PREFIX (/usr/local), under DESTDIR'
 	@echo 'make format   format the C code;  make lint: formatting, clang-tidy, cppcheck'
 	@echo 'make clean    remove build/ (runs/ stays)'

@@ -1,4 +1,4 @@
-/* What the programs bench/bench_<part>.c share: arguments, and the rows of cmd/bench_rows.h.
+/* What the programs bench/bench_<part>.c share: arguments, and the rows of rows.h.
  *
  * A program calls bench_open first, measures, calls bench_row for each figure, and returns
  * bench_close():
@@ -15,7 +15,7 @@
 #ifndef DRAY_BENCH_H
 #define DRAY_BENCH_H
 
-#include "cmd/bench_rows.h"
+#include "bench/rows.h"
 
 /* Reads the arguments; wrong ones end the program with 2. part: what the rows are listed under. */
 bench *bench_open(int argc, char **argv, const char *part);

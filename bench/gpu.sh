@@ -1,27 +1,38 @@
 #!/bin/bash
 # The targets of weights on GPUs, each with its limit measured in the same run, and beside them today's
-# flows on the same machine:
+# flows on the same GPUs (bench/peers):
 #
-#   bench/gpu.sh [-d DRAY] [-p PEER_FLOWS.PY] [-o OUT.json] [-r ROWS] [-n REPEATS]
+#   bench/gpu.sh [-d DRAY] [-p PEERS] [-m M2N] [-o OUT.json] [-r ROWS] [-n REPEATS]
 #
-# DRAY: the program (build/release/dray). PEER_FLOWS.PY: the flows, in PyTorch and NCCL; none: their
-# columns stay empty. OUT.json: all figures. ROWS: those whose name has this (grep -E).
+# DRAY: the program (build/release/dray). PEERS: the flows in PyTorch (bench/peers/flows.py); none: they are
+# left out. M2N: the flow over NCCL M2N (build/peers/m2n, which bench/peers/build_m2n.sh builds); left out
+# where it is not there. OUT.json: all figures, of which bench/gpu_tables.py makes the tables of README.md and
+# docs/gpu.md. ROWS: those whose name has this (grep -E; a flow's name is that of its row, then its own).
+# REPEATS: the median of so many is taken (5), of dray, of the limit, and of the flows.
 # The GPUs are those that $CUDA_VISIBLE_DEVICES lets through: 8 for the targets as they are written,
 # 2 or 4 for the same shapes on fewer. Ten minutes on 8; little host memory. 77: no GPUs.
 set -u
 here=$(cd "$(dirname "$0")/.." && pwd)
-dray=$here/build/release/dray flows='' out='' rows=. repeats=5
-while getopts d:p:o:r:n: option; do
+dray=$here/build/release/dray flows=$here/bench/peers/flows.py m2n=$here/build/peers/m2n
+out='' rows=. repeats=5
+while getopts d:p:m:o:r:n: option; do
     case $option in
     d) dray=$OPTARG ;;
     p) flows=$OPTARG ;;
+    m) m2n=$OPTARG ;;
     o) out=$OPTARG ;;
     r) rows=$OPTARG ;;
     n) repeats=$OPTARG ;;
     *) exit 2 ;;
     esac
 done
+[ "$flows" = none ] && flows=''
+if [ ! -x "$m2n" ]; then
+    echo "bench/gpu.sh: no $m2n: NCCL M2N is left out (bench/peers/build_m2n.sh builds it)" >&2
+    m2n=''
+fi
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+kind=$(nvidia-smi -L 2>/dev/null | sed -n '1s/^GPU [0-9]*: \(NVIDIA \)\{0,1\}\(.*\) (UUID.*/\2/p')
 [ -n "${CUDA_VISIBLE_DEVICES:-}" ] && gpus=$(echo "$CUDA_VISIBLE_DEVICES" | tr ',' '\n' | grep -c .)
 if [ "$gpus" -lt 2 ]; then
     echo "bench/gpu.sh: 2 GPUs or more are needed, $gpus are there" >&2
@@ -29,6 +40,7 @@ if [ "$gpus" -lt 2 ]; then
 fi
 half=$((gpus / 2)) quarter=$((gpus / 4))
 all="0-$((gpus - 1))" low="0-$((half - 1))" high="$half-$((gpus - 1))"
+begun=$SECONDS
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 found=$work/found.jsonl
@@ -56,22 +68,31 @@ print(json.dumps(row))
 P
 }
 
-# flow NAME ARGUMENTS...: a flow of the frameworks, median of three after a warm-up.
+# flow ROW KIND COMMAND...: what a flow takes for the work of a row; it prints one JSON object.
 flow() {
-    local name=$1
-    shift
-    [ -n "$flows" ] || return 0
-    echo "$name" | grep -qE "$rows" || return 0
-    timeout 120 python3 "$flows" "$@" >"$work/flow.txt" 2>&1
-    python3 - "$name" "$*" "$work/flow.txt" >>"$found" <<'P'
-import json, re, sys
-name, arguments, path = sys.argv[1:]
-text = open(path).read()
-m = re.search(r"median=([0-9.]+)ms", text)
-row = {"flow": name, "arguments": arguments}
-row.update({"ms": float(m.group(1))} if m else {"error": text[-400:]})
+    local name=$1 kind=$2
+    shift 2
+    echo "$name, $kind" | grep -qE "$rows" || return 0
+    timeout 150 "$@" >"$work/flow.json" 2>"$work/flow.err"
+    python3 - "$name" "$kind" $? "$work" >>"$found" <<'P'
+import json, sys
+name, kind, rc, work = sys.argv[1:]
+lines = [json.loads(l) for l in open(work + "/flow.json") if l.startswith("{")]
+row = {"of": name, "flow": kind}
+if rc == "0" and lines:
+    row["bench"] = lines[-1]
+else:
+    row["error"] = open(work + "/flow.err").read().strip()[-400:] or "status " + rc
 print(json.dumps(row))
 P
+}
+in_pytorch() { # ROW KIND MODEL
+    [ -z "$flows" ] ||
+        flow "$1" "$2" python3 "$flows" --json --repeat "$repeats" --ranks "$gpus" "$2" "$3"
+}
+over_m2n() { # ROW MODEL; matrices alone where it refuses the rest
+    [ -z "$m2n" ] || flow "$1" m2n bash -c '"$@" || exec "$1" -m "${@:2}"' m2n \
+        "$m2n" -j -n "$repeats" "$2" "$half" "$half"
 }
 
 m32=qwen2.5-32b m30=qwen3-30b-a3b
@@ -124,10 +145,10 @@ row "30B-A3B apart, EP$half" 1.2 limit --model $m30 --from "fsdp:$half@$low" \
     --to "engine:tp=$half,ep=$half@$high"
 # What fills the GPUs: 145 GB of weights, and an engine's copy of them on every two GPUs.
 if [ $quarter -gt 0 ]; then
-    row "72B co-located TP2xDP$half" 0 limit --repeat 3 --model qwen2.5-72b \
+    row "72B co-located TP2xDP$half" 0 limit --model qwen2.5-72b \
         --from "fsdp:$gpus@$all" --to "engine:tp=2@$all" --engines "$half"
 else
-    row "72B, 60 layers, co-located TP$gpus" 0 limit --repeat 3 --model qwen2.5-72b --layers 60 \
+    row "72B, 60 layers, co-located TP$gpus" 0 limit --model qwen2.5-72b --layers 60 \
         --from "fsdp:$gpus@$all" --to "engine:tp=$gpus@$all"
 fi
 # As if the engines were on another host, over the same links: what NCCL makes of them.
@@ -135,47 +156,14 @@ DRAY_TRUSTED_NETWORKS=127.0.0.0/8 DRAY_DATA_ADDRESS=127.0.0.1 \
     row "32B apart, on another host, over NCCL" 0 limit --model $m32 --mode distributed \
     --bucket 1073741824 \
     --from "fsdp:$half@$low" --to "engine:tp=$half@$high@~elsewhere"
-flow "32B apart" distributed 32b 512
-flow "32B co-located" colocated 32b 512
-flow "30B-A3B apart" distributed 30b-a3b 512
-flow "30B-A3B co-located" colocated 30b-a3b 512
+for model in $m32 $m30; do
+    name=32B
+    [ $model = $m30 ] && name=30B-A3B
+    in_pytorch "$name apart" broadcast $model
+    in_pytorch "$name apart" packed $model
+    over_m2n "$name apart" $model
+    in_pytorch "$name co-located TP$gpus" ipc $model
+done
 
-python3 - "$found" "$gpus" "$out" <<'P'
-import json, sys
-found, gpus, out = sys.argv[1:]
-lines = [json.loads(l) for l in open(found)]
-rows, flows = [l for l in lines if "row" in l], {l["flow"]: l for l in lines if "flow" in l}
-times = {r["row"]: r["bench"]["value"] for r in rows if "bench" in r}
-print("%-56s %8s %8s %7s %7s %9s %8s %7s" % ("work, %s GPUs" % gpus, "limit ms", "dray ms", "ratio",
-      "target", "+ publish", "flow ms", "faster"))
-for r in rows:
-    if "bench" not in r:
-        print("%-56s %s" % (r["row"], r["error"][:100]))
-        continue
-    b = r["bench"]
-    limit = b["limit"] if r["against"] == "limit" else times.get(r["against"], 0)
-    ratio = b["value"] / limit if limit else 0
-    flow = next((f["ms"] for n, f in flows.items() if r["row"].startswith(n) and "ms" in f
-                 and ("DP" not in r["row"]) and "," not in r["row"]), None)
-    r.update(limit_ms=limit * 1e3, ms=b["value"] * 1e3, ratio=ratio, flow_ms=flow,
-             met=r["target"] == 0 or 0 < ratio <= r["target"])
-    print("%-56s %8.2f %8.2f %7.3f %7s %9.2f %8s %7s%s" % (
-        r["row"], limit * 1e3, b["value"] * 1e3, ratio, r["target"] or "-",
-        b.get("seconds_with_publish", 0) * 1e3, "%.0f" % flow if flow else "-",
-        "%.1fx" % (flow / (b["value"] * 1e3)) if flow else "-", "" if r["met"] else "  missed"))
-a, b = times.get("32B apart"), times.get("32B apart, not verified")
-if a and b:
-    print("verification: %.1f %% of the update (target 5 %%)" % (100 * (a / b - 1)))
-for r in rows:
-    d = r.get("bench", {}).get("decoding")
-    if d and d["steps"]:
-        print("%s: steps of %.2f ms took %.2f ms (+%.0f %%), prefetch %.1f ms" % (
-            r["row"][8:], d["step_before_seconds"] * 1e3, d["step_seconds"] * 1e3,
-            100 * (d["slowdown"] - 1), r["bench"]["prefetch_seconds"] * 1e3))
-for n, f in flows.items():
-    if "error" in f:
-        print("flow %s: %s" % (n, f["error"][-100:]))
-if out:
-    json.dump({"gpus": int(gpus), "rows": rows, "flows": list(flows.values())}, open(out, "w"),
-              indent=1)
-P
+python3 "$here/bench/gpu_tables.py" --found "$found" --gpus "$gpus" --kind "$kind" --repeats "$repeats" \
+    --seconds $((SECONDS - begun)) ${out:+--out "$out"}

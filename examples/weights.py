@@ -32,10 +32,10 @@ def trainer(rank):
         blocks = [Block(name, (N, N), mine, (rank * rows, 0)) for name in ("up.weight", "down.weight")]
         with Publisher(context, "policy", blocks, rank, TRAINERS) as publisher:
             for version in range(1, VERSIONS + 1):
-                publisher.wait()  # until engines have read the one before
+                publisher.wait()  # until nobody reads the one before
                 mine.copy_(whole(version)[rank * rows:(rank + 1) * rows])  # the optimizer's step
                 publisher.publish(version)
-                engines_have.wait(60)  # a loop would go on: rollout follows
+                publisher.deliver(version, "engine")  # however late it comes
 
 
 def engine(rank):
@@ -53,21 +53,11 @@ def engine(rank):
                 print(f"engine {rank}: version {report['version']}, {report['bytes'] / 1e6:.1f} MB in "
                       f"{report['copies']} copies, {report['total_seconds'] * 1e3:.1f} ms, "
                       f"{report['verified_tensors']} tensors verified", flush=True)
-                engines_have.wait(60)
-
-
-def run(role, rank):
-    try:
-        role(rank)
-    except BaseException:
-        engines_have.abort()  # the others need not wait
-        raise
 
 
 if __name__ == "__main__":
-    engines_have = processes.Barrier(TRAINERS + ENGINES)
-    ranks = [processes.Process(target=run, args=(trainer, r)) for r in range(TRAINERS)] + \
-        [processes.Process(target=run, args=(engine, r)) for r in range(ENGINES)]
+    ranks = [processes.Process(target=trainer, args=(r,)) for r in range(TRAINERS)] + \
+        [processes.Process(target=engine, args=(r,)) for r in range(ENGINES)]
     with tempfile.TemporaryDirectory() as folder:
         server = None
         if not os.environ.get("DRAY_ADDRESS"):

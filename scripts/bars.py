@@ -6,19 +6,22 @@ import sys
 
 WIDTH, LEFT, TOP, BAR, GAP = 820, 236, 64, 15, 20
 PLOT = WIDTH - LEFT - 96
-KINDS = ("limit", "dray", "flow")
+# Of a column's heading: its class, and what the legend calls it.
+KINDS = {"the links' limit": ("limit", "what the links allow"), "dray": ("dray", "dray, verified"),
+         "NCCL M2N": ("m2n", "NCCL M2N"), "gather and slice": ("flow", "gather, send, slice")}
 STYLE = """text{fill:#444}.t{font-size:14px;font-weight:bold;fill:#1b1b1b}.paper{fill:#fff}.g{stroke:#e2e2e2}
-.limit{fill:#9aa5b1}.dray{fill:#12507b}.flow{fill:#c2410c}
+.limit{fill:#9aa5b1}.dray{fill:#12507b}.m2n{fill:#6b4fa0}.flow{fill:#c2410c}
 @media (prefers-color-scheme: dark){text{fill:#b8c0c8}.t{fill:#f0f3f6}.paper{fill:#0d1117}.g{stroke:#2b323b}
-.limit{fill:#6e7a87}.dray{fill:#58a6e8}.flow{fill:#f0883e}}"""
+.limit{fill:#6e7a87}.dray{fill:#58a6e8}.m2n{fill:#a78bda}.flow{fill:#f0883e}}"""
 
 
-def rows(text):
-    """What is updated, and the times in milliseconds as the table writes them."""
-    table = re.search(r"^\| update \| the links' limit .*\n\|[- |]+\n((?:\|.*\n)+)", text, re.M)
-    for line in table[1].splitlines():
-        what, *times = (cell.strip() for cell in line.strip("|").split("|"))
-        yield what, [time.removesuffix(" ms") for time in times]
+def table(text):
+    """On which GPUs, and of each row what is updated, with (class, time in milliseconds as it is written)."""
+    found = re.search(r"^\| update, ([^|]*) (\| the links' limit .*)\n\|[- |]+\n((?:\|.*\n)+)", text, re.M)
+    kinds = [KINDS[cell.strip()] for cell in found[2].strip("|").split("|")]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in found[3].splitlines()]
+    return found[1], kinds, [(what, [(kind[0], time.removesuffix(" ms")) for kind, time in zip(kinds, times)
+                                     if time != "-"]) for what, *times in lines]
 
 
 def number(time):
@@ -31,19 +34,18 @@ def halves(what):
     return model.partition(" (")[0], rest
 
 
-def chart(found):
-    most = max(number(time) for _, times in found for time in times)
-    height = TOP + len(found) * (3 * (BAR + 3) + GAP) + 8
+def chart(gpus, kinds, found):
+    most = max(number(time) for _, times in found for _, time in times)
+    height = TOP + sum(max(len(times), 3) * (BAR + 3) + GAP for _, times in found) + 8
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
            f'font-family="sans-serif" font-size="12">', f"<style>{STYLE}</style>",
            f'<rect width="{WIDTH}" height="{height}" class="paper" rx="6"/>',
-           '<text x="20" y="28" class="t">Milliseconds to update an engine\'s weights, four H200</text>']
-    words = {"limit": "what the links allow", "dray": "dray, verified", "flow": "gather, send, slice"}
+           f'<text x="20" y="28" class="t">Milliseconds to update an engine\'s weights, {gpus}</text>']
     at = 20
-    for kind in KINDS:
+    for kind, words in kinds:
         out.append(f'<rect x="{at}" y="40" width="11" height="11" class="{kind}"/>'
-                   f'<text x="{at + 16}" y="50">{words[kind]}</text>')
-        at += 32 + 7 * len(words[kind])
+                   f'<text x="{at + 16}" y="50">{words}</text>')
+        at += 32 + 7 * len(words)
     out.append(f'<line x1="{LEFT}" x2="{LEFT}" y1="{TOP}" y2="{height - 12}" class="g"/>')
     y, before = TOP + 4, None
     for what, times in found:
@@ -55,14 +57,15 @@ def chart(found):
         out.append(f'<text x="{LEFT - 12}" y="{y + 12}" text-anchor="end" class="t">{model}</text>')
         out += [f'<text x="{LEFT - 12}" y="{y + 28 + 15 * i}" text-anchor="end">{line}</text>'
                 for i, line in enumerate(lines)]
-        for kind, time in zip(KINDS, times):
+        top = y
+        for kind, time in times:
             width = max(1.5, number(time) / most * PLOT)
             out.append(f'<rect x="{LEFT}" y="{y}" width="{width:.1f}" height="{BAR}" class="{kind}"/>'
                        f'<text x="{LEFT + width + 6:.1f}" y="{y + 12}">{time}</text>')
             y += BAR + 3
-        y += GAP
+        y = top + max(len(times), 3) * (BAR + 3) + GAP
     return "\n".join(out + ["</svg>"])
 
 
 with open(sys.argv[1], encoding="utf-8") as page:
-    print(chart(list(rows(page.read()))))
+    print(chart(*table(page.read())))

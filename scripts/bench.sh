@@ -1,7 +1,7 @@
 #!/bin/sh
 # bench.sh [--json] [--strict] [--quick]: every benchmark of the release build: the parts of `dray
-# bench`, then the programs of bench/. The exit status says whether a target was missed only with
-# --strict; a benchmark that cannot run always fails.
+# bench`, the programs of bench/, and that of Python where there is numpy. The exit status says
+# whether a target was missed only with --strict; a benchmark that cannot run always fails.
 set -eu
 cd "$(dirname "$0")/.."
 status=0
@@ -24,4 +24,11 @@ measure build/release/dray bench weights --suite targets "$@"
 for program in build/release/bench/bench_*; do
     [ ! -x "$program" ] || measure "$program" "$@"
 done
+python=${DRAY_TEST_PYTHON:-build/venv/bin/python}
+[ -x "$python" ] || python=python3
+if command -v "$python" >/dev/null; then
+    measure "$python" bench/queue_python.py "$@"
+else
+    echo 'bench/queue_python.py is left out: no python3' >&2
+fi
 exit $status

@@ -1,6 +1,6 @@
 #!/bin/sh
-# deps.sh build|check: says which packages are missing for building (or also for `make check`) and
-# why, and installs them with apt as root or through sudo. DRAY_NO_INSTALL=1 only says it.
+# deps.sh build|check|soak: says which packages are missing for building (or also for `make check`, or
+# for `make soak`, too) and why, and installs them with apt as root or through sudo. DRAY_NO_INSTALL=1 only says it.
 # Packages are looked for by what they bring (a command, a pkg-config module), so that a library
 # from elsewhere counts too.
 set -eu
@@ -40,13 +40,18 @@ python3        python                the test oracles: PyTorch, transformers, sa
 python3-venv   python                the same: makes their environment under build/venv
 ca-certificates file:/etc/ssl/certs/ca-certificates.crt  lets pip fetch them
 '
+for_soak='
+clang-14       cmd:clang-14          compiles the fuzz targets for libFuzzer
+libclang-rt-14-dev package           libFuzzer itself, and its sanitizers
+'
 
 here=$(dirname "$0")
 case ${1:-} in
 build) table=$for_build ;;
 check) table="$for_build$for_check" ;;
+soak) table="$for_build$for_check$for_soak" ;;
 *)
-    echo 'usage: scripts/deps.sh build|check' >&2
+    echo 'usage: scripts/deps.sh build|check|soak' >&2
     exit 2
     ;;
 esac

@@ -41,6 +41,6 @@ echo 'cppcheck'
 cppcheck --quiet --std=c11 --language=c --enable=warning,portability --inline-suppr \
     --suppress=missingIncludeSystem --suppress=unknownEvaluationOrder \
     --suppress=nullPointer:src/run/job.c --error-exitcode=1 --template=gcc -j"$jobs" \
-    -D_GNU_SOURCE -Iinclude -Isrc -Ibench --include=scripts/cppcheck.h src bench
+    -D_GNU_SOURCE -Iinclude -Isrc -I. -Ibench --include=scripts/cppcheck.h src bench
 
 echo "$count files are clean"

@@ -191,12 +191,12 @@ uint64_t dray_context_member(const dray_context *context);
 uint64_t dray_context_epoch(const dray_context *context);
 
 /* Waits until `count` sessions have entered the barrier of this name, each with the same count.
- * name: 1 to 256 bytes of UTF-8. count: at least 1. timeout_ns: 0 enters, and leaves at once unless
- * it was the last.
- * Returns DRAY_ETIMEDOUT (this session has left; the others go on waiting), DRAY_EDEAD (a session
- * that had entered died: named in the message; everybody has left), DRAY_EBUSY (this session waits
- * at the barrier already), DRAY_EINVALID (counts differ, empty name), DRAY_ECLOSED. A barrier can
- * be used again as soon as it opened. Threads: any. Blocks up to the timeout. */
+ * name: 1 to 256 bytes of UTF-8 without control characters. count: at least 1. timeout_ns: 0
+ * enters, and leaves at once unless it was the last. Returns DRAY_ETIMEDOUT (this session has left;
+ * the others go on waiting), DRAY_EDEAD (a session that had entered died: named in the message;
+ * everybody has left), DRAY_EBUSY (this session waits at the barrier already), DRAY_EINVALID
+ * (counts differ, empty name), DRAY_ECLOSED. A barrier can be used again as soon as it opened.
+ * Threads: any. Blocks up to the timeout. */
 int dray_barrier(dray_context *context, const char *name, uint32_t count, int64_t timeout_ns,
                  dray_error *error);
 
@@ -216,6 +216,15 @@ int dray_context_status(dray_context *context, char **json, dray_error *error);
 /* Asks the coordinator to end. Over a Unix socket only (DRAY_EPERM). Threads: any. Blocks until it
  * said yes. */
 int dray_shutdown(dray_context *context, dray_error *error);
+
+/* For programs whose signals are looked at between calls, as those of languages with a runtime:
+ * `ask` is called while a call of the thread that set it waits for others, after each signal and
+ * every 0.2 s. Where it returns anything but 0, the call ends as if its deadline had passed, and so
+ * does each further one until it returns 0 again. `ask` may call the library, but not with an
+ * object of the call. NULL: nobody is asked. One for the whole process, the last one that was set.
+ * Threads: any. Does not block. */
+typedef int (*dray_interrupt_fn)(void);
+void dray_set_interrupt(dray_interrupt_fn ask);
 
 /* Frees what a function of this library said to free with it. NULL is fine. */
 void dray_free(void *memory);

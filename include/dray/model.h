@@ -113,7 +113,8 @@ typedef struct dray_layout dray_layout;
 int dray_layout_new(dray_layout **out, dray_error *error);
 /* NULL is fine. Ends every pointer that was borrowed from the layout. */
 void dray_layout_free(dray_layout *layout);
-/* Adding copies everything it is given. Names are UTF-8 of at most 4,095 bytes (DRAY_EINVALID).
+/* Adding copies everything it is given. Names are UTF-8 of at most 4,095 bytes without
+ * control characters (DRAY_EINVALID).
  *
  * index: where the region is in the layout; may be NULL, as in the two functions below.
  * DRAY_EINVALID: an unknown kind, FILE without a name, or more than 2^63 - 1 bytes. */
@@ -424,6 +425,12 @@ typedef enum dray_draft {
     DRAY_DRAFT_NONE        /* no draft model */
 } dray_draft;
 
+/* What lies first in experts' w13_weight. Upstream calls it w13, whatever the order: kernels that
+ * compute up before gate have it loaded that way (SGLang's load_up_proj_weight_first, with
+ * FlashInfer CUTLASS) or swap it after loading (vLLM's swap_w13_to_w31). Nothing in names or shapes
+ * tells: dray_layout_prove does. */
+typedef enum dray_w13_order { DRAY_W13_GATE_UP = 0, DRAY_W13_UP_GATE } dray_w13_order;
+
 /* Classes of parameters. */
 enum {
     DRAY_PART_ATTENTION = 1,
@@ -502,26 +509,27 @@ typedef struct dray_engine_spec {
     int32_t fuse_shared; /* SGLang's fusion: the shared expert is one more slot of every rank */
     uint32_t redundant;  /* slots beyond one an expert, where there is no map */
     uint32_t transposed; /* DRAY_PART_... whose matrices are stored [in, out], scales too */
+    int32_t w13_order;   /* dray_w13_order, of weights and of their scales by block */
 } dray_engine_spec;
 
 #define DRAY_ENGINE_SPEC_INIT                                                                      \
     {                                                                                              \
         sizeof(dray_engine_spec), 1, 0, 0, 0, 0, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,   \
-            0, 0, 0                                                                                \
+            0, 0, 0, 0                                                                             \
     }
 
 /* One rank's parameters as SGLang and vLLM load them: qkv_proj = [q; k; v] with KV heads replicated
  * where there are more ranks than heads, gate_up_proj = [gate; up], o_proj and down_proj cut along
  * the input, fused_qkv_a_proj_with_mqa = [q_a; kv_a], q_b and kv_b by heads, stacked experts
- * w13_weight = [slots, gate; up, in] and w2_weight = [slots, out, in], vocabulary-parallel
- * embedding and head with padding, norms and router replicated, a tied head as an alias. What
- * engines derive from these after loading (w_kc and w_vc, shuffled or requantised weights) has no
- * blocks. One region, each parameter aligned to 256 bytes; padding is memory in no block; tensors
- * of other stages and other ranks' experts are not in the layout; an expert in several slots has a
- * block for each. spec NULL: its defaults. DRAY_EINVALID names the numbers that do not fit: heads,
- * sizes and the padded vocabulary that the group they are cut over does not divide, KV heads
- * neither multiple nor divisor, experts and slots by ep, cuts that are not on the edge of a
- * quantised block, experts in no slot. */
+ * w13_weight = [slots, gate; up (or the other way round), in] and w2_weight = [slots, out, in],
+ * vocabulary-parallel embedding and head with padding, norms and router replicated, a tied head as
+ * an alias. What engines derive from these after loading (w_kc and w_vc, shuffled or requantised
+ * weights) has no blocks. One region, each parameter aligned to 256 bytes; padding is memory in no
+ * block; tensors of other stages and other ranks' experts are not in the layout; an expert in
+ * several slots has a block for each. spec NULL: its defaults. DRAY_EINVALID names the numbers that
+ * do not fit: heads, sizes and the padded vocabulary that the group they are cut over does not
+ * divide, KV heads neither multiple nor divisor, experts and slots by ep, cuts that are not on the
+ * edge of a quantised block, experts in no slot. */
 int dray_layout_engine(const dray_model_config *config, const dray_engine_spec *spec,
                        dray_layout **out, dray_error *error);
 /* Where the engine's parameter `name` ("model.layers.0.self_attn.qkv_proj.weight",

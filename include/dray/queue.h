@@ -33,7 +33,8 @@ extern "C" {
 typedef struct dray_queue dray_queue;
 typedef struct dray_batch dray_batch;
 
-/* Names (queues, partitions, tasks, columns, tags) are 1 to 255 bytes of UTF-8. */
+/* Names (queues, partitions, tasks, columns, tags) are 1 to 255 bytes of UTF-8 without control
+ * characters. */
 typedef struct dray_queue_task {
     const char *name;
     const char *const *needs; /* columns that must be committed before a row is ready */
@@ -77,7 +78,8 @@ typedef enum dray_queue_backend {
      * "builtin", or "redis:" and an address */
     DRAY_BACKEND_DEFAULT = 0,
     DRAY_BACKEND_BUILTIN, /* shared memory of the host, read in place */
-    /* A Redis server: "unix:/path" or "tcp:HOST:PORT", or several, separated by commas. Its
+    /* A Redis server: "unix:/path" or "tcp:HOST:PORT", or several, separated by commas, as the
+     * coordinator's list has it (dray serve --store); no address: the one in that list. Its
      * password is the first line of the file $DRAY_REDIS_PASSWORD_FILE, or else
      * $DRAY_REDIS_PASSWORD, in the environment of every user and of the coordinator. Values are
      * written before the call that gives them returns, and read when a column is first looked at.
@@ -107,8 +109,10 @@ typedef struct dray_queue_options {
     uint64_t row_bytes;
     int32_t durability; /* dray_durability */
     uint32_t reserved;  /* 0 */
-    /* A file that dray_queue_checkpoint wrote, on the coordinator's host: what is in it, if the
-     * queue is not there already. Its tasks and limits must be these. NULL: an empty queue. */
+    /* What dray_queue_checkpoint wrote, named as there: what is in it, if the queue is not there
+     * already. Its tasks and limits must be these. NULL: an empty queue. DRAY_ENOENT: there is no
+     * checkpoint of the name. DRAY_ESYS: the file cannot be opened. DRAY_EUNSUPPORTED: a path, over
+     * TCP. */
     const char *restore;
     int32_t backend;             /* dray_queue_backend: who holds the bytes of columns */
     const char *backend_address; /* of it; borrowed for the call. NULL or "": it has none */
@@ -127,16 +131,21 @@ int dray_queue_backend_built(int32_t backend);
  * opens, and must then be equal (DRAY_EEXIST says what differs; DRAY_EGONE: a task that the queue
  * was made without, whose samples may be freed already; limits that are 0 are not compared);
  * task_count 0 attaches to a queue that exists, waiting for it up to the timeout. At most 64 tasks.
- * DRAY_EINVALID: a column is written by two tasks, or needed and written by one. Where the
+ * DRAY_EINVALID: a column is written by two tasks, or needed and written by one. DRAY_EPERM: the
+ * backend's address is not in the coordinator's list. Where the
  * coordinator dies meanwhile, the next one is waited for, up to the timeout, unless it said that it
  * ends: DRAY_ECLOSED. Owner: the caller, until dray_queue_close; the context must outlive it. */
 int dray_queue_open(dray_context *context, const char *name, const dray_queue_options *options,
                     dray_queue **out, dray_error *error);
-/* Saves the queue as it is now in a file of the coordinator's host (an absolute path), written
- * whole or not at all, mode 0600; options.restore makes a queue of it, whatever holds the bytes
- * then. Claims are not saved. DRAY_EUNSUPPORTED: its durability is none. DRAY_EINVALID, DRAY_EBUSY
- * (one is being saved), DRAY_EFULL, DRAY_ESYS. Blocks until it is on the disk. Since 0.1. */
-int dray_queue_checkpoint(dray_queue *queue, const char *path, dray_error *error);
+/* Saves the queue as it is now, whole or not at all, in a file of mode 0600; options.restore makes
+ * a queue of it, whatever holds the bytes then. Claims are not saved.
+ * file: a name ("step-7": 1 to 200 bytes of UTF-8, which do not begin with '.'), of a file in the
+ * coordinator's own folder (dray serve --journal); or, where it has a '/', a path ("./step-7") of
+ * this host, which this process opens and hands over: over a Unix socket alone.
+ * DRAY_EUNSUPPORTED: the queue's durability is none, there is no such folder, or a path over TCP.
+ * DRAY_EINVALID (no name), DRAY_EBUSY (one is being saved), DRAY_EFULL, DRAY_ESYS. Blocks until it
+ * is on the disk. Since 0.1. */
+int dray_queue_checkpoint(dray_queue *queue, const char *file, dray_error *error);
 /* Ends this use of the queue; the queue itself lives as long as the coordinator. Rows that are
  * still claimed through it are given back. Its batches must be freed first. NULL is fine. */
 void dray_queue_close(dray_queue *queue);
@@ -153,7 +162,8 @@ typedef enum dray_content {
 } dray_content;
 
 /* Values of one column for `count` rows, back to back in row order. A column gets its dtype and
- * shape from the first put and keeps them: DRAY_EDTYPE, DRAY_ESHAPE. Borrowed for the call. */
+ * shape from the first put and keeps them: DRAY_EDTYPE, DRAY_ESHAPE. DRAY_EINVALID: offsets that
+ * go back, or lead behind `bytes`. Borrowed for the call. */
 typedef struct dray_column_data {
     const char *name;
     int32_t dtype;
@@ -162,6 +172,8 @@ typedef struct dray_column_data {
     int64_t shape[DRAY_MAX_DIMS]; /* of one row; shape[0] ignored where ragged */
     const uint64_t *offsets;      /* count + 1, in units of shape[1..] slices; NULL: fixed shape */
     const void *values;
+    uint64_t bytes; /* how many lie at `values`, so that offsets that lead behind them are refused;
+                       0: not said, the caller vouches for them */
 } dray_column_data;
 
 typedef struct dray_tag {
@@ -211,7 +223,8 @@ typedef struct dray_insert_options {
                         and at_slot do not count then; once_per_group: one entry for all rows */
     /* Tags of single rows, or groups with once_per_group; of one key they count before `tags`. */
     const dray_row_tag *row_tags;
-    uint32_t row_tag_count, reserved; /* 0 */
+    uint32_t row_tag_count;
+    uint32_t known_only; /* 1: a column that no task needs or writes is refused (DRAY_EINVALID) */
 } dray_insert_options;
 
 #define DRAY_INSERT_OPTIONS_INIT                                                                   \
@@ -223,9 +236,9 @@ typedef struct dray_insert_options {
  * first_slot: gets the slot of the first; may be NULL. Waits for capacity, in order of arrival:
  * DRAY_ETIMEDOUT (timeout_ns 0: DRAY_EFULL) says what is missing; DRAY_EFULL at once for what can
  * never fit. DRAY_EEXIST: at_slot names a row that is there already, or a partition that was
- * cleared: the insert was done before. DRAY_EINVALID: sealed, a gap, a column that a task writes.
- * DRAY_EEND: a new partition after dray_queue_end. After DRAY_ETIMEDOUT or DRAY_ECLOSED without an
- * answer, at_slot makes it safe to try again. */
+ * cleared: the insert was done before. DRAY_EINVALID: sealed, a gap, a column that a task writes,
+ * or with known_only that none has. DRAY_EEND: a new partition after dray_queue_end. After
+ * DRAY_ETIMEDOUT or DRAY_ECLOSED without an answer, at_slot makes it safe to try again. */
 int dray_insert(dray_queue *queue, const dray_insert_options *options, uint32_t *first_slot,
                 dray_error *error);
 
@@ -401,7 +414,8 @@ int dray_claim_poll(dray_queue *queue, uint32_t *which, dray_batch **out, dray_e
 /* What a batch holds. Valid until dray_batch_free; do not block. */
 uint32_t dray_batch_rows(const dray_batch *batch);
 const char *dray_batch_partition(const dray_batch *batch);
-const dray_row *dray_batch_row(const dray_batch *batch, uint32_t index); /* NULL: out of range */
+/* NULL: out of range. The rows behind it follow it in memory. */
+const dray_row *dray_batch_row(const dray_batch *batch, uint32_t index);
 /* The micro-batches that the policy made of the batch (other policies: one), in row order. */
 uint32_t dray_batch_micros(const dray_batch *batch);
 int dray_batch_micro(const dray_batch *batch, uint32_t index, uint32_t *first, uint32_t *rows,
@@ -409,10 +423,18 @@ int dray_batch_micro(const dray_batch *batch, uint32_t index, uint32_t *first, u
 /* 0: the row is padding, a copy of some row that another batch may hold: it must not count, and is
  * not committed with the batch (its outputs are ignored). Else 1. */
 double dray_batch_weight(const dray_batch *batch, uint32_t index);
+/* Of `rows` rows from `first` on. DRAY_EINVALID: there are not so many. Since 0.1. */
+int dray_batch_weights(const dray_batch *batch, uint32_t first, uint32_t rows, double *weights,
+                       dray_error *error);
 /* Tags as they were committed when the batch was claimed; of one key, the last commit's.
  * DRAY_ENOENT: the row has no such tag. Does not block. */
 int dray_batch_tag(const dray_batch *batch, uint32_t index, const char *key, double *value,
                    dray_error *error);
+
+/* The same of `rows` rows from `first` on: values[i] is left as it is where the row has no such
+ * tag. DRAY_EINVALID: there are not so many rows. Since 0.1. */
+int dray_batch_tags(const dray_batch *batch, const char *key, uint32_t first, uint32_t rows,
+                    double *values, dray_error *error);
 
 /* A column of all rows of the batch, read in place: cells[i] points into mapped memory that stays
  * as it is until dray_batch_free, whatever becomes of the claim. */
@@ -434,6 +456,28 @@ int dray_batch_column(dray_batch *batch, const char *name, dray_column *out, dra
 /* The same, copied back to back into `out` (capacity bytes; DRAY_EFULL names the size needed). */
 int dray_batch_gather(dray_batch *batch, const char *name, void *out, size_t capacity,
                       size_t *bytes, dray_error *error);
+/* The same of `rows` rows from `first` on. Since 0.1. */
+int dray_batch_gather_rows(dray_batch *batch, const char *name, uint32_t first, uint32_t rows,
+                           void *out, size_t capacity, size_t *bytes, dray_error *error);
+/* Rows of a column, one after the other. */
+typedef struct dray_column_part {
+    int32_t dtype, content;
+    uint32_t ndim, copied;        /* copied: 1 where the values were copied, else 0 */
+    int64_t shape[DRAY_MAX_DIMS]; /* of one row; shape[0] = -1 where ragged */
+    uint64_t bytes;               /* of the values together */
+    const void *values;           /* as cells of dray_column, where the values lie back to back in
+                                   * mapped memory; NULL: they do not, or are empty */
+} dray_column_part;
+
+/* dray_batch_column and dray_batch_gather_rows in one call, for languages where a call costs more
+ * than what it does. offsets: room for rows + 1 of them; of a ragged column row i is found to lie
+ * from offsets[i] to offsets[i + 1], counted along the first dimension; left as it is for other
+ * columns. The values are copied into `room` where they have `capacity` bytes or fewer; more is no
+ * error. Both are the caller's. Waits and errors are those of dray_batch_column; DRAY_EINVALID:
+ * there are not so many rows. Since 0.1. */
+int dray_batch_read(dray_batch *batch, const char *name, uint32_t first, uint32_t rows,
+                    dray_column_part *out, int64_t *offsets, void *room, size_t capacity,
+                    dray_error *error);
 /* One commit's part of a row's value. */
 typedef struct dray_piece {
     uint64_t elements;
@@ -449,6 +493,9 @@ int dray_batch_pieces(dray_batch *batch, const char *name, uint32_t index, dray_
 int dray_batch_set(dray_batch *batch, const dray_column_data *column, dray_error *error);
 int dray_batch_set_tag(dray_batch *batch, uint32_t index, const char *key, double value,
                        dray_error *error);
+/* The same for `rows` rows from `first` on, a value each. Does not block. Since 0.1. */
+int dray_batch_set_tags(dray_batch *batch, const char *key, uint32_t first, uint32_t rows,
+                        const double *values, dray_error *error);
 /* What the next commit writes for these rows (places in the batch; row_count 0: all) is a piece: it
  * is appended to what was committed for them before, and they stay open for the task, which claims
  * them again, before rows that it has not begun, those of the oldest version first, and can then
@@ -472,6 +519,10 @@ int dray_batch_commit_claim(dray_batch *batch, const dray_claim_options *options
  * of the other rows; columns are still set for all. */
 int dray_batch_fail(dray_batch *batch, const uint32_t *rows, uint32_t row_count, const char *reason,
                     dray_error *error);
+/* Gives all rows back now, not counted as an attempt: what was read of them stays as it is until
+ * dray_batch_free. As freeing it does, this ends a lockstep round. Blocks for one answer. Since
+ * 0.1. */
+int dray_batch_give_back(dray_batch *batch, dray_error *error);
 /* Renews a claim with max_hold: it is taken back after this many ns from now; 0: it lives as the
  * session. DRAY_ESTALE: too late. */
 int dray_batch_hold(dray_batch *batch, int64_t max_hold_ns, dray_error *error);

@@ -57,15 +57,29 @@ int dray_publisher_open(dray_context *context, const char *model, const dray_lay
                         const dray_publisher_options *options, dray_publisher **out,
                         dray_error *error);
 /* "My blocks hold `version`": computes this rank's checksums (after the fence), then announces.
- * Versions grow within an incarnation (DRAY_EINVALID); publishing one withdraws the older ones. The
- * memory must not change until dray_publisher_wait returns for this version. ready NULL: host
- * memory, written already. Blocks while it reads its memory (without checksums it does not, and
- * does not wait for the fence of memory on GPUs that this host alone reads: readers do), the first
- * call also until all `world` ranks have opened (at most the publisher's timeout); never waits for
- * readers. DRAY_ESTALE: a rank of the gang died or closed; close this publisher and open it again.
- */
+ * Versions are any numbers, 0 included, that grow within an incarnation (DRAY_EINVALID); publishing
+ * one withdraws the older ones. The memory must not change until dray_publisher_wait returns for
+ * this version. ready NULL: host memory, written already. Blocks while it reads its memory (without
+ * checksums it does not, and does not wait for the fence of memory on GPUs that this host alone
+ * reads: readers do), the first call also until all `world` ranks have opened (at most the
+ * publisher's timeout); never waits for readers. DRAY_ETIMEDOUT: the version was not announced, and
+ * may be published again, or, as the message says then, the coordinator did not answer and may have
+ * announced it. DRAY_ESTALE: a rank of the gang died or closed; close this publisher and open it
+ * again. */
 int dray_publish(dray_publisher *publisher, uint64_t version, const dray_fence *ready,
                  dray_error *error);
+/* Until the engines have it: waits until so many subscriber groups have committed `version`, or a
+ * newer one of this incarnation, in any way but from disk; what a group has committed counts also
+ * when it is gone since. groups: their names, `count` of them, which need not be open yet; NULL:
+ * any groups. Withdraws nothing, so that a group that comes late finds the version:
+ * dray_publisher_wait does, which would have a version taken back that no group has begun to read.
+ * So all ranks of the gang call this first, then that. At the deadline DRAY_ETIMEDOUT names the
+ * groups that are missing and what they hold; the version stays published. DRAY_EINVALID: this rank
+ * did not publish it; DRAY_ESTALE: a rank of the gang died or closed. Threads: as all calls of a
+ * publisher, one at a time. Blocks, also over a coordinator that is started anew, up to the timeout
+ * (and a second more for the answer). */
+int dray_publisher_deliver(dray_publisher *publisher, uint64_t version, const char *const *groups,
+                           uint32_t count, int64_t timeout_ns, dray_error *error);
 /* Before the next write: waits until every subscriber group that reads `version` (or an older one)
  * released it. Also withdraws the version, as soon as one rank calls it: later readers wait for the
  * next one. Groups that do not release it within the timeout are dropped: their epoch advances,
@@ -277,7 +291,8 @@ typedef struct dray_update_report {
     /* Of `bytes`, those that were not copied because a delta says what changed in them, and what
      * was read of it instead. */
     uint64_t delta_covered_bytes, delta_bytes;
-    /* Sent and received over connections to other hosts: data, requests, checksums. */
+    /* Sent and received over connections to other hosts, NCCL's among them: data, requests,
+     * checksums. */
     uint64_t wire_bytes;
     int32_t source; /* dray_update_source */
     int32_t unused;
@@ -296,6 +311,7 @@ typedef struct dray_update_report {
      * 64): by how much the engine was slowed down. 0: not told. */
     uint64_t steps;
     int64_t step_ns, step_before_ns;
+    uint64_t nccl_bytes; /* of wire_bytes, what NCCL brought */
 } dray_update_report;
 
 #define DRAY_UPDATE_REPORT_INIT                                                                    \

@@ -1,11 +1,16 @@
 """The library, its structs as include/dray/ declares them, and its errors as an exception."""
 import ctypes as c
+import functools
 import os
 import pathlib
+import struct
+import threading
 
 MAX_DIMS = 4
 WAIT_DEFAULT = -1
+FOR_EVER = 10 * 365 * 86400.0
 TIMEDOUT = -13
+BUSY = -23
 CODES = ("INVALID NOMEM NOENT EXIST SYS FORMAT VERSION CHECKSUM DTYPE SHAPE HOLE OVERLAP TIMEDOUT "
          "AGAIN CLOSED DEAD STALE GONE END FULL TORN PERM BUSY PROTO CANCELED UNSUPPORTED "
          "INTERNAL").split()
@@ -52,18 +57,11 @@ class Block(c.Structure):
 class ColumnData(c.Structure):
     _fields_ = [("name", c.c_char_p), ("dtype", c.c_int32), ("content", c.c_int32),
                 ("ndim", c.c_uint32), ("shape", c.c_int64 * MAX_DIMS), ("offsets", c.c_void_p),
-                ("values", c.c_void_p)]
+                ("values", c.c_void_p), ("bytes", c.c_uint64)]
 
 
-class Column(c.Structure):
-    _fields_ = [("dtype", c.c_int32), ("content", c.c_int32), ("ndim", c.c_uint32),
-                ("shape", c.c_int64 * MAX_DIMS), ("cells", c.POINTER(c.c_void_p)),
-                ("lengths", c.POINTER(c.c_uint64))]
-
-
-class Row(c.Structure):
-    _fields_ = [("slot", c.c_uint32), ("generation", c.c_uint32), ("attempt", c.c_uint32),
-                ("group", c.c_uint32), ("id", c.c_uint64)]
+# dray_column_part: dtype, content, ndim, copied, shape, bytes, values
+COLUMN_PART = struct.Struct(f"@iiII{MAX_DIMS}qQP")
 
 
 class Claim(Sized):
@@ -109,7 +107,7 @@ class Insert(Sized):
                 ("tags", c.POINTER(Tag)), ("tag_count", c.c_uint32), ("row_bytes", c.c_uint64),
                 ("timeout_ns", c.c_int64), ("at_slot", c.c_uint64), ("refill", c.c_uint64),
                 ("row_tags", c.POINTER(RowTag)), ("row_tag_count", c.c_uint32),
-                ("reserved", c.c_uint32)]
+                ("known_only", c.c_uint32)]
 
 
 class Refill(Sized):
@@ -146,13 +144,15 @@ class Counts(Sized):
 _P = c.c_void_p
 _E = c.POINTER(Error)
 _OUT = c.POINTER(c.c_void_p)
+_ASK = c.CFUNCTYPE(c.c_int)
 _CODE = "0 or a negative code, and the error as the last argument"
 # name: (what it returns, its arguments before the error)
 _FUNCTIONS = {
     "dray_version": (c.c_char_p, []),
     "dray_dtype_parse": (c.c_int, [c.c_char_p]),
     "dray_dtype_name": (c.c_char_p, [c.c_int32]),
-    "dray_dtype_size": (c.c_size_t, [c.c_int32]),
+    "dray_set_interrupt": (None, [_ASK]),
+    "dray_barrier": (_CODE, [_P, c.c_char_p, c.c_uint32, c.c_int64]),
     "dray_trace_open": (_CODE, [c.c_char_p, c.c_char_p]),
     "dray_trace_span": (None, [c.c_int, _P, c.c_int64, c.c_int64, c.c_int64]),
     "dray_trace_is_on": (c.c_int, []),
@@ -184,13 +184,16 @@ _FUNCTIONS = {
     "dray_batch_leave_open": (_CODE, [_P, _P, c.c_uint32]),
     "dray_batch_hold": (_CODE, [_P, c.c_int64]),
     "dray_batch_partition": (c.c_char_p, [_P]),
-    "dray_batch_row": (c.POINTER(Row), [_P, c.c_uint32]),
+    "dray_batch_row": (c.c_void_p, [_P, c.c_uint32]),
     "dray_batch_rows": (c.c_uint32, [_P]),
-    "dray_batch_weight": (c.c_double, [_P, c.c_uint32]),
-    "dray_batch_tag": (_CODE, [_P, c.c_uint32, c.c_char_p, c.POINTER(c.c_double)]),
-    "dray_batch_column": (_CODE, [_P, c.c_char_p, c.POINTER(Column)]),
+    "dray_batch_weights": (_CODE, [_P, c.c_uint32, c.c_uint32, _P]),
+    "dray_batch_tags": (_CODE, [_P, c.c_char_p, c.c_uint32, c.c_uint32, _P]),
+    "dray_batch_gather_rows": (_CODE, [_P, c.c_char_p, c.c_uint32, c.c_uint32, _P, c.c_size_t, _P]),
+    "dray_batch_give_back": (_CODE, [_P]),
+    "dray_batch_read": (_CODE, [_P, c.c_char_p, c.c_uint32, c.c_uint32, _P, _P, _P,
+                                c.c_size_t]),
     "dray_batch_set": (_CODE, [_P, c.POINTER(ColumnData)]),
-    "dray_batch_set_tag": (_CODE, [_P, c.c_uint32, c.c_char_p, c.c_double]),
+    "dray_batch_set_tags": (_CODE, [_P, c.c_char_p, c.c_uint32, c.c_uint32, _P]),
     "dray_batch_free": (None, [_P]),
     "dray_gpu_count": (_CODE, [_P, _P]),
     "dray_gpu_get": (_CODE, [c.c_int32, _P]),
@@ -236,13 +239,16 @@ _FUNCTIONS = {
     "dray_layout_add_dense": (_CODE, [_P, c.c_uint32, c.c_uint32, _P, _P, c.c_uint64]),
     "dray_layout_add_range": (_CODE, [_P, c.c_uint32, c.c_uint32, c.c_uint64, c.c_int64, c.c_int64]),
     "dray_layout_add_dtensor": (_CODE, [_P, c.c_uint32, c.c_uint32, c.c_uint64, _P, _P, _P]),
+    "dray_layout_prove": (_CODE, [_P, _P, c.c_char_p, _P, _P]),
     "dray_layout_find": (_CODE, [_P, c.c_char_p, _P]),
     "dray_layout_pack": (_CODE, [_P, _OUT, c.POINTER(c.c_size_t)]),
     "dray_free": (None, [_P]),
     "dray_publisher_open": (_CODE, [_P, c.c_char_p, _P, _P, _OUT]),
     "dray_publish": (_CODE, [_P, c.c_uint64, _P]),
+    "dray_publisher_deliver": (_CODE, [_P, c.c_uint64, _P, c.c_uint32, c.c_int64]),
     "dray_publisher_wait": (_CODE, [_P, c.c_uint64, c.c_int64, _P]),
     "dray_publisher_move": (_CODE, [_P, _P]),
+    "dray_publisher_relay": (_CODE, [_P, _P, _P]),
     "dray_publisher_release": (_CODE, [_P, c.c_int64, _P, c.c_uint32, _P]),
     "dray_publisher_close": (None, [_P]),
     "dray_subscriber_open": (_CODE, [_P, c.c_char_p, _P, _P, _OUT]),
@@ -310,12 +316,71 @@ def library():
     return _library
 
 
+# ---- waiting: the library asks every 0.2 s, and after signals, whether it shall go on ----
+
+_errors = []  # pointers to some that no call has set: making one takes as long as a small call
+_caught = []  # what handlers of signals raised while the library waited
+_NOBODY = _ASK()
+
+
+def _attend():
+    """Python runs the handlers of signals, and raises what they raise, where this generator goes on:
+    within the try. Answers 1 from then on until it was raised by call()."""
+    while True:
+        try:
+            while True:
+                yield 1 if _caught else 0
+        except GeneratorExit:
+            return
+        except BaseException as error:
+            _caught.append(error)
+
+
+def _watch():
+    """Has the main thread asked, which is the one that Python gives signals to."""
+    global _attending, _asks, _watched
+    _attending = _attend()
+    next(_attending)
+    _asks = _ASK(_attending.__next__)
+    library().dray_set_interrupt(_asks)
+    _watched = True
+
+
+def _unwatch():
+    """A fork's main thread is another one."""
+    global _watched
+    _watched = False
+
+
+_attending, _asks, _watched = None, None, False
+os.register_at_fork(after_in_child=_unwatch)
+
+
+def _within_handler(function, *arguments):
+    """A handler of a signal calls the library while that asks for it: nobody is asked meanwhile."""
+    library().dray_set_interrupt(_NOBODY)
+    try:
+        return function(*arguments)
+    finally:
+        library().dray_set_interrupt(_asks)
+
+
 def call(name, *arguments):
-    """Calls a function that returns a code; raises DrayError."""
-    error = Error()
-    code = getattr(library(), name)(*arguments, c.byref(error))
+    """Calls a function that returns a code; raises DrayError, and what a signal's handler raised."""
+    function = getattr(_library or library(), name)
+    error = _errors.pop() if _errors else c.byref(Error())
+    if not _watched and threading.current_thread() is threading.main_thread():
+        _watch()
+    if _watched and _attending.gi_running and \
+            threading.current_thread() is threading.main_thread():
+        code = _within_handler(function, *arguments, error)
+    else:
+        code = function(*arguments, error)
+        if _caught and threading.current_thread() is threading.main_thread():
+            raise _caught.pop()
     if code:
-        raise_code(code, error.message.decode("utf-8", "replace"))
+        raise_code(code, error._obj.message.decode("utf-8", "replace"))
+    _errors.append(error)
 
 
 def raise_code(code, message):
@@ -330,9 +395,29 @@ def take(out, size=None):
         library().dray_free(out)
 
 
+@functools.lru_cache(maxsize=1024)
+def text(value):
+    """A name for the library, whose strings end at their first NUL byte: none is cut. None: NULL."""
+    if value is None:
+        return None
+    found = value.encode()
+    if b"\0" in found:
+        raise ValueError(f"{value!r:.80} has a NUL byte in it")
+    return found
+
+
+def reason(why):
+    """Why something failed, for the library, which takes any text but NUL bytes."""
+    return str(why).encode("utf-8", "replace").replace(b"\0", b" ")
+
+
 def nanoseconds(seconds):
-    """None: what the session was opened with."""
-    return WAIT_DEFAULT if seconds is None else int(seconds * 1e9)
+    """None: what the session was opened with; math.inf, and what is longer than ten years: ten years."""
+    if seconds is None:
+        return WAIT_DEFAULT
+    if not seconds >= 0:
+        raise ValueError(f"a time of at least 0 seconds expected, found {seconds}")
+    return int(min(seconds, FOR_EVER) * 1e9)
 
 
 def check_word(what, word, known):

@@ -1,10 +1,13 @@
-"""Columns of a queue as arrays: what rows hold comes out as numpy's or torch's, mostly in place, and
-goes in as numpy's, torch's, or as lists of strings, bytes, numbers and arrays."""
+"""Columns of a queue as arrays: what rows hold comes out as numpy's or torch's. values.py has what goes
+in."""
 from __future__ import annotations
 
 import ctypes as c
+import functools
+import math
 import os
 import threading
+import time
 import warnings
 import weakref
 from typing import Any, Callable, Optional, Sequence
@@ -13,164 +16,188 @@ import numpy as np
 
 from . import _library as _l
 from ._library import DrayError, call, library
+from .values import STRING, TENSOR, _torch
 
 NUMPY = {name: np.dtype(dtype) for name, dtype in {
     "F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "U64": "u8", "I32": "i4", "U32": "u4",
     "I16": "i2", "U16": "u2", "I8": "i1", "U8": "u1", "BOOL": "?",
     "BF16": "u2", "F8_E4M3": "u1", "F8_E5M2": "u1"}.items()}  # the last ones' bits: numpy lacks them
 TORCH = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
-TENSOR, STRING, BYTES = 0, 1, 2  # dray_content
 
 
-def _torch():
-    import torch
-    return torch
+_ROW = np.dtype([("slot", "u4"), ("generation", "u4"), ("attempt", "u4"), ("group", "u4"), ("id", "u8")])
 
 
-# ---- in ------------------------------------------------------------------------------------------
-
-class Values:
-    """One column for some rows, as the library takes it. `values`: see Queue.insert."""
-
-    def __init__(self, name: str, values: Any, offsets: Any = None):
-        self.name, self.content = name, TENSOR
-        if offsets is None and isinstance(values, tuple) and len(values) == 2:
-            values, offsets = values
-        values, offsets = self._joined(values, offsets)
-        self.raw, self.dtype, self.shape = _flat(values)
-        self.rows = self.shape[0] if self.shape else 0
-        self.shape, self.offsets = self.shape[1:], None
-        if offsets is not None:
-            self.offsets = np.ascontiguousarray(
-                offsets.numpy() if hasattr(offsets, "numpy") else offsets).astype(np.uint64)
-            self.rows, self.shape = len(self.offsets) - 1, [0] + self.shape
-
-    def _joined(self, values, offsets):
-        """Lists, and torch's jagged tensors, as one array and offsets."""
-        if offsets is not None:
-            return values, offsets
-        if getattr(values, "is_nested", False):
-            return values.values(), values.offsets()
-        if isinstance(values, np.ndarray) and values.dtype.kind in "OUS":
-            values = values.tolist()
-        if not isinstance(values, (list, tuple)):
-            return values, None
-        if values and isinstance(values[0], (str, bytes, bytearray)):
-            self.content = STRING if isinstance(values[0], str) else BYTES
-            parts = [v.encode() if isinstance(v, str) else bytes(v) for v in values]
-            joined = np.frombuffer(b"".join(parts) or b" ", dtype=np.uint8)[:sum(map(len, parts))]
-        elif values and (hasattr(values[0], "__len__") and getattr(values[0], "ndim", 1) > 0):
-            parts = [v if hasattr(v, "dtype") else np.asarray(v) for v in values]
-            filled = [p for p in parts if len(p)] or parts[:1]
-            joined = _torch().cat(filled) if hasattr(parts[0], "detach") else \
-                np.concatenate([np.asarray(p) for p in filled])
-        else:
-            return np.asarray(values), None
-        return joined, np.cumsum([0] + [len(p) for p in parts])
-
-    def data(self) -> _l.ColumnData:
-        """Borrows the arrays of this object."""
-        data = _l.ColumnData(name=self.name.encode(), dtype=self.dtype, content=self.content,
-                             ndim=len(self.shape), shape=(c.c_int64 * _l.MAX_DIMS)(*self.shape),
-                             values=self.raw.ctypes.data)
-        if self.offsets is not None:
-            data.offsets = self.offsets.ctypes.data
-        return data
+_SMALL = 1 << 14  # bytes that are copied sooner than they are looked at in place
 
 
-def _flat(values):
-    """(bytes, dtype, shape) of numpy's or torch's."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().contiguous()
-        name, shape = str(values.dtype), list(values.shape)
-        raw = values.reshape(-1).view(_torch().uint8).numpy() if values.numel() else \
-            np.empty(0, dtype=np.uint8)
-    else:
-        array = np.ascontiguousarray(values)
-        name, shape = str(array.dtype), list(np.shape(values))
-        raw = array.reshape(-1).view(np.uint8)
-    dtype = library().dray_dtype_parse(name.encode())
-    if not dtype:
-        raise TypeError(f"values of {name}: no dtype of dray's")
-    if len(shape) > _l.MAX_DIMS:
-        raise ValueError(f"values of {len(shape)} dimensions: {_l.MAX_DIMS} are possible")
-    return raw, dtype, shape
+class _Room:
+    """What the library fills when it reads a column, used again and again."""
 
+    def __init__(self, rows: int):
+        self.part = np.empty(_l.COLUMN_PART.size, dtype=np.uint8)
+        self.offsets = np.empty(rows + 1, dtype=np.int64)
+        values = np.empty(_SMALL, dtype=np.uint8)
+        self.at = _address(self.part), _address(self.offsets), _address(values)
+        self.values = memoryview(values)
 
-# ---- out -----------------------------------------------------------------------------------------
 
 class Pins:
-    """Batches that arrays look into are let go of when the last array is gone: by their owner's next
-    call, for arrays may end in any thread, or, once the owner is closed, at once."""
+    """One thread at a time is in a session (`with pins:`), another one gets an error. Batches are let
+    go of when their claim and the last array that looks into them are gone, in whatever thread: at
+    once, or where a call is under way, at its end."""
 
-    def __init__(self, session: Any, unhold: Callable[[int], Any]):
-        self.session, self.unhold = session, unhold
-        self.lock, self.pid = threading.RLock(), os.getpid()
+    def __init__(self, name: str, session: Any, unhold: Callable[[int], Any]):
+        self.name, self.session, self.unhold, self.pid = name, session, unhold, os.getpid()
+        self.using, self.user = threading.Lock(), 0
+        self.counting, self.sweepers = threading.RLock(), 0
         self.held, self.ended, self.closed = {}, [], False  # batch: those who hold it
+        self._room = None
+
+    def room(self, rows: int) -> _Room:
+        """Within `with pins:`, until its end."""
+        if self._room is None or self._room.offsets.size <= rows:
+            self._room = _Room(max(rows, 255))
+        return self._room
+
+    def __enter__(self) -> None:
+        if not self.using.acquire(False):
+            self._wait_for_sweeper()
+        self.user = threading.get_ident()
+        if self.ended:
+            self._let_go()
+
+    def __exit__(self, *_) -> None:
+        self.user = 0
+        self.using.release()
+        if self.ended:
+            self.sweep()
+
+    def call(self, name: str, *arguments: Any) -> None:
+        with self:
+            call(name, *arguments)
+
+    def _wait_for_sweeper(self):
+        """Who lets go of a batch is done in moments."""
+        for _ in range(2000):
+            sweeping = self.sweepers
+            if self.using.acquire(False):
+                return
+            if not sweeping:
+                break
+            time.sleep(0.0005)
+        raise DrayError(_l.BUSY, f"{self.name} is in use " +
+                        ("already, by what this signal came into" if self.user == threading.get_ident()
+                         else "by another thread: one at a time may use it; open one for each"))
 
     def hold(self, batch: int, begin: Optional[Callable[[], Any]] = None) -> None:
+        """Within `with pins:`."""
         if batch not in self.held and begin:
             begin()
-        with self.lock:
-            self.held[batch] = self.held.get(batch, 0) + 1
+        self.held[batch] = self.held.get(batch, 0) + 1
 
-    def drop(self, batch: int) -> None:
-        if os.getpid() != self.pid:
-            return
-        with self.lock:
-            self.ended.append(batch)
-            if self.closed:
-                self.sweep()
+    def drop(self, batch: int, give_back: bool = False) -> None:
+        """give_back: its rows are for others, although somebody may still look at them."""
+        if os.getpid() == self.pid:
+            self.ended.append((batch, give_back))
+            self.sweep()
 
     def sweep(self) -> None:
-        with self.lock:
-            while self.ended:
-                batch = self.ended.pop()
-                self.held[batch] -= 1
-                if self.held[batch]:
-                    continue
-                del self.held[batch]
-                if self.closed:
-                    library().dray_batch_free(batch)
-                else:
-                    self.unhold(batch)
-            if self.closed and not self.held:
-                self.session.close()
+        with self.counting:
+            self.sweepers += 1
+        try:
+            while self.ended and self.using.acquire(False):
+                try:
+                    self._let_go()
+                finally:
+                    self.using.release()
+        finally:
+            with self.counting:
+                self.sweepers -= 1
+
+    def _let_go(self):
+        while self.ended:
+            batch, give_back = self.ended.pop()
+            self.held[batch] -= 1
+            if self.held[batch]:
+                if give_back and not self.closed:
+                    library().dray_batch_give_back(batch, None)
+                continue
+            del self.held[batch]
+            if self.closed:
+                library().dray_batch_free(batch)
+            else:
+                self.unhold(batch)
+        if self.closed and not self.held:
+            self.session.close()
 
     def close(self, end: Callable[[], Any] = lambda: None) -> None:
         if self.closed or os.getpid() != self.pid:
             return
-        with self.lock:
-            self.sweep()
+        with self:
             end()
             self.closed = True
-            self.sweep()
+            self._let_go()
 
 
 class Rows(dict):
     """Rows of a batch, {column: (values, offsets)}; a column is read when it is first asked for.
 
     Ragged columns have the rows' values one after the other, row i from offsets[i] to
-    offsets[i + 1]; columns of a fixed shape have values of (rows, *shape), and offsets None. Values
-    lie in shared memory, read-only, where the rows follow each other there (nothing is copied then);
-    elsewhere, and on request, they are a writable copy. Arrays stay what they are for as long as
-    anybody has them. numpy gets BF16 as the bits (uint16), and FP8 as uint8.
+    offsets[i + 1]; columns of a fixed shape have values of (rows, *shape), and offsets None. Arrays
+    stay what they are for as long as anybody has them. numpy gets BF16 as the bits (uint16), and FP8
+    as uint8.
+
+    copy=True: a writable copy. copy=False: where the rows follow each other in shared memory values
+    lie there, in place, and nothing is copied; elsewhere they are a copy. What is in place cannot be
+    changed, by anybody: numpy's arrays are read-only; torch has no read-only tensors, and a process
+    that writes into one gets a SIGSEGV. None: as False for numpy, where a few
+    KiB are copied all the same and are as read-only, and as True for torch.
 
     partition: their name; slots, groups, attempts: an entry a row; weights: 0 for padding, else 1."""
 
     def __init__(self, pins: Pins, batch: int, first: int, rows: int, framework: str = "numpy",
-                 copy: bool = False, begin: Optional[Callable[[], Any]] = None):
+                 copy: Optional[bool] = None, begin: Optional[Callable[[], Any]] = None,
+                 padded: bool = True):
         super().__init__()
         self._pins, self._batch, self._first, self._count = pins, batch, first, rows
-        self._as_torch, self._copy, self._begin = framework == "torch", copy, begin
+        self._as_torch, self._begin = framework == "torch", begin
+        self._copy = self._as_torch if copy is None else copy
+        self._small = 0 if copy is not None else _SMALL
         self._contents, self._live = {}, True
         self.partition = library().dray_batch_partition(batch).decode()
-        found = [library().dray_batch_row(batch, first + i).contents for i in range(rows)]
-        self.slots = np.array([row.slot for row in found], dtype=np.int64)
-        self.groups = np.array([row.group for row in found], dtype=np.int64)
-        self.attempts = np.array([row.attempt for row in found], dtype=np.int64)
-        self.weights = np.array([library().dray_batch_weight(batch, first + i)
-                                 for i in range(rows)])
+        self._rows = c.string_at(library().dray_batch_row(batch, first), rows * _ROW.itemsize) \
+            if rows else b""
+        if padded:
+            self.weights = np.empty(rows)
+            call("dray_batch_weights", batch, first, rows, _address(self.weights))
+
+    @functools.cached_property
+    def weights(self) -> np.ndarray:
+        return np.ones(self._count)
+
+    @functools.cached_property
+    def _found(self) -> np.ndarray:
+        return np.frombuffer(self._rows, _ROW) if self._rows else np.empty(0, _ROW)
+
+    @functools.cached_property
+    def slots(self) -> np.ndarray:
+        return self._found["slot"].astype(np.int64)
+
+    @functools.cached_property
+    def groups(self) -> np.ndarray:
+        return self._found["group"].astype(np.int64)
+
+    @functools.cached_property
+    def attempts(self) -> np.ndarray:
+        return self._found["attempt"].astype(np.int64)
+
+    _KEPT = ("partition", "slots", "groups", "attempts", "weights", "_count", "_as_torch", "_contents")
+
+    def __reduce__(self):
+        """What was read of it, for another process (or a copy): no batch of the queue belongs to it."""
+        kept = {name: getattr(self, name) for name in self._KEPT}
+        return _detached, (type(self), kept, {k: _own(v) for k, v in self.items()})
 
     @property
     def rows(self) -> int:
@@ -195,7 +222,7 @@ class Rows(dict):
         ends = [int(at) for at in offsets]
         if content == TENSOR:
             return [values[ends[i]:ends[i + 1]] for i in range(self.rows)]
-        whole = values.numpy().tobytes() if self._as_torch else values.tobytes()
+        whole = np.asarray(values).tobytes()
         parts = [whole[ends[i]:ends[i + 1]] for i in range(self.rows)]
         return [p.decode() for p in parts] if content == STRING else parts
 
@@ -209,7 +236,7 @@ class Rows(dict):
         if length is not None and length < longest:
             raise ValueError(f"{name}: a row has {longest} elements, which {length} cannot hold")
         shape = [self.rows, longest if length is None else length] + [int(n) for n in values.shape[1:]]
-        out = _torch().full(shape, value, dtype=values.dtype) if self._as_torch else \
+        out = _torch().full(shape, value, dtype=values.dtype) if hasattr(values, "detach") else \
             np.full(shape, value, dtype=values.dtype)
         for i in range(self.rows):
             out[i, :int(lengths[i])] = values[int(offsets[i]):int(offsets[i + 1])]
@@ -218,85 +245,100 @@ class Rows(dict):
     def tag(self, key: str, default: float = np.nan) -> np.ndarray:
         """The tag of every row, `default` where there is none."""
         self._check()
-        values = np.full(self.rows, default)
-        for i in range(self.rows):
-            value = c.c_double()
-            try:
-                call("dray_batch_tag", self._batch, self._first + i, key.encode(), c.byref(value))
-            except DrayError as error:
-                if error.name != "ENOENT":
-                    raise
-                continue
-            values[i] = value.value
+        values = np.full(self.rows, default, dtype=np.float64)
+        self._pins.call("dray_batch_tags", self._batch, _l.text(key), self._first, self.rows,
+                        values.ctypes.data)
         return values
 
     def set_tag(self, key: str, values: Sequence[float]) -> None:
+        """A tag of every row, committed with its outputs."""
         self._check()
-        for i, value in enumerate(values):
-            call("dray_batch_set_tag", self._batch, self._first + i, key.encode(), float(value))
+        if len(values) != self.rows:
+            raise ValueError(f"tag {key} has {len(values)} values, not {self.rows}")
+        given = np.ascontiguousarray(values, dtype=np.float64)
+        self._pins.call("dray_batch_set_tags", self._batch, _l.text(key), self._first, self.rows,
+                        given.ctypes.data)
 
     def _read(self, name):
         self._check()
-        column = _l.Column()
-        call("dray_batch_column", self._batch, name.encode(), c.byref(column))
-        self._contents[name] = column.content
-        size = library().dray_dtype_size(column.dtype)
-        shape = list(column.shape[:column.ndim])
-        ragged = bool(shape) and shape[0] < 0
-        rows = range(self._first, self._first + self._count)
-        lengths = np.array([column.lengths[i] for i in rows], dtype=np.int64)
-        cells = [column.cells[i] or 0 for i in rows]
-        raw = self._bytes(cells, lengths * size)
-        inner = shape[1:] if ragged else shape
-        values = self._typed(raw, library().dray_dtype_name(column.dtype).decode(),
-                             [-1 if ragged else self._count] + inner)
-        if not ragged:
-            return values, None
-        offsets = np.zeros(self._count + 1, dtype=np.int64)
-        unit = int(np.prod(inner, dtype=np.int64)) if inner else 1
-        np.cumsum(lengths // max(unit, 1), out=offsets[1:])
-        return values, _torch().from_numpy(offsets) if self._as_torch else offsets
+        with self._pins:
+            room, key = self._pins.room(self._count), _l.text(name)
+            call("dray_batch_read", self._batch, key, self._first, self._count, *room.at,
+                 _SMALL if self._copy else self._small)
+            dtype, content, ndim, copied, *shape, total, at = _l.COLUMN_PART.unpack_from(room.part)
+            ragged = ndim > 0 and shape[0] < 0
+            offsets = room.offsets[:self._count + 1].copy() if ragged else None
+            raw = self._bytes(key, total, room.values if copied else None, at)
+        self._contents[name] = content
+        shape = shape[:ndim] if ragged else [self._count] + shape[:ndim]
+        values = self._typed(raw, _dtype(dtype), shape)
+        return values, _torch().from_numpy(offsets) if ragged and self._as_torch else offsets
 
-    def _bytes(self, cells, sizes):
-        """In place where the rows follow each other in memory."""
-        total, at, follow = int(sizes.sum()), None, True
-        for address, size in zip(cells, sizes):
-            if size and at is not None and address != at:
-                follow = False
-            if size:
-                at = address + int(size)
-        if total and follow and not self._copy:
-            first = next(address for address, size in zip(cells, sizes) if size)
+    def _bytes(self, key, total, copied, at):
+        """In place where that is wanted, and the rows follow each other in memory."""
+        if not total:
+            return np.empty(0, np.uint8)
+        if copied is not None:
+            found = copied[:total]
+            return np.frombuffer(bytearray(found) if self._copy else found.tobytes(), np.uint8)
+        if at and not self._copy:
             pins, batch = self._pins, self._batch
             pins.hold(batch, self._begin)
-            return _view(first, total, lambda: pins.drop(batch))
-        out, at = np.empty(total, dtype=np.uint8), 0
-        for address, size in zip(cells, sizes):
-            c.memmove(out.ctypes.data + at, address, int(size))
-            at += int(size)
+            return _view(at, total, lambda: pins.drop(batch))
+        out = np.empty(total, dtype=np.uint8)
+        call("dray_batch_gather_rows", self._batch, key, self._first, self._count, _address(out),
+             total, None)
+        if not self._copy:
+            out.flags.writeable = False
         return out
 
     def _typed(self, raw, dtype, shape):
         if self._as_torch:
             torch = _torch()
-            with warnings.catch_warnings():  # torch has no read-only tensors
-                warnings.simplefilter("ignore")
+            if raw.flags.writeable:
                 tensor = torch.from_numpy(raw)
-            kind = TORCH.get(dtype) or str(NUMPY[dtype])
-            return tensor.view(getattr(torch, kind)).reshape(self._full(shape, raw, dtype))
-        return raw.view(NUMPY[dtype]).reshape(self._full(shape, raw, dtype))
+            else:
+                with warnings.catch_warnings():  # torch has no read-only tensors
+                    warnings.simplefilter("ignore")
+                    tensor = torch.from_numpy(raw)
+            kind = getattr(torch, TORCH.get(dtype) or str(NUMPY[dtype]))
+            shape = self._full(shape, raw, dtype)
+            return tensor.view(kind).reshape(shape) if raw.size else torch.empty(shape, dtype=kind)
+        values = raw.view(NUMPY[dtype])
+        return values if len(shape) == 1 else values.reshape(self._full(shape, raw, dtype))
 
     @staticmethod
     def _full(shape, raw, dtype):
         """-1 said as a number: an empty array does not tell."""
-        unit = int(np.prod(shape[1:], dtype=np.int64)) * NUMPY[dtype].itemsize
+        unit = math.prod(shape[1:]) * NUMPY[dtype].itemsize
         return [raw.size // unit if unit else 0] + shape[1:] if shape[0] < 0 else shape
+
+
+def _detached(kind, kept, columns):
+    rows = kind.__new__(kind)
+    rows.__dict__.update(kept, _live=False)
+    rows.update(columns)
+    return rows
+
+
+def _own(column):
+    """A column that does not lie in shared memory, for pickles share no more than they must."""
+    values, offsets = column
+    return (values.copy() if isinstance(values, np.ndarray) else values.clone()), offsets
+
+
+@functools.lru_cache(maxsize=None)
+def _dtype(number):
+    """The name of a dray_dtype."""
+    return library().dray_dtype_name(number).decode()
+
+
+def _address(array):
+    return array.__array_interface__["data"][0]
 
 
 def _view(address, size, on_end):
     """Bytes of shared memory as an array, and on_end when the last array over them is gone."""
     memory = (c.c_ubyte * size).from_address(address)
     weakref.finalize(memory, on_end).atexit = False
-    array = np.frombuffer(memory, dtype=np.uint8)
-    array.flags.writeable = False
-    return array
+    return np.frombuffer(memoryview(memory).toreadonly(), dtype=np.uint8)

@@ -175,7 +175,7 @@ def release(tag=None, drop=False, force=False, stream=None, timeout=60.0):
     pinned host memory, or dropped. Waits for what the stream (None: the current one) does so far."""
     fence, event = _fence(stream)
     options = _Release(drop=int(drop), force=int(force), after=c.pointer(fence),
-                       timeout_ns=int(timeout * 1e9))
+                       timeout_ns=_l.nanoseconds(timeout))
     report = _Report()
     call("dray_arena_release", tag and tag.encode(), c.byref(options), c.byref(report))
     del event
@@ -184,7 +184,7 @@ def release(tag=None, drop=False, force=False, stream=None, timeout=60.0):
 
 def resume(tag=None, free_pinned=False, timeout=60.0):
     """Takes memory for them again, at the same addresses, and copies the content back."""
-    options, report = _Resume(free_pinned=int(free_pinned), timeout_ns=int(timeout * 1e9)), _Report()
+    options, report = _Resume(free_pinned=int(free_pinned), timeout_ns=_l.nanoseconds(timeout)), _Report()
     call("dray_arena_resume", tag and tag.encode(), c.byref(options), c.byref(report))
     return _fields(report)
 

@@ -2,14 +2,18 @@
 from __future__ import annotations
 
 import ctypes as c
-from typing import Any, Iterable, Optional
+import functools
+import pickle
+import sys
+from typing import Any, Iterable, Iterator, Optional
 
 import numpy as np
 
 from . import _library as _l
 from ._library import DrayError, call, library
-from .columns import Pins, Rows, Values
-from .queue import Session, claim_options
+from .columns import Pins, Rows
+from .values import Values
+from .queue import Queue, Session, claim_options
 
 
 class Batch(Rows):
@@ -23,6 +27,8 @@ class Batch(Rows):
                          lambda: call("dray_loader_hold", loader._loader, c.byref(load)))
         self.micro, self.micros, self.number = load.micro, load.micros, load.number
 
+    _KEPT = Rows._KEPT + ("micro", "micros", "number")
+
     def set(self, name: str, values: Any, offsets: Any = None) -> None:
         """An output column for the rows of this (micro-)batch: as Queue.insert takes them."""
         self._loader._set(self, name, values, offsets)
@@ -32,6 +38,27 @@ class Batch(Rows):
         self._loader._fail(self, reason)
 
 
+def _worker():
+    """Whether this is a worker of torch's DataLoader."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
+
+
+def _opened(options):
+    return StreamDataLoader(**options)
+
+
+@functools.lru_cache(maxsize=None)
+def _dataset():
+    """StreamDataLoader as torch knows it; without torch, as it is."""
+    try:
+        from torch.utils.data import IterableDataset
+    except ImportError:
+        return StreamDataLoader
+    return type("StreamDataLoader", (StreamDataLoader, IterableDataset),
+                {"__module__": __name__, "__doc__": StreamDataLoader.__doc__})
+
+
 class StreamDataLoader:
     """Iterates over the batches of a task, claimed ahead and balanced; what the loop has finished
     (it asked for the next) is committed. Ends when the partition is finished, or the queue.
@@ -39,17 +66,27 @@ class StreamDataLoader:
     columns: those to read ahead of the loop; others of the task are read when a batch is asked for
     them. Outputs are set with Batch.set. micro=True: yields micro-batches, of which `micros` belong
     together, the number that Megatron's forward_backward_func wants; num_microbatches() tells it
-    before the first is asked for. framework: "numpy" or "torch". copy=True: writable copies. Further keywords are those
-    of dray_claim_options: policy="lockstep", dp_rank, dp_size, peer, peers, token_cap, ...
+    before the first is asked for. framework: "numpy" or "torch"; copy: see columns.Rows. Further
+    keywords are those of dray_claim_options: policy="lockstep", dp_rank, dp_size, peer, peers, token_cap, ...
+
+    For torch's DataLoader (batch_size=None), where torch was imported before, or framework="torch", it
+    is an IterableDataset. Each worker opens a session of its own and commits a batch when it hands it
+    over, with the columns that are read ahead; so the task may write no columns. Its length is known,
+    in batches, where the partition is named and sealed, and the rank claims all of it.
 
     A finished batch that could not be committed because its rows were taken back or cleared is left
     out and counted (counts()["lost"]); strict=True raises DrayError.
     One thread at a time, and not across fork: open one in each worker."""
 
+    def __new__(cls, *arguments: Any, **more: Any) -> StreamDataLoader:
+        if cls is StreamDataLoader and ("torch" in sys.modules or more.get("framework") == "torch"):
+            cls = _dataset()
+        return super().__new__(cls)
+
     def __init__(self, task: str, columns: Iterable[str], count: int, queue: str = "samples",
                  partition: Optional[str] = None, address: Optional[str] = None, ahead: int = 1,
                  ahead_rows: int = 0, ahead_bytes: int = 0, micro: bool = False,
-                 framework: str = "numpy", copy: bool = False, strict: bool = False,
+                 framework: str = "numpy", copy: Optional[bool] = None, strict: bool = False,
                  timeout: float = 60.0, policy: str = "fifo", max_hold: float = 0.0, **claim: Any):
         self._closed = True
         _l.check_word("framework", framework, ("numpy", "torch"))
@@ -58,6 +95,12 @@ class StreamDataLoader:
         self._columns, self._copy, self._strict = list(columns), copy, strict
         self._framework, self._peer = framework, claim.get("peer", 0)
         self._given, self._waiting, self._parts, self._lost = None, [], {}, 0
+        self._again = dict(task=task, columns=self._columns, count=count, queue=queue,
+                           partition=partition, address=address, ahead=ahead, ahead_rows=ahead_rows,
+                           ahead_bytes=ahead_bytes, micro=micro, framework=framework, copy=copy,
+                           strict=strict, timeout=timeout, policy=policy, max_hold=max_hold, **claim)
+        self._queue, self._task, self._partition, self._count = queue, task, partition, count
+        self._address, self._timeout = address, timeout
         options = claim_options(task, count, partition, policy, timeout, max_hold, **claim)
         self._session = Session(queue, address, rank=claim.get("dp_rank", 0), timeout=timeout)
         loader = c.c_void_p()
@@ -69,14 +112,43 @@ class StreamDataLoader:
             self._session.close()
             raise
         self._loader = loader
-        self._pins = Pins(self._session,
+        self._pins = Pins(f"the loader of {task}", self._session,
                           lambda batch: library().dray_loader_unhold(loader, batch))
         self._closed = False
 
     # ---- iterating
 
-    def __iter__(self) -> StreamDataLoader:
+    def __iter__(self) -> Iterator[Batch]:
+        if _worker():
+            return self._within_worker()
         return self
+
+    def _within_worker(self):
+        """A session of the worker's own. What was handed over is committed: the next one may be asked
+        for only when all workers have ended, as DataLoader keeps their order."""
+        with StreamDataLoader(**self._again) as own:
+            for batch in iter(own.__next__, None):
+                handed = pickle.loads(pickle.dumps(batch))
+                own.flush()
+                yield handed
+
+    def __len__(self) -> int:
+        """Batches of the partition, from its first to its last row."""
+        if self._partition is None or self._again.get("dp_size", 1) > 1 or self._again["micro"] or \
+                self._again.get("up_to"):
+            raise TypeError("the length is known of whole batches of a partition that is named")
+        with Queue(self._queue, self._address, timeout=self._timeout) as queue:
+            found = [p for p in queue.status()["partitions"] if p["name"] == self._partition]
+        if not found or not found[0]["sealed"]:
+            raise TypeError(f"the length of partition {self._partition} is not known: it is not sealed")
+        rows = found[0]["rows"] - found[0]["tasks"][self._task]["dead"]
+        return -(-rows // self._count)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __reduce__(self):
+        return _opened, (self._again,)
 
     def __next__(self) -> Batch:
         self._finish()
@@ -105,14 +177,13 @@ class StreamDataLoader:
     def _check(self):
         if self._closed:
             raise DrayError(-15, "the loader is closed")
-        self._pins.sweep()
 
     def _take(self):
         self._check()
         while True:
             load = _l.Load()
             try:
-                call("dray_loader_next", self._loader, _l.WAIT_DEFAULT, c.byref(load))
+                self._pins.call("dray_loader_next", self._loader, _l.WAIT_DEFAULT, c.byref(load))
                 break
             except DrayError as error:
                 if error.name == "EEND":
@@ -133,7 +204,7 @@ class StreamDataLoader:
         try:
             if given.micro + 1 == given.micros and not self._peer:
                 self._hand_in(given)
-            call("dray_loader_done", self._loader, c.byref(given._load))
+            self._pins.call("dray_loader_done", self._loader, c.byref(given._load))
             given._live = False
         except DrayError:
             self._given = given
@@ -143,19 +214,19 @@ class StreamDataLoader:
         if batch is not self._given:
             raise ValueError("this batch is not in the loop's hands any more")
         self._hand_in(batch)
-        call("dray_loader_fail", self._loader, c.byref(batch._load), reason.encode())
+        self._pins.call("dray_loader_fail", self._loader, c.byref(batch._load), _l.reason(reason))
         self._given, batch._live = None, False
 
     def flush(self) -> None:
         """Finishes what the loop has, and commits it now."""
         self._check()
         self._finish()
-        call("dray_loader_flush", self._loader)
+        self._pins.call("dray_loader_flush", self._loader)
 
     def counts(self) -> dict:
         """Batches, rows, committed and lost ones, and how long the loop waited, so far."""
         counts = _l.Counts()
-        call("dray_loader_count", self._loader, c.byref(counts))
+        self._pins.call("dray_loader_count", self._loader, c.byref(counts))
         return {name: getattr(counts, name) for name, _ in counts._fields_[1:]}
 
     def close(self) -> None:
@@ -200,5 +271,5 @@ class StreamDataLoader:
                 for part in put:
                     joined.append(part.offsets[1:] - part.offsets[0] + joined[-1][-1])
                 whole.offsets = np.concatenate(joined).astype(np.uint64)
-            call("dray_batch_set", batch._batch, c.byref(whole.data()))
+            self._pins.call("dray_batch_set", batch._batch, c.byref(whole.data()))
         self._parts = {}

@@ -9,7 +9,9 @@
 from __future__ import annotations
 
 import ctypes as c
+import functools
 import json
+import operator
 import os
 import weakref
 from dataclasses import dataclass
@@ -18,8 +20,9 @@ from typing import Any, Iterable, Mapping, Optional, Sequence, Union
 import numpy as np
 
 from . import _library as _l
-from ._library import DrayError, call, library
-from .columns import Pins, Rows, Values
+from ._library import DrayError, call, library, text
+from .columns import Pins, Rows
+from .values import Values
 
 
 @dataclass(frozen=True)
@@ -43,30 +46,33 @@ class Refill:
     reason: str
 
 
+_CLAIM = {name for name, _ in _l.Claim._fields_}
 _DURABILITY = ("none", "checkpoint", "journal")
 _ON_LOSS = ("refill", "shrink_group", "drop_group")
+_PADS = _l.POLICIES.index("token_balanced")  # as the policies behind it
 _CAUSES = ("failed", "stale", "rolled_back", "bytes_lost")
 
 
-def _text(value):
-    return None if value is None else value.encode()
-
-
 def _names(names):
-    return (c.c_char_p * max(1, len(names)))(*(name.encode() for name in names))
+    return (c.c_char_p * max(1, len(names)))(*map(text, names))
 
 
 def claim_options(task: str, count: int, partition: Optional[str], policy: str,
                   timeout: Optional[float], max_hold: float, **more: Any) -> _l.Claim:
+    """Nobody may write into it: claims that are alike share one."""
     _l.check_word("policy", policy, _l.POLICIES)
-    known = {name for name, _ in _l.Claim._fields_}
-    for key in more:
-        if key not in known:
-            raise TypeError(f"unknown keyword {key!r}; known: {', '.join(sorted(known))}")
-    more = {key: _text(value) if isinstance(value, str) else value for key, value in more.items()}
-    return _l.Claim(task=task.encode(), partition=_text(partition), count=count,
-                    policy=_l.POLICIES.index(policy), timeout_ns=_l.nanoseconds(timeout),
-                    max_hold_ns=int(max_hold * 1e9), **more)
+    for key, value in more.items():
+        if key not in _CLAIM:
+            raise TypeError(f"unknown keyword {key!r}; known: {', '.join(sorted(_CLAIM))}")
+        more[key] = text(value) if value is None or isinstance(value, str) else operator.index(value)
+    return _claim(text(task), text(partition), operator.index(count), _l.POLICIES.index(policy),
+                  _l.nanoseconds(timeout), _l.nanoseconds(max_hold), **more)
+
+
+@functools.lru_cache(maxsize=256)
+def _claim(task, partition, count, policy, timeout_ns, max_hold_ns, **more):
+    return _l.Claim(task=task, partition=partition, count=count, policy=policy,
+                    timeout_ns=timeout_ns, max_hold_ns=max_hold_ns, **more)
 
 
 class Session:
@@ -77,10 +83,10 @@ class Session:
         self.context, self.queue = c.c_void_p(), c.c_void_p()
         self._pid = os.getpid()
         call("dray_open",
-             _l.Options(address=_text(address), name=b"python", role=_text(role), rank=rank,
-                        timeout_ns=int(timeout * 1e9)), c.byref(self.context))
+             _l.Options(address=text(address), name=b"python", role=text(role), rank=rank,
+                        timeout_ns=_l.nanoseconds(timeout)), c.byref(self.context))
         try:
-            call("dray_queue_open", self.context, name.encode(),
+            call("dray_queue_open", self.context, text(name),
                  c.byref(options) if options is not None else None, c.byref(self.queue))
         except DrayError:
             self.close()
@@ -104,50 +110,52 @@ class Claim(Rows):
     """Claimed rows: columns are read by name, see columns.Rows. As a context manager it commits at
     the end of the block; an exception gives the rows back as a failed attempt."""
 
-    def __init__(self, owner: Queue, batch: int, framework: str, copy: bool):
-        super().__init__(owner._pins, batch, 0, library().dray_batch_rows(batch), framework, copy)
-        self._owner, self._settled = owner, False
-        self._pins.hold(batch)
+    def __init__(self, owner: Queue, batch: int, framework: str,
+                 copy: Optional[bool], options: _l.Claim):
+        super().__init__(owner._pins, batch, 0, library().dray_batch_rows(batch), framework, copy,
+                         padded=options.policy >= _PADS)
+        self._owner, self._settled, self._follows = owner, False, options.peer > 0
 
     def set(self, name: str, values: Any, offsets: Any = None) -> None:
         """An output column, a value a row: as Queue.insert takes them. Visible after commit."""
         self._check()
         given = Values(name, values, offsets)
         self._owner._fits(given, self.rows)
-        call("dray_batch_set", self._batch, c.byref(given.data()))
+        self._pins.call("dray_batch_set", self._batch, c.byref(given.data()))
 
     def leave_open(self, rows: Sequence[int] = ()) -> None:
         """What the next commit writes for these rows (none: for all) is a piece, to which the task
         appends."""
         self._check()
-        call("dray_batch_leave_open", self._batch, (c.c_uint32 * max(1, len(rows)))(*rows),
-             len(rows))
+        self._pins.call("dray_batch_leave_open", self._batch,
+                        (c.c_uint32 * max(1, len(rows)))(*rows), len(rows))
 
     def commit(self) -> None:
         """Outputs, tags and the acknowledgement become visible in one step, or none. Raises
         DrayError (ESTALE) when the claim was taken back; repeating a commit succeeds."""
         self._check()
-        call("dray_batch_commit", self._batch)
+        self._pins.call("dray_batch_commit", self._batch)
         self._settled = True
 
     def fail(self, reason: str, rows: Sequence[int] = ()) -> None:
         """Gives rows (none named: all) back as a failed attempt."""
         self._check()
-        call("dray_batch_fail", self._batch, (c.c_uint32 * max(1, len(rows)))(*rows), len(rows),
-             reason.encode())
+        self._pins.call("dray_batch_fail", self._batch, (c.c_uint32 * max(1, len(rows)))(*rows),
+                        len(rows), _l.reason(reason))
         self._settled = not len(rows)
 
     def hold(self, seconds: float = 0) -> None:
         """Of a claim with max_hold: it is taken back so many seconds from now; 0: never."""
         self._check()
-        call("dray_batch_hold", self._batch, int(seconds * 1e9))
+        self._pins.call("dray_batch_hold", self._batch, _l.nanoseconds(seconds))
 
     def free(self) -> None:
-        """Lets go of the rows: what was neither committed nor failed is given back, uncounted.
+        """Lets go of the rows: what was neither committed nor failed is given back at once, uncounted.
         Arrays that were read stay."""
         if self._live:
             self._live = False
-            self._pins.drop(self._batch)
+            self._owner._claims.pop(self._batch, None)
+            self._pins.drop(self._batch, not self._settled and not self._follows)
 
     def __enter__(self) -> Claim:
         return self
@@ -155,7 +163,9 @@ class Claim(Rows):
     def __exit__(self, kind, value, trace):
         try:
             if self._live and not self._settled:
-                if kind is None:
+                if self._follows:
+                    pass  # the first of the peers commits, and fails
+                elif kind is None:
                     self.commit()
                 elif issubclass(kind, Exception):
                     self.fail(f"{kind.__name__}: {value}"[:200])
@@ -164,7 +174,6 @@ class Claim(Rows):
                 raise
         finally:
             self.free()
-            self._owner._sweep()
 
     def __del__(self):
         if getattr(self, "_live", False):
@@ -196,10 +205,10 @@ class Queue:
             array = (_l.QueueTask * max(1, len(found)))()
             for at, (key, needs, *writes) in zip(array, found):
                 writes = list(writes[0]) if writes else []
-                at.name, at.needs, at.needs_count = key.encode(), _names(list(needs)), len(needs)
+                at.name, at.needs, at.needs_count = text(key), _names(list(needs)), len(needs)
                 at.writes, at.writes_count = _names(writes), len(writes)
             provisional = list(provisional)
-            more = {key: _text(v) if isinstance(v, str) else v for key, v in more.items()}
+            more = {key: text(v) if isinstance(v, str) else v for key, v in more.items()}
             options = _l.QueueOptions(tasks=array, task_count=len(found),
                                       on_loss=1 + _ON_LOSS.index(on_loss),
                                       durability=1 + _DURABILITY.index(durability),
@@ -209,8 +218,8 @@ class Queue:
             raise TypeError(f"{', '.join(more)}: only with tasks, by whom the queue is made")
         self.name = name
         self._session = Session(name, address, role, rank, timeout, options)
-        self._pins = Pins(self._session, library().dray_batch_free)
-        self._claims = weakref.WeakValueDictionary()
+        self._pins = Pins(f"queue {name}", self._session, library().dray_batch_free)
+        self._claims = {}  # batch: a weak reference to its claim
 
     def fileno(self) -> int:
         return self._session.fileno()
@@ -219,7 +228,9 @@ class Queue:
         """Gives back what is claimed. Arrays that were read stay what they are."""
         if self._pins is not None and not self._pins.closed:
             for claim in list(self._claims.values()):
-                claim.free()
+                claim = claim()
+                if claim is not None:
+                    claim.free()
             self._pins.close()
 
     def __enter__(self) -> Queue:
@@ -231,14 +242,15 @@ class Queue:
     def __del__(self):
         self.close()
 
-    def _sweep(self):
-        if not self._pins.closed:
-            self._pins.sweep()
-
     def _call(self, name, *arguments):
         if self._pins.closed:
             raise DrayError(-15, f"queue {self.name} is closed")
-        self._pins.sweep()
+        self._pins.call(name, self._session.queue, *arguments)
+
+    def _call_within(self, name, *arguments):
+        """Within `with self._pins:`."""
+        if self._pins.closed:
+            raise DrayError(-15, f"queue {self.name} is closed")
         call(name, self._session.queue, *arguments)
 
     @staticmethod
@@ -257,7 +269,8 @@ class Queue:
 
         columns: {name: values}, of which each is an array or tensor of (rows, ...), a list of
         strings, of bytes or of numbers, a list of arrays (ragged: one a row, of any lengths), a
-        jagged nested tensor, or (values, offsets). Tensors of a GPU are copied to the host.
+        nested tensor, or the tuple (values, offsets), offsets from 0 to the end of the values.
+        Tensors of a GPU are copied to the host.
         group_size: rows of one prompt follow each other; once_per_group: columns and tags have one
         entry a group, and are stored once. tags: {key: a number for all, or one a row}.
         seal: the partition has these rows and no more. timeout: how long to wait for room."""
@@ -270,8 +283,8 @@ class Queue:
         entries = rows // per if refill is None or not once_per_group else 1
         for values in given:
             self._fits(values, entries)
-        options = _l.Insert(partition=partition.encode(), rows=rows, group_size=group_size,
-                            once_per_group=int(once_per_group),
+        options = _l.Insert(partition=text(partition), rows=rows, group_size=group_size,
+                            once_per_group=int(once_per_group), known_only=1,
                             columns=(_l.ColumnData * max(1, len(given)))(*(v.data() for v in given)),
                             column_count=len(given), row_bytes=row_bytes,
                             timeout_ns=_l.nanoseconds(timeout),
@@ -289,18 +302,18 @@ class Queue:
         whole, single = [], []
         for key, values in tags.items():
             if np.ndim(values) == 0:
-                whole.append(_l.Tag(key.encode(), float(values)))
+                whole.append(_l.Tag(text(key), float(values)))
                 continue
             if len(values) != entries:
                 raise ValueError(f"tag {key} has {len(values)} values, not {entries}")
-            single += [_l.RowTag(i, 0, key.encode(), float(v)) for i, v in enumerate(values)]
+            single += [_l.RowTag(i, 0, text(key), float(v)) for i, v in enumerate(values)]
         options.tags, options.tag_count = (_l.Tag * max(1, len(whole)))(*whole), len(whole)
         options.row_tags = (_l.RowTag * max(1, len(single)))(*single)
         options.row_tag_count = len(single)
 
     def seal(self, partition: str, rows: int) -> None:
         """The partition has so many rows, and gets no more."""
-        self._call("dray_seal", partition.encode(), rows)
+        self._call("dray_seal", text(partition), rows)
 
     def refill(self, timeout: Optional[float] = None) -> Refill:
         """Waits until slots want another sample; insert(..., refill=it) answers. Raises DrayError
@@ -323,28 +336,31 @@ class Queue:
 
     def claim(self, task: str, count: int = 1, partition: Optional[str] = None, *,
               up_to: bool = False, policy: str = "fifo", timeout: Optional[float] = None,
-              max_hold: float = 0.0, framework: str = "numpy", copy: bool = False,
-              **more: Any) -> Claim:
+              max_hold: float = 0.0, framework: str = "numpy",
+              copy: Optional[bool] = None, **more: Any) -> Claim:
         """Takes rows that are ready for the task: `count`, or, up_to, fewer. Raises DrayError
         (ETIMEDOUT; EEND: the partition is finished, or the queue). partition None: any, oldest
-        first. Further keywords are those of dray_claim_options: dp_rank, token_cap, fresh, ..."""
+        first. copy: see columns.Rows. Further keywords are those of dray_claim_options: dp_rank,
+        token_cap, fresh, ..."""
         _l.check_word("framework", framework, ("numpy", "torch"))
         options = claim_options(task, count, partition, policy, timeout, max_hold,
                                 up_to=int(up_to), **more)
         batch = c.c_void_p()
-        self._call("dray_claim", c.byref(options), c.byref(batch))
-        claim = Claim(self, batch.value, framework, copy)
-        self._claims[batch.value] = claim
+        with self._pins:
+            self._call_within("dray_claim", c.byref(options), c.byref(batch))
+            self._pins.hold(batch.value)
+        claim = Claim(self, batch.value, framework, copy, options)
+        self._claims[batch.value] = weakref.ref(claim)
         return claim
 
     def wait(self, partition: str, task: Optional[str] = None,
              timeout: Optional[float] = None) -> None:
         """Until the task (None: all tasks) is done with the sealed partition."""
-        self._call("dray_queue_wait", partition.encode(), _text(task), _l.nanoseconds(timeout))
+        self._call("dray_queue_wait", text(partition), text(task), _l.nanoseconds(timeout))
 
     def clear(self, partition: str) -> None:
         """Drops the partition's rows; their memory goes with the last reader."""
-        self._call("dray_clear", partition.encode())
+        self._call("dray_clear", text(partition))
 
     # ---- trainers
 
@@ -352,7 +368,7 @@ class Queue:
               version: int = 0, resume: bool = False) -> None:
         """Bounds how many rows the task may take ahead of the trainer: dray_queue_admit."""
         self._call("dray_queue_admit",
-                   c.byref(_l.Admission(task=_text(task), batch_rows=batch_rows,
+                   c.byref(_l.Admission(task=text(task), batch_rows=batch_rows,
                                         staleness=staleness, concurrency=concurrency,
                                         resume=int(resume), version=version)))
 
@@ -377,8 +393,9 @@ class Queue:
         return epoch.value
 
     def checkpoint(self, path: str) -> None:
-        """Saves the queue in a file of the coordinator's host (durability "checkpoint")."""
-        self._call("dray_queue_checkpoint", os.fspath(path).encode())
+        """Saves the queue (durability "checkpoint" or "journal"). A path (with a "/") is of this host, and
+        opened here; anything else is a name in the coordinator's folder. `restore=` takes both."""
+        self._call("dray_queue_checkpoint", text(os.fspath(path)))
 
     def status(self) -> dict:
         """What `dray status --json` says of the queue."""

@@ -9,29 +9,32 @@ engine's ranks receive them where they want them. Nothing is gathered.
     subscriber = dray.weights.Subscriber(context, "qwen", blocks, group="engine", rank=0, world=8)
     report = subscriber.update()
 
-engine_blocks() makes the blocks of SGLang's and vLLM's parameters; an engine that cannot say where its
-parameters lie gives Subscriber its load_weights.
+engine_blocks() makes the blocks of SGLang's and vLLM's parameters, after it has compared them with the
+checkpoint that the engine loaded; an engine that cannot say where its parameters lie gives Subscriber its
+load_weights.
 """
 from __future__ import annotations
 
 import ctypes as c
 import json
+import operator
 import os
 import sys
 import weakref
-from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Optional, Union
 
 from . import _library as _l
 from . import gpu as _g
 from . import host as _h
+from . import parameters as _p
 from . import trace as _t
 from ._library import DrayError, call, library
-from .engine import engine_blocks, load_config, tensors
+from .engine import engine_blocks, load_config, prove, tensors
 from .host import empty, share
+from .parameters import Block, FlatPart, fsdp1_parameters
 
 __all__ = ["Block", "Context", "FlatPart", "Layout", "Publisher", "Subscriber", "empty",
-           "engine_blocks", "fsdp1_parameters", "share", "tensors"]
+           "engine_blocks", "fsdp1_parameters", "prove", "share", "tensors"]
 
 
 class _RegionInfo(c.Structure):
@@ -105,83 +108,9 @@ _AGAIN, _CLOSED, _TORN, _CANCELED = (-1 - _l.CODES.index(name)
 _SPANS = {"dray_update_weights": "weights update", "dray_prefetch_weights": "weights prefetch",
           "dray_commit_weights": "weights commit"}
 STAGING = 16 << 20  # of a publisher of private host memory, where nothing else is said
-_INSERTED = ("_orig_mod.", "_checkpoint_wrapped_module.")  # into names, by what wraps modules
 
 
 # ---- layouts -------------------------------------------------------------------------------------
-
-@dataclass
-class Block:
-    """A rectangle of a tensor, in memory of this rank: `tensor` is a view of it, of any strides."""
-    name: str
-    shape: tuple              # of the whole tensor
-    tensor: Any
-    start: Optional[tuple] = None  # where in the whole the view's first element is; None: at its start
-
-
-class FlatPart:
-    """The part of a parameter that lies in a rank's shard of FSDP1's flat parameter: elements
-    [first, first + count) of the parameter's, dense from `at` on, looked up each time: the shard may
-    move."""
-
-    def __init__(self, flat, shape, at=0, first=0, count=0):
-        self.flat, self.shape = flat, tuple(shape)
-        self.at, self.first, self.count = at, first, count
-
-    @property
-    def tensor(self):
-        shard = getattr(self.flat, "_local_shard", None)
-        shard = self.flat.data if shard is None else shard
-        return shard.detach()[self.at:self.at + self.count]
-
-
-def fsdp1_parameters(module):
-    """(name, FlatPart) of all parameters of a module in FullyShardedDataParallel, for Publisher."""
-    for path, unit in module.named_modules():
-        handle = getattr(unit, "_handle", None)
-        flat = getattr(handle, "flat_param", None)
-        if flat is None:
-            continue
-        path = path.replace("_fsdp_wrapped_module", "").replace("..", ".").strip(".")
-        for name, shape, info in zip(flat._fqns, flat._shapes, flat._shard_param_infos):
-            name = f"{path}.{name}" if path else name
-            if info.in_shard:
-                yield name, FlatPart(flat, shape, info.offset_in_shard, info.intra_param_start_idx,
-                                     info.numel_in_shard)
-            else:
-                yield name, FlatPart(flat, shape)
-
-
-def _local(tensor):
-    """The memory of a parameter, which may be a DTensor, and how it is cut."""
-    if isinstance(tensor, FlatPart):
-        return tensor.tensor, None, None
-    if isinstance(tensor, Block):
-        return _tensor(tensor.tensor).detach(), None, None
-    if hasattr(tensor, "placements"):
-        return tensor.detach().to_local(), tensor.device_mesh, tensor.placements
-    return _tensor(tensor).detach(), None, None
-
-
-def _tensor(values):
-    """numpy's arrays as tensors over the same memory."""
-    return values if hasattr(values, "untyped_storage") else _g._torch().from_numpy(values)
-
-
-def _pairs(parameters):
-    """(name, parameter) of a module, a mapping or pairs, by the names of checkpoints."""
-    if hasattr(parameters, "named_parameters"):
-        parameters = parameters.named_parameters()
-    elif hasattr(parameters, "items"):
-        parameters = parameters.items()
-    found = []
-    for entry in parameters:
-        name, parameter = (entry.name, entry) if isinstance(entry, Block) else entry
-        for part in _INSERTED:
-            name = name.replace(part, "")
-        found.append((name, parameter))
-    return found
-
 
 def _mesh_of(mesh, placements):
     m = _Mesh(ndim=mesh.ndim)
@@ -205,6 +134,7 @@ class Layout:
         self.pointer = c.c_void_p()
         self.regions = []
         self.private = False  # some of it lies in host memory that other processes cannot map
+        self.cuda = False     # some of it lies on a GPU
         self._index = {}
         self._config = load_config(config) if config is not None else None
         call("dray_layout_new", c.byref(self.pointer))
@@ -243,6 +173,7 @@ class Layout:
                 _g.Region.over(at, size, name, uuid is not None, keep)
             kind = _g.CUDA if uuid else _g.SHARED if shared else _g.HOST
             self.private = self.private or kind == _g.HOST
+            self.cuda = self.cuda or kind == _g.CUDA
             info = _RegionInfo(kind, size, name.encode())
             if uuid:
                 info.device[:] = uuid
@@ -296,7 +227,7 @@ class Layout:
     def add_parameter(self, name, parameter):
         """A parameter of this rank: whole, or a DTensor's shard. Where nothing of it is here, only
         the name is added."""
-        local, mesh, placements = _local(parameter)
+        local, mesh, placements = _p.local(parameter)
         if self._config is not None and not isinstance(parameter, FlatPart):
             self._add_module(name, local, mesh, placements)
             return
@@ -350,7 +281,7 @@ class Layout:
              (c.c_int64 * _l.MAX_DIMS)(*start), (c.c_int64 * _l.MAX_DIMS)(*extent), offset)
 
     def add_block(self, block):
-        view = _tensor(block.tensor).detach()
+        view = _p.local(block)[0]
         tensor = self.add_tensor(block.name, view.dtype, tuple(block.shape))
         if view.numel() == 0:
             return
@@ -380,8 +311,12 @@ class Context:
         self.pointer, self._pid = c.c_void_p(), os.getpid()
         self._opened = weakref.WeakSet()  # what must end before it does
         options = _l.Options(address=address and address.encode(), role=role and role.encode(),
-                             name=name and name.encode(), rank=rank, timeout_ns=int(timeout * 1e9))
+                             name=name and name.encode(), rank=rank, timeout_ns=_l.nanoseconds(timeout))
         call("dray_open", options, c.byref(self.pointer))
+
+    def barrier(self, name: str, count: int, timeout: Optional[float] = None) -> None:
+        """Until so many sessions have entered the barrier of this name."""
+        call("dray_barrier", self.pointer, _l.text(name), count, _l.nanoseconds(timeout))
 
     def close(self) -> None:
         """Ends the session, its publishers and subscribers before it."""
@@ -429,8 +364,11 @@ class _Opened:
 class Publisher(_Opened):
     """This rank's parameters, published where they lie. `model`: the name by which engines find them.
 
-    parameters: a module, (name, tensor) pairs or a mapping, tensors whole or DTensors (FSDP2's); or
-    Blocks, where this rank's part is cut in another way. Kept, and looked at by every publish.
+    parameters: a module (or its named_parameters(); FSDP1's, too), which is asked anew by every publish
+    what its parameters are; with buffers, also for those that its state_dict() has. Or (name, tensor)
+    pairs or a mapping, tensors whole or DTensors (FSDP2's); or Blocks, where this rank's part is cut in
+    another way: those are the tensors themselves. publish finds them where they lie by then, and raises
+    DrayError (ESTALE) for one that was replaced, as far as that can be seen.
     config: a config.json, or a folder with one, for modules of transformers whose parameters are not
     the checkpoint's tensors (packed experts).
     staging_bytes: of shared memory, through which engines of this host get what lies in private host
@@ -441,32 +379,42 @@ class Publisher(_Opened):
     def __init__(self, context: Context, model: str, parameters: Any, rank: int = 0, world: int = 1,
                  staging_bytes: Optional[int] = None, snapshot: bool = False, timeout: float = 60.0,
                  config: Optional[str] = None, checksum: bool = True, delta: bool = False,
-                 delta_dtype: Any = None):
-        self._parameters, self._config = _pairs(parameters), config
+                 delta_dtype: Any = None, buffers: bool = False):
+        self._given, self._config = _p.given(parameters, buffers), config
         self._context, self.pointer, self._layout = context, c.c_void_p(), None
-        self._layout = self._build()
+        pairs = self._given.pairs()
+        self._kinds = {name: _p.kind(parameter) for name, parameter in pairs}
+        self._layout, self._known = self._build(pairs), _p.places(pairs)
         self._published = None
         self._timeout = timeout
         live = self._live = self._layout.live()
         if staging_bytes is None:
             staging_bytes = STAGING if self._layout.private and not snapshot else 0
         options = _PublisherOptions(regions=live, rank=rank, world=world, snapshot=int(snapshot),
-                                    staging_bytes=staging_bytes, timeout_ns=int(timeout * 1e9),
+                                    staging_bytes=staging_bytes, timeout_ns=_l.nanoseconds(timeout),
                                     checksum=0 if checksum else -1, delta=int(delta),
                                     delta_dtype=_g.dtype_code(delta_dtype) if delta_dtype else 0)
         call("dray_publisher_open", context.pointer, model.encode(), self._layout.pointer,
              c.byref(options), c.byref(self.pointer))
         context._opened.add(self)
 
-    def _build(self):
+    def _build(self, pairs):
         layout = Layout(self._config)
-        for name, parameter in self._parameters:
+        for name, parameter in pairs:
             if isinstance(parameter, Block):
                 layout.add_block(parameter)
             else:
                 layout.add_parameter(name, parameter)
-        self._shape = self._where(layout)
         return layout
+
+    def _now(self):
+        """The parameters as they are now, of the kinds that were announced."""
+        pairs = self._given.pairs()
+        for name, parameter in pairs:
+            if (found := _p.kind(parameter)) != self._kinds[name]:
+                raise _p.stale(name, "was {} {}, and is {} {}: open the Publisher anew".format(
+                    *self._kinds[name], *found))
+        return pairs
 
     @staticmethod
     def _where(layout):
@@ -478,54 +426,60 @@ class Publisher(_Opened):
         finally:
             library().dray_free(out)
 
-    def _addresses(self):
-        return [_local(p)[0].data_ptr() for _, p in self._parameters]
-
     def moved(self):
         """Tells the readers when parameters lie elsewhere now: after an offload and load, .to(),
-        a resumed arena. publish calls it; True: they did."""
+        load_state_dict(assign=True), a resumed arena. publish calls it; True: they did."""
         if not self.pointer:
             raise DrayError(_CLOSED, "this Publisher is closed")
+        pairs = self._now()
+        places = _p.places(pairs)
         try:
             for region in self._layout.regions:
                 region.check()
-            if self._addresses() == self._at():
+            if places == self._known:
                 return False
         except DrayError as e:
             if e.name != "ESTALE":
                 raise
         if self._published is not None:
             self.wait()
-        before, shape = self._layout, self._shape
-        layout = self._build()
+        before, layout = self._layout, self._build(pairs)
         live = layout.live()
-        if self._shape == shape:
+        if self._where(layout) == self._where(before):
             self._call("dray_publisher_move", live)
         else:  # other pieces of expandable segments
             self._call("dray_publisher_relay", layout.pointer, live)
-        self._layout, self._live = layout, live
-        self._remember()
+        self._layout, self._live, self._known = layout, live, places
         before.close()
         return True
-
-    def _at(self):
-        if not hasattr(self, "_known"):
-            self._remember()
-        return self._known
-
-    def _remember(self):
-        self._known = self._addresses()
 
     def publish(self, version, stream=None):
         """This rank's parameters hold `version` as soon as the stream (None: the current one) has
         done what it was given so far."""
         self.moved()
         fence = event = None
-        if any(_local(p)[0].is_cuda for _, p in self._parameters):
+        if self._layout.cuda:
             fence, event = _g._fence(stream)
         with _t.span("weights publish", version):
             self._call("dray_publish", version, c.byref(fence) if fence else None)
         self._published, self._event = version, event
+
+    def deliver(self, version=None, groups=1, timeout=None):
+        """Until engines have the version (None: the last) or a newer one: so many groups, or those named
+        (one or several), which need not be there yet. Takes nothing back, so that late ones find it;
+        wait() does: all ranks call this before that. Raises DrayTimeout that names those missing."""
+        version = self._published if version is None else version
+        if version is None:
+            raise ValueError("deliver: no version was published yet")
+        names = None
+        if not hasattr(groups, "__index__"):
+            names = [name.encode() for name in ([groups] if isinstance(groups, str) else groups)]
+        count = operator.index(groups) if names is None else len(names)
+        if count < 1:
+            raise ValueError(f"groups: a number of at least 1, or names expected, found {groups!r}")
+        with _t.span("weights deliver", version, "wait"):
+            self._call("dray_publisher_deliver", version, names and (c.c_char_p * count)(*names), count,
+                       _l.nanoseconds(self._timeout if timeout is None else timeout))
 
     def wait(self, version=None, timeout=None):
         """Before the next write: until readers of the version (None: the last) are done. How many
@@ -535,12 +489,16 @@ class Publisher(_Opened):
         if version is not None:
             with _t.span("weights wait", version, "wait"):
                 self._call("dray_publisher_wait", version,
-                     int((self._timeout if timeout is None else timeout) * 1e9), c.byref(dropped))
+                     _l.nanoseconds(self._timeout if timeout is None else timeout), c.byref(dropped))
         return dropped.value
 
-    def attach(self, optimizer):
-        """The optimizer waits before each step. Returns the hook's handle."""
+    def attach(self, optimizer, groups=None):
+        """The optimizer waits before each step: until readers are done, and before that until so many
+        groups, or those of these names, have what was published (groups: as deliver takes them; None:
+        none need). Returns the hook's handle."""
         def wait(*_):
+            if groups is not None and self._published is not None:
+                self.deliver(groups=groups)
             self.wait()
         return optimizer.register_step_pre_hook(wait)
 
@@ -550,7 +508,7 @@ class Publisher(_Opened):
         pins, count = (_Pin * 16)(), c.c_uint32()
         try:
             self._call("dray_publisher_release",
-                 int((self._timeout if timeout is None else timeout) * 1e9), pins, 16,
+                 _l.nanoseconds(self._timeout if timeout is None else timeout), pins, 16,
                  c.byref(count))
         except DrayError as e:
             names = ", ".join(p.name.decode("utf-8", "replace") for p in pins[:count.value])
@@ -566,7 +524,11 @@ class Subscriber(_Opened):
     """This rank's part of an engine; the ranks of `group` (`world` of them) take versions together.
 
     blocks: Block, a rectangle each (views of fused parameters are as good as whole ones; engine_blocks
-    makes them for SGLang and vLLM), or a module or (name, tensor) pairs: whole tensors.
+    makes them for SGLang and vLLM), or a module (or its named_parameters(), with buffers also those
+    that its state_dict() has), (name, tensor) pairs or a mapping: whole tensors. What the engine
+    replaced since the last update (.to(), load_state_dict(assign=True)) is laid out anew by the next
+    one: of a module, and of Blocks whose tensor is a function; tensors and views that are not their
+    parameters' memory any more are refused as far as that can be seen (DrayError, ESTALE).
     load: instead, the engine's load_weights: called with a list of (name, tensor), whole tensors in
     host memory that are good until it returns, bucket by bucket, at most bucket_bytes of them.
     tensors: which it takes, {name: (shape, dtype)} or {name: tensor}, as tensors("qwen3-8b") or a
@@ -575,33 +537,66 @@ class Subscriber(_Opened):
     def __init__(self, context: Context, model: str, blocks: Any = (), group: str = "engine",
                  rank: int = 0, world: int = 1, timeout: float = 60.0, *,
                  load: Optional[Callable[[list], Any]] = None,
-                 tensors: Optional[Mapping[str, Any]] = None, bucket_bytes: int = 512 << 20):
+                 tensors: Optional[Mapping[str, Any]] = None, bucket_bytes: int = 512 << 20,
+                 buffers: bool = False):
         self._context, self.pointer, self._failure = context, c.c_void_p(), None
-        self._layout = Layout()
+        self._started = self._lost = False  # an update; this rank, while it was laid out anew
+        self._model, self._options_of = model, dict(group=group.encode(), rank=rank, world=world,
+                                                    timeout_ns=_l.nanoseconds(timeout))
         if load is None:
-            if hasattr(blocks, "named_parameters") or hasattr(blocks, "items"):
-                blocks = _pairs(blocks)
-            for block in blocks:
-                if not isinstance(block, Block):
-                    if not isinstance(block, tuple) or len(block) != 2:
-                        raise TypeError("blocks: a module, Blocks or (name, tensor) pairs expected, found "
-                                        f"{type(block).__name__}")
-                    block = Block(block[0], block[1].shape, block[1])
-                self._layout.add_block(block)
+            self._given = _p.given(blocks, buffers)
+            self._open(*self._lay_out())
         elif tensors is None:
             raise ValueError("tensors: which ones load takes, {name: (shape, dtype)}")
-        self._live = self._layout.live()
-        options = _SubscriberOptions(regions=self._live, group=group.encode(), rank=rank,
-                                     world=world, timeout_ns=int(timeout * 1e9))
-        if load is not None:
+        else:
+            self._given, layout = None, Layout()
             for name, of in tensors.items():
                 shape, dtype = of if isinstance(of, tuple) else (of.shape, of.dtype)
-                self._layout.add_tensor(name, dtype, tuple(shape))
+                layout.add_tensor(name, dtype, tuple(shape))
             self._load = _LoadOptions(load=self._callback(load), bucket_bytes=bucket_bytes)
-            options.load = c.addressof(self._load)
-        call("dray_subscriber_open", context.pointer, model.encode(), self._layout.pointer,
-             c.byref(options), c.byref(self.pointer))
+            self._open(layout, None, load=c.addressof(self._load))
         context._opened.add(self)
+
+    def _lay_out(self):
+        """A layout of the memory as it is now, and where that lies."""
+        pairs, layout = self._given.pairs(), Layout()
+        for name, tensor in pairs:
+            layout.add_block(tensor if isinstance(tensor, Block) else Block(name, tensor.shape, tensor))
+        return layout, self._given.places()
+
+    def _open(self, layout, places, **options):
+        self._layout, self._places, self._live = layout, places, layout.live()
+        options = _SubscriberOptions(regions=self._live, **self._options_of, **options)
+        call("dray_subscriber_open", self._context.pointer, self._model.encode(), layout.pointer,
+             c.byref(options), c.byref(self.pointer))
+        self._lost = False
+
+    def _elsewhere(self):
+        """The name of a parameter that does not lie where the last layout says; None: all do."""
+        if self._given is None:
+            return None
+        now = self._given.places()
+        return next((new[0] for new, old in zip(now, self._places) if new != old),
+                    None if len(now) == len(self._places) else now[-1][0])
+
+    def _settle(self):
+        """Before an update: this rank comes again, with the memory as it is now, where it was replaced.
+        What it holds is not known then: its group is torn until all ranks have updated, and what was
+        prefetched is gone."""
+        if not self._lost and (not self.pointer or self._started or not self._elsewhere()):
+            return
+        layout, places = self._lay_out()
+        before, pointer, self.pointer = self._layout, self.pointer, c.c_void_p()
+        self._lost = True
+        if pointer:
+            library().dray_subscriber_close(pointer)
+        before.close()
+        self._open(layout, places)
+
+    def _still(self, what):
+        """Raises where memory was replaced since the last update began."""
+        if name := self._elsewhere():
+            raise _p.stale(name, f"lies elsewhere than {what}: the next update lays it out anew")
 
     def _callback(self, load):
         """`load` as the library calls it. What it raises is the cause of the update's error."""
@@ -624,7 +619,7 @@ class Subscriber(_Opened):
         return _UpdateOptions(mode=MODES[mode], strategy=STRATEGIES[strategy],
                               min_version=min_version, path=path and os.fspath(path).encode(),
                               path_version=path_version, bucket_bytes=bucket_bytes,
-                              verify=0 if verify else -1, timeout_ns=int(timeout * 1e9),
+                              verify=0 if verify else -1, timeout_ns=_l.nanoseconds(timeout),
                               peers=0 if peers else -1, ctas=ctas, copy_engines=int(copy_engines))
 
     @staticmethod
@@ -635,6 +630,7 @@ class Subscriber(_Opened):
 
     def _run(self, name, options):
         report, self._failure = _UpdateReport(), None
+        self._settle()
         try:
             with _t.span(_SPANS[name], options.min_version or -1, "transfer"):
                 self._call(name, c.byref(options), c.byref(report))
@@ -642,6 +638,7 @@ class Subscriber(_Opened):
             if self._failure is not None:
                 raise error from self._failure
             raise
+        self._still("this update wrote")
         return self._dict(report)
 
     def update(self, mode: str = "auto", strategy: str = "direct", min_version: int = 0,
@@ -671,10 +668,12 @@ class Subscriber(_Opened):
         return self.update(mode="disk", path=path, path_version=version, **options)
 
     def start(self, *arguments: Any, **options: Any) -> None:
-        """An update (its arguments) that does not block: start, poll until it is True (fileno says
-        when), finish."""
-        self._failure = None
-        self._call("dray_update_start", c.byref(self._options(*arguments, **options)))
+        """An update (its arguments) that does not block: start, poll until it is True (fileno, which
+        is to be asked after start, says when), finish."""
+        self._failure, options = None, self._options(*arguments, **options)
+        self._settle()
+        self._call("dray_update_start", c.byref(options))
+        self._started = True
 
     def poll(self) -> bool:
         if not self.pointer:
@@ -689,6 +688,9 @@ class Subscriber(_Opened):
             self._call("dray_update_finish", c.byref(report))
         except DrayError as error:
             raise error from self._failure
+        finally:
+            self._started = False
+        self._still("this update wrote")
         return self._dict(report)
 
     def prefetch(self, **options: Any) -> dict:
@@ -726,13 +728,15 @@ class Subscriber(_Opened):
 
     def verify(self) -> None:
         """Compares the memory with what the last update brought."""
+        self._still("the last update wrote")
         self._call("dray_subscriber_verify")
 
     def leave(self, timeout: float = 60.0) -> None:
         """Before the engine ends: off the routers' list, and until no other engine reads from it."""
-        self._call("dray_subscriber_leave", int(timeout * 1e9), None)
+        self._call("dray_subscriber_leave", _l.nanoseconds(timeout), None)
 
     def close(self) -> None:
+        self._lost = False
         self._end("dray_subscriber_close")
 
 

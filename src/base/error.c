@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #define STRING_(x) #x
 #define STRING(x) STRING_(x)
@@ -64,6 +65,27 @@ int dray__fail(dray_error *error, int code, const char *format, ...)
     return code;
 }
 
+/* What sets the limit that was met, so far as it is one of this process. */
+static void add_limit(int errnum, char *out, size_t capacity)
+{
+    static const struct {
+        int errnum;
+        __rlimit_resource_t limit;
+        const char *option;
+        rlim_t unit;
+    } limits[] = {{EMFILE, RLIMIT_NOFILE, "n", 1},
+                  {EFBIG, RLIMIT_FSIZE, "f", 1024},
+                  {ENOMEM, RLIMIT_AS, "v", 1024}};
+    struct rlimit now;
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
+        if (limits[i].errnum == errnum && getrlimit(limits[i].limit, &now) == 0 &&
+            now.rlim_cur != RLIM_INFINITY)
+            snprintf(out, capacity, " (ulimit -%s is %llu)", limits[i].option,
+                     (unsigned long long)(now.rlim_cur / limits[i].unit));
+    if (errnum == ELOOP)
+        snprintf(out, capacity, " (a symbolic link, which is not followed here)");
+}
+
 int dray__fail_errno(dray_error *error, int errnum, const char *format, ...)
 {
     int code = errnum == ENOMEM ? DRAY_ENOMEM : DRAY_ESYS;
@@ -75,6 +97,8 @@ int dray__fail_errno(dray_error *error, int errnum, const char *format, ...)
         size_t used = strlen(error->message);
         snprintf(error->message + used, sizeof error->message - used, ": %s",
                  strerrordesc_np(errnum) ? strerrordesc_np(errnum) : "unknown errno");
+        used = strlen(error->message);
+        add_limit(errnum, error->message + used, sizeof error->message - used);
     }
     return code;
 }

@@ -1,6 +1,10 @@
 #include "base/io.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 int dray__read_at(int fd, void *data, size_t size, off_t at)
@@ -29,4 +33,45 @@ int dray__write_all(int fd, const void *data, size_t size)
         done += (size_t)n;
     }
     return 0;
+}
+
+int dray__copy_rest(int from, int to)
+{
+    char block[1 << 16];
+    ssize_t n;
+    while ((n = read(from, block, sizeof block)) != 0) {
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 || dray__write_all(to, block, (size_t)n) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+int dray__open_beneath(int folder, const char *name, int flags, mode_t mode)
+{
+    flags |= O_CLOEXEC | O_NOFOLLOW;
+    const struct open_how how = {.flags = (unsigned)flags,
+                                 .mode = flags & O_CREAT ? mode : 0,
+                                 .resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS};
+    long fd = syscall(SYS_openat2, folder, name, &how, sizeof how);
+    if (fd >= 0 || (errno != ENOSYS && errno != EPERM))
+        return (int)fd;
+    if (strchr(name, '/') || strcmp(name, "..") == 0) {
+        errno = EXDEV; /* as openat2 says it */
+        return -1;
+    }
+    return openat(folder, name, flags, mode);
+}
+
+FILE *dray__open_stream(const char *path, const char *mode)
+{
+    int flags = mode[0] == 'r'   ? O_RDONLY
+                : mode[0] == 'w' ? O_WRONLY | O_CREAT | O_TRUNC
+                                 : O_WRONLY | O_CREAT | O_APPEND;
+    int fd = open(path, flags | O_CLOEXEC | O_NOFOLLOW, 0666);
+    FILE *file = fd < 0 ? NULL : fdopen(fd, mode);
+    if (fd >= 0 && !file)
+        close(fd);
+    return file;
 }

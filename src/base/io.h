@@ -1,12 +1,22 @@
-/* Whole reads and writes: what a signal or the file system cut short goes on. */
+/* Whole reads and writes: what a signal or the file system cut short goes on. Names in a folder. */
 #ifndef DRAY_BASE_IO_H
 #define DRAY_BASE_IO_H
 
 #include <stddef.h>
+#include <stdio.h>
 #include <sys/types.h>
 
 /* 0, or -1 with errno; EIO: the file ends before. */
 int dray__read_at(int fd, void *data, size_t size, off_t at);
 int dray__write_all(int fd, const void *data, size_t size);
+/* The rest of one file, to the other. 0, or -1 with errno. */
+int dray__copy_rest(int from, int to);
+/* As open(2), close-on-exec, of what lies in the folder or beneath it: ".." and absolute paths lead
+ * nowhere, nor do links. Where the kernel has no openat2 (before 5.6), names alone, no paths. -1
+ * with errno. */
+int dray__open_beneath(int folder, const char *name, int flags, mode_t mode);
+/* fopen of "r", "w" or "a", close-on-exec, and not where the path ends in a symbolic link (ELOOP):
+ * what others put into our folders leads nowhere else. */
+FILE *dray__open_stream(const char *path, const char *mode);
 
 #endif

@@ -2,18 +2,34 @@
 
 #include "base/error.h"
 #include "base/io.h"
+#include "base/wire.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+/* jansson does not say which of its failures are of memory: of those, another try ends elsewhere.
+ */
+static bool fails_again(const char *text, size_t size, const json_error_t *problem)
+{
+    json_error_t again;
+    json_t *json = json_loadb(text, size, JSON_REJECT_DUPLICATES, &again);
+    json_decref(json);
+    return !json && problem->text[0] && problem->position == again.position &&
+           strcmp(problem->text, again.text) == 0;
+}
 
 int dray__json_parse(const char *text, size_t size, const char *what, json_t **out,
                      dray_error *error)
 {
     json_error_t problem;
     json_t *json = json_loadb(text, size, JSON_REJECT_DUPLICATES, &problem);
+    if (!json && !fails_again(text, size, &problem))
+        return dray__nomem(error);
     if (!json)
         return dray__fail(error, DRAY_EFORMAT, "%s: line %d, column %d: %s", what, problem.line,
                           problem.column, problem.text);
@@ -48,4 +64,39 @@ int dray__json_load(const char *path, size_t max_bytes, json_t **out, dray_error
     free(text);
     close(fd);
     return status;
+}
+
+static void drop_unless(int rc, json_t **container)
+{
+    if (!rc)
+        return;
+    json_decref(*container);
+    *container = NULL;
+}
+
+void dray__json_set(json_t **object, const char *key, json_t *value)
+{
+    drop_unless(json_object_set_new(*object, key, value), object);
+}
+
+void dray__json_append(json_t **array, json_t *value)
+{
+    drop_unless(json_array_append_new(*array, value), array);
+}
+
+static int write_more(const char *text, size_t size, void *writer)
+{
+    dray__put_bytes(writer, text, size);
+    return 0;
+}
+
+char *dray__json_text(const json_t *json, size_t flags)
+{
+    dray__writer w = {0};
+    int rc = json_dump_callback(json, write_more, &w, flags);
+    dray__put_u8(&w, 0);
+    if (!rc && !w.failed)
+        return (char *)w.data;
+    dray__writer_free(&w);
+    return NULL;
 }

@@ -11,4 +11,13 @@ int dray__json_parse(const char *text, size_t size, const char *what, json_t **o
 /* Reads a file of at most max_bytes. DRAY_ENOENT, DRAY_ESYS, DRAY_EFORMAT. */
 int dray__json_load(const char *path, size_t max_bytes, json_t **out, dray_error *error);
 
+/* Put a value, which is taken in any case, into an object or an array. One that cannot take it, as
+ * memory ran out, is freed and becomes NULL, and stays that: so many values need one look at the
+ * end. Neither json_pack nor json_dumps makes anything of NULL. */
+void dray__json_set(json_t **object, const char *key, json_t *value);
+void dray__json_append(json_t **array, json_t *value);
+/* As json_dumps, which writes on where memory ran out within a key. NULL: out of memory, or no
+ * value. */
+char *dray__json_text(const json_t *json, size_t flags);
+
 #endif

@@ -16,7 +16,11 @@
 enum {
     RECORD = 16 << 10,  /* plain bytes of a TLS record, at most */
     OVERHEAD = 256 + 5, /* and what a record adds (RFC 8446 section 5.2) */
-    BUFFER = 64 << 10
+    BUFFER = 64 << 10,
+    /* How often the other side may change keys before a MiB came: each change costs more than the
+     * few bytes that ask for it, and an answer, which waits here while nobody reads it. */
+    CHANGES = 32,
+    CHANGES_PER = 1 << 20
 };
 
 /* Ciphertext between OpenSSL and the socket. What was encrypted once must go out as it is, so it is
@@ -35,7 +39,8 @@ struct dray__tls {
     dray__tls_find find;
     void *user;
     stream in, out;
-    size_t chunk;
+    size_t chunk, came; /* came: bytes since `changes` was 0 */
+    uint32_t changes;   /* of keys */
 };
 
 /* ---- between OpenSSL and the socket ---------------------------------------------------------- */
@@ -87,6 +92,8 @@ static int on_read(BIO *bio, char *data, int size)
     dray__tls *tls = BIO_get_data(bio);
     stream *in = &tls->in;
     BIO_clear_retry_flags(bio);
+    if (tls->broken)
+        return -1;
     if (in->begin == in->end) {
         ssize_t n;
         in->begin = in->end = 0;
@@ -113,6 +120,16 @@ static long on_control(BIO *bio, int command, long number, void *pointer)
 {
     (void)bio, (void)number, (void)pointer;
     return command == BIO_CTRL_FLUSH; /* dray__tls_flush does */
+}
+
+static void on_message(int write, int version, int type, const void *data, size_t size, SSL *ssl,
+                       void *user)
+{
+    (void)version, (void)user;
+    dray__tls *tls = SSL_get_app_data(ssl);
+    if (!write && type == SSL3_RT_HANDSHAKE && size &&
+        *(const uint8_t *)data == SSL3_MT_KEY_UPDATE && ++tls->changes > CHANGES)
+        tls->broken = EPROTO; /* nothing more is read (on_read) */
 }
 
 /* ---- keys ------------------------------------------------------------------------------------ */
@@ -176,6 +193,7 @@ static SSL_CTX *new_context(bool server)
     SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
     SSL_CTX_set_num_tickets(context, 0);
     SSL_CTX_set_max_early_data(context, 0);
+    SSL_CTX_set_msg_callback(context, on_message);
     if (server) {
         SSL_CTX_set_psk_find_session_callback(context, find_key);
     } else {
@@ -437,6 +455,9 @@ ssize_t dray__tls_recv(dray__tls *tls, void *data, size_t size)
         return recv_failed(tls, reason);
     }
     ERR_clear_error();
+    tls->came += got;
+    if (tls->came >= CHANGES_PER)
+        tls->came = tls->changes = 0;
     return got ? (ssize_t)got : -EAGAIN;
 }
 

@@ -22,7 +22,7 @@ void *dray__put_space(dray__writer *w, size_t size)
 {
     if (w->failed)
         return NULL;
-    if (size > w->capacity - w->size) {
+    if (!w->data || size > w->capacity - w->size) {
         size_t capacity = w->capacity ? w->capacity : 256;
         while (capacity - w->size < size) {
             if (capacity > SIZE_MAX / 2) {
@@ -160,22 +160,37 @@ const void *dray__get_blob(dray__reader *r, size_t *size)
     return at;
 }
 
-char *dray__get_string(dray__reader *r, size_t max)
+static char *get_text(dray__reader *r, size_t max, bool plain)
 {
     size_t size;
-    const char *at = dray__get_blob(r, &size);
-    if (!at || size > max || memchr(at, 0, size) || !dray__utf8_valid(at, size)) {
-        r->failed = true;
+    const char *at = dray__get_blob(r, &size), *why = NULL;
+    if (!at)
         return NULL;
-    }
-    char *copy = malloc(size + 1);
+    if (size > max)
+        why = "too long a text";
+    else if (memchr(at, 0, size) || !dray__utf8_valid(at, size))
+        why = "a text that is not UTF-8";
+    else if (plain && !dray__utf8_plain(at, size))
+        why = "a control character in a name";
+    char *copy = why ? NULL : malloc(size + 1);
     if (!copy) {
+        r->why = why ? why : "no memory";
         r->failed = true;
         return NULL;
     }
     memcpy(copy, at, size);
     copy[size] = 0;
     return copy;
+}
+
+char *dray__get_string(dray__reader *r, size_t max)
+{
+    return get_text(r, max, true);
+}
+
+char *dray__get_prose(dray__reader *r, size_t max)
+{
+    return get_text(r, max, false);
 }
 
 uint32_t dray__get_count(dray__reader *r, size_t item_bytes)
@@ -191,12 +206,22 @@ uint32_t dray__get_count(dray__reader *r, size_t item_bytes)
 int dray__reader_finish(const dray__reader *r, const char *what, dray_error *error)
 {
     if (r->failed)
-        return dray__fail(error, DRAY_EFORMAT, "%s: short or malformed at byte %zu of %zu", what,
-                          r->at, r->size);
+        return dray__fail(error, DRAY_EFORMAT, "%s: %s at byte %zu of %zu", what,
+                          r->why ? r->why : "short or malformed", r->at, r->size);
     if (r->at != r->size)
         return dray__fail(error, DRAY_EFORMAT, "%s: expected %zu bytes, found %zu", what, r->at,
                           r->size);
     return DRAY_OK;
+}
+
+/* The second row of controls, U+0080 to U+009F, is C2 80 to C2 9F. */
+bool dray__utf8_plain(const void *data, size_t size)
+{
+    const uint8_t *p = data;
+    for (size_t i = 0; i < size; i++)
+        if (p[i] < 0x20 || p[i] == 0x7F || (p[i] == 0xC2 && i + 1 < size && p[i + 1] < 0xA0))
+            return false;
+    return dray__utf8_valid(data, size);
 }
 
 /* RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF. */

@@ -56,6 +56,7 @@ typedef struct dray__reader {
     const uint8_t *data;
     size_t size, at;
     bool failed;
+    const char *why; /* it failed; NULL: short or malformed */
 } dray__reader;
 
 dray__reader dray__reader_of(const void *data, size_t size);
@@ -84,9 +85,11 @@ static inline uint64_t dray__get_u64(dray__reader *r)
 }
 int64_t dray__get_i64(dray__reader *r);
 double dray__get_f64(dray__reader *r);
-/* A malloc'ed copy, terminated; fails on embedded zeros, on more than max bytes, and invalid UTF-8.
- */
+/* A malloc'ed copy, terminated: a name, or another single line. Fails on control characters (they
+ * end lines of files, and command terminals), on more than max bytes, and on invalid UTF-8. */
 char *dray__get_string(dray__reader *r, size_t max);
+/* The same of text for people, which may have lines: reasons, messages, JSON. Fails on zeros. */
+char *dray__get_prose(dray__reader *r, size_t max);
 const void *dray__get_blob(dray__reader *r, size_t *size); /* borrowed */
 /* A count of items that take at least `item_bytes` each: fails when they cannot be there, so that a
  * forged count never sizes an allocation. */
@@ -95,5 +98,7 @@ uint32_t dray__get_count(dray__reader *r, size_t item_bytes);
 int dray__reader_finish(const dray__reader *r, const char *what, dray_error *error);
 
 bool dray__utf8_valid(const void *data, size_t size);
+/* Valid, and without control characters (U+0000 to U+001F, U+007F to U+009F). */
+bool dray__utf8_plain(const void *data, size_t size);
 
 #endif

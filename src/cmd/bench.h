@@ -1,9 +1,9 @@
 /* The parts of `dray bench`, and the arguments that all of them take. A part is one file
- * src/cmd/bench_<name>.c with one function, and one line in BENCH_MAP. */
+ * bench/<folder>/bench_<name>.c with one function, and one line in BENCH_MAP. */
 #ifndef DRAY_CMD_BENCH_H
 #define DRAY_CMD_BENCH_H
 
-#include "cmd/bench_rows.h"
+#include "bench/rows.h"
 #include "cmd/cmd.h"
 
 /* XX(name, summary), in the order in which `dray bench --help` lists them. */

@@ -2,6 +2,7 @@
  * it. Only what dray cannot run without makes it fail. */
 #include "cmd/doctor.h"
 #include "cmd/cmd.h"
+#include "run/sandbox.h"
 
 #include <cblas.h>
 #include <cyaml/cyaml.h>
@@ -140,6 +141,15 @@ static void look_pidfd(finding *f)
     }
     found(f, "works");
     close(fd);
+}
+
+static void look_landlock(finding *f)
+{
+    int version = dray__sandbox_version();
+    if (version)
+        found(f, "version %d", version);
+    else
+        missing(f, "no Landlock in this kernel (Linux 5.13), or not for us");
 }
 
 static void look_huge_pages(finding *f)
@@ -283,6 +293,8 @@ static const check checks[] = {
     {"copy rate", look_copy_rate, FACT, "B/s", ""},
     {"memfd", look_memfd, REQUIRED, NULL, "no shared regions: processes cannot hand weights over"},
     {"pidfd", look_pidfd, REQUIRED, NULL, "dray run cannot watch its processes"},
+    {"landlock", look_landlock, OPTIONAL, NULL,
+     "dray serve and dray keeper may write wherever their user may"},
     {"huge pages", look_huge_pages, OPTIONAL, NULL, "shared regions use 4 KiB pages"},
     {"/dev/shm", look_shm, OPTIONAL, "B", "PyTorch loaders beside dray may fail; dray uses memfd"},
     {"io_uring", look_io_uring, OPTIONAL, NULL, "files are read and written with plain calls"},

@@ -6,6 +6,7 @@
 #include "run/spawn.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 typedef struct arguments {
     dray__host_options host;
     const char *keeper, *journal, *metrics, *command;
+    const char *stores[2]; /* NULL at the end */
     pid_t parent;
     bool coordinator;
 } arguments;
@@ -32,6 +34,7 @@ enum {
     KEEPER,
     JOURNAL,
     METRICS,
+    STORE,
     EXEC
 };
 
@@ -53,6 +56,9 @@ static error_t parse(int key, char *text, struct argp_state *state)
         return 0;
     case JOURNAL:
         a->journal = text;
+        return 0;
+    case STORE:
+        a->stores[0] = text;
         return 0;
     case METRICS:
         a->metrics = text;
@@ -107,9 +113,12 @@ static void log_line(void *user, dray_log_level level, const char *line)
     fprintf(stderr, "%s %s\n", names[level], line);
 }
 
-/* A program that the job names (reward.command), whose life is tied to ours. */
+/* A program that the job names (reward.command), whose life is tied to ours. What it is not told
+ * is reward.c's to say; of our descriptors it has the standard ones alone. */
 static int become(const char *command)
 {
+    close_range(STDERR_FILENO + 1, ~0U, 0);
+    signal(SIGXFSZ, SIG_DFL); /* ignored by us (main.c) */
     execl("/bin/sh", "sh", "-c", command, (char *)NULL);
     fprintf(stderr, "error: /bin/sh: %s\n", strerror(errno));
     return CMD_FAILED;
@@ -131,6 +140,7 @@ int cmd_host(int argc, char **argv)
         {"coordinator", COORDINATOR, NULL, 0, "Be the coordinator, listening at --address", 0},
         {"keeper", KEEPER, "PATH", 0, "The queue's keeper", 0},
         {"journal", JOURNAL, "FOLDER", 0, "Folder of durable queues (with --coordinator)", 0},
+        {"store", STORE, "STORE", 0, "Of queues' bytes (with --coordinator)", 0},
         {"metrics", METRICS, "ADDRESS", 0, "Where to answer GET /metrics (with --coordinator)", 0},
         {"exec", EXEC, "COMMAND", 0, "Become this shell command", 0},
         {0}};
@@ -147,6 +157,7 @@ int cmd_host(int argc, char **argv)
     dray__serve_options serve = {.unix_path = a.host.address,
                                  .keeper_path = a.keeper,
                                  .journal = a.journal,
+                                 .stores = a.stores,
                                  .metrics = a.metrics};
     int rc = a.coordinator ? dray__serve(&serve, &error) : dray__host_main(&a.host, &error);
     return rc ? failed(&error) : CMD_OK;

@@ -72,8 +72,12 @@ int cmd_keeper(int argc, char **argv)
     snprintf(path, sizeof path, "%s.%d.keeper", dray__default_socket(socket, sizeof socket),
              (int)getpid());
     a.path = a.path ? a.path : path;
-    dray__keep_options keep = {
-        .path = a.path, .listen = a.listen, .max_bytes = a.max_bytes, .ready = ready, .user = &a};
+    dray__keep_options keep = {.path = a.path,
+                               .listen = a.listen,
+                               .max_bytes = a.max_bytes,
+                               .sandbox = true,
+                               .ready = ready,
+                               .user = &a};
     dray_error error;
     const char *address = getenv("DRAY_ADDRESS");
     if (!address || !address[0])

@@ -4,8 +4,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 typedef struct subcommand {
@@ -158,10 +160,17 @@ static bool set_log(void)
 static bool had_stdout;
 
 /* A full disk under stdout must not look like success, whenever it was found to be full. */
-static void close_stdout(void)
+static void close_stdout(int status, void *unused)
 {
+    struct rlimit memory;
+    (void)unused;
     bool lost = ferror(stdout) != 0;
     int problem = fclose(stdout) == 0 ? 0 : errno;
+    /* OpenBLAS's threads look for memory for ever where there is little, and are waited for at the
+     * very end. */
+    if (getrlimit(RLIMIT_AS, &memory) == 0 && memory.rlim_cur != RLIM_INFINITY &&
+        (!had_stdout || (!lost && !problem)))
+        _Exit(status);
     if (!had_stdout || (!lost && !problem))
         return;
     fprintf(stderr, "dray: stdout: %s\n",
@@ -183,7 +192,8 @@ static void open_standard_streams(void)
 int main(int argc, char **argv)
 {
     open_standard_streams();
-    atexit(close_stdout);
+    signal(SIGXFSZ, SIG_IGN); /* a write beyond the limit fails, and says where */
+    on_exit(close_stdout, NULL);
     argp_err_exit_status = CMD_USAGE;
     setenv("ARGP_HELP_FMT", "no-dup-args-note", 0);
     return set_log() ? dispatch(argc, argv) : CMD_USAGE;

@@ -265,6 +265,7 @@ static int fill_column(const json_t *rows, size_t first, size_t count, const str
         used += got;
         offsets[i + 1] = used;
     }
+    out->bytes = used * size;
     if (type->shape == SHAPE_ONE) {
         out->offsets = NULL;
         free(offsets);

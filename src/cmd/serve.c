@@ -6,8 +6,12 @@
 #include <string.h>
 #include <unistd.h>
 
+enum { STORES = 16 };
+
 typedef struct arguments {
-    const char *unix_path, *tcp_address, *token_path, *journal, *metrics;
+    const char *unix_path, *tcp_address, *token_path, *journal, *metrics, *limits;
+    const char *stores[STORES + 1]; /* NULL at the end */
+    unsigned store_count;
     bool json;
 } arguments;
 
@@ -35,8 +39,14 @@ static error_t parse(int key, char *text, struct argp_state *state)
         a->token_path = text;
     else if (key == 'J')
         a->journal = text;
+    else if (key == 'S' && a->store_count == STORES)
+        argp_error(state, "--store '%s': at most %d expected", text, STORES);
+    else if (key == 'S')
+        a->stores[a->store_count++] = text;
     else if (key == 'M')
         a->metrics = text;
+    else if (key == 'L')
+        a->limits = text;
     else if (key == 'j')
         a->json = true;
     else if (key == ARGP_KEY_ARG)
@@ -83,15 +93,27 @@ int cmd_serve(int argc, char **argv)
          0},
         {"master", 'm', "FILE", 0,
          "File of the master token, made when it is not there, and kept. Default: "
-         "$DRAY_TOKEN_FILE, or one for this time only",
+         "$DRAY_TOKEN_FILE, or one for this time only, in $XDG_RUNTIME_DIR",
          0},
         {"journal", 'J', "FOLDER", 0,
          "Folder of the journals of durable queues, made when it is not there: started anew with "
          "it, a coordinator goes on with the queues that it holds",
          0},
+        {"store", 'S', "redis:ADDRESS", 0,
+         "Let queues have their bytes in Redis at unix:/PATH or tcp:HOST:PORT, or several, "
+         "separated "
+         "by commas; may be given again. No other address is connected to, but that of "
+         "$DRAY_QUEUE_BACKEND",
+         0},
         {"metrics", 'M', "ADDRESS", 0,
          "Answer GET /metrics over HTTP, in the text format of Prometheus, at PORT of this host "
          "(0: any free one), or at HOST:PORT, for networks in $DRAY_TRUSTED_NETWORKS",
+         0},
+        {"limits", 'L', "LIMITS", 0,
+         "What the sessions of one token may take together: NAME=NUMBER, separated by commas, of "
+         "sessions (default 4096), queues (1024), rows (134217728), bytes of samples (this host's "
+         "memory) and table-bytes of the coordinator's own for rows (an eighth of it). Default: "
+         "$DRAY_LIMITS. `dray status` shows them",
          0},
         {"json", 'j', NULL, 0, "Print one object a line", 0},
         {0}};
@@ -102,9 +124,9 @@ int cmd_serve(int argc, char **argv)
                "meet there (through $DRAY_ADDRESS)."
                "\vThe Unix socket is open to this user and root only. TCP is TLS 1.3, and clients "
                "prove that they know a token ($DRAY_TOKEN, else the file $DRAY_TOKEN_FILE, else "
-               "dray-tcp-PORT.token in $XDG_RUNTIME_DIR, or /tmp/dray-UID-tcp-PORT.token, where "
-               "this command leaves the master token while it runs without --master). For other "
-               "hosts give it a --master, and make tokens of roles with `dray token`."};
+               "dray-tcp-PORT.token in $XDG_RUNTIME_DIR, where this command leaves the master "
+               "token while it runs without --master). For other hosts give it a --master, and "
+               "make tokens of roles with `dray token`."};
     arguments a = {0};
     char path[256], keeper[300];
     cmd_parse(&argp, argc, argv, &a);
@@ -124,7 +146,10 @@ int cmd_serve(int argc, char **argv)
                                  .tcp_address = a.tcp_address,
                                  .keeper_path = keeper,
                                  .journal = a.journal,
+                                 .stores = a.stores,
                                  .metrics = a.metrics,
+                                 .limits = a.limits,
+                                 .sandbox = true,
                                  .start_keeper = true,
                                  .ready = ready,
                                  .user = &a};

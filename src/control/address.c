@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/wait.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -214,10 +215,7 @@ static bool foreign(int fd)
 static int finish_connect(int fd, int64_t deadline_ns)
 {
     struct pollfd wait = {.fd = fd, .events = POLLOUT};
-    int ready;
-    do
-        ready = poll(&wait, 1, dray__left_ms(deadline_ns));
-    while (ready < 0 && errno == EINTR);
+    int ready = dray__wait(&wait, 1, deadline_ns);
     if (ready == 0)
         return ETIMEDOUT;
     int code = 0;

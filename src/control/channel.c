@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/spin.h"
+#include "base/wait.h"
 #include "control/address.h"
 #include "control/context.h"
 #include "control/frame.h"
@@ -140,7 +141,7 @@ static int connect_until(const char *text, bool known, int64_t deadline_ns, int 
         int left = dray__left_ms(deadline_ns);
         if ((status != DRAY_ECLOSED || known) && status != DRAY_ETIMEDOUT)
             return status;
-        if (!left)
+        if (!left || dray__interrupted())
             return status;
         poll(NULL, 0, pause_ms < left ? pause_ms : left);
     }
@@ -164,7 +165,7 @@ static int secure(dray__channel *channel, int64_t deadline_ns, dray_error *error
     while (!status && (status = dray__tls_handshake(channel->tls, error)) == DRAY_EAGAIN) {
         struct pollfd p = {.fd = channel->fd, .events = dray__tls_events(channel->tls)};
         status = DRAY_OK;
-        if (poll(&p, 1, dray__left_ms(deadline_ns)) == 0 && dray__now() >= deadline_ns)
+        if (dray__wait(&p, 1, deadline_ns) == 0)
             status = dray__fail(error, DRAY_ETIMEDOUT, "no TLS handshake before the deadline");
     }
     return status ? dray__fail_prefix(error, status, "%s: ", channel->address) : DRAY_OK;
@@ -351,6 +352,22 @@ int dray__channel_fd(dray__channel *channel)
     return channel->waiting;
 }
 
+/* What the server said last is worth more than how sending failed. */
+static int broke_sending(dray__channel *channel, int code, dray_error *error)
+{
+    dray__frame frame;
+    int fds[DRAY__FRAME_FDS];
+    dray__fail_errno(&channel->broken, code, "sending");
+    while (dray__inbox_fill(&channel->inbox, channel->fd, NULL) == DRAY_OK)
+        continue;
+    while (dray__inbox_take(&channel->inbox, &frame, fds, NULL) == DRAY_OK) {
+        dray__close_fds(fds, frame.fd_count);
+        if (frame.id == 0 && frame.flags & DRAY__FRAME_ERROR)
+            dray__frame_get_error(dray__reader_of(frame.payload, frame.size), &channel->broken);
+    }
+    return break_off(channel, error);
+}
+
 /* ---- sending --------------------------------------------------------------------------------- */
 
 /* Sends what the socket takes. DRAY_EAGAIN: some is left. */
@@ -364,20 +381,16 @@ static int push(dray__channel *channel, const int *fds, uint32_t fd_count, dray_
         if (n == -ETOOMANYREFS || n == -EBADF)
             return dray__fail_errno(error, (int)-n, "passing %u descriptors to %s", fd_count,
                                     channel->address);
-        if (n < 0) {
-            dray__fail_errno(&channel->broken, (int)-n, "sending");
-            return break_off(channel, error);
-        }
+        if (n < 0)
+            return broke_sending(channel, (int)-n, error);
         channel->out_at += (size_t)n;
         fd_count = 0;
     }
     int rest = channel->tls && channel->out.size ? dray__tls_flush(channel->tls) : 0;
     if (rest == -EAGAIN)
         return DRAY_EAGAIN;
-    if (rest) {
-        dray__fail_errno(&channel->broken, -rest, "sending");
-        return break_off(channel, error);
-    }
+    if (rest)
+        return broke_sending(channel, -rest, error);
     dray__writer_reset(&channel->out);
     channel->out_at = 0;
     return DRAY_OK;
@@ -420,12 +433,12 @@ static int wait_for(dray__channel *channel, int64_t deadline_ns, dray_error *err
             return status;
     }
     struct pollfd p = {.fd = channel->fd, .events = unsent ? POLLIN | POLLOUT : POLLIN};
-    int ready = poll(&p, 1, dray__left_ms(deadline_ns));
-    if (ready < 0 && errno != EINTR) {
+    int ready = dray__wait(&p, 1, deadline_ns);
+    if (ready < 0) {
         dray__fail_errno(&channel->broken, errno, "poll");
         return break_off(channel, error);
     }
-    if (ready == 0 && dray__now() >= deadline_ns)
+    if (ready == 0)
         return DRAY_ETIMEDOUT;
     if (ready > 0 && (p.revents & ~POLLOUT)) {
         int status = fill(channel, error);

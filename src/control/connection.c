@@ -16,13 +16,10 @@
 #include <unistd.h>
 
 enum {
-    KEPT_REQUESTS = 4096,     /* unanswered requests of one connection */
-    KEPT_BYTES = 256 << 20,   /* and their payloads */
-    STRANGER_BYTES = 4 << 10, /* of a message over TCP before it said who it is */
-    STRANGERS = 256           /* connections over TCP that did not say who they are */
+    KEPT_REQUESTS = 4096,    /* unanswered requests of one connection */
+    KEPT_BYTES = 256 << 20,  /* and their payloads */
+    STRANGER_BYTES = 4 << 10 /* of a message over TCP before it said who it is */
 };
-
-#define HANDSHAKE_NS (10 * DRAY__SECOND) /* for TLS */
 
 struct timeval dray__interval(int64_t ns)
 {
@@ -246,6 +243,9 @@ static void dispatch(dray__connection *connection, const dray__frame *frame, int
     connection->request_count++;
     connection->request_bytes += frame->size;
     registered->service.handle(registered->self, request);
+    connection->caller.busy = connection->session; /* its end would be the session's */
+    if (connection->session || connection->coordinator->sessionless)
+        dray__callers_heard(&connection->listener->callers, &connection->caller);
 }
 
 /* The stream cannot be read any further: say why, as far as the socket takes it, and close. */
@@ -344,6 +344,7 @@ void dray__connection_close(dray__connection *connection)
     while (*link != connection)
         link = &(*link)->next;
     *link = connection->next;
+    dray__callers_leave(&connection->listener->callers, &connection->caller);
     event_free(connection->readable);
     event_free(connection->writable);
     dray__tls_goodbye(connection->tls);
@@ -407,28 +408,15 @@ void dray__reap(evutil_socket_t fd, short what, void *user)
 void dray__sweep_strangers(evutil_socket_t fd, short what, void *user)
 {
     (void)fd, (void)what;
-    const dray__coordinator *coordinator = user;
-    int64_t now = dray__now(), hello_ns = coordinator->hello_ns;
-    for (dray__connection *c = coordinator->connections; c; c = c->next) {
-        int64_t most = !c->may && hello_ns > HANDSHAKE_NS ? HANDSHAKE_NS : hello_ns;
-        if (!c->session && now - c->since_ns >= most)
-            doom(c);
-    }
+    dray__coordinator *coordinator = user;
+    for (uint32_t i = 0; i < coordinator->listener_count; i++)
+        dray__callers_sweep(&coordinator->listeners[i].callers);
 }
 
-/* Whoever opens connections over TCP and says nothing cannot keep others out: the oldest such one
- * makes room for the newest. */
-static void limit_strangers(dray__coordinator *coordinator)
+void dray__connection_doom(void *listener, dray__caller *caller)
 {
-    dray__connection *oldest = NULL;
-    uint32_t count = 0;
-    for (dray__connection *c = coordinator->connections; c; c = c->next)
-        if (!c->local && !c->session && !c->doomed) {
-            oldest = c; /* the newest comes first in the list */
-            count++;
-        }
-    if (count > STRANGERS)
-        doom(oldest);
+    (void)listener;
+    doom(caller->owner);
 }
 
 /* Only the user who runs the coordinator, and root, may talk to it over a Unix socket. */
@@ -481,7 +469,23 @@ static int prepare(dray__connection *connection)
                : -1;
 }
 
-void dray__connection_add(const dray__listener *listener, int fd)
+/* Who is not taken hears why, as far as the socket takes it. */
+static void refuse(dray__coordinator *coordinator, int fd)
+{
+    dray_error error;
+    dray__writer payload = {0};
+    dray__writer_reset(&coordinator->scratch);
+    dray__fail_errno(&error, EMFILE, "it takes no more connections");
+    dray__frame_put_error(&payload, &error);
+    dray__frame frame = {.flags = DRAY__FRAME_REPLY | DRAY__FRAME_ERROR,
+                         .payload = payload.data,
+                         .size = (uint32_t)payload.size};
+    if (!payload.failed && dray__frame_put(&coordinator->scratch, &frame, NULL) == DRAY_OK)
+        dray__frame_send(fd, coordinator->scratch.data, coordinator->scratch.size, NULL, 0);
+    dray__writer_free(&payload);
+}
+
+void dray__connection_add(dray__listener *listener, int fd)
 {
     dray__coordinator *coordinator = listener->coordinator;
     dray__connection *connection = calloc(1, sizeof *connection);
@@ -493,14 +497,16 @@ void dray__connection_add(const dray__listener *listener, int fd)
     connection->id = ++coordinator->connection_ids;
     connection->fd = fd;
     connection->local = listener->local;
-    connection->since_ns = dray__now();
+    connection->listener = listener;
     connection->out_last = &connection->out;
-    if (prepare(connection) < 0) {
+    bool room = dray__callers_enter(&listener->callers, &connection->caller, connection);
+    if (!room && listener->local)
+        refuse(coordinator, fd);
+    if (!room || prepare(connection) < 0) {
+        dray__callers_leave(&listener->callers, &connection->caller);
         free_connection(connection);
         return;
     }
     connection->next = coordinator->connections;
     coordinator->connections = connection;
-    if (!listener->local)
-        limit_strangers(coordinator);
 }

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/options.h"
+#include "base/wait.h"
 #include "base/words.h"
 #include "control/token.h"
 
@@ -337,11 +338,17 @@ void dray_close(dray_context *context)
  * deadlines, which the one that talks need not know. The lock is held for moments only. */
 static int begin_talk(dray_context *context, int64_t deadline_ns, dray_error *error)
 {
-    struct timespec at = {.tv_sec = deadline_ns / DRAY__SECOND,
-                          .tv_nsec = deadline_ns % DRAY__SECOND};
+    bool over = false;
     pthread_mutex_lock(&context->lock);
-    while (context->talking && dray__now() < deadline_ns)
+    while (context->talking && !over && dray__now() < deadline_ns) {
+        int64_t slice = dray__deadline(DRAY__SLICE_MS * DRAY__MILLISECOND);
+        int64_t until = slice < deadline_ns ? slice : deadline_ns;
+        struct timespec at = {.tv_sec = until / DRAY__SECOND, .tv_nsec = until % DRAY__SECOND};
         pthread_cond_timedwait(&context->quiet, &context->lock, &at);
+        pthread_mutex_unlock(&context->lock); /* who is asked may take long */
+        over = dray__interrupted();
+        pthread_mutex_lock(&context->lock);
+    }
     bool mine = !context->talking;
     context->talking = true;
     pthread_mutex_unlock(&context->lock);
@@ -414,7 +421,7 @@ static int main_there(dray_context *context, int64_t deadline_ns, dray_error *er
     for (int pause_ms = 1; again; pause_ms = pause_ms < 50 ? 2 * pause_ms : 50) {
         status = return_once(context, deadline_ns, &again, error);
         int left = dray__left_ms(deadline_ns);
-        if (!left)
+        if (!left || dray__interrupted())
             break;
         if (again)
             poll(NULL, 0, pause_ms < left ? pause_ms : left);
@@ -581,7 +588,7 @@ static int quick_call(dray_context *context, uint16_t type, dray__writer *w, cha
     if (!status)
         status = dray__call(context->main, type, w, NULL, 0, deadline_ns, &reply, error);
     if (!status && text) {
-        *text = dray__get_string(&reply.payload, DRAY__FRAME_MAX);
+        *text = dray__get_prose(&reply.payload, DRAY__FRAME_MAX);
         status = dray__reader_finish(&reply.payload, dray__message_name(type), error);
         if (status)
             free(*text);

@@ -25,6 +25,8 @@ enum {
     ACCEPT_PAUSE_NS = 50000000 /* when there are no descriptors left */
 };
 
+#define HANDSHAKE_NS (DRAY__CALLERS_PATIENCE_S * DRAY__SECOND) /* TLS, and HELLO */
+
 /* ---- listening ------------------------------------------------------------------------------- */
 
 static void on_accept(evutil_socket_t fd, short what, void *user)
@@ -40,6 +42,8 @@ static void on_accept(evutil_socket_t fd, short what, void *user)
         if (errno == EINTR || errno == ECONNABORTED)
             continue;
         if (errno != EAGAIN && errno != EWOULDBLOCK) {
+            if (errno == EMFILE || errno == ENFILE)
+                dray__callers_make_room(&listener->callers);
             /* EMFILE and the like: the connection stays in the backlog; do not spin on it. */
             struct timeval pause = dray__interval(ACCEPT_PAUSE_NS);
             event_del(listener->event);
@@ -65,7 +69,12 @@ static int listen_with_token(dray__listener *listener, const dray__address *boun
     struct stat st;
     if (coordinator->token_path)
         return dray__token_master(coordinator->token_path, master, error);
-    const char *path = dray__token_path(bound, listener->path, sizeof listener->path);
+    const char *path = listener->path;
+    if (!dray__token_path(bound, listener->path, sizeof listener->path))
+        return dray__fail(error, DRAY_ENOENT,
+                          "%s: no place for its token: set $XDG_RUNTIME_DIR, or name a file of the "
+                          "master token (dray serve --master FILE)",
+                          listener->text);
     if (unlink(path) < 0 && errno != ENOENT) /* of a server that was killed */
         return dray__fail_errno(error, errno, "token file %s", path);
     int status = dray__token_draw(master, error);
@@ -122,6 +131,11 @@ static int add_listener(dray__coordinator *coordinator, const char *text, dray_e
     dray__listener *listener = &coordinator->listeners[coordinator->listener_count];
     listener->coordinator = coordinator;
     listener->local = address.local;
+    bool strict = !address.local && coordinator->hello_ns > HANDSHAKE_NS;
+    dray__callers_init(&listener->callers, "control",
+                       coordinator->sessionless ? DRAY__CALLERS_PART_SOME : DRAY__CALLERS_PART_MANY,
+                       strict ? HANDSHAKE_NS : coordinator->hello_ns, dray__connection_doom,
+                       listener);
     snprintf(listener->text, sizeof listener->text, "%s", text);
     status = dray__address_listen(&address, text, on_bound, listener, &listener->fd, error);
     if (status) {
@@ -154,11 +168,11 @@ static int start(dray__coordinator *coordinator, const dray__coordinator_options
 {
     char text[256];
     coordinator->reaper = event_new(coordinator->base, -1, 0, dray__reap, coordinator);
-    struct timeval period = dray__interval(coordinator->hello_ns / 2);
+    int64_t half_ns = coordinator->hello_ns / 2;
+    struct timeval period = dray__interval(half_ns < DRAY__SECOND ? half_ns : DRAY__SECOND);
     coordinator->sweep =
         event_new(coordinator->base, -1, EV_PERSIST, dray__sweep_strangers, coordinator);
-    if (!coordinator->reaper || !coordinator->sweep ||
-        (!coordinator->sessionless && event_add(coordinator->sweep, &period) < 0))
+    if (!coordinator->reaper || !coordinator->sweep || event_add(coordinator->sweep, &period) < 0)
         return dray__nomem(error);
     if ((options->keeper_path && !(coordinator->keeper_path = strdup(options->keeper_path))) ||
         (options->token_path && !(coordinator->token_path = strdup(options->token_path))) ||
@@ -203,7 +217,9 @@ int dray__coordinator_new(struct event_base *base, const dray__coordinator_optio
     coordinator->unread_bytes = options->unread_bytes ? options->unread_bytes : UNREAD_BYTES;
     coordinator->hello_ns = options->hello_ns ? options->hello_ns : 30 * DRAY__SECOND;
     coordinator->since_ns = dray__now();
-    int status = start(coordinator, options, error);
+    int status = dray__limits_parse(options->limits, &coordinator->limits, error);
+    if (!status)
+        status = start(coordinator, options, error);
     if (!status && coordinator->state_path)
         status = take_state(coordinator, error);
     if (status)

@@ -10,6 +10,7 @@
 
 #include "base/tls.h"
 #include "base/wire.h"
+#include "control/limits.h"
 #include "control/protocol.h"
 
 #include <dray/dray.h>
@@ -55,9 +56,10 @@ typedef struct dray__coordinator_options {
     /* Serve requests on connections without HELLO too (dray__channel_connect): their session is
      * NULL. What the queue's keeper needs. */
     int sessionless;
+    const char *limits;  /* control/limits.h; NULL: the defaults */
     size_t unread_bytes; /* replies that a client may leave unread; 0: 128 MiB */
-    int64_t hello_ns;    /* a connection without HELLO or ATTACH is closed after it; 0: 30 s, and of
-                          * TCP without TLS 10 s */
+    int64_t hello_ns;    /* a connection without HELLO or ATTACH (sessionless: without a request) is
+                          * closed after it; 0: 30 s, and of TCP 10 s at most */
 } dray__coordinator_options;
 
 /* base: the caller's event loop. */
@@ -102,6 +104,10 @@ void dray__request_reply(dray__request *request, dray__writer *payload, const in
                          uint32_t fd_count);
 void dray__request_fail(dray__request *request, const dray_error *error);
 
+/* "task": by whose token it is here; "master": by the master's, or as this user's. */
+const char *dray__session_token(const dray__session *session);
+uint64_t dray__coordinator_sessions(const dray__coordinator *coordinator, const char *token);
+const dray__limits *dray__coordinator_limits(const dray__coordinator *coordinator);
 uint64_t dray__session_member(const dray__session *session);
 const char *dray__session_name(const dray__session *session);
 uint64_t dray__session_host(const dray__session *session);

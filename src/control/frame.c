@@ -268,6 +268,9 @@ int dray__inbox_fill(dray__inbox *inbox, int socket, dray_error *error)
     if (n == 0)
         return ended(error);
     inbox->end += (size_t)n;
+    if (!fitted && message.msg_flags & MSG_CTRUNC)
+        return dray__fail_errno(error, EMFILE, "not all descriptors of a frame could be taken"),
+               DRAY_EPROTO;
     if (!fitted)
         return dray__fail(error, DRAY_EPROTO, "more than %u descriptors with one frame",
                           DRAY__FRAME_FDS);

@@ -2,6 +2,7 @@
 #ifndef DRAY_CONTROL_INTERNAL_H
 #define DRAY_CONTROL_INTERNAL_H
 
+#include "base/callers.h"
 #include "base/hash.h"
 #include "control/coordinator.h"
 #include "control/frame.h"
@@ -42,13 +43,15 @@ typedef struct dray__outgoing {
 struct dray__connection {
     dray__coordinator *coordinator;
     dray__connection *next;
+    dray__caller caller;
+    dray__listener *listener;
     dray__session *session; /* NULL before HELLO or ATTACH */
     uint64_t id;            /* never used again */
     int fd;
     dray__tls *tls; /* NULL: a Unix socket */
     uint32_t may;   /* DRAY__MAY_... of its token; 0: nothing is proven yet */
     bool local, doomed;
-    int64_t pid, since_ns;
+    int64_t pid;
     struct event *readable, *writable;
     dray__inbox inbox;
     dray__outgoing *out, **out_last;
@@ -88,6 +91,7 @@ struct dray__listener {
     int fd;
     bool local;
     struct event *event, *resume;
+    dray__callers callers;
     char text[128];  /* as clients write it */
     char path[4096]; /* the socket's, or of TCP the token's: removed at the end while it is ours */
     uint64_t device, inode; /* 0: not ours */
@@ -96,7 +100,7 @@ struct dray__listener {
 struct dray__coordinator {
     struct event_base *base;
     struct event *reaper; /* closes doomed connections outside everybody else's callbacks */
-    struct event *sweep;  /* dooms those that never said who they are */
+    struct event *sweep;  /* ends those that never said who they are */
     dray__listener listeners[DRAY__LISTENERS];
     uint32_t listener_count;
     char *keeper_path, *token_path, *state_path;
@@ -112,6 +116,7 @@ struct dray__coordinator {
     uint64_t members; /* the id that was given last: the generation in its high bits */
     uint64_t connection_ids;
     dray__map epochs; /* by role, name and rank */
+    dray__limits limits;
     int64_t since_ns;
     dray__registered services[DRAY__SERVICES];
     uint32_t service_count;
@@ -120,7 +125,9 @@ struct dray__coordinator {
 
 /* connection.c */
 struct timeval dray__interval(int64_t ns);
-void dray__connection_add(const dray__listener *listener, int fd);
+void dray__connection_add(dray__listener *listener, int fd);
+/* Ends a connection from the loop, soon. The callers' of a listener. */
+void dray__connection_doom(void *listener, dray__caller *caller);
 /* Sends the frame, or keeps it until there is room. */
 void dray__connection_send(dray__connection *connection, dray__frame *frame, const int *fds);
 /* The same of an error, as the answer to message `id`. */

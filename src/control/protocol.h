@@ -6,8 +6,8 @@
 
 #include <stdint.h>
 
-#define DRAY__PROTOCOL_VERSION 2u
-#define DRAY__PROTOCOL_OLDEST 2u
+#define DRAY__PROTOCOL_VERSION 3u
+#define DRAY__PROTOCOL_OLDEST 3u
 #define DRAY__FRAME_MAGIC 0x59415244u /* "DRAY" */
 #define DRAY__FRAME_HEADER 32u
 #define DRAY__FRAME_MAX (64u << 20) /* payload bytes */
@@ -18,7 +18,9 @@
 
 /* The one table of messages: XX(name, value, who may send it). Each service has a range of its own.
  * Over TCP the role of the connection's token must be one of those (control/token.h); whoever comes
- * over the Unix socket, or shows the master token, may send everything. */
+ * over the Unix socket, or shows the master token, may send everything. docs/security.md has the
+ * same table for readers, with what a message does (tests/control/test_roles.c compares the two).
+ */
 #define DRAY__MESSAGE_MAP(XX)                                                                      \
     /* control/session.c */                                                                        \
     XX(HELLO, 0x0001, ANY)                                                                         \
@@ -26,7 +28,7 @@
     XX(PING, 0x0003, ANY)                                                                          \
     XX(BARRIER, 0x0004, WORKER)                                                                    \
     XX(STATUS, 0x0005, ANY)                                                                        \
-    XX(SHUTDOWN, 0x0006, ANY)                                                                      \
+    XX(SHUTDOWN, 0x0006, USER)                                                                     \
     XX(RETURN, 0x0007, ANY)                                                                        \
     /* control/reports.c */                                                                        \
     XX(REPORT_POST, 0x0101, WORKER)                                                                \
@@ -42,9 +44,9 @@
     XX(UPDATE_SOURCES, 0x0208, MEMBER)                                                             \
     XX(UPDATE_VOTE, 0x0209, ENGINE)                                                                \
     XX(CHECKSUMS_GET, 0x020A, ANY)                                                                 \
-    XX(WEIGHTS_CLOSE, 0x020B, ANY)                                                                 \
+    XX(WEIGHTS_CLOSE, 0x020B, MEMBER)                                                              \
     XX(UPDATE_WRITING, 0x020C, ENGINE)                                                             \
-    XX(GROUP_STATE, 0x020D, ANY)                                                                   \
+    XX(GROUP_STATE, 0x020D, ENGINE)                                                                \
     XX(UPDATE_REPORT, 0x020E, ENGINE)                                                              \
     XX(PREFETCH_DROP, 0x020F, ENGINE)                                                              \
     XX(SUBSCRIBER_LEAVE, 0x0210, ENGINE)                                                           \
@@ -53,8 +55,9 @@
     XX(REGIONS_RELEASE, 0x0213, TRAINER)                                                           \
     XX(REGIONS_DROP, 0x0214, ENGINE)                                                               \
     XX(REGIONS_REVOKED, 0x0215, ENGINE)                                                            \
+    XX(PUBLISHER_DELIVER, 0x0216, TRAINER)                                                         \
     /* queue/controller.c */                                                                       \
-    XX(QUEUE_OPEN, 0x0301, ANY)                                                                    \
+    XX(QUEUE_OPEN, 0x0301, WORKER)                                                                 \
     XX(QUEUE_INSERT, 0x0302, WORKER)                                                               \
     XX(QUEUE_SEAL, 0x0303, WORKER)                                                                 \
     XX(QUEUE_CLEAR, 0x0304, WORKER)                                                                \
@@ -64,9 +67,9 @@
     XX(QUEUE_COMMIT, 0x0308, WORKER)                                                               \
     XX(QUEUE_FAIL, 0x0309, WORKER)                                                                 \
     XX(QUEUE_RELEASE, 0x030A, WORKER)                                                              \
-    XX(QUEUE_STATUS, 0x030B, ANY)                                                                  \
+    XX(QUEUE_STATUS, 0x030B, WORKER)                                                               \
     XX(QUEUE_CHUNK, 0x030C, WORKER)                                                                \
-    XX(QUEUE_CLOSE, 0x030D, ANY)                                                                   \
+    XX(QUEUE_CLOSE, 0x030D, WORKER)                                                                \
     XX(QUEUE_HOLD, 0x030E, WORKER)                                                                 \
     XX(QUEUE_REFILL, 0x030F, WORKER)                                                               \
     XX(QUEUE_DECLINE, 0x0310, WORKER)                                                              \
@@ -81,11 +84,12 @@
     XX(QUEUE_HOME_JOIN, 0x0319, WORKER)                                                            \
     XX(QUEUE_HOME_WAIT, 0x031A, WORKER)                                                            \
     XX(QUEUE_HOME_FIND, 0x031B, WORKER)                                                            \
+    XX(QUEUE_ROOM, 0x031C, WORKER)                                                                 \
     /* queue/keeper.c (on the keeper's own socket) */                                              \
-    XX(KEEPER_PUT, 0x0401, ANY)                                                                    \
-    XX(KEEPER_GET, 0x0402, ANY)                                                                    \
-    XX(KEEPER_DROP, 0x0403, ANY)                                                                   \
-    XX(KEEPER_RESET, 0x0404, ANY)
+    XX(KEEPER_PUT, 0x0401, USER)                                                                   \
+    XX(KEEPER_GET, 0x0402, USER)                                                                   \
+    XX(KEEPER_DROP, 0x0403, USER)                                                                  \
+    XX(KEEPER_RESET, 0x0404, USER)
 
 enum {
 #define XX(name, value, who) DRAY__MSG_##name = value,
@@ -102,7 +106,8 @@ enum {
     DRAY__MAY_MEMBER = DRAY__MAY_TRAINER | DRAY__MAY_ENGINE, /* who holds weights */
     DRAY__MAY_WORKER = DRAY__MAY_TRAINER | DRAY__MAY_ENGINE | DRAY__MAY_TASK,
     DRAY__MAY_ANY = DRAY__MAY_WORKER | DRAY__MAY_TOOL,
-    DRAY__MAY_ALL = 255 /* the master's, and whoever comes over the Unix socket */
+    DRAY__MAY_USER = 128, /* no role's */
+    DRAY__MAY_ALL = 255   /* the master's, and whoever comes over the Unix socket */
 };
 
 const char *dray__message_name(uint16_t type); /* "UPDATE_BEGIN"; "?" */

@@ -22,6 +22,9 @@
  *  PUBLISH          u64 key, u64 version, u8 checksums are there, sums -> (empty)
  *  PUBLISHER_WAIT   u64 key, u64 version, i64 timeout -> u32 dropped, string their names,
  *                   u64 the oldest attempt that may still read
+ *  PUBLISHER_DELIVER u64 key, u64 version, u32 how many groups, u32 names, string each (none: any
+ *                   groups), i64 timeout; kept until so many have committed the version, or a newer
+ *                   one -> (empty)
  *  SUBSCRIBER_OPEN  string model, string group, u32 rank, u32 world, u64 token, string endpoint,
  *                   u32 regions, u32 of them to put (all: other groups may read this one), blob
  *                   layout; if it comes back: u64 set, u8 state, u8 mode, u64 version,
@@ -72,6 +75,9 @@
 
 #include <dray/dray.h>
 #include <jansson.h>
+
+#define DRAY__WORLD_MAX 65536u /* ranks of a publisher, or of a group */
+#define DRAY__COHORT_MAX 64u   /* members of one cohort */
 
 enum { DRAY__SOURCES_GANG = 0, DRAY__SOURCES_MEMBERS = 1 };
 

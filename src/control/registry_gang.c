@@ -32,6 +32,7 @@ void dray__reg_gang_free(dray__registry *r, struct gang *gang)
         version_free(gang->versions);
         gang->versions = next;
     }
+    dray__reg_delivered_free(gang);
     free(gang->set.entries);
     free(gang);
 }
@@ -199,6 +200,8 @@ static void gang_break(dray__registry *r, struct gang *gang, const struct entry 
 void dray__reg_gang_leave(dray__registry *r, struct entry *entry, const char *why)
 {
     struct gang *gang = entry->gang;
+    dray_error error;
+    dray__fail(&error, DRAY_ECANCELED, "publisher %s", why);
     for (struct wait **at = &r->waits; *at;) {
         struct wait *wait = *at;
         if (wait->entry != entry) {
@@ -206,17 +209,11 @@ void dray__reg_gang_leave(dray__registry *r, struct entry *entry, const char *wh
             continue;
         }
         *at = wait->next;
-        dray_error error;
-        dray__fail(&error, DRAY_ECANCELED, "publisher %s", why);
         dray__reg_refuse(r, wait->ticket, &error);
         free(wait);
     }
-    if (entry->gang_ticket) {
-        dray_error error;
-        dray__fail(&error, DRAY_ECANCELED, "publisher %s", why);
-        dray__reg_refuse(r, entry->gang_ticket, &error);
-        entry->gang_ticket = NULL;
-    }
+    dray__reg_deliveries_leave(r, entry, &error);
+    dray__reg_lease_refuse(r, &entry->gang_ticket, &error);
     if ((gang->incarnation || gang->claimed) && !gang->broken)
         gang_break(r, gang, entry, why);
     dray__reg_set_leave(&gang->set, entry);

@@ -217,6 +217,7 @@ static void commit(dray__registry *r, struct group *group)
     } else {
         group->state = DRAY_GROUP_WHOLE;
         group->leaving = false;
+        dray__reg_delivered(group);
     }
     dray__reg_update_over(group);
     for (uint32_t i = 0; i < group->set.world; i++) {
@@ -751,6 +752,24 @@ static void missing(const struct group *group, bool vote, char *out, size_t capa
     }
 }
 
+/* There was none, or it went before the group began. */
+static void no_version(const struct group *group, uint64_t min, dray_error *error)
+{
+    for (const struct gang *gang = group->model->gangs; gang; gang = gang->next)
+        for (const struct version *v = gang->versions; v; v = v->next) {
+            if (v->number < min || v->published < gang->set.world)
+                continue;
+            dray__fail(error, DRAY_ETIMEDOUT,
+                       "group %s: version %" PRIu64 " of %s was published and withdrawn%s%s before "
+                       "the group could read it (dray_publisher_deliver waits for groups)",
+                       group->name, v->number, group->model->name, gang->broken ? ": " : "",
+                       gang->broken ? gang->reason : "");
+            return;
+        }
+    dray__fail(error, DRAY_ETIMEDOUT, "group %s: no version >= %" PRIu64 " of %s was published",
+               group->name, min, group->model->name);
+}
+
 bool dray__reg_group_expired(dray__registry *r, struct entry *entry, void *ticket, bool gone)
 {
     struct group *group = entry->group;
@@ -764,9 +783,7 @@ bool dray__reg_group_expired(dray__registry *r, struct entry *entry, void *ticke
             dray__fail(&error, DRAY_ETIMEDOUT, "group %s: %s did not begin the update", group->name,
                        who);
         else
-            dray__fail(&error, DRAY_ETIMEDOUT,
-                       "group %s: no version >= %" PRIu64 " of %s was published", group->name,
-                       entry->begin.min_version, group->model->name);
+            no_version(group, entry->begin.min_version, &error);
         begin_refuse(r, entry, &error);
         return true;
     }

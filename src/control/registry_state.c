@@ -179,6 +179,7 @@ static void entry_end(dray__registry *r, struct entry *entry, const char *why)
 static void settle(dray__registry *r)
 {
     dray__reg_waits_settle(r);
+    dray__reg_deliveries_settle(r);
     dray__reg_leases_settle(r);
     dray__reg_releases_settle(r);
     dray__reg_groups_settle(r);
@@ -588,6 +589,28 @@ static int publisher_wait(call *c, dray_error *error)
     return rc ? rc : dray__reg_wait(c->r, entry, number, timeout, c->ticket, error);
 }
 
+static int publisher_deliver(call *c, dray_error *error)
+{
+    uint64_t key = dray__get_u64(c->in), number = dray__get_u64(c->in);
+    uint32_t count = dray__get_u32(c->in), names = dray__get_count(c->in, sizeof(uint32_t));
+    char **groups = names ? calloc(names, sizeof *groups) : NULL;
+    for (uint32_t i = 0; groups && i < names; i++)
+        groups[i] = dray__get_string(c->in, DRAY__NAME_MAX);
+    int64_t timeout = dray__get_i64(c->in);
+    struct entry *entry = NULL;
+    int rc = names && !groups ? dray__nomem(error) : finish_reading(c, "PUBLISHER_DELIVER", error);
+    if (rc == DRAY_OK && (!count || (names && names != count)))
+        rc =
+            dray__fail(error, DRAY_EINVALID, "%" PRIu32 " groups, %" PRIu32 " names", count, names);
+    if (rc == DRAY_OK)
+        rc = dray__reg_entry(c, key, DRAY__PUBLISHER, &entry, error);
+    if (rc) {
+        dray__reg_names_free(groups, names);
+        return rc;
+    }
+    return dray__reg_deliver(c->r, entry, number, groups, count, timeout, c->ticket, error);
+}
+
 static int checksums_get(call *c, dray_error *error)
 {
     char *name = dray__get_string(c->in, DRAY__NAME_MAX);
@@ -656,7 +679,7 @@ static const struct {
     {DRAY__MSG_REGION_GET, region_get},         {DRAY__MSG_PUBLISH, publish},
     {DRAY__MSG_PUBLISHER_WAIT, publisher_wait}, {DRAY__MSG_SUBSCRIBER_OPEN, subscriber_open},
     {DRAY__MSG_UPDATE_SOURCES, update_sources}, {DRAY__MSG_CHECKSUMS_GET, checksums_get},
-    {DRAY__MSG_WEIGHTS_CLOSE, weights_close},
+    {DRAY__MSG_WEIGHTS_CLOSE, weights_close},   {DRAY__MSG_PUBLISHER_DELIVER, publisher_deliver},
 };
 
 void dray__registry_handle(dray__registry *r, const dray__party *party, uint16_t type,
@@ -686,7 +709,8 @@ void dray__registry_handle(dray__registry *r, const dray__party *party, uint16_t
 
 void dray__registry_expired(dray__registry *r, void *ticket, int gone)
 {
-    bool found = dray__reg_wait_expired(r, ticket) || dray__reg_watch_expired(r, ticket);
+    bool found = dray__reg_wait_expired(r, ticket) || dray__reg_watch_expired(r, ticket) ||
+                 dray__reg_delivery_expired(r, ticket);
     for (struct entry *entry = r->entries; entry && !found; entry = entry->next) {
         if (entry->gang_ticket == ticket) {
             dray_error error;

@@ -9,9 +9,7 @@
 #include <stdbool.h>
 
 #define DRAY__NAME_MAX 255u
-#define DRAY__WORLD_MAX 65536u
 #define DRAY__REGIONS_MAX 65536u
-#define DRAY__COHORT_MAX 64u /* members of one cohort */
 
 struct model;
 struct gang;
@@ -118,6 +116,14 @@ struct gang {
     bool broken;
     char reason[256];         /* why it is broken */
     struct version *versions; /* newest first */
+    struct delivered *delivered;
+};
+
+/* The newest version of a gang that a group of that name has committed, also one that is gone. */
+struct delivered {
+    struct delivered *next;
+    char *group;
+    uint64_t version;
 };
 
 enum attempt_phase { ATTEMPT_NONE, ATTEMPT_MOVING };
@@ -180,6 +186,16 @@ struct wait {
     uint64_t number;
 };
 
+/* A PUBLISHER_DELIVER. */
+struct delivery {
+    struct delivery *next;
+    void *ticket;
+    struct entry *entry;
+    uint64_t number;
+    uint32_t count;
+    char **groups; /* `count` names; NULL: any */
+};
+
 /* Memory of one entry that another has imported. */
 struct pin {
     struct pin *next;
@@ -211,6 +227,7 @@ struct dray__registry {
     struct model *models;
     struct entry *entries;
     struct wait *waits;
+    struct delivery *deliveries;
     struct watcher *watchers;
     struct pin *pins;
     uint64_t engines_hash, engines_sequence; /* of what watchers are told */
@@ -246,6 +263,21 @@ struct version *dray__reg_newest(const struct model *model, uint64_t min, struct
 const struct version *dray__reg_latest(const struct model *model, const struct gang **gang);
 bool dray__reg_ready(const struct gang *gang, const struct version *version);
 void dray__reg_gang_free(dray__registry *r, struct gang *gang);
+
+/* ---- registry_deliver.c: publishers that wait until groups have a version */
+/* The group has committed what it holds now. */
+void dray__reg_delivered(struct group *group);
+void dray__reg_delivered_free(struct gang *gang);
+/* Takes the names over, also where it fails. */
+int dray__reg_deliver(dray__registry *r, struct entry *entry, uint64_t number, char **groups,
+                      uint32_t count, int64_t timeout_ns, void *ticket, dray_error *error);
+void dray__reg_deliveries_settle(dray__registry *r);
+/* true: the ticket was a PUBLISHER_DELIVER; answered. */
+bool dray__reg_delivery_expired(dray__registry *r, void *ticket);
+/* Answers those of a publisher that leaves. */
+void dray__reg_deliveries_leave(dray__registry *r, const struct entry *entry,
+                                const dray_error *error);
+void dray__reg_names_free(char **names, uint32_t count);
 
 /* ---- registry_cohort.c: groups that update together */
 bool dray__reg_all_began(const struct group *group); /* and it does not update already */

@@ -16,11 +16,12 @@ static void add_publishers(json_t *list, const struct gang *gang)
         const struct entry *entry = gang->set.entries[i];
         if (entry)
             add(list,
-                json_pack("{s:s, s:I, s:s, s:I, s:I, s:s, s:I, s:I}", "model", gang->model->name,
+                json_pack("{s:s, s:I, s:s, s:I, s:I, s:s, s:I, s:o}", "model", gang->model->name,
                           "incarnation", (json_int_t)gang->incarnation, "state", state, "rank",
                           (json_int_t)i, "world", (json_int_t)gang->set.world, "name", entry->name,
                           "member", (json_int_t)entry->member, "published",
-                          (json_int_t)entry->published));
+                          entry->has_published ? json_integer((json_int_t)entry->published)
+                                               : json_null()));
     }
 }
 

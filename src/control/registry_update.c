@@ -73,7 +73,7 @@ static int update_vote(dray__reg_call *c, dray_error *error)
 {
     uint64_t key = dray__get_u64(c->in), attempt = dray__get_u64(c->in);
     int32_t code = (int32_t)dray__get_u32(c->in);
-    char *message = dray__get_string(c->in, DRAY_ERROR_MESSAGE_MAX);
+    char *message = dray__get_prose(c->in, DRAY_ERROR_MESSAGE_MAX);
     int64_t timeout = dray__get_i64(c->in);
     struct vote vote = {0};
     struct entry *entry = NULL;
@@ -156,7 +156,7 @@ static int group_state(dray__reg_call *c, dray_error *error)
 static int update_report(dray__reg_call *c, dray_error *error)
 {
     uint64_t key = dray__get_u64(c->in);
-    char *json = dray__get_string(c->in, REPORT_MAX);
+    char *json = dray__get_prose(c->in, REPORT_MAX);
     struct entry *entry = NULL;
     int rc = dray__reader_finish(c->in, "UPDATE_REPORT", error);
     if (rc == DRAY_OK)

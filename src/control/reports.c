@@ -63,11 +63,13 @@ static int64_t wall_clock(void)
 
 static char *complete(json_t *object, const char *kind, const dray__session *session)
 {
-    json_object_set_new(object, "kind", json_string(kind));
-    json_object_set_new(object, "member", json_integer((json_int_t)dray__session_member(session)));
-    json_object_set_new(object, "name", json_string(dray__session_name(session)));
-    json_object_set_new(object, "time_ns", json_integer(wall_clock()));
-    return json_dumps(object, JSON_COMPACT);
+    json_int_t member = (json_int_t)dray__session_member(session);
+    if (json_object_set_new(object, "kind", json_string(kind)) ||
+        json_object_set_new(object, "member", json_integer(member)) ||
+        json_object_set_new(object, "name", json_string(dray__session_name(session))) ||
+        json_object_set_new(object, "time_ns", json_integer(wall_clock())))
+        return NULL;
+    return dray__json_text(object, JSON_COMPACT);
 }
 
 static int append(reports *self, json_t *object, const char *kind, const dray__session *session,

@@ -2,6 +2,7 @@
  * shutdown. */
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "control/internal.h"
 
@@ -100,6 +101,19 @@ static int make_token(const dray__coordinator *coordinator, dray__session *sessi
     return DRAY_OK;
 }
 
+/* Of one token no more than the limit. */
+static int check_count(const dray__coordinator *coordinator, const dray__session *session,
+                       dray_error *error)
+{
+    const char *token = dray__session_token(session);
+    uint64_t count = dray__coordinator_sessions(coordinator, token);
+    if (count < coordinator->limits.sessions)
+        return DRAY_OK;
+    return dray__fail(error, DRAY_EFULL,
+                      "HELLO: the token %s has %llu sessions, the coordinator allows %llu", token,
+                      (unsigned long long)count, (unsigned long long)coordinator->limits.sessions);
+}
+
 static dray__session *find_session(const dray__coordinator *coordinator, uint64_t member);
 
 /* A session that goes on, under its id. */
@@ -155,6 +169,8 @@ static int begin_session(dray__coordinator *coordinator, dray__request *request,
     bool returns = request->type == DRAY__MSG_RETURN;
     session->first = request->connection;
     int status = read_hello(&request->reader, session, returns ? &given : NULL, error);
+    if (!status && !returns) /* those who come back were counted */
+        status = check_count(coordinator, session, error);
     if (!status)
         status = returns ? take_back(coordinator, session, &given, error)
                          : begin_anew(coordinator, session, error);
@@ -300,7 +316,7 @@ json_t *dray__coordinator_status(const dray__coordinator *coordinator)
 static void status_request(sessions *self, dray__request *request)
 {
     json_t *object = dray__coordinator_status(self->coordinator);
-    char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
+    char *text = object ? dray__json_text(object, JSON_COMPACT) : NULL;
     json_decref(object);
     dray__writer w = {0};
     dray__put_string(&w, text);
@@ -396,6 +412,27 @@ int dray__sessions_add(dray__coordinator *coordinator, dray_error *error)
 uint64_t dray__session_member(const dray__session *session)
 {
     return session->member;
+}
+
+const char *dray__session_token(const dray__session *session)
+{
+    uint32_t may = session->first->may;
+    if (may == DRAY__MAY_ALL)
+        return "master";
+    return session->first->tls ? dray__token_role_of(dray__tls_identity(session->first->tls)) : "?";
+}
+
+uint64_t dray__coordinator_sessions(const dray__coordinator *coordinator, const char *token)
+{
+    uint64_t count = 0;
+    for (const dray__session *s = coordinator->sessions; s; s = s->next)
+        count += !s->ended && strcmp(dray__session_token(s), token) == 0;
+    return count;
+}
+
+const dray__limits *dray__coordinator_limits(const dray__coordinator *coordinator)
+{
+    return &coordinator->limits;
 }
 
 const char *dray__session_name(const dray__session *session)

@@ -190,8 +190,11 @@ int dray__token_read(const char *path, dray__token *out, dray_error *error)
     int status = DRAY_OK;
     if (fstat(fd, &st) < 0)
         status = dray__fail_errno(error, errno, "%s", where);
-    else if (!S_ISREG(st.st_mode) || (st.st_uid != geteuid() && geteuid() != 0) ||
-             (st.st_mode & (S_IRWXG | S_IRWXO)))
+    else if (st.st_uid != geteuid()) /* also for root, to whom nothing is unreadable */
+        status = dray__fail(error, DRAY_EPERM,
+                            "%s: a file of this user (%u) expected, it is one of user %u", where,
+                            (unsigned)geteuid(), (unsigned)st.st_uid);
+    else if (!S_ISREG(st.st_mode) || (st.st_mode & (S_IRWXG | S_IRWXO)))
         status = dray__fail(error, DRAY_EPERM,
                             "%s: a file expected that only this user can read (chmod 600)", where);
     else if (read(fd, text, sizeof text - 1) < 0)
@@ -284,17 +287,14 @@ bool dray__token_data_of(const dray__token *state, dray__token *out)
     return true;
 }
 
-char *dray__token_path(const dray__address *address, char *out, size_t capacity)
+bool dray__token_path(const dray__address *address, char *out, size_t capacity)
 {
     const struct sockaddr_in *v4 = (const struct sockaddr_in *)&address->socket;
     const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)&address->socket;
     unsigned port = ntohs(address->socket.ss_family == AF_INET6 ? v6->sin6_port : v4->sin_port);
     const char *folder = getenv("XDG_RUNTIME_DIR");
-    if (folder && folder[0] == '/')
-        snprintf(out, capacity, "%s/dray-tcp-%u.token", folder, port);
-    else
-        snprintf(out, capacity, "/tmp/dray-%u-tcp-%u.token", (unsigned)geteuid(), port);
-    return out;
+    return folder && folder[0] == '/' &&
+           snprintf(out, capacity, "%s/dray-tcp-%u.token", folder, port) < (int)capacity;
 }
 
 int dray__token_find(const dray__address *address, dray__token *out, dray_error *error)
@@ -305,11 +305,13 @@ int dray__token_find(const dray__address *address, dray__token *out, dray_error 
         return dray__token_parse(text, "$DRAY_TOKEN", out, error);
     if (file && file[0])
         return dray__token_read(file, out, error);
-    int status = dray__token_read(dray__token_path(address, path, sizeof path), out, error);
+    bool placed = dray__token_path(address, path, sizeof path);
+    int status = placed ? dray__token_read(path, out, error) : DRAY_ENOENT;
     return status == DRAY_ENOENT
                ? dray__fail(error, status,
                             "a coordinator over TCP wants a token: set $DRAY_TOKEN_FILE to a file "
-                            "that `dray token` made on its host (there is none at %s, either)",
-                            path)
+                            "that `dray token` made on its host (%s%s)",
+                            placed ? "there is none at " : "$XDG_RUNTIME_DIR is not set, either",
+                            placed ? path : "")
                : status;
 }

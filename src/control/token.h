@@ -50,8 +50,8 @@ int dray__token_write(const char *path, const dray__token *token, dray_error *er
 int dray__token_master(const char *path, dray__token *out, dray_error *error);
 
 /* Where a server's token lies when nobody says another place: dray-tcp-PORT.token in
- * $XDG_RUNTIME_DIR, or /tmp/dray-UID-tcp-PORT.token. Returns out. */
-char *dray__token_path(const dray__address *address, char *out, size_t capacity);
+ * $XDG_RUNTIME_DIR, into which nobody else can write. false: there is no such folder. */
+bool dray__token_path(const dray__address *address, char *out, size_t capacity);
 /* The client's: $DRAY_TOKEN, else the file $DRAY_TOKEN_FILE, else the one at dray__token_path. */
 int dray__token_find(const dray__address *address, dray__token *out, dray_error *error);
 

@@ -3,8 +3,12 @@
 #ifndef DRAY_ENGINE_BLAS_H
 #define DRAY_ENGINE_BLAS_H
 
+#include <dray/dray.h>
 #include <stdint.h>
 
+/* Lets OpenBLAS take the buffer that it works in: where there is no memory for it, it would try for
+ * ever. DRAY_ENOMEM. */
+int dray__blas_open(dray_error *error);
 /* A is m × k, B is n × k. */
 void dray__gemm_nt(int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
                    const float *b, int64_t ldb, float beta, float *c, int64_t ldc);

@@ -1,9 +1,11 @@
-/* Training with the reference engine: parameters sharded over a group as FSDP2 (fully_shard) does.
+/* Training with the reference engine: parameters sharded over a group, cut as FSDP2 (fully_shard)
+ * cuts them.
  *
  * Each rank owns the Shard(0) piece of every parameter (float32) in one SHARED region laid out by
  * dray_layout_fsdp, with its AdamW moments beside it. For computing, the ranks gather the
  * parameters, each takes its part of the rows of a batch, and the summed gradients are scattered
- * back to the pieces.
+ * back to the pieces. What is gathered is all of the model at once, not a layer at a time: each
+ * rank keeps whole parameters and whole gradients from open to close.
  *
  * All ranks of the group call the same functions with the same inputs; results that are handed out
  * are the same on all ranks. A trainer belongs to one thread at a time. Functions that compute

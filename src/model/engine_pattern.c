@@ -145,6 +145,14 @@ static dray__piece *piece_of(dray__row *row, bool scales)
     return scales ? &row->scales : &row->weight;
 }
 
+/* Has the parameter the rows of the family's table in reverse? Scales that are one a matrix keep
+ * their order: vLLM and SGLang load them by the matrix's number. */
+static bool up_first(const dray__engine *e, const dray__row *row, bool scales)
+{
+    return e->spec.w13_order == DRAY_W13_UP_GATE && row->part == DRAY__EXPERTS &&
+           !(scales && e->quant.kind == DRAY_QUANT_TENSOR);
+}
+
 /* Puts row i and the rows that are fused with it behind each other, and the parameter at the
  * pattern's end. */
 static int place(const dray__engine *e, dray__pattern *pattern, uint32_t i, bool scales,
@@ -152,11 +160,14 @@ static int place(const dray__engine *e, dray__pattern *pattern, uint32_t i, bool
 {
     int64_t total = 0;
     const dray__piece *first = piece_of(&pattern->rows[i], scales);
-    for (uint32_t j = i; j < e->family->count; j++)
-        if (has(pattern->used & ~pattern->aliases, j) && together(e, i, j)) {
+    bool reverse = up_first(e, &pattern->rows[i], scales);
+    for (uint32_t k = 0; k < e->family->count; k++) {
+        uint32_t j = reverse ? e->family->count - 1 - k : k;
+        if (j >= i && has(pattern->used & ~pattern->aliases, j) && together(e, i, j)) {
             piece_of(&pattern->rows[j], scales)->before = total;
             total += piece_of(&pattern->rows[j], scales)->rows;
         }
+    }
     for (uint32_t j = i; j < e->family->count; j++)
         if (has(pattern->used & ~pattern->aliases, j) && together(e, i, j)) {
             piece_of(&pattern->rows[j], scales)->total = total;

@@ -69,6 +69,8 @@ static int check_numbers(const dray_engine_spec *s, dray_error *error)
                           "engine: a draft model with copies of embedding and head on one of %u "
                           "pipeline stages",
                           s->pp);
+    if (s->w13_order != DRAY_W13_GATE_UP && s->w13_order != DRAY_W13_UP_GATE)
+        return dray__fail(error, DRAY_EINVALID, "engine: unknown order %d of w13", s->w13_order);
     if (s->transposed & ~(uint32_t)DRAY_PART_LINEAR)
         return dray__fail(error, DRAY_EINVALID, "engine: transposed 0x%x: unknown parts",
                           s->transposed);

@@ -123,8 +123,9 @@ static int check_name(const char *what, const char *name, dray_error *error)
     if (size > DRAY__NAME_MAX)
         return dray__fail(error, DRAY_EINVALID, "%s name of %zu bytes, at most %d expected: %.64s",
                           what, size, DRAY__NAME_MAX, name);
-    if (!dray__utf8_valid(name, size))
-        return dray__fail(error, DRAY_EINVALID, "%s name is not valid UTF-8", what);
+    if (!dray__utf8_plain(name, size))
+        return dray__fail(error, DRAY_EINVALID,
+                          "%s name: UTF-8 without control characters expected", what);
     return DRAY_OK;
 }
 

@@ -167,7 +167,7 @@ static int assign_files(const dray_layout *like, writing *w, dray_error *error)
 {
     uint32_t count = dray_layout_tensor_count(like);
     uint64_t fixed = 64, used;
-    char *metadata = json_dumps(w->metadata, JSON_COMPACT);
+    char *metadata = dray__json_text(w->metadata, JSON_COMPACT);
     w->items = calloc(count + 1, sizeof *w->items);
     if (!w->items || !metadata) {
         free(metadata);
@@ -218,7 +218,7 @@ static json_t *header_entry(const item *it)
 {
     json_t *shape = json_array();
     for (uint32_t d = 0; d < it->info->ndim; d++)
-        json_array_append_new(shape, json_integer(it->info->shape[d]));
+        dray__json_append(&shape, json_integer(it->info->shape[d]));
     uint64_t end = it->at + it->bytes;
     return json_pack("{s:s, s:o, s:[I, I]}", "dtype", dray_dtype_name((dray_dtype)it->info->dtype),
                      "shape", shape, "data_offsets", (json_int_t)it->at, (json_int_t)end);
@@ -232,8 +232,8 @@ static json_t *file_metadata(const writing *w, uint32_t first, uint32_t end)
     json_t *metadata = json_copy(w->metadata), *values = json_object();
     for (uint32_t i = first; i < end; i++)
         if (w->items[i].value)
-            json_object_set_new(values, w->items[i].info->name, json_string(w->items[i].value));
-    char *text = json_dumps(values, JSON_COMPACT);
+            dray__json_set(&values, w->items[i].info->name, json_string(w->items[i].value));
+    char *text = dray__json_text(values, JSON_COMPACT);
     if (!text || json_object_set_new(metadata, w->values_key, json_string(text)) < 0) {
         json_decref(metadata);
         metadata = NULL;
@@ -261,7 +261,7 @@ static int make_header(writing *w, uint32_t first, uint32_t end, dray__writer *o
         }
         ok = json_object_set_new(header, w->items[i].info->name, header_entry(&w->items[i])) == 0;
     }
-    char *text = ok ? json_dumps(header, JSON_COMPACT) : NULL;
+    char *text = ok ? dray__json_text(header, JSON_COMPACT) : NULL;
     json_decref(header);
     if (!text)
         return dray__nomem(error);
@@ -453,7 +453,7 @@ static int write_index(const finishing *f, dray_error *error)
 {
     json_t *index = json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)f->total_size,
                               "weight_map", f->weight_map);
-    char *text = index ? json_dumps(index, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
+    char *text = index ? dray__json_text(index, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
     json_decref(index);
     if (!text)
         return dray__nomem(error);

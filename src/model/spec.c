@@ -31,6 +31,7 @@ enum {
     DRAFT,
     FUSED,
     LIKE,
+    W13,
     ORIG,
     NUMBERS,
     DTYPE = NUMBERS,
@@ -43,6 +44,7 @@ static const char *const quants[MOST_CHOICES] = {"none", "fp8-block", "fp8-tenso
 static const char *const drafts[MOST_CHOICES] = {"shared", "copies", "none"};
 static const char *const expert_forms[MOST_CHOICES] = {"grouped", "packed", "sequential"};
 static const char *const engines[MOST_CHOICES] = {"sglang", "vllm"};
+static const char *const w13_orders[MOST_CHOICES] = {"gate-up", "up-gate"};
 
 #define RANKS(name)                                                                                \
     {                                                                                              \
@@ -78,6 +80,7 @@ static const struct {
     [DRAFT] = {"draft", 0, 0, "shared, copies or none", drafts},
     [FUSED] = SWITCH("fused"),
     [LIKE] = {"like", 0, 0, "sglang or vllm", engines},
+    [W13] = {"w13", 0, 0, "gate-up or up-gate", w13_orders},
     [ORIG] = SWITCH("orig"),
     [DTYPE] = {"dtype", 0, 0, NULL, NULL},
 };
@@ -166,6 +169,7 @@ static int make_engine(const dray_model_config *model, const settings *s, uint32
     spec.draft = (int32_t)s->number[DRAFT];
     spec.fuse_shared = (int32_t)s->number[FUSED];
     spec.engine = (int32_t)s->number[LIKE];
+    spec.w13_order = (int32_t)s->number[W13];
     quant.kind = (int32_t)s->number[QUANT];
     quant.block[0] = quant.block[1] = s->number[BLOCK];
     spec.quant = quant.kind ? &quant : NULL;
@@ -259,6 +263,7 @@ static const word words[] = {
                [DRAFT] = true,
                [FUSED] = true,
                [LIKE] = true,
+               [W13] = true,
                [DTYPE] = true},
      .needs = TP,
      .ranks = engine_ranks,

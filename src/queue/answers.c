@@ -14,19 +14,6 @@ void dray__answer_dropped(dray__writer *w, const dray__table *table, uint64_t se
         dray__put_u64(w, table->drops[(seen + i) % DRAY__DROPS]);
 }
 
-void dray__answer_storage(dray__writer *w, const dray__table *table, dray__client *client,
-                          uint64_t seen)
-{
-    size_t at = w->size;
-    uint32_t count = 0;
-    uint64_t id;
-    dray__put_u32(w, 0);
-    for (; dray__chunk_recycled(client, &id); count++)
-        dray__put_u64(w, id);
-    dray__put_u32_at(w, at, count);
-    dray__answer_dropped(w, table, seen);
-}
-
 static void put_columns(dray__writer *w, const dray__table *table, const uint32_t *columns,
                         uint32_t count)
 {

@@ -84,13 +84,11 @@ static int sync_copy(job *self, dray_error *error)
     return rc;
 }
 
-/* What is kept, and the entry. */
-static int write_anew(job *self, bool recycled, dray_error *error)
+/* What is kept, and the entry, into the file that was opened for it. */
+static int write_anew(job *self, dray_error *error)
 {
     dray__journal *j = self->journal;
     uint64_t salt = 0;
-    int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | (recycled ? 0 : O_TRUNC);
-    self->to = open(self->path, flags, 0600);
     if (self->to < 0 || fchmod(self->to, 0600) < 0 || flock(self->to, LOCK_EX | LOCK_NB) < 0)
         return dray__fail_errno(error, errno, "journal %s", self->path);
     int rc = dray__output_init(&self->out, j->options.files, error);
@@ -111,18 +109,25 @@ static int fail_rename(const char *path, dray_error *error)
     return dray__fail_errno(error, errno, "journal %s: rename", path);
 }
 
-static int copy_to_path(job *self, dray_error *error)
+/* What was in the other file before is of no use, whatever becomes of it now. */
+static int copy_to_other(job *self, dray_error *error)
 {
-    const char *path = self->entry->path;
-    if (asprintf(&self->path, "%s.new", path) < 0) {
-        self->path = NULL;
+    dray__copy *copy = self->entry->copy;
+    self->path = strdup(copy->label);
+    if (!self->path)
         return dray__nomem(error);
-    }
-    int rc = write_anew(self, false, error);
-    if (!rc && (rename(self->path, path) < 0 || dray__journal_sync_folder(path) < 0))
-        rc = fail_rename(path, error);
-    if (rc && self->to >= 0)
-        unlink(self->path);
+    self->to = copy->fd;
+    copy->fd = -1;
+    int rc = ftruncate(self->to, 0) < 0
+                 ? dray__fail_errno(error, errno, "%s: ftruncate", copy->label)
+                 : write_anew(self, error);
+    if (copy->folder < 0)
+        return rc;
+    if (!rc && (renameat(copy->folder, copy->partial, copy->folder, copy->name) < 0 ||
+                fsync(copy->folder) < 0))
+        rc = fail_rename(copy->label, error);
+    if (rc)
+        unlinkat(copy->folder, copy->partial, 0);
     return rc;
 }
 
@@ -227,7 +232,8 @@ static int compact(job *self, dray_error *error)
         self->path = NULL;
         return dray__nomem(error);
     }
-    int rc = write_anew(self, true, error);
+    self->to = open(self->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int rc = write_anew(self, error);
     if (!rc)
         rc = catch_up(self, &at, error);
     be_alone(j);
@@ -279,8 +285,8 @@ static void do_job(dray__journal *j, dray__entry *entry)
     entry->error = (dray_error){0};
     if (entry->each)
         read_again(&self, &entry->error);
-    else if (entry->path)
-        copy_to_path(&self, &entry->error);
+    else if (entry->copy)
+        copy_to_other(&self, &entry->error);
     else
         compact(&self, &entry->error);
     dray__output_free(&self.out);

@@ -393,8 +393,10 @@ static int sweep_server(redis *self, dray__redis_link *link, const char *pattern
             -1);
         scan.keep = true;
         int rc = dray__redis_run(link, &scan, 1, deadline, error);
-        if (rc)
+        if (rc) { /* of what came after the answer, maybe */
+            freeReplyObject(scan.reply);
             return rc;
+        }
         const redisReply *reply = scan.reply;
         if (reply->type != REDIS_REPLY_ARRAY || reply->elements != 2 ||
             reply->element[0]->type != REDIS_REPLY_STRING ||

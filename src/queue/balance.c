@@ -4,6 +4,7 @@
  * Differencing Method of Set Partitioning, 1982): every item starts as a division of itself, and
  * the two divisions that are most uneven are merged, the fullest bin of one with the emptiest of
  * the other, until one is left. */
+#include "queue/balance.h"
 #include "queue/table.h"
 
 #include "base/error.h"

@@ -3,7 +3,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/hash.h"
+#include "base/wait.h"
 #include "base/words.h"
 
 #include <poll.h>
@@ -54,6 +54,32 @@ static int check_row(const dray_batch *batch, uint32_t index, dray_error *error)
     return dray__fail(error, DRAY_EINVALID, "row %u of a batch of %u", index, batch->row_count);
 }
 
+int dray__batch_check_rows(const dray_batch *batch, uint32_t first, uint32_t rows,
+                           dray_error *error)
+{
+    if (first <= batch->row_count && rows <= batch->row_count - first)
+        return DRAY_OK;
+    return dray__fail(error, DRAY_EINVALID, "%u rows from %u of a batch of %u", rows, first,
+                      batch->row_count);
+}
+
+int dray_batch_weights(const dray_batch *batch, uint32_t first, uint32_t rows, double *weights,
+                       dray_error *error)
+{
+    int rc = dray__batch_check_rows(batch, first, rows, error);
+    for (uint32_t i = 0; !rc && i < rows; i++)
+        weights[i] = dray_batch_weight(batch, first + i);
+    return rc;
+}
+
+static const dray__batch_tag *find_tag(const dray_batch *batch, uint32_t index, const char *key)
+{
+    for (uint32_t i = batch->tag_start[index + 1]; i > batch->tag_start[index]; i--)
+        if (strcmp(batch->tags[i - 1].key, key) == 0)
+            return &batch->tags[i - 1];
+    return NULL;
+}
+
 int dray_batch_tag(const dray_batch *batch, uint32_t index, const char *key, double *value,
                    dray_error *error)
 {
@@ -62,13 +88,26 @@ int dray_batch_tag(const dray_batch *batch, uint32_t index, const char *key, dou
         rc = dray__name_check(key, "tag", error);
     if (rc)
         return rc;
-    for (uint32_t i = batch->tag_start[index + 1]; i > batch->tag_start[index]; i--)
-        if (strcmp(batch->tags[i - 1].key, key) == 0) {
-            *value = batch->tags[i - 1].value;
-            return DRAY_OK;
-        }
+    const dray__batch_tag *tag = find_tag(batch, index, key);
+    if (tag) {
+        *value = tag->value;
+        return DRAY_OK;
+    }
     return dray__fail(error, DRAY_ENOENT, "row %u of partition %s has no tag %s",
                       batch->rows[index].slot, batch->partition, key);
+}
+
+int dray_batch_tags(const dray_batch *batch, const char *key, uint32_t first, uint32_t rows,
+                    double *values, dray_error *error)
+{
+    int rc = dray__batch_check_rows(batch, first, rows, error);
+    if (!rc)
+        rc = dray__name_check(key, "tag", error);
+    for (uint32_t i = 0; !rc && i < rows; i++) {
+        const dray__batch_tag *tag = find_tag(batch, first + i, key);
+        values[i] = tag ? tag->value : values[i];
+    }
+    return rc;
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -87,7 +126,8 @@ static int get_mapping(dray_queue *queue, uint64_t chunk, dray__mapping **out, d
 {
     int64_t deadline = dray__context_deadline(queue->context, queue->timeout_ns);
     int rc = dray__mapping_get(&queue->keeper, chunk, out, error);
-    while (rc == DRAY_ECLOSED && keeper_may_return(queue) && dray__now() < deadline) {
+    while (rc == DRAY_ECLOSED && keeper_may_return(queue) && dray__now() < deadline &&
+           !dray__interrupted()) {
         poll(NULL, 0, 5);
         rc = dray__mapping_get(&queue->keeper, chunk, out, error);
     }
@@ -369,33 +409,6 @@ int dray_batch_pieces(dray_batch *batch, const char *name, uint32_t index, dray_
     return DRAY_OK;
 }
 
-int dray_batch_gather(dray_batch *batch, const char *name, void *out, size_t capacity,
-                      size_t *bytes, dray_error *error)
-{
-    dray__batch_column *column = NULL;
-    int rc = find_column(batch, name, &column, error);
-    if (rc)
-        return rc;
-    size_t unit = dray_dtype_size((dray_dtype)column->spec.dtype), total = 0;
-    for (uint32_t row = 0; row < batch->row_count; row++)
-        if (__builtin_add_overflow(total, column->lengths[row] * unit, &total))
-            return dray__fail(error, DRAY_EFULL, "column %s: more bytes than can be addressed",
-                              name);
-    if (total > capacity)
-        return dray__fail(error, DRAY_EFULL, "column %s: %zu bytes needed, capacity is %zu", name,
-                          total, capacity);
-    uint8_t *at = out;
-    for (uint32_t row = 0; row < batch->row_count; row++) {
-        size_t size = column->lengths[row] * unit;
-        if (size)
-            memcpy(at, column->cells[row], size);
-        at += size;
-    }
-    if (bytes)
-        *bytes = total;
-    return DRAY_OK;
-}
-
 /* ---- writing --------------------------------------------------------------------------------- */
 
 static int check_open(const dray_batch *batch, const char *what, dray_error *error)
@@ -454,26 +467,44 @@ int dray_batch_set(dray_batch *batch, const dray_column_data *column, dray_error
 int dray_batch_set_tag(dray_batch *batch, uint32_t index, const char *key, double value,
                        dray_error *error)
 {
+    return dray_batch_set_tags(batch, key, index, 1, &value, error);
+}
+
+static int room_for_tags(dray_batch *batch, uint32_t more, dray_error *error)
+{
+    uint32_t capacity = batch->set_tag_capacity ? batch->set_tag_capacity : 16, needed;
+    if (__builtin_add_overflow(batch->set_tag_count, more, &needed) || needed > UINT32_MAX / 2)
+        return dray__nomem(error);
+    while (capacity < needed)
+        capacity *= 2;
+    if (capacity == batch->set_tag_capacity)
+        return DRAY_OK;
+    dray__batch_set_tag *grown = realloc(batch->set_tags, capacity * sizeof *grown);
+    if (!grown)
+        return dray__nomem(error);
+    batch->set_tags = grown;
+    batch->set_tag_capacity = capacity;
+    return DRAY_OK;
+}
+
+int dray_batch_set_tags(dray_batch *batch, const char *key, uint32_t first, uint32_t rows,
+                        const double *values, dray_error *error)
+{
     int rc = check_open(batch, "dray_batch_set_tag", error);
     if (!rc)
-        rc = check_row(batch, index, error);
+        rc = dray__batch_check_rows(batch, first, rows, error);
     if (!rc)
         rc = dray__name_check(key, "tag", error);
+    if (!rc)
+        rc = room_for_tags(batch, rows, error);
     if (rc)
         return rc;
-    if (batch->set_tag_count == batch->set_tag_capacity) {
-        uint32_t capacity = batch->set_tag_capacity ? batch->set_tag_capacity * 2 : 16;
-        dray__batch_set_tag *grown = realloc(batch->set_tags, capacity * sizeof *grown);
-        if (!grown)
-            return dray__nomem(error);
-        batch->set_tags = grown;
-        batch->set_tag_capacity = capacity;
-    }
     char *copy = dray__arena_text(&batch->arena, key);
     if (!copy)
         return dray__nomem(error);
-    batch->set_tags[batch->set_tag_count++] =
-        (dray__batch_set_tag){.row = index, .key = copy, .value = value};
+    for (uint32_t i = 0; i < rows; i++)
+        batch->set_tags[batch->set_tag_count++] =
+            (dray__batch_set_tag){.row = first + i, .key = copy, .value = values[i]};
     return DRAY_OK;
 }
 
@@ -588,7 +619,7 @@ void dray__batch_commit_done(dray_batch *batch, int rc, dray__reader *reply)
         dray__queue_move(batch->queue, NULL);
     if (rc)
         return;
-    dray__queue_read_storage(batch->queue, reply);
+    dray__queue_read_dropped(batch->queue, reply);
     batch->committed = true;
     outputs_done(batch, false);
 }
@@ -619,6 +650,18 @@ int dray_batch_commit(dray_batch *batch, dray_error *error)
     return rc ? rc : dray__reader_finish(&reply.payload, "QUEUE_COMMIT", error);
 }
 
+static int give_back(dray_batch *batch, const uint32_t *rows, uint32_t row_count,
+                     const char *reason, size_t length, dray_error *error)
+{
+    dray__writer *w = dray__queue_begin(batch->queue);
+    dray__put_u32(w, batch->ticket);
+    dray__put_u32(w, row_count);
+    for (uint32_t i = 0; i < row_count; i++)
+        dray__put_u32(w, rows[i]);
+    dray__put_blob(w, reason, length);
+    return dray__queue_command(batch->queue, DRAY__MSG_QUEUE_FAIL, NULL, error);
+}
+
 int dray_batch_fail(dray_batch *batch, const uint32_t *rows, uint32_t row_count, const char *reason,
                     dray_error *error)
 {
@@ -632,13 +675,13 @@ int dray_batch_fail(dray_batch *batch, const uint32_t *rows, uint32_t row_count,
         return dray__fail(error, DRAY_EINVALID, "dray_batch_fail: a reason in UTF-8 expected");
     while (length > DRAY__REASON_MAX || !dray__utf8_valid(reason, length))
         length--; /* cut between characters */
-    dray__writer *w = dray__queue_begin(batch->queue);
-    dray__put_u32(w, batch->ticket);
-    dray__put_u32(w, row_count);
-    for (uint32_t i = 0; i < row_count; i++)
-        dray__put_u32(w, rows[i]);
-    dray__put_blob(w, reason, length);
-    return dray__queue_command(batch->queue, DRAY__MSG_QUEUE_FAIL, NULL, error);
+    return give_back(batch, rows, row_count, reason, length, error);
+}
+
+int dray_batch_give_back(dray_batch *batch, dray_error *error)
+{
+    int rc = check_open(batch, "dray_batch_give_back", error);
+    return rc ? rc : give_back(batch, NULL, 0, "", 0, error);
 }
 
 int dray_batch_hold(dray_batch *batch, int64_t max_hold_ns, dray_error *error)
@@ -673,80 +716,4 @@ void dray_batch_free(dray_batch *batch)
     free(batch->mappings);
     free(batch->body);
     free(batch);
-}
-
-/* ---- for other ranks ------------------------------------------------------------------------- */
-
-#define EXPORT_MAGIC 0x48435442u /* "BTCH" */
-#define EXPORT_VERSION 1u
-
-int dray_batch_export(const dray_batch *batch, void **out, size_t *size, dray_error *error)
-{
-    dray__writer w = {0};
-    const dray__names *names = &batch->queue->names;
-    if (!batch->ticket)
-        return dray__fail(error, DRAY_EPERM, "dray_batch_export: the batch was itself imported");
-    dray__put_u32(&w, EXPORT_MAGIC);
-    dray__put_u32(&w, EXPORT_VERSION);
-    dray__put_string(&w, batch->queue->name);
-    dray__put_u32(&w, batch->column_count);
-    for (uint32_t i = 0; i < batch->column_count; i++) {
-        dray__put_u32(&w, batch->columns[i].column);
-        dray__put_string(&w, batch->columns[i].name);
-        dray__put_spec(&w, &batch->columns[i].spec);
-    }
-    dray__put_words(&w, (const char *const *)names->keys, names->key_count);
-    dray__put_blob(&w, batch->body, batch->body_size);
-    dray__put_u64(&w, w.failed ? 0 : dray__hash(w.data, w.size));
-    int rc = dray__writer_check(&w, error);
-    if (rc) {
-        dray__writer_free(&w);
-        return rc;
-    }
-    *out = w.data;
-    *size = w.size;
-    return DRAY_OK;
-}
-
-static int check_export(const dray_queue *queue, dray__reader *r, dray_error *error)
-{
-    if (r->size < 16)
-        return dray__fail(error, DRAY_EFORMAT, "batch: %zu bytes are too few", r->size);
-    dray__reader tail = dray__reader_of(r->data + r->size - 8, 8);
-    r->size -= 8;
-    if (dray__get_u32(r) != EXPORT_MAGIC)
-        return dray__fail(error, DRAY_EFORMAT, "batch: these bytes are no exported batch");
-    uint32_t version = dray__get_u32(r);
-    if (version != EXPORT_VERSION)
-        return dray__fail(error, DRAY_EVERSION, "batch: version %u expected, found %u",
-                          EXPORT_VERSION, version);
-    if (dray__get_u64(&tail) != dray__hash(r->data, r->size))
-        return dray__fail(error, DRAY_ECHECKSUM, "batch: the exported batch was altered");
-    char *name = dray__get_word(r);
-    int rc = DRAY_OK;
-    if (!name || strcmp(name, queue->name) != 0)
-        rc = dray__fail(error, DRAY_EINVALID, "batch: it is of queue %s, this is %s",
-                        name ? name : "?", queue->name);
-    free(name);
-    return rc;
-}
-
-int dray_batch_import(dray_queue *queue, const void *data, size_t size, dray_batch **out,
-                      dray_error *error)
-{
-    dray__reader r = dray__reader_of(data, size);
-    dray__names names = {0};
-    int rc = check_export(queue, &r, error);
-    if (!rc)
-        rc = dray__names_read(&names, &r, error);
-    if (!rc) {
-        size_t body_size;
-        const void *body = dray__get_blob(&r, &body_size);
-        rc = dray__reader_finish(&r, "batch", error);
-        dray__reader inner = dray__reader_of(body, body_size);
-        if (!rc)
-            rc = dray__batch_read(queue, &names, 0, &inner, out, error);
-    }
-    dray__names_free(&names);
-    return rc;
 }

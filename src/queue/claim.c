@@ -427,7 +427,7 @@ static int read_next(dray_queue *queue, uint32_t ticket, uint32_t count, dray__r
     int code = (int)dray__get_u32(&reply->payload);
     if (!code)
         return read_claim(queue, ticket, count, reply, which, out, error);
-    char *message = dray__get_string(&reply->payload, DRAY__FRAME_MAX);
+    char *message = dray__get_prose(&reply->payload, DRAY__FRAME_MAX);
     int rc = dray__reader_finish(&reply->payload, "QUEUE_NEXT", error);
     if (!rc)
         rc = dray__fail(error, code < 0 ? code : DRAY_EPROTO, "%s", message);

@@ -142,6 +142,7 @@ void dray__client_end(dray__table *table, dray__client *client, bool died, const
             dray__crew_void(table, crew);
     }
     dray__demands_let_go(table, client);
+    dray__promise_end(table, client);
     dray__chunks_orphan(table, client);
     if (died)
         dray__ledger_left(table->ledger, client);
@@ -194,6 +195,8 @@ void dray__describe(const dray__table *table, const dray__want *want, char *out,
         at += snprintf(out + at, size - (size_t)at, ", %lld more admitted at version %llu",
                        (long long)dray__admission_room(table),
                        (unsigned long long)table->admission.version);
+    if (at > 0 && (size_t)at < size)
+        at += dray__describe_vacant(p, out + at, size - (size_t)at);
     if (at > 0 && (size_t)at < size)
         missing(table, p, want->task, out + at, size - (size_t)at);
 }
@@ -511,9 +514,55 @@ int dray__table_claim(dray__table *table, dray__client *client, uint32_t ticket,
     return DRAY_OK;
 }
 
+/* Whether the task could have claimed the row; it may have died since. */
+static int check_claimable(const dray__table *table, const dray__partition *p, uint32_t task,
+                           uint32_t slot, dray_error *error)
+{
+    const dray__track *track = &p->tracks[task];
+    const dray__qtask *names = &table->tasks[task];
+    const char *found = dray__bit_get(track->taken, slot)  ? "named twice"
+                        : dray__bit_get(track->done, slot) ? "committed already"
+                        : dray__bit_get(p->vacant, slot)   ? "lost"
+                                                           : NULL;
+    for (uint32_t i = 0; i < names->needs_count && !found; i++) {
+        uint32_t c = names->needs[i];
+        if (c >= p->column_capacity || !p->columns[c] || !dray__bit_get(p->columns[c], slot))
+            found = "without a column that the task needs";
+    }
+    if (!found)
+        return DRAY_OK;
+    return dray__fail(error, DRAY_EFORMAT,
+                      "partition %s, task %s: a row that can be committed expected, found row %u, "
+                      "which is %s",
+                      p->name, names->name, slot, found);
+}
+
+/* Each of the rows once. */
+static int check_claimable_rows(const dray__table *table, const dray__partition *p, uint32_t task,
+                                const uint32_t *slots, uint32_t count, dray_error *error)
+{
+    int rc = DRAY_OK;
+    uint32_t checked = 0;
+    for (; checked < count && !rc; checked++) {
+        if (slots[checked] == DRAY__NONE)
+            continue;
+        rc = check_claimable(table, p, task, slots[checked], error);
+        if (rc)
+            break;
+        dray__bit_set(p->tracks[task].taken, slots[checked]);
+    }
+    for (uint32_t i = 0; i < checked; i++)
+        if (slots[i] != DRAY__NONE)
+            dray__bit_clear(p->tracks[task].taken, slots[i]);
+    return rc;
+}
+
 int dray__claim_again(dray__table *table, dray__client *client, uint32_t task, dray__partition *p,
                       const uint32_t *slots, uint32_t count, dray__claim **out, dray_error *error)
 {
+    int rc = check_claimable_rows(table, p, task, slots, count, error);
+    if (rc)
+        return rc;
     dray__track *track = &p->tracks[task];
     dray__claim made = {.task = task,
                         .partition = p,
@@ -524,8 +573,8 @@ int dray__claim_again(dray__table *table, dray__client *client, uint32_t task, d
     for (uint32_t i = 0; made.reads && i < count; i++)
         if (made.reads[i] == DRAY__NONE)
             made.reads[i] = 0; /* any row there is */
-    int rc = made.slots && made.reads ? add_claim(table, client, 1, &made, out, error)
-                                      : dray__nomem(error);
+    rc = made.slots && made.reads ? add_claim(table, client, 1, &made, out, error)
+                                  : dray__nomem(error);
     if (rc) {
         free(made.slots);
         free(made.reads);
@@ -599,6 +648,13 @@ int dray__claim_fail(dray__table *table, dray__client *client, uint32_t ticket,
     int rc = failing(table, client, ticket, items, count, &claim, error);
     if (rc)
         return rc;
+    if (!count && !*reason) {
+        dray__crew *crew = ends_round(claim) ? claim->crew : NULL;
+        give_back_all(table, claim, false, "");
+        if (crew)
+            dray__crew_void(table, crew);
+        return DRAY_OK;
+    }
     uint32_t all = count ? count : claim->count;
     for (uint32_t i = 0; i < all; i++) {
         uint32_t item = count ? items[i] : i;

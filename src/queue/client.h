@@ -1,6 +1,6 @@
 /* What the client's files share: queue.c (opening), home.c (which host), insert.c, commands.c,
- * claim.c (claiming,
- * reading replies), batch.c (reading and writing a batch's columns, committing). */
+ * claim.c (claiming, reading replies), batch.c (reading and writing a batch's columns, committing),
+ * gather.c (rows of a column together). */
 #ifndef DRAY_QUEUE_CLIENT_H
 #define DRAY_QUEUE_CLIENT_H
 
@@ -65,6 +65,7 @@ struct dray_queue {
     dray_batch *riding;              /* whose commit went with it; NULL: none */
     dray__arena spare;               /* of a batch that is gone, for the next one */
     dray__writer out, sent;          /* sent: a copy, to be sent again */
+    int passed;                      /* a checkpoint's file, which goes with messages; -1: none */
     size_t sent_head, sent_known;
     size_t head;       /* bytes of out that say who asks */
     size_t known_at;   /* where out says how many columns and keys are known; 0: nowhere */
@@ -166,6 +167,12 @@ uint32_t dray__queue_ticket(dray_queue *queue); /* the next; never 0 */
 /* Sends it and takes the reply. timeout_ns: how long the controller may wait. */
 int dray__queue_call(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray__reply *reply,
                      dray_error *error);
+/* Opens a checkpoint to be restored where it is a path: then it is passed, else named. *name: what
+ * the message says of it. */
+int dray__queue_open_saved(dray_queue *queue, const char *restore, const char **name,
+                           dray_error *error);
+void dray__queue_close_saved(dray_queue *queue);
+int dray__queue_check_passing(const dray_queue *queue, dray_error *error); /* DRAY_EUNSUPPORTED */
 /* The same, for requests that the controller answers at once. */
 int dray__queue_command(dray_queue *queue, uint16_t type, dray__reply *reply, dray_error *error);
 /* Tells the controller to forget a claim, or a request for one; waits for no answer. */
@@ -174,7 +181,6 @@ void dray__queue_release(dray_queue *queue, uint32_t ticket);
  * bytes, and unless it is committed, rows. */
 void dray__queue_let_go(dray_queue *queue, uint32_t ticket, bool committed);
 void dray__queue_read_dropped(dray_queue *queue, dray__reader *r);
-void dray__queue_read_storage(dray_queue *queue, dray__reader *r);
 int dray__queue_check_fork(const dray_queue *queue, dray_error *error); /* DRAY_ECLOSED */
 int dray__queue_task(const dray_queue *queue, const char *name, uint32_t *task, dray_error *error);
 /* Learns where our chunks go, and the key of other hosts' data servers; known: unless it is known
@@ -208,6 +214,9 @@ void dray__batch_commit_done(dray_batch *batch, int rc, dray__reader *reply);
  * live until dray_claim_poll has answered: then batch->committed tells whose error it was. */
 int dray__claim_start_after(dray_queue *queue, dray_batch *batch, const dray_claim_options *options,
                             uint32_t count, dray_error *error);
+/* DRAY_EINVALID: the batch has not that many rows from `first` on. */
+int dray__batch_check_rows(const dray_batch *batch, uint32_t first, uint32_t rows,
+                           dray_error *error);
 int dray__batch_read(dray_queue *queue, const dray__names *names, uint32_t ticket, dray__reader *r,
                      dray_batch **out, dray_error *error);
 

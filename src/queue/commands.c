@@ -205,7 +205,7 @@ static void read_refill(const dray_queue *queue, dray__reader *r, dray_refill *o
     uint32_t task = dray__get_u32(r);
     out->attempts = dray__get_u32(r);
     out->cause = (int32_t)dray__get_u32(r);
-    char *reason = dray__get_word(r);
+    char *reason = dray__get_reason(r);
     r->failed |= task >= queue->task_count;
     if (!r->failed) {
         snprintf(out->partition, sizeof out->partition, "%s", partition);
@@ -244,14 +244,6 @@ int dray_refill_decline(dray_queue *queue, uint64_t id, dray_error *error)
     return dray__queue_command(queue, DRAY__MSG_QUEUE_DECLINE, NULL, error);
 }
 
-int dray_queue_checkpoint(dray_queue *queue, const char *path, dray_error *error)
-{
-    if (!path || path[0] != '/' || strlen(path) > 4000 || !dray__utf8_valid(path, strlen(path)))
-        return dray__fail(error, DRAY_EINVALID, "dray_queue_checkpoint: an absolute path expected");
-    dray__put_string(dray__queue_begin(queue), path);
-    return dray__queue_command(queue, DRAY__MSG_QUEUE_CHECKPOINT, NULL, error);
-}
-
 int dray_queue_status(dray_queue *queue, char **out, dray_error *error)
 {
     dray__queue_begin(queue);
@@ -259,7 +251,7 @@ int dray_queue_status(dray_queue *queue, char **out, dray_error *error)
     int rc = dray__queue_command(queue, DRAY__MSG_QUEUE_STATUS, &reply, error);
     if (rc)
         return rc;
-    char *text = dray__get_string(&reply.payload, DRAY__FRAME_MAX);
+    char *text = dray__get_prose(&reply.payload, DRAY__FRAME_MAX);
     rc = dray__reader_finish(&reply.payload, "QUEUE_STATUS", error);
     if (rc)
         free(text);

@@ -37,7 +37,12 @@ int dray__read_head(dray__controller *self, dray__request *request, dray__client
         return dray__fail(error, DRAY_ENOENT, "%s: this session has no open queue number %u",
                           dray__message_of(request), id);
     dray__served *q = found->owner;
+    uint16_t type = dray__request_type(request);
     dray__cancel_forgotten(q, found);
+    if (type != DRAY__MSG_QUEUE_CHUNK)
+        dray__promise_end(q->table, found);
+    if (type != DRAY__MSG_QUEUE_CHUNK && type != DRAY__MSG_QUEUE_INSERT)
+        found->asked_room = false;
     dray__collect(q); /* they were released before this was asked */
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < count; i++) {
@@ -47,7 +52,7 @@ int dray__read_head(dray__controller *self, dray__request *request, dray__client
     }
     *client = found;
     *drops_seen = seen;
-    if (!rc && dray__needs_journal(dray__request_type(request)))
+    if (!rc && dray__needs_journal(type))
         rc = dray__ledger_check(q->table->ledger, error);
     return rc;
 }
@@ -94,6 +99,26 @@ static void on_timer(evutil_socket_t fd, short what, void *user)
     }
     dray__pump_all(self);
     dray__arm_timer(self);
+}
+
+/* A step of each queue's, then whoever asks meanwhile. */
+static void on_work(evutil_socket_t fd, short what, void *user)
+{
+    (void)fd;
+    (void)what;
+    dray__controller *self = user;
+    bool more = false;
+    for (dray__served *q = self->queues; q; q = q->next)
+        more |= dray__work_on(q);
+    dray__pump_all(self);
+    if (more)
+        dray__work_soon(self);
+}
+
+void dray__work_soon(dray__controller *self)
+{
+    struct timeval now = {0};
+    event_add(self->work, &now);
 }
 
 /* ---- OPEN ------------------------------------------------------------------------------------ */
@@ -162,16 +187,69 @@ static int serve(dray__controller *self, dray__table *table, dray_error *error)
     return DRAY_OK;
 }
 
+/* A journal does not say whose it was. */
+static int serve_again(dray__controller *self, dray__table *table, dray_error *error)
+{
+    int rc = serve(self, table, error);
+    if (!rc)
+        dray__quota_join(self->quotas, self->queues->table);
+    return rc;
+}
+
+/* Of a token; NULL: out of memory. */
+static dray__quota *find_quota(dray__controller *self, const char *who)
+{
+    dray__quota **at = &self->quotas;
+    while (*at && strcmp((*at)->who, who) != 0)
+        at = &(*at)->next;
+    if (!*at && (*at = calloc(1, sizeof **at)) != NULL) {
+        snprintf((*at)->who, sizeof(*at)->who, "%s", who);
+        (*at)->limits = *dray__coordinator_limits(self->coordinator);
+    }
+    return *at;
+}
+
 static int create(dray__controller *self, const dray__opening *o, dray__request *request,
                   dray__served **out, dray_error *error)
 {
     dray__table *table = NULL;
+    const dray__session *session = dray__request_session(request);
+    dray__quota *quota = find_quota(self, session ? dray__session_token(session) : "master");
+    if (!quota)
+        return dray__nomem(error);
+    uint64_t queues = dray__quota_used(quota).queues;
+    if (queues >= quota->limits.queues)
+        return dray__fail(error, DRAY_EFULL,
+                          "queue %s: the token %s has %llu queues, the coordinator allows %llu",
+                          o->name, quota->who, (unsigned long long)queues,
+                          (unsigned long long)quota->limits.queues);
     int rc = dray__durable_new(self, o, request, &table, error);
     if (!rc)
         rc = serve(self, table, error);
-    if (!rc)
-        *out = self->queues;
-    return rc;
+    if (rc)
+        return rc;
+    dray__quota_join(quota, self->queues->table);
+    *out = self->queues;
+    return DRAY_OK;
+}
+
+static json_t *quotas_json(const dray__controller *self)
+{
+    json_t *list = json_array();
+    for (const dray__quota *q = self->quotas; q; q = q->next) {
+        dray__quota_use use = dray__quota_used(q);
+        uint64_t sessions = dray__coordinator_sessions(self->coordinator, q->who);
+        json_array_append_new(
+            list, json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "token",
+                            q->who, "sessions", (json_int_t)sessions, "most_sessions",
+                            (json_int_t)q->limits.sessions, "queues", (json_int_t)use.queues,
+                            "most_queues", (json_int_t)q->limits.queues, "rows",
+                            (json_int_t)use.rows, "most_rows", (json_int_t)q->limits.rows, "bytes",
+                            (json_int_t)use.bytes, "most_bytes", (json_int_t)q->limits.bytes,
+                            "table_bytes", (json_int_t)use.table_bytes, "most_table_bytes",
+                            (json_int_t)q->limits.table_bytes));
+    }
+    return list;
 }
 
 /* Who comes back over another connection is not there over the one before any more, whether that
@@ -221,6 +299,7 @@ static int welcome(dray__served *q, dray__request *request, uint64_t identity, d
     dray__put_u32(&self->out, (uint32_t)q->table->settings.backend);
     dray__put_string(&self->out, q->table->settings.backend_address);
     dray__put_u64(&self->out, q->space);
+    dray__put_u64(&self->out, q->table->settings.capacity_bytes);
     dray__answer_table(&self->out, q->table);
     dray__answer(q, request, &self->out, 0);
     return DRAY_OK;
@@ -252,6 +331,8 @@ static int on_open(dray__controller *self, dray__request *request, dray_error *e
     int rc =
         dray__get_opening(dray__request_payload(request), &w->arena, &o, &w->timeout_ns, error);
     dray__served *q = rc ? NULL : find_queue(self, o.name);
+    if (!rc && !q && o.task_count)
+        rc = dray__store_settle(self, &o.settings, o.name, error);
     if (!rc && !q && !o.task_count) {
         w->name = o.name;
         w->identity = o.identity;
@@ -296,8 +377,40 @@ static int on_insert(dray__controller *self, dray__request *request, dray_error 
         dray__waiter_free(w);
         return rc;
     }
-    /* Whoever waits already comes first; but a refill is what they may be waiting for. */
-    if ((w->queue->inserts.first && !w->rows.refill) || !dray__waiter_settle(w, dray__try_insert))
+    /* Whoever waits already comes first; but a refill is what they may be waiting for, and so are
+     * the rows of whoever has the memory for them. */
+    const dray__waiter *before = w->queue->inserts.first;
+    bool next = w->rows.refill || (w->client->asked_room && !(before && before->insertion));
+    w->client->asked_room = false;
+    if ((before && !next) || !dray__waiter_settle(w, dray__try_insert))
+        return dray__waiter_keep(w, &w->queue->inserts);
+    return DRAY_OK;
+}
+
+static int on_room(dray__controller *self, dray__request *request, dray_error *error)
+{
+    dray__waiter *w = NULL;
+    int rc = dray__waiter_new(self, request, &w, error);
+    if (rc)
+        return rc;
+    dray__reader *r = dray__request_payload(request);
+    w->rows.partition = dray__get_text(r, &w->arena);
+    w->rows.rows = dray__get_u32(r);
+    w->rows.group_size = dray__get_u32(r);
+    w->rows.at_slot = dray__get_u64(r);
+    w->rows.row_bytes = dray__get_u64(r);
+    w->rows.ticket = dray__get_u32(r);
+    w->values = dray__get_u64(r);
+    w->bytes = dray__get_u64(r);
+    w->timeout_ns = dray__get_i64(r);
+    rc = dray__finish_reading(request, error);
+    if (!rc && !w->bytes)
+        rc = dray__fail(error, DRAY_EINVALID, "room for at least a byte expected, found 0");
+    if (rc) {
+        dray__waiter_free(w);
+        return rc;
+    }
+    if (w->queue->inserts.first || !dray__waiter_settle(w, dray__try_insert))
         return dray__waiter_keep(w, &w->queue->inserts);
     return DRAY_OK;
 }
@@ -433,6 +546,7 @@ static void handle(void *user, dray__request *request)
         [DRAY__MSG_QUEUE_WAIT - 0x0300] = on_wait,
         [DRAY__MSG_QUEUE_REFILL - 0x0300] = on_refill,
         [DRAY__MSG_QUEUE_NEXT - 0x0300] = on_next,
+        [DRAY__MSG_QUEUE_ROOM - 0x0300] = on_room,
     };
     uint16_t type = dray__request_type(request), number = (uint16_t)(type - 0x0300);
     dray__queue_step("handling");
@@ -523,6 +637,7 @@ static void status(void *user, json_t *object)
         json_array_append_new(queues, dray__table_json(q->table, &waiting));
     }
     json_object_set_new(object, "queues", queues);
+    json_object_set_new(object, "quotas", quotas_json(self));
     json_object_set_new(object, "queue_refusals", dray__refusals_json(&self->refusals));
 }
 
@@ -546,21 +661,32 @@ static void controller_free(void *user)
         dray__cleaner_free(q->cleaner);
         free(q);
     }
+    for (dray__quota *quota; (quota = self->quotas) != NULL;) {
+        self->quotas = quota->next;
+        free(quota);
+    }
     if (self->timer)
         event_free(self->timer);
+    if (self->work)
+        event_free(self->work);
     if (self->sweep)
         event_free(self->sweep);
     dray__idmap_free(&self->clients);
     dray__drops_free(&self->drops);
     dray__homes_free(&self->homes);
     dray__writer_free(&self->out);
+    dray__stores_free(self->cleaned);
+    dray__store_list_free(self);
+    if (self->folder_fd >= 0)
+        close(self->folder_fd);
     free(self->folder);
     free(self->keeper_path);
     free(self);
 }
 
 int dray__queue_add(dray__coordinator *coordinator, struct event_base *base,
-                    const char *keeper_path, const char *folder, dray_error *error)
+                    const char *keeper_path, const char *folder, const char *const *stores,
+                    dray_error *error)
 {
     static const dray__service service = {.name = "queue",
                                           .first = 0x0300,
@@ -575,12 +701,17 @@ int dray__queue_add(dray__coordinator *coordinator, struct event_base *base,
     if (!self)
         return dray__nomem(error);
     self->base = self->drops.base = base;
+    self->folder_fd = -1;
+    self->coordinator = coordinator;
     self->opens.last = &self->opens.first;
     self->timer = evtimer_new(base, on_timer, self);
+    self->work = evtimer_new(base, on_work, self);
     int rc = dray__homes_init(&self->homes, coordinator, error);
     if (!rc)
+        rc = dray__store_list(self, stores, error);
+    if (!rc)
         rc = dray__sweep_init(self, error);
-    if (!rc && !self->timer)
+    if (!rc && (!self->timer || !self->work || !find_quota(self, "master")))
         rc = dray__nomem(error);
     if (!rc && folder && getrandom(&self->homes.era, sizeof self->homes.era, 0) < 0)
         rc = dray__fail_errno(error, errno, "getrandom");
@@ -593,7 +724,7 @@ int dray__queue_add(dray__coordinator *coordinator, struct event_base *base,
                 (keeper_path && !(self->keeper_path = strdup(keeper_path)))))
         rc = dray__nomem(error);
     if (!rc && folder)
-        rc = dray__durable_recover(self, serve, error);
+        rc = dray__durable_recover(self, serve_again, error);
     if (!rc)
         rc = dray__coordinator_add(coordinator, &service, self, error);
     if (rc)

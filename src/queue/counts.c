@@ -1,5 +1,6 @@
 /* Counting waits and refusals (counts.h). */
 #include "queue/counts.h"
+#include "base/json.h"
 
 #include "control/protocol.h"
 
@@ -20,7 +21,7 @@ static json_t *histogram_json(const dray__histogram *h, const char *request, con
 {
     json_t *buckets = json_array();
     for (int i = 0; i < DRAY__WAIT_BUCKETS; i++)
-        json_array_append_new(buckets, json_integer((json_int_t)h->buckets[i]));
+        dray__json_append(&buckets, json_integer((json_int_t)h->buckets[i]));
     return json_pack("{s:s, s:s, s:I, s:f, s:o}", "request", request, "task", task, "count",
                      (json_int_t)h->count, "seconds", (double)h->ns / 1e9, "buckets", buckets);
 }
@@ -32,9 +33,8 @@ json_t *dray__waits_json(const dray__waits *waits, const char *const *tasks, uin
     for (uint32_t k = 0; k < DRAY__WAIT_CLAIM + task_count; k++) {
         bool claim = k >= DRAY__WAIT_CLAIM;
         if (waits->kinds[k].count)
-            json_array_append_new(array,
-                                  histogram_json(&waits->kinds[k], claim ? "claim" : names[k],
-                                                 claim ? tasks[k - DRAY__WAIT_CLAIM] : ""));
+            dray__json_append(&array, histogram_json(&waits->kinds[k], claim ? "claim" : names[k],
+                                                     claim ? tasks[k - DRAY__WAIT_CLAIM] : ""));
     }
     return array;
 }
@@ -52,10 +52,10 @@ json_t *dray__refusals_json(const dray__refusals *refusals)
     for (uint32_t r = 0; r < DRAY__REQUESTS; r++)
         for (int code = 1; code < DRAY__REQUESTS; code++)
             if (refusals->counts[r][code])
-                json_array_append_new(
-                    array, json_pack("{s:s, s:s, s:I}", "request",
-                                     dray__message_name((uint16_t)(DRAY__MSG_QUEUE_OPEN - 1 + r)),
-                                     "error", dray_error_name(-code), "count",
-                                     (json_int_t)refusals->counts[r][code]));
+                dray__json_append(
+                    &array, json_pack("{s:s, s:s, s:I}", "request",
+                                      dray__message_name((uint16_t)(DRAY__MSG_QUEUE_OPEN - 1 + r)),
+                                      "error", dray_error_name(-code), "count",
+                                      (json_int_t)refusals->counts[r][code]));
     return array;
 }

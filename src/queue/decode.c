@@ -1,27 +1,33 @@
 /* Reading requests into an arena. Malformed input sticks to the reader; so does a lack of memory.
  */
+#include "base/error.h"
 #include "queue/internal.h"
 
+#include <dray/queue.h>
 #include <stdlib.h>
 
-/* A string in the arena. NULL: the reader failed or memory ran out. */
-const char *dray__get_text(dray__reader *r, dray__arena *arena)
+/* Takes the text over. */
+static const char *in_arena(dray__reader *r, dray__arena *arena, char *text)
 {
-    char *text = dray__get_word(r);
-    const char *copy = text ? dray__arena_text(arena, text) : NULL;
-    if (text && !copy)
-        r->failed = true;
-    free(text);
-    return copy;
-}
-
-const char *dray__get_path(dray__reader *r, dray__arena *arena)
-{
-    char *text = dray__get_string(r, 4096);
     const char *copy = text ? dray__arena_text(arena, text) : NULL;
     r->failed |= !copy;
     free(text);
     return copy;
+}
+
+const char *dray__get_line(dray__reader *r, dray__arena *arena)
+{
+    return in_arena(r, arena, dray__get_string(r, 4096));
+}
+
+const char *dray__get_lines(dray__reader *r, dray__arena *arena)
+{
+    return in_arena(r, arena, dray__get_prose(r, 4096));
+}
+
+const char *dray__get_text(dray__reader *r, dray__arena *arena)
+{
+    return in_arena(r, arena, dray__get_word(r));
 }
 
 void *dray__get_array(dray__reader *r, dray__arena *arena, size_t wire, size_t size,
@@ -122,9 +128,13 @@ int dray__get_opening(dray__reader *r, dray__arena *arena, dray__opening *out, i
     out->settings.row_bytes = dray__get_u64(r);
     out->settings.durability = (int32_t)dray__get_u32(r);
     out->settings.backend = (int32_t)dray__get_u32(r);
-    out->settings.backend_address = dray__get_path(r, arena);
+    out->settings.backend_address = dray__get_line(r, arena);
     out->identity = dray__get_u64(r);
-    out->restore = dray__get_path(r, arena);
+    out->restore = dray__get_line(r, arena);
     *timeout_ns = dray__get_i64(r);
-    return dray__reader_finish(r, "QUEUE_OPEN", error);
+    int rc = dray__reader_finish(r, "QUEUE_OPEN", error);
+    if (!rc && (out->settings.durability < 0 || out->settings.durability > DRAY_DURABILITY_JOURNAL))
+        rc = dray__fail(error, DRAY_EINVALID, "queue %s: durability %d is none", out->name,
+                        out->settings.durability);
+    return rc;
 }

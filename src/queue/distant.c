@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/wait.h"
 #include "weights/cells.h"
 #include "weights/peer.h"
 
@@ -197,7 +198,7 @@ static int take_head(host *h, dray_error *error)
     dray__reader r = dray__reader_of(arrival.head, arrival.header.head_bytes);
     h->header = arrival.header;
     if (arrival.header.status) {
-        char *message = dray__get_string(&r, DRAY__PULL_HEAD_MAX);
+        char *message = dray__get_prose(&r, DRAY__PULL_HEAD_MAX);
         rc = dray__fail(error, arrival.header.status, "%s: %s", h->endpoint,
                         message ? message : "refused");
         free(message);
@@ -324,7 +325,7 @@ int dray__distant_get(dray__distant *distant, dray__range *ranges, uint32_t coun
         }
         if (rc || !busy)
             break;
-        if (dray__now() >= deadline_ns) {
+        if (dray__now() >= deadline_ns || dray__interrupted()) {
             rc = dray__fail(error, DRAY_ETIMEDOUT, "samples of another host: %s",
                             why.code ? why.message : "they did not come in time");
             break;

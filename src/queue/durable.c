@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/io.h"
 #include "base/log.h"
 
 #include <dirent.h>
@@ -41,6 +42,8 @@ static int make_table(void *user, dray__reader *opening, dray__table **out, dray
     int64_t timeout;
     int rc = dray__get_opening(opening, &arena, &o, &timeout, error);
     if (!rc)
+        rc = dray__store_settle(self, &o.settings, o.name, error);
+    if (!rc)
         rc = dray__table_new(o.name, o.tasks, o.task_count, &o.settings, out, error);
     if (!rc)
         rc = dray__store_draw(self, *out, error);
@@ -52,51 +55,147 @@ static int make_table(void *user, dray__reader *opening, dray__table **out, dray
     return rc;
 }
 
-static int copy_file(const char *from, const char *to, dray_error *error)
+/* ---- checkpoints ----------------------------------------------------------------------------- */
+
+/* A file that a client opened: a regular one, for reading, or for writing at any place. Its name is
+ * for messages. */
+static int take_passed(dray__request *request, bool to_write, int *out, char **label,
+                       dray_error *error)
 {
-    int in = open(from, O_RDONLY | O_CLOEXEC), rc = DRAY_OK;
-    if (in < 0)
-        return dray__fail_errno(error, errno, "checkpoint %s", from);
-    int out = open(to, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-    ssize_t n = 1;
-    if (out < 0)
-        rc = dray__fail_errno(error, errno, "journal %s", to);
-    while (!rc && n > 0) {
-        n = copy_file_range(in, NULL, out, NULL, 1 << 30, 0);
-        if (n < 0)
-            rc = dray__fail_errno(error, errno, "copying checkpoint %s to %s", from, to);
+    char link[64], name[4096];
+    struct stat st;
+    uint32_t count = dray__request_fd_count(request);
+    int fd = count ? dray__request_take_fd(request, count - 1) : -1;
+    int flags = fd < 0 ? -1 : fcntl(fd, F_GETFL), mode = flags & O_ACCMODE;
+    if (flags < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || flags & O_APPEND ||
+        mode == (to_write ? O_RDONLY : O_WRONLY)) {
+        if (fd >= 0)
+            close(fd);
+        return dray__fail(error, DRAY_EINVALID,
+                          "checkpoint: the descriptor of a regular file that is open for %s "
+                          "expected with the message, found %s",
+                          to_write ? "writing" : "reading", count ? "another one" : "none");
     }
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, name, sizeof name - 1);
+    name[n > 0 ? n : 0] = 0;
+    if (asprintf(label, "checkpoint %s", n > 0 ? name : "that was passed") < 0) {
+        close(fd);
+        return dray__nomem(error);
+    }
+    *out = fd;
+    return DRAY_OK;
+}
+
+/* A name in the coordinator's own folder. */
+static int check_saved(const dray__controller *self, const dray__request *request, const char *name,
+                       dray_error *error)
+{
+    int rc = dray__saved_name_check(name, error);
+    if (!rc && dray__request_type(request) == DRAY__MSG_QUEUE_CHECKPOINT &&
+        dray__request_fd_count(request))
+        rc = dray__fail(error, DRAY_EINVALID, "checkpoint %s: a name or a descriptor, not both",
+                        name);
+    if (!rc && self->folder_fd < 0)
+        rc = dray__fail(error, DRAY_EUNSUPPORTED,
+                        "checkpoint %s: the coordinator has no folder for it (dray serve "
+                        "--journal FOLDER)",
+                        name);
+    return rc;
+}
+
+static int open_saved(dray__controller *self, dray__request *request, const char *name, int *out,
+                      char **label, dray_error *error)
+{
+    char file[256];
+    if (strcmp(name, DRAY__PASSED) == 0)
+        return take_passed(request, false, out, label, error);
+    int rc = check_saved(self, request, name, error);
+    if (rc)
+        return rc;
+    snprintf(file, sizeof file, "checkpoint-%s", name);
+    int fd = dray__open_beneath(self->folder_fd, file, O_RDONLY | O_NONBLOCK, 0);
+    if (fd < 0 && errno == ENOENT)
+        return dray__fail(error, DRAY_ENOENT, "checkpoint %s: there is none", name);
+    if (fd < 0)
+        return dray__fail_errno(error, errno, "checkpoint %s", name);
+    if (asprintf(label, "checkpoint %s", name) < 0) {
+        close(fd);
+        return dray__nomem(error);
+    }
+    *out = fd;
+    return DRAY_OK;
+}
+
+/* A queue writes one at a time, so that its partial file is its own. */
+static int create_saved(dray__controller *self, const dray__ledger *ledger, const char *name,
+                        dray__copy *copy, dray_error *error)
+{
+    const char *queue = ledger->table->name;
+    copy->folder = self->folder_fd;
+    if (asprintf(&copy->label, "checkpoint %s", name) < 0 ||
+        asprintf(&copy->name, "checkpoint-%s", name) < 0 ||
+        asprintf(&copy->partial, ".checkpoint-%016llx",
+                 (unsigned long long)dray__hash(queue, strlen(queue))) < 0)
+        return dray__nomem(error);
+    copy->fd = dray__open_beneath(self->folder_fd, copy->partial, O_RDWR | O_CREAT, 0600);
+    return copy->fd < 0 ? dray__fail_errno(error, errno, "%s", copy->label) : DRAY_OK;
+}
+
+int dray__durable_save(dray__controller *self, dray__ledger *ledger, const char *name,
+                       dray__request *request, dray_error *error)
+{
+    bool passed = strcmp(name, DRAY__PASSED) == 0;
+    int rc = passed ? DRAY_OK : check_saved(self, request, name, error);
+    dray__copy *copy = rc ? NULL : calloc(1, sizeof *copy);
+    if (!copy)
+        return rc ? rc : dray__nomem(error);
+    *copy = (dray__copy){.fd = -1, .folder = -1};
+    rc = passed ? take_passed(request, true, &copy->fd, &copy->label, error)
+                : create_saved(self, ledger, name, copy, error);
+    if (!rc)
+        return dray__ledger_copy(ledger, copy, error);
+    dray__copy_free(copy);
+    return rc;
+}
+
+static int copy_file(int from, const char *label, const char *to, dray_error *error)
+{
+    int out = open(to, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600), rc = DRAY_OK;
+    if (out < 0)
+        return dray__fail_errno(error, errno, "journal %s", to);
+    if (lseek(from, 0, SEEK_SET) < 0 || dray__copy_rest(from, out) < 0)
+        rc = dray__fail_errno(error, errno, "copying %s to %s", label, to);
     if (!rc && fsync(out) < 0)
         rc = dray__fail_errno(error, errno, "journal %s", to);
-    close(in);
-    if (out >= 0)
-        close(out);
-    if (rc && out >= 0)
+    close(out);
+    if (rc)
         unlink(to);
     return rc;
 }
 
 /* The table of a checkpoint; path: of a journal that goes on from there, or NULL. */
-static int restore(dray__controller *self, const dray__opening *o, const char *path,
-                   dray__table **out, dray_error *error)
+static int restore_from(dray__controller *self, const dray__opening *o, int from, const char *label,
+                        const char *path, dray__table **out, dray_error *error)
 {
-    dray__ledger_options options = {.path = path ? path : o->restore,
+    dray__ledger_options options = {.path = path ? path : label,
                                     .keeper_path = self->keeper_path,
                                     .era = self->homes.era,
                                     .sync = o->settings.durability == DRAY_DURABILITY_JOURNAL,
-                                    .kept = path != NULL};
+                                    .kept = path != NULL,
+                                    .from = path ? NULL : &from};
     dray__table *table = NULL;
-    int rc = path ? copy_file(o->restore, path, error) : DRAY_OK;
+    int rc = path ? copy_file(from, label, path, error) : DRAY_OK;
     bool copied = path && !rc;
     if (!rc && (rc = dray__ledger_recover(&options, make_table, self, &table, error)))
-        dray__fail_prefix(error, rc, "checkpoint %s: ", o->restore);
+        dray__fail_prefix(error, rc, "%s: ", label);
     if (!rc && !table)
-        rc = dray__fail(error, DRAY_EFORMAT, "%s is no queue's checkpoint", o->restore);
+        rc = dray__fail(error, DRAY_EFORMAT, "%s is no queue's", label);
     dray__settings wanted = o->settings;
     wanted.durability = 0; /* may be another one than when it was saved */
     if (!rc && strcmp(table->name, o->name) != 0)
-        rc = dray__fail(error, DRAY_EINVALID, "%s is a checkpoint of queue %s, not %s", o->restore,
-                        table->name, o->name);
+        rc = dray__fail(error, DRAY_EINVALID, "%s is of queue %s, not %s", label, table->name,
+                        o->name);
     if (!rc)
         rc = dray__table_same(table, o->tasks, o->task_count, &wanted, error);
     if (rc) {
@@ -112,6 +211,22 @@ static int restore(dray__controller *self, const dray__opening *o, const char *p
     *out = table;
     return DRAY_OK;
 }
+
+static int restore(dray__controller *self, const dray__opening *o, dray__request *request,
+                   const char *path, dray__table **out, dray_error *error)
+{
+    int from;
+    char *label;
+    int rc = open_saved(self, request, o->restore, &from, &label, error);
+    if (rc)
+        return rc;
+    rc = restore_from(self, o, from, label, path, out, error);
+    close(from);
+    free(label);
+    return rc;
+}
+
+/* ---- queues ---------------------------------------------------------------------------------- */
 
 static int begin_ledger(dray__controller *self, const dray__opening *o, dray__request *request,
                         const char *path, dray__table *table, dray_error *error)
@@ -134,7 +249,7 @@ int dray__durable_new(dray__controller *self, const dray__opening *o, dray__requ
     if (o->settings.durability > DRAY_DURABILITY_NONE)
         rc = path_of(self, o, &path, error);
     if (!rc && o->restore[0]) {
-        rc = restore(self, o, path, out, error);
+        rc = restore(self, o, request, path, out, error);
         free(path);
         return rc;
     }
@@ -190,8 +305,15 @@ int dray__durable_recover(dray__controller *self,
 {
     if (mkdir(self->folder, 0700) < 0 && errno != EEXIST)
         return dray__fail_errno(error, errno, "folder of journals %s", self->folder);
+    self->folder_fd = open(self->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (self->folder_fd < 0)
+        return dray__fail_errno(error, errno, "folder of journals %s", self->folder);
+    const dray__stores_options stores = {.folder = self->folder};
+    int rc = dray__stores_new(&stores, &self->cleaned, error);
+    if (rc)
+        return rc;
     dray__keeper_link link;
-    int rc = dray__keeper_link_init(&link, self->keeper_path, DRAY__KEEPER_PATIENCE, error);
+    rc = dray__keeper_link_init(&link, self->keeper_path, DRAY__KEEPER_PATIENCE, error);
     link.era = self->homes.era;
     if (!rc && self->keeper_path) /* what it holds is of a controller that is gone */
         rc = dray__keeper_reset(&link, error);
@@ -201,6 +323,8 @@ int dray__durable_recover(dray__controller *self,
         rc = dray__fail_errno(error, errno, "folder of journals %s", self->folder);
     for (struct dirent *entry; !rc && (entry = readdir(dir));) {
         char path[4096];
+        if (strncmp(entry->d_name, ".checkpoint-", strlen(".checkpoint-")) == 0)
+            unlinkat(self->folder_fd, entry->d_name, 0); /* it was not whole */
         if (strncmp(entry->d_name, "queue-", 6) != 0)
             continue;
         if (snprintf(path, sizeof path, "%s/%s", self->folder, entry->d_name) >= (int)sizeof path)

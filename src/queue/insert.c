@@ -14,10 +14,14 @@
 
 /* ---- writing values -------------------------------------------------------------------------- */
 
-/* Tells the controller of a chunk that we add, and of one that we give up; NULL: of none. It may
- * have chunks for us that it could not say yet. */
-static int tell_storage(dray_queue *queue, const dray__written *add, const dray__written *give_up,
-                        dray_error *error)
+typedef struct told {
+    uint64_t given, size;
+} told;
+
+/* Tells the controller of a chunk that we would add, which it may replace by one of ours that is
+ * free, or make smaller, and of one that we give up; NULL: of none. */
+static int tell_storage(dray_queue *queue, const dray__chunk_wish *add,
+                        const dray__written *give_up, told *out, dray_error *error)
 {
     dray__writer *w = dray__queue_begin(queue);
     dray__put_u32(w, queue->home);
@@ -26,79 +30,92 @@ static int tell_storage(dray_queue *queue, const dray__written *add, const dray_
         dray__put_u64(w, add->id);
         dray__put_u64(w, add->key);
         dray__put_u64(w, add->size);
+        dray__put_u64(w, add->least);
     }
-    if (give_up) {
-        dray__put_u32(w, 1);
+    dray__put_u32(w, give_up ? 1 : 0);
+    if (give_up)
         dray__put_u64(w, give_up->id);
-    } else {
-        dray__storage_put_surplus(&queue->storage, w);
-    }
     dray__reply reply;
     int rc = dray__queue_command(queue, DRAY__MSG_QUEUE_CHUNK, &reply, error);
     if (rc)
         return rc;
-    dray__queue_read_storage(queue, &reply.payload);
+    dray__queue_read_dropped(queue, &reply.payload);
+    told answer = {.given = dray__get_u64(&reply.payload)};
+    answer.size = dray__get_u64(&reply.payload);
+    if (out)
+        *out = answer;
     return dray__reader_finish(&reply.payload, "QUEUE_CHUNK", error);
 }
 
-/* The controller learns of a chunk before the keeper gets it: whenever we die, one of them forgets
- * it for both. The keeper takes none that was told to a controller of the past. */
-static int add_chunk(dray_queue *queue, uint64_t bytes, dray_error *error)
+/* Memory of the size that the controller knows of, for the keeper. */
+static int make_chunk(dray_queue *queue, const dray__chunk_wish *wish, dray_error *error)
 {
     dray__written *chunk = NULL;
-    int fd = -1, rc = dray__queue_find_home(queue, true, error);
+    dray__written unmade = {.id = wish->id};
+    int fd = -1, rc = dray__storage_make(wish->id, wish->key, wish->size, &chunk, &fd, error);
+    if (!rc) {
+        queue->keeper.era = queue->era;
+        rc = dray__keeper_put(&queue->keeper, chunk->id, chunk->key, chunk->size, fd, error);
+        close(fd);
+    }
+    if (rc)
+        tell_storage(queue, NULL, &unmade, NULL, NULL);
+    if (rc == DRAY_ECLOSED && queue->era && queue->refused_era == queue->era)
+        rc =
+            dray__fail(error, DRAY_EGONE,
+                       "queue %s: the keeper of this host serves another coordinator", queue->name);
+    else if (rc == DRAY_ECLOSED) /* the caller comes back, and tries again */
+        queue->refused_era = queue->era;
+    dray__queue_step("kept");
+    if (rc && chunk)
+        dray__storage_unmake(chunk);
+    else if (!rc)
+        dray__storage_add(&queue->storage, chunk);
+    return rc;
+}
+
+/* The controller learns of a chunk before there is memory for it, and before the keeper gets it:
+ * whenever we die, one of them forgets it for both. The keeper takes none that was told to a
+ * controller of the past. */
+static int add_chunk(dray_queue *queue, uint64_t bytes, dray_error *error)
+{
+    dray__chunk_wish wish = {0};
+    told answer = {0};
+    int rc = dray__queue_find_home(queue, true, error);
     if (!rc && queue->home == DRAY__NONE)
         rc = dray__fail(error, DRAY_EUNSUPPORTED,
                         "queue %s: there is no keeper on this host to hold samples: start one, "
                         "dray keeper",
                         queue->name);
     if (!rc)
-        rc = dray__storage_make(&queue->storage, bytes, &chunk, &fd, error);
-    if (rc)
-        return rc;
-    rc = tell_storage(queue, chunk, NULL, error);
+        rc = dray__storage_name(&wish.id, &wish.key, error);
+    dray__storage_size(&queue->storage, bytes, &wish.least, &wish.size);
+    if (!rc)
+        rc = tell_storage(queue, &wish, NULL, &answer, error);
     dray__queue_step("told");
-    if (!rc) {
-        queue->keeper.era = queue->era;
-        rc = dray__keeper_put(&queue->keeper, chunk->id, chunk->key, chunk->size, fd, error);
-        if (rc)
-            tell_storage(queue, NULL, chunk, NULL);
-        if (rc == DRAY_ECLOSED && queue->era && queue->refused_era == queue->era)
-            rc = dray__fail(error, DRAY_EGONE,
-                            "queue %s: the keeper of this host serves another coordinator",
-                            queue->name);
-        else if (rc == DRAY_ECLOSED) /* the caller comes back, and tries again */
-            queue->refused_era = queue->era;
-    }
-    dray__queue_step("kept");
-    close(fd);
-    if (rc)
-        dray__storage_unmake(chunk);
-    else
-        dray__storage_add(&queue->storage, chunk);
-    return rc;
+    if (!rc && answer.given && !dray__storage_reuse(&queue->storage, answer.given))
+        rc = dray__fail(error, DRAY_EINTERNAL, "queue %s: chunk %016llx is none of ours",
+                        queue->name, (unsigned long long)answer.given);
+    if (rc || answer.given)
+        return rc;
+    wish.size = answer.size;
+    return make_chunk(queue, &wish, error);
 }
 
 static int take_room(dray_queue *queue, uint64_t bytes, dray__span *out, dray_error *error)
 {
-    dray__storage *storage = &queue->storage;
-    if (dray__storage_take(storage, bytes, out))
+    if (dray__storage_take(&queue->storage, bytes, out))
         return DRAY_OK;
-    int rc = DRAY_OK;
-    if (!dray__storage_reuse(storage, bytes)) {
-        if (storage->count)
-            rc = tell_storage(queue, NULL, NULL, error);
-        if (!rc && !dray__storage_reuse(storage, bytes))
-            rc = add_chunk(queue, bytes, error);
-    }
-    if (!rc && !dray__storage_take(storage, bytes, out))
+    dray__storage_set_aside(&queue->storage); /* it may be what is given back */
+    int rc = add_chunk(queue, bytes, error);
+    if (!rc && !dray__storage_take(&queue->storage, bytes, out))
         rc = dray__fail(error, DRAY_EINTERNAL, "no room for %llu bytes in a new chunk",
                         (unsigned long long)bytes);
     return rc;
 }
 
 static int check_offsets(const dray_column_data *column, uint64_t items, uint64_t slice,
-                         uint64_t *bytes, dray_error *error)
+                         uint64_t *bytes, uint64_t *end, dray_error *error)
 {
     for (uint64_t i = 0; i < items; i++)
         if (column->offsets[i] > column->offsets[i + 1])
@@ -106,40 +123,57 @@ static int check_offsets(const dray_column_data *column, uint64_t items, uint64_
                               "column %s: offset %llu of row %llu is behind the next, %llu",
                               column->name, (unsigned long long)column->offsets[i],
                               (unsigned long long)i, (unsigned long long)column->offsets[i + 1]);
-    uint64_t slices = column->offsets[items] - column->offsets[0], end;
+    uint64_t slices = column->offsets[items] - column->offsets[0];
     if (__builtin_mul_overflow(slices, slice, bytes) || *bytes > INT64_MAX ||
-        __builtin_mul_overflow(column->offsets[items], slice, &end))
+        __builtin_mul_overflow(column->offsets[items], slice, end))
         return dray__fail(error, DRAY_EINVALID, "column %s: %llu slices of %llu bytes overflow",
                           column->name, (unsigned long long)slices, (unsigned long long)slice);
     return DRAY_OK;
+}
+
+/* head: bytes of its offsets, room: of all. */
+typedef struct measure {
+    uint64_t unit, bytes, head, room;
+} measure;
+
+static int measure_column(const dray_column_data *column, const dray__column_spec *spec,
+                          uint64_t items, measure *out, dray_error *error)
+{
+    uint64_t unit = dray__spec_bytes(spec), bytes = 0, end = 0, room = 0, head = 0;
+    int rc = DRAY_OK;
+    if (spec->ragged) {
+        rc = check_offsets(column, items, unit, &bytes, &end, error);
+        head = ((items + 1) * 8 + DRAY__ALIGN - 1) / DRAY__ALIGN * DRAY__ALIGN;
+    } else if (__builtin_mul_overflow(items, unit, &bytes) || bytes > INT64_MAX) {
+        rc = dray__fail(error, DRAY_EINVALID, "column %s: %llu rows of %llu bytes overflow",
+                        column->name, (unsigned long long)items, (unsigned long long)unit);
+    }
+    end = spec->ragged ? end : bytes;
+    uint64_t given = !column->values ? 0 : column->bytes ? column->bytes : UINT64_MAX;
+    if (!rc && bytes && end > given)
+        rc = dray__fail(error, DRAY_EINVALID,
+                        "column %s: %llu bytes of values expected for %llu rows, found %llu",
+                        column->name, (unsigned long long)end, (unsigned long long)items,
+                        (unsigned long long)given);
+    if (!rc && (__builtin_add_overflow(head, bytes, &room) || room > INT64_MAX))
+        rc = dray__fail(error, DRAY_EINVALID, "column %s: sizes overflow", column->name);
+    *out = (measure){unit, bytes, head, room};
+    return rc;
 }
 
 int dray__queue_write(dray_queue *queue, const dray_column_data *column,
                       const dray__column_spec *spec, uint64_t items, dray__extent *extent,
                       dray__span *span, dray_error *error)
 {
-    uint64_t unit = dray__spec_bytes(spec), bytes = 0, room = 0, head = 0;
+    measure m = {0};
     int rc = dray__queue_check_fork(queue, error);
-    if (rc)
-        return rc;
-    if (spec->ragged) {
-        rc = check_offsets(column, items, unit, &bytes, error);
-        head = ((items + 1) * 8 + DRAY__ALIGN - 1) / DRAY__ALIGN * DRAY__ALIGN;
-    } else if (__builtin_mul_overflow(items, unit, &bytes) || bytes > INT64_MAX) {
-        rc = dray__fail(error, DRAY_EINVALID, "column %s: %llu rows of %llu bytes overflow",
-                        column->name, (unsigned long long)items, (unsigned long long)unit);
-    }
-    if (!rc && bytes && !column->values)
-        rc = dray__fail(error, DRAY_EINVALID,
-                        "column %s: %llu bytes of values expected, found "
-                        "none",
-                        column->name, (unsigned long long)bytes);
-    if (!rc && __builtin_add_overflow(head, bytes, &room))
-        rc = dray__fail(error, DRAY_EINVALID, "column %s: sizes overflow", column->name);
+    if (!rc)
+        rc = measure_column(column, spec, items, &m, error);
+    uint64_t unit = m.unit, bytes = m.bytes, head = m.head;
     if (!rc && queue->store)
         return dray__objects_write(queue, column, unit, items, head, bytes, extent, span, error);
     if (!rc)
-        rc = take_room(queue, room, span, error);
+        rc = take_room(queue, m.room, span, error);
     if (rc)
         return rc;
     *extent =
@@ -245,15 +279,42 @@ static int check_insert(const dray_insert_options *o, dray_error *error)
     return rc;
 }
 
+/* What no task has nobody would ever read: where that is asked for, it is a mistake. */
+static int check_column(const dray_queue *queue, const char *name, dray_error *error)
+{
+    int rc = dray__name_check(name, "column", error);
+    const char *known[256];
+    uint32_t count = 0;
+    for (uint32_t t = 0; !rc && t < queue->task_count; t++)
+        for (int writes = 0; writes < 2; writes++) {
+            const dray__words *words = writes ? &queue->tasks[t].writes : &queue->tasks[t].needs;
+            for (uint32_t i = 0; i < words->count; i++) {
+                if (strcmp(words->items[i], name) == 0)
+                    return DRAY_OK;
+                uint32_t k = 0;
+                while (k < count && strcmp(known[k], words->items[i]) != 0)
+                    k++;
+                if (k == count && count < sizeof known / sizeof *known)
+                    known[count++] = words->items[i];
+            }
+        }
+    char hint[300];
+    return rc ? rc
+              : dray__fail(error, DRAY_EINVALID, "queue %s: no task has a column %s%s", queue->name,
+                           name, dray__word_hint_or_all(name, known, count, hint, sizeof hint));
+}
+
 static int send_insert(dray_queue *queue, const dray_insert_options *o, const inserted *columns,
                        uint32_t ticket, int64_t deadline, uint32_t *first_slot, dray_error *error)
 {
     put_insert(queue, o, columns, ticket, o->timeout_ns ? deadline - dray__now() : 0);
     dray__reply reply;
     int rc = dray__queue_call(queue, DRAY__MSG_QUEUE_INSERT, deadline, &reply, error);
+    if (rc == DRAY_ETIMEDOUT)
+        dray__queue_release(queue, ticket); /* one that was interrupted waits no more */
     if (rc)
         return rc;
-    dray__queue_read_storage(queue, &reply.payload);
+    dray__queue_read_dropped(queue, &reply.payload);
     uint32_t first = dray__get_u32(&reply.payload);
     dray__get_u32(&reply.payload); /* generation: claims tell it */
     rc = dray__reader_finish(&reply.payload, "QUEUE_INSERT", error);
@@ -262,20 +323,85 @@ static int send_insert(dray_queue *queue, const dray_insert_options *o, const in
     return rc;
 }
 
+/* Memory is asked for before it is written, all at once. What fits into the current chunk needs
+ * none. */
+static int ask_room(dray_queue *queue, const dray_insert_options *o, const uint64_t *rooms,
+                    uint64_t values, uint32_t ticket, int64_t deadline, dray_error *error)
+{
+    uint64_t bytes = 0;
+    int rc = dray__storage_ahead(&queue->storage, rooms, o->column_count, &bytes, error);
+    if (rc || !bytes || queue->store || o->refill)
+        return rc;
+    dray__writer *w = dray__queue_begin(queue);
+    dray__put_string(w, o->partition);
+    dray__put_u32(w, o->rows);
+    dray__put_u32(w, o->group_size);
+    dray__put_u64(w, o->at_slot);
+    dray__put_u64(w, o->row_bytes);
+    dray__put_u32(w, ticket);
+    dray__put_u64(w, values);
+    dray__put_u64(w, bytes);
+    dray__put_i64(w, o->timeout_ns ? deadline - dray__now() : 0);
+    dray__reply reply;
+    rc = dray__queue_call(queue, DRAY__MSG_QUEUE_ROOM, deadline, &reply, error);
+    if (rc == DRAY_ETIMEDOUT)
+        dray__queue_release(queue, ticket); /* one that was interrupted waits no more */
+    if (rc)
+        return rc;
+    dray__queue_read_dropped(queue, &reply.payload);
+    return dray__reader_finish(&reply.payload, "QUEUE_ROOM", error);
+}
+
+/* All columns' sizes first: *values without what aligns them. */
+static int measure_columns(const dray_insert_options *o, uint32_t items, inserted *columns,
+                           uint64_t *rooms, uint64_t *values, dray_error *error)
+{
+    int rc = DRAY_OK;
+    *values = 0;
+    for (uint32_t i = 0; !rc && i < o->column_count; i++) {
+        measure m = {0};
+        rc = dray__spec_of(&o->columns[i], &columns[i].spec, error);
+        if (!rc)
+            rc = measure_column(&o->columns[i], &columns[i].spec, items, &m, error);
+        uint64_t offsets = columns[i].spec.ragged ? ((uint64_t)items + 1) * 8 : 0;
+        rooms[i] = m.room;
+        if (!rc && (__builtin_add_overflow(*values, m.bytes + offsets, values)))
+            rc = dray__fail(error, DRAY_EINVALID, "insert into %s: sizes overflow", o->partition);
+    }
+    return rc;
+}
+
+static int write_columns(dray_queue *queue, const dray_insert_options *o, uint32_t items,
+                         inserted *columns, const uint64_t *rooms, uint32_t *done,
+                         dray_error *error)
+{
+    int rc = DRAY_OK;
+    for (*done = 0; !rc && *done < o->column_count; *done += rc == DRAY_OK) {
+        inserted *column = &columns[*done];
+        queue->storage.rooms = rooms + *done;
+        queue->storage.room_count = o->column_count - *done;
+        rc = dray__queue_write(queue, &o->columns[*done], &column->spec, items, &column->extent,
+                               &column->span, error);
+    }
+    queue->storage.room_count = 0;
+    return rc;
+}
+
 static int insert_once(dray_queue *queue, const dray_insert_options *o, inserted *columns,
                        uint32_t ticket, int64_t deadline, uint32_t *first_slot, dray_error *error)
 {
     uint32_t each = o->refill ? o->rows : o->group_size; /* a refill is of one group */
     uint32_t items = o->once_per_group && each ? o->rows / each : o->rows, done = 0;
-    int rc = DRAY_OK;
+    uint64_t values, *rooms = calloc(o->column_count + 1u, sizeof *rooms);
+    int rc = rooms ? dray__queue_check_fork(queue, error) : dray__nomem(error);
+    if (!rc)
+        rc = measure_columns(o, items, columns, rooms, &values, error);
+    if (!rc)
+        rc = ask_room(queue, o, rooms, values, ticket, deadline, error);
     int64_t begin = dray_trace_now();
-    for (; !rc && done < o->column_count; done += rc == DRAY_OK) {
-        inserted *column = &columns[done];
-        rc = dray__spec_of(&o->columns[done], &column->spec, error);
-        if (!rc)
-            rc = dray__queue_write(queue, &o->columns[done], &column->spec, items, &column->extent,
-                                   &column->span, error);
-    }
+    if (!rc)
+        rc = write_columns(queue, o, items, columns, rooms, &done, error);
+    free(rooms);
     bool sent = rc == DRAY_OK;
     int64_t put = dray_trace_now();
     if (done)
@@ -303,6 +429,8 @@ int dray_insert(dray_queue *queue, const dray_insert_options *options, uint32_t 
                                 "dray_insert_options", error);
     if (!rc)
         rc = check_insert(&o, error);
+    for (uint32_t i = 0; !rc && o.known_only && i < o.column_count; i++)
+        rc = check_column(queue, o.columns[i].name, error);
     if (rc)
         return rc;
     inserted *columns = calloc(o.column_count ? o.column_count : 1, sizeof *columns);
@@ -316,5 +444,7 @@ int dray_insert(dray_queue *queue, const dray_insert_options *options, uint32_t 
     while (rc == DRAY_ECLOSED && dray__queue_come_back(queue) == DRAY_OK)
         rc = insert_once(queue, &o, columns, ticket, deadline, first_slot, error);
     free(columns);
+    if (!rc && dray__storage_has_news(&queue->storage)) /* what is read may be free before long */
+        tell_storage(queue, NULL, NULL, NULL, NULL);
     return rc;
 }

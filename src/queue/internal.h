@@ -31,8 +31,10 @@ void dray__drops_add(void *drops, uint32_t home, uint64_t chunk, uint64_t key);
 void dray__drops_flush(dray__drops *drops);
 void dray__drops_free(dray__drops *drops);
 
-const char *dray__get_text(dray__reader *r, dray__arena *arena); /* NULL: it failed */
-const char *dray__get_path(dray__reader *r, dray__arena *arena); /* the same, to 4096 bytes */
+/* Texts in the arena; NULL: the reader failed, or memory ran out. */
+const char *dray__get_text(dray__reader *r, dray__arena *arena);  /* a name (dray__get_word) */
+const char *dray__get_line(dray__reader *r, dray__arena *arena);  /* the same, to 4096 bytes */
+const char *dray__get_lines(dray__reader *r, dray__arena *arena); /* for people, to 4096 bytes */
 /* Room for the counted items that follow, each taking at least `wire` bytes in the message. */
 void *dray__get_array(dray__reader *r, dray__arena *arena, size_t wire, size_t size,
                       uint32_t *count);
@@ -47,7 +49,7 @@ typedef struct dray__opening {
     uint32_t task_count;
     dray__settings settings;
     uint64_t identity;   /* of who opens, for as long as it has the queue open */
-    const char *restore; /* a checkpoint's path; "": none */
+    const char *restore; /* a checkpoint (messages.h); "": none */
 } dray__opening;
 
 int dray__get_opening(dray__reader *r, dray__arena *arena, dray__opening *out, int64_t *timeout_ns,
@@ -55,8 +57,6 @@ int dray__get_opening(dray__reader *r, dray__arena *arena, dray__opening *out, i
 
 /* The beginnings of replies (messages.h). */
 void dray__answer_dropped(dray__writer *w, const dray__table *table, uint64_t seen);
-void dray__answer_storage(dray__writer *w, const dray__table *table, dray__client *client,
-                          uint64_t seen);
 void dray__answer_table(dray__writer *w, const dray__table *table);
 void dray__answer_claim(dray__writer *w, const dray__table *table, const dray__claim *claim,
                         uint32_t which, uint32_t columns_known, uint32_t keys_known);
@@ -69,6 +69,6 @@ typedef struct dray__waiting {
     const dray__waits *waited; /* so far */
 } dray__waiting;
 
-json_t *dray__table_json(const dray__table *table, const dray__waiting *waiting);
+json_t *dray__table_json(dray__table *table, const dray__waiting *waiting);
 
 #endif

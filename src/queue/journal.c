@@ -23,6 +23,18 @@
 #define SPIN (50 * INT64_C(1000))             /* of nanoseconds */
 #define AHEAD (UINT64_C(1) << 20)             /* of zeros */
 
+void dray__copy_free(dray__copy *copy)
+{
+    if (!copy)
+        return;
+    if (copy->fd >= 0)
+        close(copy->fd);
+    free(copy->label);
+    free(copy->partial);
+    free(copy->name);
+    free(copy);
+}
+
 void dray__entry_free(dray__entry *entry)
 {
     if (!entry)
@@ -30,7 +42,7 @@ void dray__entry_free(dray__entry *entry)
     dray__writer_free(&entry->body);
     free(entry->pieces);
     free(entry->keep);
-    free(entry->path);
+    dray__copy_free(entry->copy);
     free(entry);
 }
 

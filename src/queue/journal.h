@@ -27,7 +27,7 @@ typedef struct dray__piece {
 typedef struct dray__journal_record {
     uint16_t kind;
     uint32_t owner;
-    uint64_t seq, bytes; /* bytes: in the file */
+    uint64_t seq, at, bytes; /* at, bytes: in the file */
     const void *body;
     size_t size;
     bool missing; /* its pieces are zeros */
@@ -35,6 +35,16 @@ typedef struct dray__journal_record {
 
 typedef int (*dray__journal_each)(void *user, const dray__journal_record *record,
                                   dray_error *error);
+
+/* Another file, to which the journal is written anew. */
+typedef struct dray__copy {
+    int fd;
+    char *label;          /* for messages */
+    int folder;           /* -1: whoever opened the file gives it its name; else */
+    char *partial, *name; /* what it is called in there, before and once it is whole */
+} dray__copy;
+
+void dray__copy_free(dray__copy *copy); /* closes the file; NULL is fine */
 
 typedef struct dray__entry {
     struct dray__entry *next;
@@ -49,12 +59,12 @@ typedef struct dray__entry {
     bool
         missing; /* set when it is given back: its pieces could not be fetched, and never will be */
     /* The file is written anew: records of owners in `keep` (sorted), those of nobody that come
-     * after the first of them, this one, and what was added since. path: to another file, which
+     * after the first of them, this one, and what was added since. copy: to another file, which
      * ends with this one, and the journal itself goes on as it is. What came of it is in `error`.
      * The entry is given back when it is done, which may be long after its number was safe. */
     bool compact;
     uint32_t *keep, keep_count;
-    char *path;
+    dray__copy *copy;
     dray_error error;
     /* Instead: `each` is called, in a thread of the journal's, for every record before this one. */
     dray__journal_each each;
@@ -82,6 +92,9 @@ typedef struct dray__journal_options {
 /* Reads a file's whole records; *end: where the last one ends. An error of `each` ends it. */
 int dray__journal_read(const char *path, dray__journal_each each, void *user, uint64_t *end,
                        uint64_t *last, dray_error *error);
+/* The same of a file that is open; label: for messages. */
+int dray__journal_read_open(int fd, const char *label, dray__journal_each each, void *user,
+                            uint64_t *end, uint64_t *last, dray_error *error);
 /* Starts a journal, mode 0600. end: what dray__journal_read said of the file, which is cut off
  * there; 0: there must be none (DRAY_EEXIST). last: its last sequence number. DRAY_EBUSY: another
  * process has it open. */

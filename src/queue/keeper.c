@@ -15,7 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 typedef struct kept {
@@ -213,15 +212,6 @@ static void handle(void *user, dray__request *request)
         dray__request_fail(request, &error);
 }
 
-static void raise_descriptor_limit(void)
-{
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
-        limit.rlim_cur = limit.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &limit);
-    }
-}
-
 int dray__keeper_new(struct event_base *base, const char *path, uint64_t max_bytes,
                      dray__keeper **out, dray_error *error)
 {
@@ -232,7 +222,6 @@ int dray__keeper_new(struct event_base *base, const char *path, uint64_t max_byt
         return dray__nomem(error);
     keeper->max_bytes = max_bytes;
     pthread_mutex_init(&keeper->lock, NULL);
-    raise_descriptor_limit();
     dray__coordinator_options options = {.unix_path = path, .sessionless = 1};
     int rc = dray__coordinator_new(base, &options, &keeper->server, error);
     if (!rc)

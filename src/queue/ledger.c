@@ -133,11 +133,19 @@ static dray__entry *entry_new(dray__ledger *ledger, uint16_t kind, uint32_t owne
     return entry;
 }
 
+/* There is no entry that holds the put until it is written. */
+static void forget(dray__ledger *ledger, dray__put *put)
+{
+    if (put && dray__ledger_keeps(ledger))
+        dray__put_unpin(ledger->table, put, false);
+}
+
 static void add(dray__ledger *ledger, dray__entry *entry)
 {
     uint64_t bytes = 56 + entry->body.size;
     if (entry->body.failed) {
         lose(ledger);
+        forget(ledger, entry->user);
         dray__entry_free(entry);
         return;
     }
@@ -202,8 +210,10 @@ void dray__ledger_insert(dray__ledger *ledger, dray__client *client, const dray_
     dray__entry *entry = entry_new(ledger, DRAY__RECORD_INSERT, p->generation);
     if (put && ledger && ledger->replaying)
         put->record = ledger->record;
-    if (!entry)
+    if (!entry) {
+        forget(ledger, put);
         return;
+    }
     client->told = (dray__told){rows->ticket, first, p->generation};
     dray__writer *w = &entry->body;
     uint32_t group = rows->group_size ? rows->group_size : 1;
@@ -240,8 +250,10 @@ void dray__ledger_commit(dray__ledger *ledger, const dray__claim *claim, const d
     dray__entry *entry = entry_new(ledger, DRAY__RECORD_COMMIT, claim->generation);
     if (put && ledger && ledger->replaying)
         put->record = ledger->record;
-    if (!entry)
+    if (!entry) {
+        forget(ledger, put);
         return;
+    }
     claim->client->told = (dray__told){(uint32_t)claim->id, 0, claim->generation};
     dray__writer *w = &entry->body;
     dray__put_u64(w, claim->client->identity);
@@ -410,19 +422,18 @@ static void compact(dray__ledger *ledger)
     dray__journal_add(ledger->journal, entry);
 }
 
-int dray__ledger_copy(dray__ledger *ledger, const char *path, dray_error *error)
+int dray__ledger_copy(dray__ledger *ledger, dray__copy *copy, dray_error *error)
 {
-    if (ledger->copying)
-        return dray__fail(error, DRAY_EBUSY, "queue %s: a checkpoint is being written already",
-                          ledger->table->name);
-    dray__entry *entry = state_entry(ledger, error);
-    if (!entry)
-        return DRAY_ENOMEM;
-    entry->path = strdup(path);
-    if (!entry->path) {
-        dray__entry_free(entry);
-        return dray__nomem(error);
+    int rc = ledger->copying
+                 ? dray__fail(error, DRAY_EBUSY, "queue %s: a checkpoint is being written already",
+                              ledger->table->name)
+                 : DRAY_OK;
+    dray__entry *entry = rc ? NULL : state_entry(ledger, error);
+    if (!entry) {
+        dray__copy_free(copy);
+        return rc ? rc : DRAY_ENOMEM;
     }
+    entry->copy = copy;
     ledger->copying = true;
     dray__journal_add(ledger->journal, entry);
     return DRAY_OK;
@@ -457,9 +468,9 @@ static void finish(dray__ledger *ledger, dray__entry *entry)
             mark_lost(entry->user);
         if (entry->user)
             dray__put_unpin(ledger->table, entry->user, false);
-        if (entry->compact && !entry->path)
+        if (entry->compact && !entry->copy)
             ledger->compacting = false;
-        if (entry->path) {
+        if (entry->copy) {
             ledger->copied = entry->error;
             ledger->copying = false;
         }
@@ -668,6 +679,13 @@ typedef struct recovery {
     uint64_t records;
 } recovery;
 
+static int where(const recovery *r, const dray__journal_record *record, int rc, dray_error *error)
+{
+    return rc ? dray__fail_prefix(error, rc, "journal %s, record %llu at byte %llu: ", r->path,
+                                  (unsigned long long)record->seq, (unsigned long long)record->at)
+              : rc;
+}
+
 static int take_record(void *user, const dray__journal_record *record, dray_error *error)
 {
     recovery *r = user;
@@ -677,16 +695,16 @@ static int take_record(void *user, const dray__journal_record *record, dray_erro
         int rc = r->make(r->user, &opening, &r->table, error);
         if (!rc)
             rc = ledger_open(r->table, r->options, error);
-        return rc ? rc : dray__replay_begin(r->table->ledger, error);
+        if (!rc)
+            rc = dray__replay_begin(r->table->ledger, error);
+        return where(r, record, rc, error);
     }
     if (!r->table)
-        return dray__fail(error, DRAY_EFORMAT, "journal %s: its first record is of kind %u",
-                          r->path, record->kind);
-    int rc = dray__replay_record(r->table->ledger, record, error);
-    if (!rc)
-        return DRAY_OK;
-    return dray__fail_prefix(error, rc, "journal %s, record %llu: ", r->path,
-                             (unsigned long long)record->seq);
+        return dray__fail(error, DRAY_EFORMAT,
+                          "journal %s, at byte %llu: a queue's opening expected, found a record of "
+                          "kind %u",
+                          r->path, (unsigned long long)record->at, record->kind);
+    return where(r, record, dray__replay_record(r->table->ledger, record, error), error);
 }
 
 /* The journal goes on where what was read of it ends. */
@@ -708,7 +726,9 @@ int dray__ledger_recover(const dray__ledger_options *options, dray__ledger_make 
 {
     recovery r = {.path = options->path, .options = options, .make = make, .user = user};
     uint64_t end = 0, last = 0;
-    int rc = dray__journal_read(r.path, take_record, &r, &end, &last, error);
+    int rc = options->from ? dray__journal_read_open(*options->from, r.path, take_record, &r, &end,
+                                                     &last, error)
+                           : dray__journal_read(r.path, take_record, &r, &end, &last, error);
     if (!rc)
         dray__log(DRAY_LOG_INFO, "queue: journal %s: %llu records read", r.path,
                   (unsigned long long)r.records);

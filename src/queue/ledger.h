@@ -108,6 +108,8 @@ typedef struct dray__ledger_options {
     uint64_t era; /* of the controller (keeper.h) */
     bool sync;
     bool kept; /* the journal goes on; false: it is only read */
+    const int
+        *from; /* an open file to be read instead, which `path` says the name of; NULL: none */
     const dray__journal_files *files;
 } dray__ledger_options;
 
@@ -138,8 +140,8 @@ void dray__ledger_reach(dray__ledger *ledger, dray__homes *homes);
  * ready nor lost. NULL is fine. */
 void dray__ledger_restore(dray__ledger *ledger);
 /* Writes the table's records to another file; done once the last number that was added is safe, and
- * `copied` says how. DRAY_EBUSY: it is being done already. */
-int dray__ledger_copy(dray__ledger *ledger, const char *path, dray_error *error);
+ * `copied` says how. DRAY_EBUSY: it is being done already. Takes `copy` over. */
+int dray__ledger_copy(dray__ledger *ledger, dray__copy *copy, dray_error *error);
 
 /* ---- between ledger.c and replay.c ----------------------------------------------------------- */
 

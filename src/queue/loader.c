@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/options.h"
+#include "base/wait.h"
 #include "queue/client.h"
 
 #include <errno.h>
@@ -387,18 +388,18 @@ static int timed_out(dray_loader *loader, int64_t timeout_ns, dray_error *error)
                       (double)timeout_ns / 1e9, why);
 }
 
-static void wait_until(const dray_loader *loader, int64_t deadline)
+/* false: the deadline passed. */
+static bool wait_until(const dray_loader *loader, int64_t deadline)
 {
     struct pollfd fd = {.fd = dray_queue_fd(loader->queue), .events = POLLIN};
-    int64_t left = deadline - dray__now();
-    if (left > 0)
-        poll(&fd, fd.fd >= 0, (int)(left / 1000000 < 60000 ? left / 1000000 + 1 : 60000));
+    return dray__wait(&fd, fd.fd >= 0, deadline) != 0;
 }
 
 /* Until a batch is ready, or an error is to be told. */
 static int wait_ready(dray_loader *loader, int64_t timeout_ns, dray_error *error)
 {
-    int64_t begin = dray__now(), deadline = begin + timeout_ns;
+    int64_t begin = dray__now(), deadline = dray__deadline(timeout_ns);
+    bool over = false;
     for (int turn = 0;; turn++) {
         advance(loader, true);
         int rc = tell_broken(loader, error);
@@ -412,14 +413,14 @@ static int wait_ready(dray_loader *loader, int64_t timeout_ns, dray_error *error
                 *error = loader->over;
             return loader->over.code;
         }
-        if (turn && dray__now() >= deadline) {
+        if (over) {
             loader->counts.waited_ns += dray__now() - begin;
             return timed_out(loader, timeout_ns, error);
         }
         if (!timeout_ns)
             return timed_out(loader, 0, error);
         loader->counts.waits += !turn;
-        wait_until(loader, deadline);
+        over = !wait_until(loader, deadline);
     }
 }
 
@@ -575,10 +576,9 @@ static void give_up_claim(dray_loader *loader)
     take_answer(loader);
     if (loader->queue->started)
         dray__queue_release(loader->queue, loader->queue->started);
-    while (loader->queue->started && dray__now() < deadline) {
-        wait_until(loader, deadline);
+    while (loader->queue->started && wait_until(loader, deadline))
         take_answer(loader);
-    }
+    take_answer(loader);
 }
 
 void dray_loader_close(dray_loader *loader)

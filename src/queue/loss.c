@@ -174,14 +174,12 @@ void dray__lose(dray__table *table, dray__partition *p, uint32_t task, uint32_t 
                          .failures = p->tracks[task].rows[slot].failures};
     snprintf(death.reason, sizeof death.reason, "%s", reason);
     dray__demand *demand = NULL;
-    if (table->settings.on_loss == DRAY_ON_LOSS_REFILL)
+    const dray__ledger *ledger = table->ledger;
+    bool died = ledger && ledger->replaying && !ledger->number; /* there was no memory then */
+    if (table->settings.on_loss == DRAY_ON_LOSS_REFILL && trained(table, p, slot))
+        range = (dray__group_range){slot, 1}; /* the step has it: another would be one too many */
+    else if (table->settings.on_loss == DRAY_ON_LOSS_REFILL && !died)
         demand = demand_new(&death, range.count); /* without memory for it the rows die */
-    if (demand && trained(table, p, slot)) { /* the step has it: another would be one too many */
-        free(demand->slots);
-        free(demand);
-        demand = NULL;
-        range = (dray__group_range){slot, 1};
-    }
     death.refilled = demand != NULL;
     record_death(table, p, &death);
     for (uint32_t s = range.first; s < range.first + range.count; s++) {

@@ -3,10 +3,30 @@
 #include "base/error.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 char *dray__get_word(dray__reader *r)
 {
     return dray__get_string(r, DRAY__WORD_MAX);
+}
+
+char *dray__get_reason(dray__reader *r)
+{
+    return dray__get_prose(r, DRAY__WORD_MAX);
+}
+
+int dray__saved_name_check(const char *name, dray_error *error)
+{
+    enum { LONGEST = 200 };
+    size_t length = strlen(name);
+    if (!length || length > LONGEST || name[0] == '.' || strchr(name, '/') ||
+        !dray__utf8_plain(name, length))
+        return dray__fail(
+            error, DRAY_EINVALID,
+            "checkpoint '%.256s': a name of 1 to %d bytes expected, without '/', that "
+            "does not begin with '.'",
+            name, LONGEST);
+    return DRAY_OK;
 }
 
 void dray__put_words(dray__writer *w, const char *const *items, uint32_t count)

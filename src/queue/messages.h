@@ -2,22 +2,26 @@
  *
  * Every request but QUEUE_OPEN begins with a head:
  *     u32 client, u64 drops seen, u32 n, n * u64 chunks that the client closes
- * Replies to INSERT, COMMIT and CHUNK begin with
- *     u32 n, n * u64 chunks given back for writing, then as CLAIM's
- * and replies to CLAIM with
+ * Replies to INSERT, ROOM, COMMIT, CHUNK and CLAIM begin with
  *     u64 drops so far, u8 forget all, u32 n, n * u64 chunks dropped since
  *
  * OPEN     str name, u32 n tasks, n * {str name, strs needs, strs writes}, u64 rows, u64 bytes,
  * u32 attempts, u32 on loss, u64 provisional tasks (bits in their order),
  *          u32 rows a batch, u32 open batches, u32 batches a checkpoint, u64 bytes a row, u32
- * durability, u32 backend, str its address, u64 identity, str checkpoint to restore, i64 timeout;
- * with the descriptor of a page of releases (releases.h), or none
+ * durability, u32 backend, str its address, u64 identity, str checkpoint to restore (a file, as
+ * below; "": none), i64 timeout; with the descriptor of a page of releases (releases.h), or none,
+ * and that of a checkpoint
  *          -> u32 client, u32 durability, u64 era (keeper.h), u8 1 if the page is read,
- *             u32 backend, str its address, u64 space, the same table of tasks
+ *             u32 backend, str its address, u64 space, u64 capacity in bytes, the same table of
+ *             tasks
  *
  * INSERT   str partition, u32 rows, u32 group size, u8 per group, u64 at slot, u64 row bytes,
  *          u64 refill, u32 ticket, i64 timeout, columns, tags
  *          -> u32 first slot, u32 generation
+ *
+ * ROOM     str partition, u32 rows, u32 group size, u64 at slot, u64 row bytes, u32 ticket, u64
+ *          bytes of values, u64 bytes of new chunks for them, i64 timeout: before they are written;
+ *          the INSERT that follows comes before others
  *
  * SEAL     str partition, u32 rows        CLEAR  str partition        END
  *
@@ -50,7 +54,8 @@
  * NEXT     as COMMIT, then as CLAIM
  *          -> as COMMIT, u32 code, then as CLAIM, or of an error: str message
  *
- * FAIL     u32 ticket, u32 n, n * u32 items, str reason
+ * FAIL     u32 ticket, u32 n, n * u32 items, str reason; n = 0 and no reason: given back, which
+ *          counts as no attempt
  *
  * LOST     as FAIL, u32 n, n * u64 chunk: who holds bytes of these rows has lost them; n = 0: it is
  *          not known which
@@ -59,11 +64,13 @@
  *
  * HOLD     u32 ticket, i64 ns (0: as long as the session)
  *
- * CHUNK    u32 home (homes.h) of the new ones, u32 n, n * {u64 id, u64 key, u64 size} new, u32 n,
- *          n * u64 given up; where a store holds the bytes: u32 0, n objects that were not
- *          committed, or maybe were, u32 0
+ * CHUNK    u32 home (homes.h) of the new one, u32 n, n * {u64 id, u64 key, u64 size, u64 least
+ * size} new (at most one), u32 n, n * u64 given up; where a store holds the bytes: u32 0, n objects
+ * that were not committed, or maybe were, u32 0
+ *          -> u64 chunk given back for writing instead (0: none), u64 size of the new one (0: none)
  *
- * CHECKPOINT  str path
+ * CHECKPOINT  str file: a name in the coordinator's folder, or DRAY__PASSED: the message's last
+ *             descriptor, of a regular file. No client says a path.
  *
  * STATUS   -> str JSON                    CLOSE
  *
@@ -84,8 +91,14 @@
 
 #include "queue/schema.h"
 
+#define DRAY__PASSED "/" /* no name is that */
+/* A checkpoint's name: what can be one of a file that lies in a folder. DRAY_EINVALID. */
+int dray__saved_name_check(const char *name, dray_error *error);
+
 /* A name of 0..DRAY__WORD_MAX bytes inside the message, copied; NULL fails the reader. */
 char *dray__get_word(dray__reader *r);
+/* As long a text, which may have lines: why a sample failed. */
+char *dray__get_reason(dray__reader *r);
 
 typedef struct dray__words { /* strs: u32 n, n * str */
     char **items;

@@ -25,6 +25,7 @@ int dray__objects_open(dray_queue *queue, dray__reader *r, dray_error *error)
     int32_t backend = (int32_t)dray__get_u32(r);
     char *address = dray__get_string(r, DRAY__ADDRESS_MAX);
     uint64_t space = dray__get_u64(r);
+    queue->storage.capacity = dray__get_u64(r);
     const dray__backend_kind *kind = NULL;
     if (!address) /* the rest fails, too */
         return DRAY_OK;
@@ -59,12 +60,13 @@ static void tell_given_up(dray_queue *queue)
         dray__put_u64(w, queue->given_up[i].id);
         dray__put_u64(w, 0);
         dray__put_u64(w, queue->given_up[i].size);
+        dray__put_u64(w, 0);
     }
     dray__put_u32(w, 0);
     dray__reply reply;
     if (dray__queue_command(queue, DRAY__MSG_QUEUE_CHUNK, &reply, NULL))
         return;
-    dray__queue_read_storage(queue, &reply.payload);
+    dray__queue_read_dropped(queue, &reply.payload);
     queue->given_up_count = 0;
 }
 

@@ -250,7 +250,14 @@ static int check_capacity(const dray__table *table, const dray__partition *p,
         return dray__fail(error, DRAY_EAGAIN, "insert into %s: %llu rows + %u > %llu",
                           rows->partition, (unsigned long long)table->rows, rows->rows,
                           (unsigned long long)table->settings.capacity_rows);
-    if (table->admission.task == DRAY__NONE && rows->rows > dray__admission_room(table))
+    bool again = table->ledger && table->ledger->replaying; /* its bound was another one then */
+    uint64_t memory = dray__rows_memory(table, (p ? p->rows : 0) + rows->rows, rows->group_size) +
+                      dray__tags_memory(rows->tags, rows->tag_count, rows->rows) -
+                      (p ? p->memory - p->tag_memory : 0);
+    int rc = again ? DRAY_OK : dray__quota_rows(table, rows->rows, memory, error);
+    if (rc)
+        return dray__fail_prefix(error, rc, "insert into %s: ", rows->partition);
+    if (!again && table->admission.task == DRAY__NONE && rows->rows > dray__admission_room(table))
         return dray__fail(error, DRAY_EAGAIN,
                           "insert into %s: %u rows, but rollout is %lld rows from its bound of "
                           "staleness %u at version %llu",
@@ -280,35 +287,147 @@ static int link_partition(dray__table *table, dray__partition *p, dray_error *er
     return DRAY_OK;
 }
 
-static void set_groups(dray__partition *p, uint32_t first, uint32_t rows)
+/* Rows [from, to) of those that are inserted from slot `first` on. */
+static void set_groups(dray__partition *p, uint32_t first, uint32_t from, uint32_t to)
 {
-    for (uint32_t i = 0; i < rows; i++) {
+    for (uint32_t i = from; i < to; i++) {
         if (i % p->group_size == 0)
             p->groups[p->group_count++] = (dray__group_range){first + i, p->group_size};
         p->group_of[first + i] = p->group_count - 1;
-        p->row_generations[first + i] = p->generation;
     }
 }
 
-static void add_rows(dray__table *table, dray__partition *p, const dray__new_rows *rows,
-                     uint32_t group, dray__put *put)
+int dray__insert_check(const dray__table *table, const dray__client *client,
+                       const dray__new_rows *rows, uint64_t bytes, dray_error *error)
 {
-    uint32_t first = p->rows;
-    p->rows += rows->rows;
-    table->rows += rows->rows;
-    table->inserted += rows->rows;
-    set_groups(p, first, rows->rows);
-    if (put)
-        dray__put_apply(table, p, -1, put, NULL, first, rows->rows, rows->per_group ? group : 1,
-                        NULL);
-    for (uint32_t w = first / 64; w <= (p->rows - 1) / 64; w++)
-        dray__refresh_all_tasks(table, p, w, false);
+    uint32_t group = rows->group_size ? rows->group_size : 1;
+    uint64_t reserve = 0;
+    if (dray__ledger_told(table->ledger, client->identity, rows->ticket))
+        return DRAY_OK;
+    int rc = dray__name_check(rows->partition, "partition", error);
+    if (!rc)
+        rc = check_rows(table, rows, group, &reserve, error);
+    const dray__partition *p = rc ? NULL : dray__table_partition(table, rows->partition);
+    if (!rc)
+        rc = check_place(table, p, rows, group, error);
+    return rc ? rc : check_capacity(table, p, rows, reserve, bytes, error);
+}
+
+void dray__insert_abort(dray__table *table, dray__insertion *in)
+{
+    if (in->put && in->begun)
+        table->put_count--;
+    dray__put_discard(table, in->put);
+    if (in->fresh)
+        dray__partition_free(table, in->partition);
+}
+
+/* All that is needed, so that nothing fails afterwards but linking a new partition. */
+static int prepare(dray__table *table, const dray__new_rows *rows, uint32_t items,
+                   dray__insertion *in, dray_error *error)
+{
+    dray__partition *p = in->partition;
+    in->fresh = !p;
+    if (!p)
+        in->partition = p = partition_new(table, rows->partition, in->group);
+    if (!p)
+        return dray__nomem(error);
+    p->coming = in->fresh ? rows->rows : 0;
+    in->first = p->rows;
+    int rc = grow_rows(table, p, p->rows + rows->rows, error);
+    if (!rc)
+        rc = grow_groups(table, p, p->group_count + rows->rows / in->group, error);
+    if (!rc)
+        rc = dray__put_prepare(table, p, -1, rows->columns, rows->column_count, rows->tags,
+                               rows->tag_count, items, &in->put, error);
+    if (rc)
+        dray__insert_abort(table, in);
+    return rc;
+}
+
+int dray__insert_begin(dray__table *table, const dray__client *client, const dray__new_rows *rows,
+                       dray__insertion *in, dray_error *error)
+{
+    uint64_t bytes = 0;
+    *in = (dray__insertion){.rows = rows->rows, .group = rows->group_size ? rows->group_size : 1};
+    uint32_t items = rows->per_group ? rows->rows / in->group : rows->rows;
+    in->divisor = rows->per_group ? in->group : 1;
+    int rc = dray__name_check(rows->partition, "partition", error);
+    if (!rc)
+        rc = check_rows(table, rows, in->group, &in->reserve, error);
+    if (rc)
+        return rc;
+    in->partition = dray__table_partition(table, rows->partition);
+    rc = check_place(table, in->partition, rows, in->group, error);
+    if (!rc)
+        rc = dray__put_check(table, client, -1, rows->columns, rows->column_count, rows->tags,
+                             rows->tag_count, items, &bytes, error);
+    if (!rc)
+        rc = check_capacity(table, in->partition, rows, in->reserve, bytes, error);
+    return rc ? rc : prepare(table, rows, items, in, error);
+}
+
+bool dray__insert_step(dray__table *table, dray__insertion *in, uint32_t most)
+{
+    dray__partition *p = in->partition;
+    uint32_t left = in->rows - in->placed, words = most / 64 + 1;
+    if (left) {
+        uint32_t to = in->placed + (left < most ? left : most);
+        set_groups(p, in->first, in->placed, to);
+        if (in->put && !in->begun)
+            dray__put_begin(table, p, in->put);
+        in->begun = true;
+        if (in->put)
+            dray__put_rows(table, p, -1, in->put, NULL, in->first, in->placed, to, in->divisor,
+                           NULL);
+        in->placed = to;
+        p->rows = in->first + in->rows;
+        in->word = in->first / 64;
+        return false;
+    }
+    for (; words && in->word <= (p->rows - 1) / 64; words--)
+        dray__refresh_all_tasks(table, p, in->word++, false);
+    return in->word > (p->rows - 1) / 64;
+}
+
+int dray__insert_end(dray__table *table, dray__client *client, const dray__new_rows *rows,
+                     dray__insertion *in, uint32_t *first_slot, uint32_t *generation,
+                     dray_error *error)
+{
+    dray__partition *p = in->partition;
+    int rc = in->fresh ? link_partition(table, p, error) : DRAY_OK;
+    if (rc) {
+        dray__insert_abort(table, in);
+        return rc;
+    }
+    for (uint32_t i = 0; i < in->rows; i++)
+        p->row_generations[in->first + i] = p->generation;
+    p->coming = 0;
+    table->charged -= dray__partition_charge(p);
+    p->reserved += in->reserve;
+    table->charged += dray__partition_charge(p);
+    table->memory -= p->memory;
+    p->tag_memory += dray__tags_memory(rows->tags, rows->tag_count, in->rows / in->divisor);
+    p->memory = dray__rows_memory(table, p->rows, in->group) + p->tag_memory;
+    table->memory += p->memory;
+    table->rows += in->rows;
+    table->inserted += in->rows;
+    if (in->put)
+        dray__put_finish(table, p, in->put, in->rows);
+    for (uint32_t t = 0; t < table->task_count; t++) /* nobody could see them before */
+        table->dirty |= (uint64_t)(p->tracks[t].ready_count != 0) << t;
+    *first_slot = in->first;
+    *generation = p->generation;
+    dray__admission_note(table, DRAY__NONE, in->rows);
+    dray__ledger_insert(table->ledger, client, rows, p, in->first, in->put);
+    return DRAY_OK;
 }
 
 int dray__table_insert(dray__table *table, dray__client *client, const dray__new_rows *rows,
                        uint32_t *first_slot, uint32_t *generation, dray_error *error)
 {
     const dray__told *told = dray__ledger_told(table->ledger, client->identity, rows->ticket);
+    dray__insertion in;
     if (told) { /* a controller that is gone has done it */
         *first_slot = told->first_slot;
         *generation = told->generation;
@@ -316,52 +435,12 @@ int dray__table_insert(dray__table *table, dray__client *client, const dray__new
     }
     if (rows->refill)
         return dray__table_refill(table, client, rows, first_slot, generation, error);
-    uint32_t group = rows->group_size ? rows->group_size : 1;
-    uint32_t items = rows->per_group ? rows->rows / group : rows->rows;
-    uint64_t reserve = 0, bytes = 0;
-    int rc = dray__name_check(rows->partition, "partition", error);
-    if (!rc)
-        rc = check_rows(table, rows, group, &reserve, error);
+    int rc = dray__insert_begin(table, client, rows, &in, error);
     if (rc)
         return rc;
-    dray__partition *p = dray__table_partition(table, rows->partition);
-    rc = check_place(table, p, rows, group, error);
-    if (!rc)
-        rc = dray__put_check(table, client, -1, rows->columns, rows->column_count, rows->tags,
-                             rows->tag_count, items, &bytes, error);
-    if (!rc && !(table->ledger && table->ledger->replaying)) /* there was room */
-        rc = check_capacity(table, p, rows, reserve, bytes, error);
-    if (rc)
-        return rc;
-    dray__partition *fresh = NULL;
-    if (!p) {
-        p = fresh = partition_new(table, rows->partition, group);
-        if (!p)
-            return dray__nomem(error);
-    }
-    dray__put *put = NULL;
-    rc = grow_rows(table, p, p->rows + rows->rows, error);
-    if (!rc)
-        rc = grow_groups(table, p, p->group_count + rows->rows / group, error);
-    if (!rc)
-        rc = dray__put_prepare(table, p, -1, rows->columns, rows->column_count, rows->tags,
-                               rows->tag_count, items, &put, error);
-    if (!rc && fresh)
-        rc = link_partition(table, fresh, error);
-    if (rc) {
-        dray__put_discard(table, put);
-        dray__partition_free(table, fresh);
-        return rc;
-    }
-    table->charged -= dray__partition_charge(p);
-    p->reserved += reserve;
-    table->charged += dray__partition_charge(p);
-    *first_slot = p->rows;
-    *generation = p->generation;
-    dray__admission_note(table, DRAY__NONE, rows->rows);
-    add_rows(table, p, rows, group, put);
-    dray__ledger_insert(table->ledger, client, rows, p, *first_slot, put);
-    return DRAY_OK;
+    while (!dray__insert_step(table, &in, DRAY__ROWS_MAX))
+        ;
+    return dray__insert_end(table, client, rows, &in, first_slot, generation, error);
 }
 
 int dray__table_seal(dray__table *table, const char *partition, uint32_t rows, dray_error *error)
@@ -438,6 +517,8 @@ int dray__table_clear(dray__table *table, const char *partition, dray_error *err
     table->partition_count--;
     table->charged -= dray__partition_charge(p);
     table->rows -= p->rows;
+    table->memory -= p->memory;
+    dray__quota_freed(table);
     dray__puts_clear(table, p);
     dray__partition_free(table, p);
     table->dirty = ~UINT64_C(0);
@@ -452,6 +533,20 @@ void dray__table_end(dray__table *table)
     table->ended = true;
     table->dirty = ~UINT64_C(0);
     table->finished = table->freed = table->demanded = true;
+}
+
+int dray__describe_vacant(const dray__partition *p, char *out, size_t size)
+{
+    int at = 0, named = 0;
+    if (!p->vacant_count)
+        return 0;
+    at = snprintf(out, size, ", %u wait for another sample (refill): slots", p->vacant_count);
+    for (uint32_t slot = 0; slot < p->rows && named < 8 && at >= 0 && (size_t)at < size; slot++)
+        if (dray__bit_get(p->vacant, slot))
+            at += snprintf(out + at, size - (size_t)at, "%s %u", named++ ? "," : "", slot);
+    if (p->vacant_count > 8 && (size_t)at < size)
+        at += snprintf(out + at, size - (size_t)at, ", ...");
+    return at;
 }
 
 int dray__table_wait(const dray__table *table, const char *partition, uint32_t task,
@@ -470,11 +565,14 @@ int dray__table_wait(const dray__table *table, const char *partition, uint32_t t
         return dray__fail(error, DRAY_EAGAIN, "there is no partition %s yet", partition);
     }
     for (uint32_t t = 0; t < table->task_count; t++)
-        if ((asked >> t & 1) && !dray__finished(p, t))
+        if ((asked >> t & 1) && !dray__finished(p, t)) {
+            char vacant[200] = "";
+            dray__describe_vacant(p, vacant, sizeof vacant);
             return dray__fail(error, DRAY_EAGAIN,
-                              "partition %s, task %s: %u of %u rows committed or dead, %s",
+                              "partition %s, task %s: %u of %u rows committed or dead, %s%s",
                               partition, table->tasks[t].name, p->tracks[t].settled_count, p->rows,
-                              p->sealed ? "sealed" : "not sealed");
+                              p->sealed ? "sealed" : "not sealed", vacant);
+        }
     return DRAY_OK;
 }
 

@@ -8,7 +8,8 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#define CHUNK_BYTES (UINT64_C(16) << 20)
+#define CHUNK_MIN (UINT64_C(256) << 10) /* each is twice as large as the one before, up to: */
+#define CHUNK_MAX (UINT64_C(16) << 20)
 #define STORE_PATIENCE (30 * DRAY__SECOND)
 
 void dray__place_close(dray__placer *placer)
@@ -29,7 +30,10 @@ static int new_chunk(dray__placer *placer, uint64_t bytes, dray_error *error)
     dray__place_close(placer);
     if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
         return dray__fail(error, DRAY_ESYS, "getrandom");
-    uint64_t id = random[0] | 1, size = bytes > CHUNK_BYTES ? bytes : CHUNK_BYTES;
+    uint64_t before = placer->chunk.size; /* 0: there was none */
+    uint64_t id = random[0] | 1, size = before ? 2 * before : CHUNK_MIN;
+    size = size > CHUNK_MAX ? CHUNK_MAX : size;
+    size = size < bytes ? bytes : size;
     int rc = dray__segment_new(size, &base, &fd, error);
     if (rc)
         return rc;

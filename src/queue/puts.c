@@ -38,8 +38,9 @@ int dray__chunk_add(dray__table *table, dray__client *client, uint32_t home, uin
     return DRAY_OK;
 }
 
-static void drop(dray__table *table, dray__chunk *chunk)
+void dray__chunk_forget(dray__table *table, dray__chunk *chunk)
 {
+    table->freed = true;
     dray__idmap_remove(&table->chunks, chunk->id);
     table->chunk_bytes -= chunk->size;
     if (!table->objects)
@@ -54,13 +55,10 @@ void dray__chunk_check_free(dray__table *table, dray__chunk *chunk)
     if (chunk->live || chunk->parked || (chunk->owner && !chunk->closed))
         return;
     if (!chunk->owner || chunk->retired || chunk->lost) {
-        drop(table, chunk);
+        dray__chunk_forget(table, chunk);
         return;
     }
-    chunk->parked = true;
-    chunk->next = NULL;
-    *chunk->owner->recycled_tail = chunk;
-    chunk->owner->recycled_tail = &chunk->next;
+    dray__chunk_park(table, chunk);
 }
 
 static int own_chunk(const dray__table *table, const dray__client *client, uint64_t id,
@@ -96,32 +94,14 @@ int dray__chunk_discard(dray__table *table, dray__client *client, uint64_t id, d
     if (chunk->live || chunk->parked)
         return dray__fail(error, DRAY_EBUSY, "chunk %016llx holds committed values",
                           (unsigned long long)id);
-    drop(table, chunk);
+    dray__chunk_forget(table, chunk);
     return DRAY_OK;
-}
-
-bool dray__chunk_recycled(dray__client *client, uint64_t *id)
-{
-    dray__chunk *chunk = client->recycled;
-    if (!chunk)
-        return false;
-    client->recycled = chunk->next;
-    if (!client->recycled)
-        client->recycled_tail = &client->recycled;
-    chunk->parked = chunk->closed = false;
-    *id = chunk->id;
-    return true;
 }
 
 void dray__chunks_orphan(dray__table *table, dray__client *client)
 {
-    dray__chunk *next = client->recycled;
-    client->recycled = NULL;
-    client->recycled_tail = &client->recycled;
-    for (dray__chunk *chunk = next; chunk; chunk = next) {
-        next = chunk->next;
-        drop(table, chunk);
-    }
+    for (dray__chunk *chunk; (chunk = dray__chunk_unpark(table, client)) != NULL;)
+        dray__chunk_forget(table, chunk);
     for (size_t i = 0; i < table->chunks.capacity; i++) {
         dray__chunk *chunk = table->chunks.entries[i].key ? table->chunks.entries[i].value : NULL;
         if (!chunk || chunk->owner != client)
@@ -129,7 +109,7 @@ void dray__chunks_orphan(dray__table *table, dray__client *client)
         chunk->owner = NULL;
         if (chunk->live)
             continue;
-        drop(table, chunk);
+        dray__chunk_forget(table, chunk);
         i--; /* what probed past the entry has moved, and may lie here now */
     }
 }
@@ -137,14 +117,13 @@ void dray__chunks_orphan(dray__table *table, dray__client *client)
 void dray__chunks_lose(dray__table *table, uint32_t home)
 {
     for (dray__client *client = table->clients; client; client = client->next) {
-        dray__chunk *next = client->recycled;
-        client->recycled = NULL;
-        client->recycled_tail = &client->recycled;
-        for (dray__chunk *chunk = next; chunk; chunk = next) {
+        dray__chunk *parked = client->recycled, *next; /* those of other homes are parked again */
+        while (dray__chunk_unpark(table, client))
+            ;
+        for (dray__chunk *chunk = parked; chunk; chunk = next) {
             next = chunk->next;
-            chunk->parked = false;
             chunk->lost |= chunk->home == home;
-            dray__chunk_check_free(table, chunk); /* dropped, or parked again */
+            dray__chunk_check_free(table, chunk);
         }
     }
     for (size_t i = 0; i < table->chunks.capacity; i++) {
@@ -154,7 +133,7 @@ void dray__chunks_lose(dray__table *table, uint32_t home)
         chunk->lost = true;
         if (chunk->live || !chunk->closed)
             continue;
-        drop(table, chunk);
+        dray__chunk_forget(table, chunk);
         i--; /* what probed past the entry has moved, and may lie here now */
     }
 }
@@ -379,8 +358,9 @@ static int prepare_places(dray__partition *p, int writer, dray_error *error)
     int rc = DRAY_OK;
     if (!*places) {
         rc = dray__grow(places, 0, p->row_capacity, sizeof **places, error);
+        uint32_t written = writer < 0 ? p->coming : 0; /* by the insert that makes the partition */
         if (!rc)
-            memset(*places, 0xFF, p->row_capacity * sizeof **places);
+            memset(*places + written, 0xFF, (p->row_capacity - written) * sizeof **places);
     }
     if (!rc)
         rc = dray__grow_full(&p->puts, p->put_count, &p->put_capacity, sizeof(dray__put *), error);
@@ -567,22 +547,27 @@ bool dray__next_place(const dray__partition *p, int writer, uint32_t slot, uint3
     return true;
 }
 
-void dray__put_apply(dray__table *table, dray__partition *p, int writer, dray__put *put,
-                     const uint32_t *slots, uint32_t first, uint32_t count, uint32_t divisor,
-                     const bool *stays)
+void dray__put_begin(dray__table *table, dray__partition *p, dray__put *put)
 {
-    uint32_t index = p->put_count++, rows = 0;
-    p->puts[index] = put;
+    put->index = p->put_count;
+    p->puts[p->put_count++] = put;
     put->partition = p;
     put->seq = ++table->put_seq;
     table->put_count++;
-    for (uint32_t i = 0; i < count; i++) {
+}
+
+uint32_t dray__put_rows(dray__table *table, dray__partition *p, int writer, dray__put *put,
+                        const uint32_t *slots, uint32_t first, uint32_t from, uint32_t to,
+                        uint32_t divisor, const bool *stays)
+{
+    uint32_t rows = 0;
+    for (uint32_t i = from; i < to; i++) {
         uint32_t slot = slots ? slots[i] : first + i;
         if (slot == DRAY__NONE)
             continue;
         if (writer >= 0 && dray__is_partial(p, (uint32_t)writer, slot))
             push_segment(p, (uint32_t)writer, slot);
-        p->places[writer + 1][slot] = (dray__place){.put = index, .item = i / divisor};
+        p->places[writer + 1][slot] = (dray__place){.put = put->index, .item = i / divisor};
         bool complete = !stays || !stays[i];
         for (uint32_t c = 0; complete && c < put->column_count; c++)
             dray__bit_set(p->columns[put->columns[c].column], slot);
@@ -594,7 +579,12 @@ void dray__put_apply(dray__table *table, dray__partition *p, int writer, dray__p
                 (!dray__bit_get(p->tracks[t].done, slot) && !dray__bit_get(p->dead, slot));
         rows += complete;
     }
-    dray__versions_note(table, p, put, slots, first, count, divisor);
+    dray__versions_note(table, p, put, slots, first, from, to, divisor);
+    return rows;
+}
+
+void dray__put_finish(dray__table *table, dray__partition *p, dray__put *put, uint32_t rows)
+{
     uint64_t bytes = 0;
     for (uint32_t c = 0; c < put->column_count; c++) {
         p->committed[put->columns[c].column] += rows;
@@ -610,6 +600,15 @@ void dray__put_apply(dray__table *table, dray__partition *p, int writer, dray__p
             put->open_tasks |= UINT64_C(1) << t;
     set_live(table, p, p->live + bytes);
     trim(table, put);
+}
+
+void dray__put_apply(dray__table *table, dray__partition *p, int writer, dray__put *put,
+                     const uint32_t *slots, uint32_t first, uint32_t count, uint32_t divisor,
+                     const bool *stays)
+{
+    dray__put_begin(table, p, put);
+    uint32_t rows = dray__put_rows(table, p, writer, put, slots, first, 0, count, divisor, stays);
+    dray__put_finish(table, p, put, rows);
 }
 
 bool dray__row_tag(const dray__table *table, const dray__partition *p, uint32_t slot, uint32_t key,

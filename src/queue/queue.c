@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/options.h"
+#include "base/wait.h"
 #include "base/words.h"
 #include "control/context.h"
 #include "queue/hook.h"
@@ -61,18 +62,16 @@ static int keep_sent(dray_queue *queue, dray_error *error)
  * Not to be asked while another answer is on its way, which may have them. */
 static bool had_chunks(const dray_queue *queue, uint16_t type, int rc)
 {
-    bool gives_back = type == DRAY__MSG_QUEUE_INSERT || type == DRAY__MSG_QUEUE_COMMIT ||
-                      type == DRAY__MSG_QUEUE_NEXT || type == DRAY__MSG_QUEUE_CHUNK;
     bool done = rc == DRAY_ETIMEDOUT || rc == DRAY_EFULL || rc == DRAY_ESYS || rc == DRAY_EDEAD ||
                 rc == DRAY_ENOMEM;
-    return gives_back && done && !queue->started;
+    return type == DRAY__MSG_QUEUE_CHUNK && done && !queue->started;
 }
 
 static int call_once(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray__reply *reply,
                      dray_error *error)
 {
     dray__queue_step("asking");
-    int rc = dray__call(queue->channel, type, &queue->out, NULL, 0,
+    int rc = dray__call(queue->channel, type, &queue->out, &queue->passed, queue->passed >= 0,
                         dray__answer_deadline(deadline_ns), reply, error);
     dray__queue_step("answered");
     queue->unanswered = rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED;
@@ -88,7 +87,7 @@ static int call_once(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray
 static bool can_repeat(uint16_t type)
 {
     return type != DRAY__MSG_QUEUE_INSERT && type != DRAY__MSG_QUEUE_CHUNK &&
-           type != DRAY__MSG_QUEUE_CLOSE;
+           type != DRAY__MSG_QUEUE_ROOM && type != DRAY__MSG_QUEUE_CLOSE;
 }
 
 int dray__queue_call(dray_queue *queue, uint16_t type, int64_t deadline_ns, dray__reply *reply,
@@ -157,14 +156,6 @@ void dray__queue_read_dropped(dray_queue *queue, dray__reader *r)
     queue->drops_seen = drops;
 }
 
-void dray__queue_read_storage(dray_queue *queue, dray__reader *r)
-{
-    uint32_t count = dray__get_count(r, 8);
-    for (uint32_t i = 0; i < count; i++)
-        dray__storage_recycled(&queue->storage, dray__get_u64(r));
-    dray__queue_read_dropped(queue, r);
-}
-
 int dray__queue_command(dray_queue *queue, uint16_t type, dray__reply *reply, dray_error *error)
 {
     return dray__queue_call(queue, type, dray__context_deadline(queue->context, queue->timeout_ns),
@@ -228,10 +219,17 @@ static void put_settings(dray__writer *w, const dray__settings *s)
 static int call_open(dray_queue *queue, dray__writer *w, int64_t deadline_ns, dray__reply *reply,
                      dray_error *error)
 {
-    int fd = -1;
+    int fd = -1, fds[2];
+    uint32_t count = 0;
     dray__releases_free(queue->releases);
     queue->releases = dray__channel_passes_fds(queue->channel) ? dray__releases_new(&fd) : NULL;
-    int rc = dray__call(queue->channel, DRAY__MSG_QUEUE_OPEN, w, &fd, fd >= 0, deadline_ns, reply,
+    if (fd >= 0)
+        fds[count++] = fd;
+    if (queue->passed >= 0)
+        fds[count++] = queue->passed;
+    int rc = dray__queue_check_passing(queue, error);
+    if (!rc)
+        rc = dray__call(queue->channel, DRAY__MSG_QUEUE_OPEN, w, fds, count, deadline_ns, reply,
                         error);
     if (fd >= 0)
         close(fd);
@@ -344,7 +342,8 @@ int dray__queue_come_back(dray_queue *queue)
     if (queue->durability != DRAY_DURABILITY_JOURNAL || queue->storage.pid != getpid())
         return DRAY_ECLOSED;
     int rc = enter_again(queue, deadline_ns, &error);
-    while (rc == DRAY_ECLOSED && dray__now() < deadline_ns) /* and died again meanwhile */
+    while (rc == DRAY_ECLOSED && dray__now() < deadline_ns &&
+           !dray__interrupted()) /* and died again meanwhile */
         rc = enter_again(queue, deadline_ns, &error);
     return rc;
 }
@@ -376,8 +375,11 @@ static int put_opening(dray_queue *queue, const char *name, const dray_queue_opt
                                .backend_address = options->backend_address};
     put_settings(w, &settings);
     dray__put_u64(w, queue->identity);
-    dray__put_string(w, options->restore ? options->restore : "");
-    return DRAY_OK;
+    const char *restore;
+    rc = dray__queue_open_saved(queue, options->restore, &restore, error);
+    if (!rc)
+        dray__put_string(w, restore);
+    return rc;
 }
 
 /* again: the coordinator went away during a try before. */
@@ -409,15 +411,17 @@ static int open_queue(dray_queue *queue, const char *name, const dray_queue_opti
     dray__reply reply;
     int rc = open_once(queue, name, options, false, deadline, &reply, error);
     while (rc == DRAY_ECLOSED && !queue->channel && !dray__context_ended(queue->context) &&
-           dray__now() < deadline) {
+           dray__now() < deadline && !dray__interrupted()) {
         poll(NULL, 0, 1);
         rc = open_once(queue, name, options, true, deadline, &reply, error);
     }
+    dray__queue_close_saved(queue);
     return rc ? rc : read_table(queue, &reply.payload, error);
 }
 
 static void queue_free(dray_queue *queue)
 {
+    dray__queue_close_saved(queue);
     dray__objects_close(queue);
     dray__distant_free(queue->distant);
     dray__channel_close(queue->channel);
@@ -458,9 +462,6 @@ int dray_queue_open(dray_context *context, const char *name, const dray_queue_op
     if (o.durability < 0 || o.durability > DRAY_DURABILITY_JOURNAL)
         return dray__fail(error, DRAY_EINVALID, "queue %s: durability %d is none", name,
                           o.durability);
-    if (o.restore && (o.restore[0] != '/' || strlen(o.restore) > 4000))
-        return dray__fail(error, DRAY_EINVALID, "queue %s: '%s' is no absolute path", name,
-                          o.restore);
     dray_queue *queue = calloc(1, sizeof *queue);
     if (!queue)
         return dray__nomem(error);
@@ -471,6 +472,7 @@ int dray_queue_open(dray_context *context, const char *name, const dray_queue_op
     queue->context = context;
     queue->timeout_ns = o.timeout_ns ? o.timeout_ns : DRAY_WAIT_DEFAULT;
     queue->storage.pid = getpid();
+    queue->passed = -1;
     queue->name = strdup(name);
     rc = queue->name ? DRAY_OK : dray__nomem(error);
     int64_t patience = dray__context_deadline(context, queue->timeout_ns) - dray__now();

@@ -245,12 +245,16 @@ int dray__records_read(int fd, const char *path, uint64_t salt, uint64_t file,
         if (h.format != FORMAT)
             rc = dray__fail(error, DRAY_EVERSION, "journal %s: format %u expected, found %u", path,
                             FORMAT, h.format);
-        else if (h.seq <= *last)
-            rc = dray__fail(error, DRAY_EFORMAT, "journal %s: record %llu after %llu", path,
-                            (unsigned long long)h.seq, (unsigned long long)*last);
+        else if (h.seq <= *last || h.seq >= INT64_MAX)
+            rc = dray__fail(error, DRAY_EFORMAT,
+                            "journal %s, at byte %llu: a record after number %llu expected, found "
+                            "%llu",
+                            path, (unsigned long long)at, (unsigned long long)*last,
+                            (unsigned long long)h.seq);
         dray__journal_record record = {.kind = h.kind,
                                        .owner = h.owner,
                                        .seq = h.seq,
+                                       .at = at,
                                        .bytes = dray__record_bytes(&h),
                                        .body = data + DRAY__RECORD_HEAD,
                                        .size = h.size,
@@ -272,19 +276,27 @@ int dray__records_read(int fd, const char *path, uint64_t salt, uint64_t file,
     return rc || at >= file ? rc : check_not_safe(fd, path, salt, at, file, *last + 1, error);
 }
 
-int dray__journal_read(const char *path, dray__journal_each each, void *user, uint64_t *end,
-                       uint64_t *last, dray_error *error)
+int dray__journal_read_open(int fd, const char *label, dray__journal_each each, void *user,
+                            uint64_t *end, uint64_t *last, dray_error *error)
 {
     uint64_t salt;
     struct stat st;
+    *end = *last = 0;
+    int rc = fstat(fd, &st) < 0 ? dray__fail_errno(error, errno, "journal %s", label)
+                                : dray__head_read(fd, label, &salt, error);
+    if (!rc && salt)
+        rc =
+            dray__records_read(fd, label, salt, (uint64_t)st.st_size, each, user, end, last, error);
+    return rc;
+}
+
+int dray__journal_read(const char *path, dray__journal_each each, void *user, uint64_t *end,
+                       uint64_t *last, dray_error *error)
+{
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return dray__fail_errno(error, errno, "journal %s", path);
-    *end = *last = 0;
-    int rc = fstat(fd, &st) < 0 ? dray__fail_errno(error, errno, "journal %s", path)
-                                : dray__head_read(fd, path, &salt, error);
-    if (!rc && salt)
-        rc = dray__records_read(fd, path, salt, (uint64_t)st.st_size, each, user, end, last, error);
+    int rc = dray__journal_read_open(fd, path, each, user, end, last, error);
     close(fd);
     return rc;
 }

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/wait.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -259,8 +260,8 @@ static int exchange(dray__redis_link *link, pipeline *p, int64_t deadline, dray_
         struct pollfd ready = {.fd = link->fd, .events = POLLIN};
         if (may_send(p))
             ready.events |= POLLOUT;
-        int n = poll(&ready, 1, dray__left_ms(deadline));
-        if (n < 0 && errno != EINTR)
+        int n = dray__wait(&ready, 1, deadline);
+        if (n < 0)
             return dray__fail_errno(error, errno, "poll");
         if (n == 0 || dray__now() >= deadline)
             return late(link, error);
@@ -291,7 +292,7 @@ static int open_socket(dray__redis_link *link, int64_t deadline, dray_error *err
         if (errno != EINPROGRESS)
             return broken(link, "%s", strerror(errno));
         struct pollfd ready = {.fd = link->fd, .events = POLLOUT};
-        if (poll(&ready, 1, dray__left_ms(deadline)) <= 0)
+        if (dray__wait(&ready, 1, deadline) <= 0)
             return late(link, error);
         if (getsockopt(link->fd, SOL_SOCKET, SO_ERROR, &failed, &size) < 0)
             failed = errno;

@@ -1,5 +1,6 @@
 /* Rounds: one claim of many rows, divided among the ranks of a consumer group. Rows of a share that
  * nobody has asked for yet are taken, by no claim. */
+#include "queue/balance.h"
 #include "queue/table.h"
 
 #include "base/error.h"

@@ -7,9 +7,14 @@
 int dray__name_check(const char *name, const char *what, dray_error *error)
 {
     size_t length = name ? strlen(name) : 0;
-    if (!length || length > DRAY__WORD_MAX || !dray__utf8_valid(name, length))
-        return dray__fail(error, DRAY_EINVALID, "%s: a name is 1 to %u bytes of UTF-8, found %zu",
-                          what, DRAY__WORD_MAX, length);
+    if (!length || length > DRAY__WORD_MAX || !dray__utf8_plain(name, length))
+        return dray__fail(error, DRAY_EINVALID,
+                          "%s: a name is 1 to %u bytes of UTF-8 without control characters, found "
+                          "%zu%s",
+                          what, DRAY__WORD_MAX, length,
+                          length && dray__utf8_valid(name, length) && length <= DRAY__WORD_MAX
+                              ? ", and a control character"
+                              : "");
     return DRAY_OK;
 }
 

@@ -10,6 +10,7 @@
 #include "queue/internal.h"
 #include "queue/ledger.h"
 #include "queue/releases.h"
+#include "queue/stores.h"
 
 typedef struct dray__controller dray__controller;
 typedef struct dray__waiter dray__waiter;
@@ -46,6 +47,7 @@ typedef struct dray__served { /* a queue */
 struct dray__controller {
     struct event_base *base;
     struct event *timer;
+    struct event *work;  /* the next step of what takes long */
     struct event *sweep; /* nobody asked anything since: pages are read all the same */
     int64_t sweep_ns;    /* when it comes, after the last time; 0: it does not */
     dray__served *queues;
@@ -54,10 +56,16 @@ struct dray__controller {
     dray__line opens; /* attaching to queues that are not there yet */
     dray__drops drops;
     dray__homes homes;
+    const dray__coordinator *coordinator;
+    dray__quota *quotas; /* by token; the first one's is "master" */
     dray__refusals refusals;
     dray__writer out;
-    char *folder;      /* of journals; NULL: none */
-    char *keeper_path; /* NULL: none */
+    char **stores; /* "redis:unix:/path": who may hold queues' bytes, and nobody else */
+    uint32_t store_count;
+    dray__stores *cleaned; /* NULL: there is no folder */
+    char *folder;          /* of journals and checkpoints; NULL: none */
+    int folder_fd;         /* -1: none */
+    char *keeper_path;     /* NULL: none */
 };
 
 /* Reads the head of every request but OPEN: finds the client, closes chunks. */
@@ -71,10 +79,20 @@ void dray__answer(dray__served *queue, dray__request *request, dray__writer *out
 uint64_t dray__own_record(const dray__ledger *ledger, uint64_t before);
 /* Answers a request of steps.c. An error is the caller's to send. */
 int dray__step(dray__controller *self, dray__request *request, dray_error *error);
+/* There is work that is done in steps. */
+void dray__work_soon(dray__controller *self);
 /* Sets the timer to the next claim that is held too long. */
 void dray__arm_timer(dray__controller *self);
 /* What the client waits for ends with DRAY_ECANCELED; ticket DRAY__NONE: all of it. */
 void dray__cancel_waiting(dray__served *queue, const dray__client *client, uint32_t ticket);
+/* Takes over the list of stores ("redis:ADDRESS", NULL at the end), and adds what
+ * $DRAY_QUEUE_BACKEND says. DRAY_EINVALID: no store's address. */
+int dray__store_list(dray__controller *self, const char *const *stores, dray_error *error);
+void dray__store_list_free(dray__controller *self);
+/* What a client, a journal or a checkpoint says of a store must be in the list; an address that was
+ * not said becomes the list's, if that is one. DRAY_EPERM, DRAY_EINVALID. */
+int dray__store_settle(const dray__controller *self, dray__settings *settings, const char *queue,
+                       dray_error *error);
 /* Where the table's settings name a store: a space of its own there, which is noted in the folder
  * before anything is put there. */
 int dray__store_draw(const dray__controller *self, dray__table *table, dray_error *error);
@@ -113,6 +131,9 @@ int dray__sweep_init(dray__controller *self, dray_error *error);
 /* The queue's table, as its durability wants it: new, or of the checkpoint that is named. */
 int dray__durable_new(dray__controller *self, const dray__opening *o, dray__request *request,
                       dray__table **out, dray_error *error);
+/* Saves the queue in the file that the request names (messages.h). */
+int dray__durable_save(dray__controller *self, dray__ledger *ledger, const char *name,
+                       dray__request *request, dray_error *error);
 /* Calls `serve` for every queue that has a journal in the folder. */
 int dray__durable_recover(dray__controller *self,
                           int (*serve)(dray__controller *, dray__table *, dray_error *),

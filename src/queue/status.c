@@ -1,4 +1,5 @@
 /* The queue's state as JSON: dray_queue_status and the coordinator's status. */
+#include "base/json.h"
 #include "queue/backend.h"
 #include "queue/internal.h"
 
@@ -8,7 +9,7 @@ static json_t *column_counts(const dray__table *table, const dray__partition *p)
     for (uint32_t i = 0; i < table->defined_count; i++) {
         uint32_t c = table->defined[i];
         uint32_t count = c < p->column_capacity ? p->committed[c] : 0;
-        json_object_set_new(object, table->columns[c].name, json_integer(count));
+        dray__json_set(&object, table->columns[c].name, json_integer(count));
     }
     return object;
 }
@@ -18,8 +19,8 @@ static json_t *task_counts(const dray__table *table, const dray__partition *p)
     json_t *object = json_object();
     for (uint32_t t = 0; t < table->task_count; t++) {
         const dray__track *track = &p->tracks[t];
-        json_object_set_new(
-            object, table->tasks[t].name,
+        dray__json_set(
+            &object, table->tasks[t].name,
             json_pack("{s:I, s:I, s:I, s:I, s:b}", "ready", (json_int_t)track->ready_count, "taken",
                       (json_int_t)track->taken_count, "committed", (json_int_t)track->done_count,
                       "dead", (json_int_t)track->dead_count, "finished",
@@ -39,7 +40,7 @@ static json_t *losses(const dray__partition *p)
 {
     json_t *object = json_object();
     for (uint32_t i = 0; i < DRAY__CAUSES; i++)
-        json_object_set_new(object, causes[i], json_integer(p->lost[i]));
+        dray__json_set(&object, causes[i], json_integer(p->lost[i]));
     return object;
 }
 
@@ -49,12 +50,12 @@ static json_t *deaths(const dray__table *table, const dray__partition *p)
     for (uint32_t i = 0; i < p->death_count; i++) {
         const dray__death *death = &p->deaths[i];
         json_t *reason = json_string(death->reason);
-        json_array_append_new(
-            array, json_pack("{s:I, s:I, s:s, s:s, s:I, s:b, s:o}", "slot", (json_int_t)death->slot,
-                             "generation", (json_int_t)death->generation, "task",
-                             table->tasks[death->task].name, "cause", causes[death->cause],
-                             "attempts", (json_int_t)death->failures, "refilled", death->refilled,
-                             "reason", reason ? reason : json_string("?")));
+        dray__json_append(
+            &array, json_pack("{s:I, s:I, s:s, s:s, s:I, s:b, s:o}", "slot",
+                              (json_int_t)death->slot, "generation", (json_int_t)death->generation,
+                              "task", table->tasks[death->task].name, "cause", causes[death->cause],
+                              "attempts", (json_int_t)death->failures, "refilled", death->refilled,
+                              "reason", reason ? reason : json_string("?")));
     }
     return array;
 }
@@ -75,7 +76,7 @@ static json_t *waiter_counts(const dray__table *table, const dray__waiting *wait
 {
     json_t *claims = json_object();
     for (uint32_t t = 0; t < table->task_count; t++)
-        json_object_set_new(claims, table->tasks[t].name, json_integer(waiting->claims[t]));
+        dray__json_set(&claims, table->tasks[t].name, json_integer(waiting->claims[t]));
     return json_pack("{s:o, s:I, s:I, s:I}", "claims", claims, "inserts",
                      (json_int_t)waiting->inserts, "waits", (json_int_t)waiting->waits, "refills",
                      (json_int_t)waiting->refills);
@@ -87,9 +88,9 @@ static json_t *columns_in(const dray__table *table)
     json_t *object = json_object();
     for (uint32_t i = 0; i < table->defined_count; i++) {
         const dray__col *column = &table->columns[table->defined[i]];
-        json_object_set_new(object, column->name,
-                            json_pack("{s:I, s:I}", "rows", (json_int_t)column->rows_in, "bytes",
-                                      (json_int_t)column->bytes_in));
+        dray__json_set(&object, column->name,
+                       json_pack("{s:I, s:I}", "rows", (json_int_t)column->rows_in, "bytes",
+                                 (json_int_t)column->bytes_in));
     }
     return object;
 }
@@ -99,12 +100,11 @@ static json_t *tasks_out(const dray__table *table)
     json_t *object = json_object();
     for (uint32_t t = 0; t < table->task_count; t++) {
         const struct dray__task_counts *c = &table->tasks[t].counts;
-        json_object_set_new(object, table->tasks[t].name,
-                            json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "claims",
-                                      (json_int_t)c->claims, "rows", (json_int_t)c->rows, "bytes",
-                                      (json_int_t)c->bytes, "committed", (json_int_t)c->committed,
-                                      "failed", (json_int_t)c->failed, "given_back",
-                                      (json_int_t)c->given_back));
+        dray__json_set(&object, table->tasks[t].name,
+                       json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "claims", (json_int_t)c->claims,
+                                 "rows", (json_int_t)c->rows, "bytes", (json_int_t)c->bytes,
+                                 "committed", (json_int_t)c->committed, "failed",
+                                 (json_int_t)c->failed, "given_back", (json_int_t)c->given_back));
     }
     return object;
 }
@@ -113,7 +113,7 @@ static json_t *totals(const dray__table *table)
 {
     json_t *lost = json_object();
     for (uint32_t i = 0; i < DRAY__CAUSES; i++)
-        json_object_set_new(lost, causes[i], json_integer((json_int_t)table->lost[i]));
+        dray__json_set(&lost, causes[i], json_integer((json_int_t)table->lost[i]));
     return json_pack("{s:I, s:I, s:o}", "inserted", (json_int_t)table->inserted, "refilled",
                      (json_int_t)table->refilled, "lost", lost);
 }
@@ -139,18 +139,20 @@ static json_t *admission(const dray__table *table)
                      (json_int_t)a->accepted, "room", (json_int_t)dray__admission_room(table));
 }
 
-json_t *dray__table_json(const dray__table *table, const dray__waiting *waiting)
+json_t *dray__table_json(dray__table *table, const dray__waiting *waiting)
 {
+    char holder[300];
+    dray__describe_holder(table, holder, sizeof holder);
     json_t *partitions = json_array();
     uint64_t bytes = table->charged + table->hidden;
     uint32_t clients = 0;
     for (uint32_t i = 0; i < table->partition_count; i++)
-        json_array_append_new(partitions, partition_json(table, table->partitions[i]));
+        dray__json_append(&partitions, partition_json(table, table->partitions[i]));
     for (const dray__client *client = table->clients; client; client = client->next)
         clients++;
     return json_pack("{s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, "
                      "s:o, s:o, s:o, "
-                     "s:o, s:o}",
+                     "s:o, s:o, s:I, s:s}",
                      "name", table->name, "backend", dray__backend_name(table->settings.backend),
                      "ended", table->ended ? 1 : 0, "rows", (json_int_t)table->rows,
                      "capacity_rows", (json_int_t)table->settings.capacity_rows, "bytes",
@@ -161,5 +163,6 @@ json_t *dray__table_json(const dray__table *table, const dray__waiting *waiting)
                      "epoch", (json_int_t)table->epoch, "admission", admission(table), "waiters",
                      waiter_counts(table, waiting), "partitions", partitions, "totals",
                      totals(table), "columns_in", columns_in(table), "tasks_out", tasks_out(table),
-                     "waited", waits(table, waiting->waited));
+                     "waited", waits(table, waiting->waited), "free_chunk_bytes",
+                     (json_int_t)table->parked_bytes, "held_by", holder);
 }

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/json.h"
 
 #include <stdlib.h>
 
@@ -103,7 +104,7 @@ static int do_commit(step *s, dray_error *error)
     if (!rc)
         rc = dray__claim_commit(s->table, s->client, ticket, generation, &outputs, error);
     if (!rc)
-        dray__answer_storage(s->out, s->table, s->client, s->drops_seen);
+        dray__answer_dropped(s->out, s->table, s->drops_seen);
     return rc;
 }
 
@@ -119,9 +120,7 @@ static int read_failed(step *s, failed *out, dray_error *error)
     out->items = dray__get_array(s->r, &s->arena, 4, sizeof *out->items, &out->count);
     for (uint32_t i = 0; i < out->count; i++)
         out->items[i] = dray__get_u32(s->r);
-    char *text = dray__get_string(s->r, 4096);
-    out->reason = text ? dray__arena_text(&s->arena, text) : NULL;
-    free(text);
+    out->reason = dray__get_lines(s->r, &s->arena);
     return s->r->failed || out->reason ? DRAY_OK : dray__nomem(error);
 }
 
@@ -185,15 +184,21 @@ static int do_hold(step *s, dray_error *error)
 static int do_chunk(step *s, dray_error *error)
 {
     int rc = DRAY_OK;
-    uint32_t home = dray__get_u32(s->r), count = dray__get_count(s->r, 24);
+    uint64_t given = 0, size = 0;
+    uint32_t home = dray__get_u32(s->r), count = dray__get_count(s->r, 32);
     if (count && !dray__homes_alive(&s->queue->controller->homes, home))
         rc = dray__fail(error, DRAY_EGONE, "the keeper of samples number %u is gone", home);
+    if (!rc && count > 1 && !s->queue->cleaner)
+        rc = dray__fail(error, DRAY_EINVALID, "one chunk at once expected, found %u", count);
     for (uint32_t i = 0; i < count; i++) {
-        uint64_t id = dray__get_u64(s->r), key = dray__get_u64(s->r), size = dray__get_u64(s->r);
+        dray__chunk_wish wish = {.id = dray__get_u64(s->r), .home = home};
+        wish.key = dray__get_u64(s->r);
+        wish.size = dray__get_u64(s->r);
+        wish.least = dray__get_u64(s->r);
         if (!rc && s->queue->cleaner)
-            dray__object_abandoned(s->queue, s->client, id, size);
+            dray__object_abandoned(s->queue, s->client, wish.id, wish.size);
         else if (!rc)
-            rc = dray__chunk_add(s->table, s->client, home, id, key, size, error);
+            rc = dray__chunk_ask(s->table, s->client, &wish, &given, &size, error);
     }
     /* What the client gives up it has given up, also when there is no place for a new one. */
     count = dray__get_count(s->r, 8);
@@ -204,25 +209,24 @@ static int do_chunk(step *s, dray_error *error)
     }
     if (!rc)
         rc = dray__finish_reading(s->request, error);
-    if (!rc)
-        dray__answer_storage(s->out, s->table, s->client, s->drops_seen);
-    return rc;
+    if (rc)
+        return rc;
+    dray__answer_dropped(s->out, s->table, s->drops_seen);
+    dray__put_u64(s->out, given);
+    dray__put_u64(s->out, size);
+    return DRAY_OK;
 }
 
 static int do_checkpoint(step *s, dray_error *error)
 {
-    const char *path = dray__get_path(s->r, &s->arena);
+    const char *name = dray__get_line(s->r, &s->arena);
     int rc = dray__finish_reading(s->request, error);
     if (!rc && !s->table->ledger)
         rc = dray__fail(error, DRAY_EUNSUPPORTED,
                         "queue %s: its durability is none, there is nothing to save",
                         s->table->name);
-    if (!rc && path[0] != '/')
-        rc = dray__fail(error, DRAY_EINVALID, "checkpoint of queue %s: '%s' is no absolute path",
-                        s->table->name, path);
-    if (!rc)
-        rc = dray__ledger_copy(s->table->ledger, path, error);
-    return rc;
+    return rc ? rc
+              : dray__durable_save(s->queue->controller, s->table->ledger, name, s->request, error);
 }
 
 static int do_status(step *s, dray_error *error)
@@ -232,7 +236,7 @@ static int do_status(step *s, dray_error *error)
         return rc;
     dray__waiting waiting = dray__count_waiting(s->queue);
     json_t *json = dray__table_json(s->table, &waiting);
-    char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
+    char *text = json ? dray__json_text(json, JSON_COMPACT) : NULL;
     json_decref(json);
     if (!text)
         return dray__nomem(error);

@@ -1,7 +1,7 @@
 /* A producer's chunks: where its outputs are written before a commit refers to them. A chunk is
- * filled from its beginning (current), then set aside until nothing uncommitted is left in it,
- * closed (told to the controller with the next message), and comes back when all rows in it are
- * freed and nobody has it pinned. */
+ * filled from its beginning (current), then set aside until nothing uncommitted is left in it, and
+ * closed (told to the controller with the next message). When all rows in it are freed and nobody
+ * has it pinned, the controller may give it back when we ask for memory. */
 #ifndef DRAY_QUEUE_STORAGE_H
 #define DRAY_QUEUE_STORAGE_H
 
@@ -15,7 +15,6 @@ typedef enum dray__written_state {
     DRAY__WRITTEN_CURRENT,
     DRAY__WRITTEN_FULL, /* not current any more, with values that are not committed yet */
     DRAY__WRITTEN_CLOSED,
-    DRAY__WRITTEN_FREE,
     DRAY__WRITTEN_LOST /* its controller is gone, but values in it are not given up yet */
 } dray__written_state;
 
@@ -26,15 +25,17 @@ typedef struct dray__written {
     dray__written_state state;
     bool kept;     /* something in it was committed, or may have been */
     uint64_t told; /* CLOSED: by which message (storage.messages) it was told; 0: by none */
-    uint64_t freed_at;
     struct dray__written *next;
 } dray__written;
 
 typedef struct dray__storage {
     pid_t pid;
     dray__written *chunks, *current;
-    uint64_t count, bytes, clock; /* clock: chunks taken so far */
-    uint64_t messages;            /* that said which chunks are closed */
+    uint64_t count, bytes;
+    uint64_t capacity; /* of the queue */
+    uint64_t messages; /* that said which chunks are closed */
+    const uint64_t *rooms;
+    uint32_t room_count; /* bytes of the columns that are written next; 0: not known */
 } dray__storage;
 
 typedef struct dray__span { /* room for values, of a chunk */
@@ -46,16 +47,26 @@ typedef struct dray__span { /* room for values, of a chunk */
 
 /* Takes `bytes` of the current chunk. false: another chunk is needed. */
 bool dray__storage_take(dray__storage *storage, uint64_t bytes, dray__span *out);
-/* Makes a free chunk of at least `bytes` current. false: there is none that suits. */
-bool dray__storage_reuse(dray__storage *storage, uint64_t bytes);
-/* Makes a new chunk of at least `bytes`, not yet one of the storage's. *fd is for the keeper. */
-int dray__storage_make(const dray__storage *storage, uint64_t bytes, dray__written **out, int *fd,
+/* Makes the closed chunk that was given back current. false: there is none such. */
+bool dray__storage_reuse(dray__storage *storage, uint64_t id);
+/* Nothing more is put into the current chunk. */
+void dray__storage_set_aside(dray__storage *storage);
+/* How large a new chunk for `bytes` and what comes next should be, and must be at least. */
+void dray__storage_size(const dray__storage *storage, uint64_t bytes, uint64_t *least,
+                        uint64_t *size);
+/* How many bytes of new chunks such columns need, at least; 0: they fit into the current one, which
+ * may be set aside otherwise. */
+int dray__storage_ahead(dray__storage *storage, const uint64_t *rooms, uint32_t count,
+                        uint64_t *bytes, dray_error *error);
+/* An id and a key for a new chunk. */
+int dray__storage_name(uint64_t *id, uint64_t *key, dray_error *error);
+/* Makes a new chunk, not yet one of the storage's. *fd is for the keeper. */
+int dray__storage_make(uint64_t id, uint64_t key, uint64_t size, dray__written **out, int *fd,
                        dray_error *error);
 void dray__storage_add(dray__storage *storage, dray__written *chunk); /* and makes it current */
 void dray__storage_unmake(dray__written *chunk);
 /* A span's values were committed, or given up (then its room is taken back where it can be). */
 void dray__storage_done(dray__storage *storage, const dray__span *span, bool given_up);
-void dray__storage_recycled(dray__storage *storage, uint64_t id);
 void dray__storage_dropped(dray__storage *storage, uint64_t id);
 /* "u32 n, n * u64": chunks that were closed since the last time. */
 void dray__storage_put_closed(dray__storage *storage, dray__writer *w);
@@ -64,8 +75,8 @@ void dray__storage_put_closed(dray__storage *storage, dray__writer *w);
 void dray__storage_untell(dray__storage *storage, bool all);
 /* The controller that knew the chunks is gone. */
 void dray__storage_lose(dray__storage *storage);
-/* As put_closed: free chunks that were not used for long; they are unmapped. */
-void dray__storage_put_surplus(dray__storage *storage, dray__writer *w);
+/* Is a chunk closed that was not told yet? */
+bool dray__storage_has_news(const dray__storage *storage);
 void dray__storage_free(dray__storage *storage);
 
 #endif

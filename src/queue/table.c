@@ -18,10 +18,13 @@ int dray__grow(void *items, size_t old_capacity, size_t capacity, size_t size, d
     memcpy(&old, items, sizeof old);
     if (__builtin_mul_overflow(capacity, size, &bytes))
         return dray__nomem(error);
-    uint8_t *grown = realloc(old, bytes);
+    uint8_t *grown = old_capacity ? realloc(old, bytes) : calloc(capacity, size); /* zero lazily */
     if (!grown)
         return dray__nomem(error);
-    memset(grown + old_capacity * size, 0, (capacity - old_capacity) * size);
+    if (old_capacity)
+        memset(grown + old_capacity * size, 0, (capacity - old_capacity) * size);
+    else
+        free(old);
     memcpy(items, &grown, sizeof grown);
     // cppcheck-suppress memleak
     return DRAY_OK;
@@ -183,6 +186,10 @@ int dray__table_new(const char *name, const dray__task_names *tasks, uint32_t ta
     if (settings->on_loss < 0 || settings->on_loss > DRAY_ON_LOSS_DROP_GROUP)
         return dray__fail(error, DRAY_EINVALID, "queue %s: on_loss %d is none", name,
                           settings->on_loss);
+    if (task_count < DRAY__TASKS_MAX && settings->provisional >> task_count)
+        return dray__fail(error, DRAY_EINVALID,
+                          "queue %s: provisional ones among its %u tasks expected, found %llx",
+                          name, task_count, (unsigned long long)settings->provisional);
     dray__table *table = calloc(1, sizeof *table);
     if (!table)
         return dray__nomem(error);
@@ -312,7 +319,7 @@ int dray__table_same(const dray__table *table, const dray__task_names *tasks, ui
                               table->name, all[i].name, say(&all[i], all[i].own, numbers[0]),
                               say(&all[i], all[i].found, numbers[1]));
     }
-    if (settings->backend && settings->backend_address &&
+    if (settings->backend && settings->backend_address && settings->backend_address[0] &&
         strcmp(settings->backend_address, own->backend_address) != 0)
         return dray__fail(error, DRAY_EEXIST, "queue %s is open with the backend at %s, found %s",
                           table->name, own->backend_address, settings->backend_address);
@@ -340,6 +347,7 @@ void dray__table_free(dray__table *table)
         return;
     while (table->clients)
         dray__client_end(table, table->clients, false, "");
+    dray__quota_leave(table);
     dray__demands_clear(table, NULL);
     dray__rounds_clear(table, NULL);
     for (uint32_t i = 0; i < table->partition_count; i++) {

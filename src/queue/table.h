@@ -34,6 +34,7 @@
 
 #include "base/hash.h"
 #include "base/idmap.h"
+#include "control/limits.h"
 #include "queue/bits.h"
 #include "queue/schema.h"
 
@@ -140,6 +141,7 @@ struct dray__partition {
     uint64_t hash;
     uint32_t generation; /* 1, 2, ... in order of creation; never used again */
     uint32_t rows, row_capacity;
+    uint32_t coming; /* rows of the insert that makes it, before it is there */
     bool sealed;
     bool clearing;         /* it will be cleared when a checkpoint covers it */
     uint32_t uncovered;    /* commits of rows that no checkpoint covers yet */
@@ -167,8 +169,9 @@ struct dray__partition {
     uint32_t group_count, group_capacity;
     dray__put **puts; /* entries may be NULL */
     uint32_t put_count, put_capacity;
-    uint64_t reserved, live; /* bytes: declared by inserts; committed and not freed */
-    dray__death *deaths;     /* the first few, for people */
+    uint64_t reserved, live;     /* bytes: declared by inserts; committed and not freed */
+    uint64_t memory, tag_memory; /* bytes that its rows may take here: with those of tags */
+    dray__death *deaths;         /* the first few, for people */
     uint32_t death_count, death_capacity;
 };
 
@@ -181,7 +184,8 @@ typedef struct dray__chunk {
     uint32_t live;       /* extents that are not freed, */
     uint64_t live_bytes; /* and their bytes: at most size */
     bool closed;         /* its owner will put nothing more in before it got it back */
-    bool parked;         /* in the owner's list of chunks to hand back */
+    bool parked;         /* free: in the owner's list, which gets it when it asks for memory */
+    uint64_t parked_at;  /* table->asked */
     bool named;          /* while dray__claim_mark_lost looks for it */
     bool retired;        /* must never be rewritten */
     bool lost;           /* its keeper is gone, and its bytes */
@@ -202,6 +206,7 @@ typedef struct dray__put_tag {
 
 struct dray__put {
     uint64_t seq;
+    uint32_t index;             /* in partition->puts */
     uint64_t record;            /* of the journal, with its bytes; 0: none */
     uint64_t restored;          /* table->restores when they were read from there again */
     bool restoring;             /* they are being read, or will be */
@@ -234,7 +239,9 @@ struct dray__client {
     } told;
     char *name;
     void *owner;                            /* the controller's */
-    dray__chunk *recycled, **recycled_tail; /* free: to be handed back with the next reply */
+    dray__chunk *recycled, **recycled_tail; /* free, longest first */
+    uint64_t promised;                      /* bytes of chunks that it asked for and may take */
+    bool asked_room;                        /* for an insert that comes next */
     dray__client *next;
 };
 
@@ -295,6 +302,13 @@ typedef struct dray__settings { /* as opened; 0: the default, or when comparing,
     const char *backend_address; /* the table's own copy */
 } dray__settings;
 
+typedef struct dray__quota { /* of those who show one token */
+    char who[32];
+    dray__limits limits;
+    dray__table *tables;
+    struct dray__quota *next;
+} dray__quota;
+
 #define DRAY__GRAVES 4096u
 #define DRAY__DROPS 1024u
 
@@ -340,7 +354,12 @@ struct dray__table {
     uint32_t priority_key;
     uint32_t version_key;           /* of the tag that says which weights made a row */
     uint64_t rows, charged, hidden; /* hidden: cleared but pinned */
-    uint64_t chunk_bytes;
+    uint64_t chunk_bytes, parked_bytes, promised; /* of all chunks; of those that are parked; of
+                                                     those that will be added */
+    uint64_t asked;                               /* how often somebody wanted a chunk */
+    uint64_t memory;                              /* of all partitions, bytes */
+    dray__quota *quota;                           /* NULL: nothing limits it but its capacity */
+    dray__table *quota_next;
     uint64_t restores; /* how often bytes were read from the journal again */
     uint64_t space;    /* of its objects, where a store holds the bytes; 0: not known yet */
     uint64_t inserted, refilled, lost[DRAY__CAUSES]; /* rows so far */
@@ -392,8 +411,43 @@ int dray__chunk_close(dray__table *table, dray__client *client, uint64_t id, dra
 void dray__chunks_lose(dray__table *table, uint32_t home);
 /* The owner does not want it back (it must be free). */
 int dray__chunk_discard(dray__table *table, dray__client *client, uint64_t id, dray_error *error);
-/* Takes one chunk that is free for its owner to write again; false: none. */
-bool dray__chunk_recycled(dray__client *client, uint64_t *id);
+
+/* ---- how much memory (held.c) ---- */
+
+typedef struct dray__chunk_wish { /* `least` bytes are enough */
+    uint64_t id, key, size, least;
+    uint32_t home;
+} dray__chunk_wish;
+
+/* Memory for the client: one of its chunks that are free (*given; *size 0), or the new one, whose
+ * size is then *size (*given 0). */
+int dray__chunk_ask(dray__table *table, dray__client *client, const dray__chunk_wish *wish,
+                    uint64_t *given, uint64_t *size, dray_error *error);
+/* No more is taken of what was promised. */
+void dray__promise_end(dray__table *table, dray__client *client);
+/* Who holds most of the memory, in words; "": nobody holds any. */
+void dray__describe_holder(dray__table *table, char *out, size_t size);
+/* The chunk is free. */
+void dray__chunk_park(dray__table *table, dray__chunk *chunk);
+/* Takes the chunk that is free longest; NULL: none is. */
+dray__chunk *dray__chunk_unpark(dray__table *table, dray__client *client);
+void dray__chunk_forget(dray__table *table, dray__chunk *chunk);
+
+/* ---- limits (quota.c) ---- */
+
+typedef struct dray__quota_use {
+    uint64_t queues, rows, bytes, table_bytes;
+} dray__quota_use;
+
+dray__quota_use dray__quota_used(const dray__quota *quota);
+void dray__quota_join(dray__quota *quota, dray__table *table);
+void dray__quota_leave(dray__table *table);
+/* Whoever waits in one of its queues may go on. */
+void dray__quota_freed(dray__table *table);
+/* DRAY_EAGAIN: not now; DRAY_EFULL: never. */
+int dray__quota_rows(const dray__table *table, uint64_t rows, uint64_t memory, dray_error *error);
+int dray__quota_bytes(const dray__table *table, uint64_t bytes, dray_error *error); /* DRAY_EFULL */
+uint64_t dray__rows_memory(const dray__table *table, uint32_t rows, uint32_t group);
 
 /* ---- producers ---- */
 
@@ -425,6 +479,35 @@ typedef struct dray__new_rows {
 /* DRAY_EAGAIN: there is no room now (the message says how much is missing); DRAY_EFULL: never. */
 int dray__table_insert(dray__table *table, dray__client *client, const dray__new_rows *rows,
                        uint32_t *first_slot, uint32_t *generation, dray_error *error);
+/* An insert in steps. What it makes is of no partition that there is yet (fresh), or takes one step
+ * alone: nobody sees anything of it before its end. */
+typedef struct dray__insertion {
+    dray__partition *partition;
+    dray__put *put;
+    uint64_t reserve;
+    uint32_t first, rows, group, divisor;
+    uint32_t placed, word; /* how far it is: rows; then words of them */
+    bool fresh, begun;
+} dray__insertion;
+
+enum { DRAY__STEP_ROWS = 8192 }; /* of an insert that is not done at once */
+
+int dray__insert_begin(dray__table *table, const dray__client *client, const dray__new_rows *rows,
+                       dray__insertion *in, dray_error *error);
+/* At most so many rows. true: there are no more. */
+bool dray__insert_step(dray__table *table, dray__insertion *in, uint32_t most);
+/* After the last step; instead of it: abort. */
+int dray__insert_end(dray__table *table, dray__client *client, const dray__new_rows *rows,
+                     dray__insertion *in, uint32_t *first_slot, uint32_t *generation,
+                     dray_error *error);
+void dray__insert_abort(dray__table *table, dray__insertion *in);
+uint64_t dray__tags_memory(const dray__new_tag *tags, uint32_t count, uint32_t items);
+/* May these rows, with so many bytes of values, be inserted? The same errors. */
+int dray__insert_check(const dray__table *table, const dray__client *client,
+                       const dray__new_rows *rows, uint64_t bytes, dray_error *error);
+/* The same before anything is written: chunks of `bytes` are promised to the client. */
+int dray__table_room(dray__table *table, dray__client *client, const dray__new_rows *rows,
+                     uint64_t values, uint64_t bytes, dray_error *error);
 int dray__table_seal(dray__table *table, const char *partition, uint32_t rows, dray_error *error);
 int dray__table_clear(dray__table *table, const char *partition, dray_error *error);
 void dray__table_end(dray__table *table);
@@ -486,9 +569,12 @@ int dray__version_check(const char *key, double value, dray_error *error);
 /* Room for the versions of the partition's rows. */
 int dray__versions_prepare(dray__partition *p, dray_error *error);
 void dray__versions_note(const dray__table *table, dray__partition *p, const dray__put *put,
-                         const uint32_t *slots, uint32_t first, uint32_t count, uint32_t divisor);
+                         const uint32_t *slots, uint32_t first, uint32_t from, uint32_t to,
+                         uint32_t divisor);
 /* Loses the rows that are ready for the claim but too old for it. */
 void dray__drop_stale(dray__table *table, dray__partition *p, const dray__want *want);
+/* DRAY_EINVALID: no such task, or numbers that no queue gets to. */
+int dray__admission_check(const dray__table *table, const dray__admission *a, dray_error *error);
 /* DRAY_EINVALID: the version goes back without `resume`. resume: accepted = version * batch. */
 int dray__table_admit(dray__table *table, const dray__admission *admission, bool resume,
                       dray_error *error);
@@ -529,7 +615,8 @@ typedef struct dray__outputs {
 } dray__outputs;
 int dray__claim_commit(dray__table *table, dray__client *client, uint32_t ticket,
                        uint32_t generation, const dray__outputs *outputs, dray_error *error);
-/* The claim of a commit that a journal holds: ticket 1, of these rows (NONE: not its). */
+/* The claim of a commit that a journal holds: ticket 1, of these rows (NONE: not its).
+ * DRAY_EFORMAT: one of them could not have been claimed. */
 int dray__claim_again(dray__table *table, dray__client *client, uint32_t task, dray__partition *p,
                       const uint32_t *slots, uint32_t count, dray__claim **out, dray_error *error);
 /* items: places in the claim; count 0: all that are left. Items given back before are skipped. */
@@ -597,6 +684,13 @@ int dray__put_move(dray__table *table, dray__put *put, uint32_t column, const dr
 void dray__put_apply(dray__table *table, dray__partition *p, int writer, dray__put *put,
                      const uint32_t *slots, uint32_t first, uint32_t count, uint32_t divisor,
                      const bool *stays);
+/* The same in parts: rows [from, to), of which it returns how many are complete; `rows` is how many
+ * are in all. */
+void dray__put_begin(dray__table *table, dray__partition *p, dray__put *put);
+uint32_t dray__put_rows(dray__table *table, dray__partition *p, int writer, dray__put *put,
+                        const uint32_t *slots, uint32_t first, uint32_t from, uint32_t to,
+                        uint32_t divisor, const bool *stays);
+void dray__put_finish(dray__table *table, dray__partition *p, dray__put *put, uint32_t rows);
 /* Room for `rows` further commits of the task to rows that have some already; open: there will be
  * such rows. */
 int dray__segments_prepare(dray__partition *p, uint32_t task, uint32_t rows, bool open,
@@ -674,21 +768,10 @@ void dray__rounds_clear(dray__table *table, const dray__partition *p); /* NULL: 
  * others the peers that have not asked yet get nothing: they would read another sample. */
 void dray__rounds_lose(dray__table *table, const dray__partition *p, uint32_t task, uint32_t slot);
 
-/* ---- balance.c: arithmetic on costs ---- */
-
-#define DRAY__BALANCE_MAX (UINT64_C(1) << 24) /* items * bins */
-/* Divides items among `bins` so that the sums of their costs differ little (Karmarkar and Karp's
- * largest differencing method), and none is empty while there are items enough. bin[i]: of item i.
- */
-int dray__balance(const uint64_t *costs, uint32_t count, uint32_t bins, uint32_t *bin,
-                  dray_error *error);
-/* How many bins of at most `cap` (0: no limit) and `rows` items (0: no limit) first-fit decreasing
- * takes; bin[i]: of item i. No item costs more than cap. */
-int dray__pack(const uint64_t *costs, uint32_t count, uint64_t cap, uint32_t rows, uint32_t *bin,
-               uint32_t *bins, dray_error *error);
-
 /* What there is for the task, for messages: "16 rows (sealed), 3 ready, ...". */
 void dray__describe(const dray__table *table, const dray__want *want, char *out, size_t size);
+/* ", 2 wait for another sample (refill): slots 3, 7", or nothing; its length, as snprintf. */
+int dray__describe_vacant(const dray__partition *p, char *out, size_t size);
 
 /* DRAY_OK: the name was never cleared; DRAY_EEND: it was finished for the task; DRAY_EGONE. */
 int dray__table_cleared(const dray__table *table, const char *partition, uint32_t task,

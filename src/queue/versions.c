@@ -11,6 +11,7 @@
 #include <string.h>
 
 #define VERSION_MAX 9007199254740992.0 /* 2^53: doubles are whole up to there */
+#define ACCEPTED_MAX (UINT64_C(1) << 62)
 
 int dray__version_check(const char *key, double value, dray_error *error)
 {
@@ -45,16 +46,17 @@ static void note(const dray__table *table, dray__partition *p, uint32_t slot, ui
 }
 
 void dray__versions_note(const dray__table *table, dray__partition *p, const dray__put *put,
-                         const uint32_t *slots, uint32_t first, uint32_t count, uint32_t divisor)
+                         const uint32_t *slots, uint32_t first, uint32_t from, uint32_t to,
+                         uint32_t divisor)
 {
     bool any = false;
     for (uint32_t i = 0; i < put->tag_count && !any; i++)
         any = put->tags[i].key == table->version_key;
-    for (uint32_t i = 0; any && i < count; i++) {
+    for (uint32_t i = from; any && i < to; i++) {
         uint32_t slot = slots ? slots[i] : first + i, item = i / divisor;
-        uint32_t from = put->tag_start ? put->tag_start[item] : 0;
-        uint32_t to = put->tag_start ? put->tag_start[item + 1] : put->tag_count;
-        for (uint32_t k = from; slot != DRAY__NONE && k < to; k++)
+        uint32_t tag = put->tag_start ? put->tag_start[item] : 0;
+        uint32_t end = put->tag_start ? put->tag_start[item + 1] : put->tag_count;
+        for (uint32_t k = tag; slot != DRAY__NONE && k < end; k++)
             if (put->tags[k].key == table->version_key)
                 note(table, p, slot, (uint64_t)put->tags[k].value);
     }
@@ -147,26 +149,39 @@ static void wake(dray__table *table)
         table->dirty |= UINT64_C(1) << table->admission.task;
 }
 
+int dray__admission_check(const dray__table *table, const dray__admission *a, dray_error *error)
+{
+    if (a->task != DRAY__NONE && a->task >= table->task_count)
+        return dray__fail(error, DRAY_EINVALID, "admission: one of %u tasks expected, found %u",
+                          table->task_count, a->task);
+    if (a->version > (uint64_t)VERSION_MAX || a->accepted > ACCEPTED_MAX)
+        return dray__fail(error, DRAY_EINVALID,
+                          "admission: at most version %.0f and %llu rows expected, found %llu and "
+                          "%llu",
+                          VERSION_MAX, (unsigned long long)ACCEPTED_MAX,
+                          (unsigned long long)a->version, (unsigned long long)a->accepted);
+    return DRAY_OK;
+}
+
 int dray__table_admit(dray__table *table, const dray__admission *admission, bool resume,
                       dray_error *error)
 {
     dray__admission *own = &table->admission;
-    if (!admission->batch ||
-        (admission->task != DRAY__NONE && admission->task >= table->task_count))
+    dray__admission next = *admission;
+    if (!admission->batch)
         return dray__fail(error, DRAY_EINVALID, "admission: a task and its rows a batch expected");
-    if ((double)admission->version > VERSION_MAX)
-        return dray__fail(error, DRAY_EINVALID, "admission: version %llu is impossible",
-                          (unsigned long long)admission->version);
     if (!resume && own->batch && admission->version < own->version)
         return dray__fail(error, DRAY_EINVALID, "admission: version %llu is behind %llu",
                           (unsigned long long)admission->version, (unsigned long long)own->version);
-    uint64_t accepted = own->accepted;
+    next.accepted = own->accepted;
     if ((!own->batch || resume) &&
-        __builtin_mul_overflow(admission->version, (uint64_t)admission->batch, &accepted))
+        __builtin_mul_overflow(admission->version, (uint64_t)admission->batch, &next.accepted))
         return dray__fail(error, DRAY_EINVALID, "admission: version %llu of %u rows overflows",
                           (unsigned long long)admission->version, admission->batch);
-    *own = *admission;
-    own->accepted = accepted;
+    int rc = dray__admission_check(table, &next, error);
+    if (rc)
+        return rc;
+    *own = next;
     dray__ledger_admit(table->ledger);
     wake(table);
     return DRAY_OK;

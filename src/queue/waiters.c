@@ -21,6 +21,19 @@ static void line_add(dray__line *at, dray__waiter *w)
     at->last = &w->next;
 }
 
+/* All others wait behind it. */
+static void line_add_first(dray__line *at, dray__waiter *w)
+{
+    w->line = at;
+    w->next = at->first;
+    w->link = &at->first;
+    if (at->first)
+        at->first->link = &w->next;
+    else
+        at->last = &w->next;
+    at->first = w;
+}
+
 static void line_remove(dray__waiter *w)
 {
     if (!w->line)
@@ -37,6 +50,9 @@ static void line_remove(dray__waiter *w)
 
 void dray__waiter_free(dray__waiter *w)
 {
+    if (w->insertion)
+        dray__insert_abort(w->queue->table, w->insertion);
+    free(w->insertion);
     line_remove(w);
     dray__arena_free(&w->arena);
     dray__writer_free(&w->answer);
@@ -46,9 +62,9 @@ void dray__waiter_free(dray__waiter *w)
 bool dray__needs_journal(uint16_t type)
 {
     return type != DRAY__MSG_QUEUE_CLAIM && type != DRAY__MSG_QUEUE_REFILL &&
-           type != DRAY__MSG_QUEUE_CHUNK && type != DRAY__MSG_QUEUE_STATUS &&
-           type != DRAY__MSG_QUEUE_HOLD && type != DRAY__MSG_QUEUE_RELEASE &&
-           type != DRAY__MSG_QUEUE_CLOSE;
+           type != DRAY__MSG_QUEUE_CHUNK && type != DRAY__MSG_QUEUE_ROOM &&
+           type != DRAY__MSG_QUEUE_STATUS && type != DRAY__MSG_QUEUE_HOLD &&
+           type != DRAY__MSG_QUEUE_RELEASE && type != DRAY__MSG_QUEUE_CLOSE;
 }
 
 uint64_t dray__own_record(const dray__ledger *ledger, uint64_t before)
@@ -127,7 +143,7 @@ void dray__waiter_fail(dray__waiter *w, const dray_error *error)
     if (w->committed) { /* that much has happened */
         dray__writer *out = &w->queue->controller->out;
         dray__writer_reset(out);
-        dray__answer_storage(out, w->queue->table, w->client, w->drops_seen);
+        dray__answer_dropped(out, w->queue->table, w->drops_seen);
         dray__put_u32(out, (uint32_t)error->code);
         dray__put_string(out, error->message);
         waiter_answer(w, out);
@@ -171,16 +187,67 @@ int dray__waiter_new(dray__controller *self, dray__request *request, dray__waite
     return DRAY_OK;
 }
 
+/* Many rows of a new partition are made in steps, between which others are answered. */
+static bool is_long(const dray__waiter *w)
+{
+    const dray__table *table = w->queue->table;
+    return w->rows.rows > DRAY__STEP_ROWS && !w->rows.refill &&
+           !dray__ledger_told(table->ledger, w->client->identity, w->rows.ticket) &&
+           !dray__table_partition(table, w->rows.partition);
+}
+
+static int insert_rows(dray__waiter *w, uint32_t *first, uint32_t *generation, dray_error *error)
+{
+    dray__table *table = w->queue->table;
+    dray__insertion in;
+    if (w->placed) {
+        in = *w->insertion;
+        free(w->insertion);
+        w->insertion = NULL;
+        return dray__insert_end(table, w->client, &w->rows, &in, first, generation, error);
+    }
+    if (w->insertion)
+        return DRAY_EAGAIN;
+    if (!is_long(w))
+        return dray__table_insert(table, w->client, &w->rows, first, generation, error);
+    int rc = dray__insert_begin(table, w->client, &w->rows, &in, error);
+    if (rc)
+        return rc;
+    w->insertion = malloc(sizeof *w->insertion);
+    if (!w->insertion) {
+        dray__insert_abort(table, &in);
+        return dray__nomem(error);
+    }
+    *w->insertion = in;
+    dray__work_soon(w->queue->controller);
+    return DRAY_EAGAIN;
+}
+
+bool dray__work_on(dray__served *q)
+{
+    dray__waiter *w = q->inserts.first;
+    if (!w || !w->insertion)
+        return false;
+    w->placed = dray__insert_step(q->table, w->insertion, DRAY__STEP_ROWS);
+    if (w->placed)
+        dray__waiter_settle(w, dray__try_insert);
+    return true;
+}
+
 int dray__try_insert(dray__waiter *w, dray__writer *out, dray_error *error)
 {
     uint32_t first, generation;
     dray__table *table = w->queue->table;
+    if (w->bytes) {
+        dray__answer_dropped(out, table, w->drops_seen);
+        return dray__table_room(table, w->client, &w->rows, w->values, w->bytes, error);
+    }
     uint64_t before = dray__ledger_added(table->ledger);
-    int rc = dray__table_insert(table, w->client, &w->rows, &first, &generation, error);
+    int rc = insert_rows(w, &first, &generation, error);
     if (rc)
         return rc;
     w->record = dray__own_record(table->ledger, before);
-    dray__answer_storage(out, table, w->client, w->drops_seen);
+    dray__answer_dropped(out, table, w->drops_seen);
     dray__put_u32(out, first);
     dray__put_u32(out, generation);
     return DRAY_OK;
@@ -202,7 +269,7 @@ int dray__try_claim(dray__waiter *w, dray__writer *out, dray_error *error)
                 dray__arm_timer(w->queue->controller);
             }
             if (w->committed) {
-                dray__answer_storage(out, table, w->client, w->drops_seen);
+                dray__answer_dropped(out, table, w->drops_seen);
                 dray__put_u32(out, DRAY_OK);
             }
             dray__answer_dropped(out, table, w->drops_seen);
@@ -266,9 +333,14 @@ void dray__waiter_timed_out(dray__waiter *w, dray_error *error)
                    w->wants[0].want.count, w->queue->table->tasks[w->wants[0].want.task].name,
                    text);
     } else if (w->queue) {
-        int code = w->rows.partition && w->timeout_ns <= 0 ? DRAY_EFULL : DRAY_ETIMEDOUT;
-        dray__fail(error, code, "%s",
-                   w->why.code ? w->why.message : "other inserts wait for capacity");
+        bool insert = w->rows.partition != NULL;
+        int code = insert && w->timeout_ns <= 0 ? DRAY_EFULL : DRAY_ETIMEDOUT;
+        char holder[300] = "";
+        if (insert)
+            dray__describe_holder(w->queue->table, holder, sizeof holder);
+        dray__fail(error, code, "%s%s%s",
+                   w->why.code ? w->why.message : "other inserts wait for capacity",
+                   holder[0] ? "; " : "", holder);
     } else {
         dray__fail(error, DRAY_ETIMEDOUT, "%s: there is no queue %s", name, w->name);
     }
@@ -277,6 +349,11 @@ void dray__waiter_timed_out(dray__waiter *w, dray_error *error)
 int dray__waiter_keep(dray__waiter *w, dray__line *at)
 {
     dray_error error;
+    if (w->insertion) { /* it waits for nobody */
+        dray__request_set_data(w->request, w);
+        line_add_first(at, w);
+        return DRAY_OK;
+    }
     if (w->timeout_ns > 0 &&
         dray__request_expire_at(w->request, dray__deadline(w->timeout_ns)) == DRAY_OK) {
         dray__request_set_data(w->request, w);
@@ -409,7 +486,8 @@ void dray__cancel_waiting(dray__served *q, const dray__client *client, uint32_t 
         dray__waiter *next;
         for (dray__waiter *w = lines[i]->first; w; w = next) {
             next = w->next;
-            if (w->client == client && (ticket == DRAY__NONE || (w->wants && w->ticket == ticket)))
+            uint32_t own = w->wants ? w->ticket : w->rows.partition ? w->rows.ticket : 0;
+            if (w->client == client && (ticket == DRAY__NONE || (own && own == ticket)))
                 dray__waiter_fail(w, &error);
         }
     }

@@ -19,10 +19,13 @@ struct dray__waiter {
     dray__client *client;
     uint64_t drops_seen;
     int64_t timeout_ns, since_ns;
-    dray__new_rows rows; /* INSERT */
-    const char *name;    /* OPEN: the queue; WAIT: the partition */
-    uint64_t identity;   /* OPEN */
-    uint32_t task;       /* WAIT */
+    dray__new_rows rows;        /* INSERT, ROOM */
+    uint64_t values, bytes;     /* ROOM: of the rows' values; of chunks for them, 0: not asked */
+    dray__insertion *insertion; /* INSERT: it is worked off in steps; NULL: not yet */
+    bool placed;                /* all is done but its end */
+    const char *name;           /* OPEN: the queue; WAIT: the partition */
+    uint64_t identity;          /* OPEN */
+    uint32_t task;              /* WAIT */
     uint32_t ticket, columns_known, keys_known, want_count; /* CLAIM, NEXT */
     bool committed;                                         /* NEXT: the commit that came with it */
     dray__choice *wants;
@@ -47,6 +50,8 @@ int dray__try_claim(dray__waiter *w, dray__writer *out, dray_error *error);
 int dray__try_wait(dray__waiter *w, dray__writer *out, dray_error *error);
 int dray__try_refill(dray__waiter *w, dray__writer *out, dray_error *error);
 
+/* A step of the insert that is worked off. false: there is none. */
+bool dray__work_on(dray__served *q);
 /* Answers the waiter if it can be now. false: it must wait on. */
 bool dray__waiter_settle(dray__waiter *w, dray__try_fn attempt);
 /* Keeps it in the line up to its timeout; answers it now where it has none. */

@@ -110,7 +110,7 @@ static int make_folder(const char *path, dray_error *error)
 
 static int write_text(const char *path, const char *text, dray_error *error)
 {
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (fd < 0)
         return dray__fail_errno(error, errno, "%s", path);
     size_t size = strlen(text), done = 0;

@@ -7,6 +7,8 @@
 #include "queue/controller.h"
 #include "queue/join.h"
 #include "run/metrics.h"
+#include "run/process.h"
+#include "run/sandbox.h"
 
 #include <errno.h>
 #include <event2/event.h>
@@ -162,12 +164,15 @@ static int join_keeper(keeper_thread *k, const dray__serve_options *options, con
 
 int dray__keep(const dray__keep_options *options, dray_error *error)
 {
+    dray__process_begin();
     struct event_base *base = event_base_new();
     struct event *events[2] = {0};
     dray__keeper *keeper = NULL;
     dray__join *join = NULL;
     dray__join_options o = {.path = options->path, .listen = options->listen};
     int status = base ? DRAY_OK : dray__fail(error, DRAY_ESYS, "keeper: no event loop");
+    if (!status && options->sandbox)
+        status = dray__sandbox(NULL, &options->path, 1, error);
     if (!status)
         status = dray__keeper_new(base, options->path, options->max_bytes, &keeper, error);
     if (!status)
@@ -201,7 +206,8 @@ static int add_services(dray__coordinator *coordinator, struct event_base *base,
     if (!status)
         status = dray__registry_add(coordinator, error);
     if (!status)
-        status = dray__queue_add(coordinator, base, options->keeper_path, options->journal, error);
+        status = dray__queue_add(coordinator, base, options->keeper_path, options->journal,
+                                 options->stores, error);
     return status;
 }
 
@@ -230,8 +236,20 @@ static int loop(struct event_base *base, const dray__serve_options *options,
     return status;
 }
 
+/* Its sockets, its token's file and the state beside them are there already. */
+static int enter_sandbox(const dray__serve_options *options, const char *tcp, dray_error *error)
+{
+    char token[4200] = "";
+    dray__address bound;
+    const char *paths[] = {options->unix_path, options->token_path, options->keeper_path, NULL};
+    if (tcp && !options->token_path && dray__address_parse(tcp, &bound, NULL) == DRAY_OK)
+        paths[3] = dray__token_path(&bound, token, sizeof token) ? token : NULL;
+    return dray__sandbox(options->journal, paths, sizeof paths / sizeof *paths, error);
+}
+
 int dray__serve(const dray__serve_options *options, dray_error *error)
 {
+    dray__process_begin();
     struct event_base *base = event_base_new();
     if (!base)
         return dray__fail(error, DRAY_ESYS, "coordinator: no event loop");
@@ -239,6 +257,7 @@ int dray__serve(const dray__serve_options *options, dray_error *error)
                                            .tcp_address = options->tcp_address,
                                            .token_path = options->token_path,
                                            .keeper_path = options->keeper_path};
+    listening.limits = options->limits ? options->limits : getenv("DRAY_LIMITS");
     /* Beside what names the session: its socket, or its master token. */
     char state[4200];
     const char *beside = options->unix_path ? options->unix_path : options->token_path;
@@ -250,6 +269,8 @@ int dray__serve(const dray__serve_options *options, dray_error *error)
     keeper_thread keeper = {.wake = -1};
     /* The coordinator's address first: where another one serves, its keeper is left alone. */
     int status = dray__coordinator_new(base, &listening, &coordinator, error);
+    if (!status && options->sandbox) /* before there are threads */
+        status = enter_sandbox(options, dray__coordinator_tcp(coordinator), error);
     if (!status && options->start_keeper && options->keeper_path)
         status = start_keeper(&keeper, options->keeper_path, error);
     if (!status) /* what a journal holds goes to the keeper */

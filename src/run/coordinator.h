@@ -7,14 +7,17 @@
 #include <stdbool.h>
 
 typedef struct dray__serve_options {
-    const char *unix_path;   /* socket to listen at; NULL: none */
-    const char *tcp_address; /* "127.0.0.1:0"; NULL: none */
-    const char *token_path;  /* the master token's file, made when it is not there; NULL: one for
-                              * this time only, where clients of this host look for it */
-    const char *keeper_path; /* the queue's keeper, told to clients; NULL: there is none */
-    const char *journal;     /* folder of durable queues, made when it is not there; NULL: none */
-    const char *metrics;     /* where to answer GET /metrics (run/metrics.h); NULL: nowhere */
-    bool start_keeper;       /* run it here, in a thread; else somebody else does */
+    const char *unix_path;     /* socket to listen at; NULL: none */
+    const char *tcp_address;   /* "127.0.0.1:0"; NULL: none */
+    const char *token_path;    /* the master token's file, made when it is not there; NULL: one for
+                                * this time only, where clients of this host look for it */
+    const char *keeper_path;   /* the queue's keeper, told to clients; NULL: there is none */
+    const char *journal;       /* folder of durable queues, made when it is not there; NULL: none */
+    const char *const *stores; /* of queues' bytes (queue/controller.h); NULL: none */
+    const char *limits;        /* control/limits.h; NULL: $DRAY_LIMITS, or the defaults */
+    const char *metrics;       /* where to answer GET /metrics (run/metrics.h); NULL: nowhere */
+    bool sandbox;              /* write nowhere but in its own folders (run/sandbox.h) */
+    bool start_keeper;         /* run it here, in a thread; else somebody else does */
     /* Called once when everything listens. An address is NULL where there is none. */
     void (*ready)(void *user, const char *unix_address, const char *tcp_address,
                   const char *metrics_url);
@@ -30,6 +33,7 @@ typedef struct dray__keep_options {
     const char *listen; /* of its data server; NULL: $DRAY_DATA_ADDRESS, or where it reaches the
                            coordinator from */
     uint64_t max_bytes; /* 0: no limit but memory */
+    bool sandbox;       /* write nowhere but in its socket's folder (run/sandbox.h) */
     void (*ready)(void *user, const char *endpoint);
     void *user;
 } dray__keep_options;

@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/random.h"
+#include "run/host.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -11,6 +12,7 @@
 
 typedef struct pair {
     char *prompt, *answer;
+    uint64_t line; /* of its file, from 1 */
 } pair;
 
 typedef struct list {
@@ -112,6 +114,23 @@ static int reverse_get(const dray__data *data, dray__split split, uint64_t index
 
 /* ---- jsonl: {"prompt": "...", "answer": "..."} a line ---------------------------------------- */
 
+static int refuse_keys(json_t *object, const char *what, dray_error *error)
+{
+    char found[160] = "";
+    const char *key;
+    json_t *value;
+    json_object_foreach(object, key, value)
+    {
+        size_t used = strlen(found);
+        snprintf(found + used, sizeof(found) - used, "%s\"%.32s\"%s", used ? ", " : "", key,
+                 json_is_string(value) ? "" : " (no text)");
+    }
+    return dray__fail(error, DRAY_EFORMAT,
+                      "%s: expected {\"prompt\": \"...\", \"answer\": \"...\"}, the prompt "
+                      "not empty; found %s",
+                      what, found[0] ? found : "no keys");
+}
+
 static int add_line(list *to, const char *text, size_t size, const char *path, uint64_t number,
                     dray_error *error)
 {
@@ -124,9 +143,9 @@ static int add_line(list *to, const char *text, size_t size, const char *path, u
     const char *prompt = json_string_value(json_object_get(object, "prompt"));
     const char *answer = json_string_value(json_object_get(object, "answer"));
     if (!prompt || !answer || !prompt[0]) {
+        rc = refuse_keys(object, what, error);
         json_decref(object);
-        return dray__fail(error, DRAY_EFORMAT,
-                          "%s: expected {\"prompt\": \"...\", \"answer\": \"...\"}", what);
+        return rc;
     }
     if ((to->count & (to->count - 1)) == 0) {
         uint64_t room = to->count ? 2 * to->count : 64;
@@ -138,6 +157,7 @@ static int add_line(list *to, const char *text, size_t size, const char *path, u
         to->items = items;
     }
     pair *item = &to->items[to->count];
+    item->line = number;
     item->prompt = strdup(prompt);
     item->answer = strdup(answer);
     json_decref(object);
@@ -205,6 +225,50 @@ static int jsonl_get(const dray__data *data, dray__split split, uint64_t index, 
     free(*prompt);
     free(*answer);
     return dray__nomem(error);
+}
+
+static int check_lines(const dray__job *job, const list *lines, const char *path,
+                       uint64_t positions, dray_error *error)
+{
+    uint64_t most = (uint64_t)job->rollout.max_new_tokens;
+    bool exact = job->reward.rule == DRAY__RULE_EXACT_MATCH;
+    for (uint64_t i = 0; i < lines->count; i++) {
+        const pair *item = &lines->items[i];
+        uint64_t prompt = 1 + strlen(item->prompt), answer = strlen(item->answer) + 1;
+        if (prompt + most > positions)
+            return dray__fail(
+                error, DRAY_EFORMAT,
+                "%s:%llu: a prompt of %llu tokens (its bytes and the begin token) and "
+                "%llu new ones expected to fit model.max_positions, %llu",
+                path, (unsigned long long)item->line, (unsigned long long)prompt,
+                (unsigned long long)most, (unsigned long long)positions);
+        if (exact && answer > most)
+            return dray__fail(error, DRAY_EFORMAT,
+                              "%s:%llu: an answer of %llu tokens (its bytes and the end token) "
+                              "expected within rollout.max_new_tokens, %llu: no response could "
+                              "match it",
+                              path, (unsigned long long)item->line, (unsigned long long)answer,
+                              (unsigned long long)most);
+    }
+    return DRAY_OK;
+}
+
+int dray__data_check(const dray__job *job, dray_error *error)
+{
+    dray__data *data;
+    dray_model_config config;
+    if (job->data.source != DRAY__SOURCE_JSONL)
+        return DRAY_OK;
+    int rc = dray__job_model_config(job, &config, error);
+    if (!rc)
+        rc = dray__data_open(job, &data, error);
+    if (rc)
+        return rc;
+    const char *const paths[] = {job->data.path, job->data.eval_path};
+    for (int i = 0; i < 2 && !rc; i++)
+        rc = check_lines(job, &data->lines[i], paths[i], (uint64_t)config.max_positions, error);
+    dray__data_close(data);
+    return rc;
 }
 
 /* ---- both ------------------------------------------------------------------------------------ */

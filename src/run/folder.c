@@ -1,9 +1,11 @@
 #include "run/folder.h"
 
 #include "base/error.h"
+#include "base/io.h"
 #include "base/json.h"
 #include "base/wire.h"
 #include "run/checkpoint.h"
+#include "run/data.h"
 #include "run/host.h"
 
 #include <dray/trace.h>
@@ -119,7 +121,7 @@ static int write_config(const dray__folder *folder, const char *text, dray_error
     char path[PATH_MAX], partial[PATH_MAX];
     dray__folder_path(folder, "config.yaml", path);
     dray__folder_path(folder, ".config.partial", partial);
-    FILE *file = fopen(partial, "we");
+    FILE *file = dray__open_stream(partial, "w");
     return file ? put_file(file, fputs(text, file) >= 0, partial, path, error)
                 : dray__fail_errno(error, errno, "%s", partial);
 }
@@ -140,7 +142,7 @@ static int take_lock(dray__folder *folder, dray_error *error)
 {
     char path[PATH_MAX];
     dray__folder_path(folder, ".lock", path);
-    folder->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    folder->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (folder->lock < 0)
         return dray__fail_errno(error, errno, "%s", path);
     if (flock(folder->lock, LOCK_EX | LOCK_NB) < 0)
@@ -171,7 +173,7 @@ static int read_rows(const dray__folder *folder, json_t *rows, dray_error *error
 {
     char path[PATH_MAX];
     dray__folder_path(folder, "metrics.jsonl", path);
-    FILE *file = fopen(path, "re");
+    FILE *file = dray__open_stream(path, "r");
     if (!file)
         return errno == ENOENT ? DRAY_OK : dray__fail_errno(error, errno, "%s", path);
     char *line = NULL;
@@ -203,7 +205,7 @@ static int write_rows(const dray__folder *folder, dray_error *error)
     char path[PATH_MAX], partial[PATH_MAX];
     dray__folder_path(folder, "metrics.jsonl", path);
     dray__folder_path(folder, ".metrics.partial", partial);
-    FILE *file = fopen(partial, "we");
+    FILE *file = dray__open_stream(partial, "w");
     if (!file)
         return dray__fail_errno(error, errno, "%s", partial);
     size_t i;
@@ -287,6 +289,8 @@ static int open_new(const dray__run_options *options, dray__folder *folder, dray
     char *resolved = NULL;
     int rc = dray__job_load(options->job, options->settings, options->setting_count, job, &resolved,
                             error);
+    if (!rc)
+        rc = dray__data_check(*job, error);
     if (!rc)
         rc = options->out ? make_given(folder, options->out, error)
                           : make_default(folder, (*job)->name, error);

@@ -2,7 +2,9 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "engine/blas.h"
 #include "run/fault.h"
+#include "run/process.h"
 #include "run/samples.h"
 
 #include <errno.h>
@@ -117,6 +119,8 @@ static int claim(loop *l, uint32_t *task, dray_batch **out, dray_error *error)
         dray__task_claim(l->host, l->tasks[i], rows, &options[count]);
         of_option[count++] = i;
     }
+    if (!count) /* the driver alone, or a reference that is off: there is nothing to claim */
+        return DRAY_EEND;
     int64_t begin = dray_trace_now();
     int rc = dray_claim_any(l->host->queue, options, count, &which, out, error);
     dray_trace_span(DRAY_SPAN_WAIT, "wait for samples", begin, dray_trace_now(), -1);
@@ -300,7 +304,6 @@ static void catch_term(void)
 {
     struct sigaction action = {.sa_handler = on_term, .sa_flags = SA_RESTART};
     sigaction(SIGTERM, &action, NULL);
-    signal(SIGPIPE, SIG_IGN);
 }
 
 static int open_host(dray__host *host, dray__job **job, dray_error *error)
@@ -333,9 +336,12 @@ int dray__host_main(const dray__host_options *options, dray_error *error)
         error = &scratch;
     dray__host host = {.options = *options};
     dray__job *job = NULL;
+    dray__process_begin();
     catch_term();
     int rc = open_host(&host, &job, error);
     const dray__role_kind *role = host.spec ? roles[role_of(&host)] : NULL;
+    if (!rc && role != &dray__desk_role)
+        rc = dray__blas_open(error);
     if (!rc)
         rc = role->open(&host, error);
     if (!rc)

@@ -23,6 +23,7 @@ struct dray__reporter {
     dray__rows rows;
     dray__view view;
     json_t *status;
+    bool unlearned;     /* of the last evaluation */
     dray_error failure; /* code 0: none */
     int64_t drawn_ns;
     _Atomic int64_t heard_ns;
@@ -34,6 +35,31 @@ enum { SLICE_MS = 200, DRAW_MS = 200 };
 
 /* ---- the thread ------------------------------------------------------------------------------ */
 
+/* By more than two standard errors of both, as if the prompts were drawn anew each time. */
+static bool unlearned(const dray__reporter *self)
+{
+    double first = self->rows.first_accuracy, last = self->rows.last_accuracy;
+    double variance = (first * (1 - first) + last * (1 - last)) / (double)self->job->eval.prompts;
+    return first >= 0 && last >= 0 && last < first &&
+           (first - last) * (first - last) > 4 * variance;
+}
+
+/* Once, until held-out prompts are answered as well as in the beginning again. */
+static void warn_of_unlearning(dray__reporter *self)
+{
+    char message[256];
+    bool was = self->unlearned;
+    self->unlearned = unlearned(self);
+    if (was || !self->unlearned)
+        return;
+    snprintf(message, sizeof(message),
+             "warning: held-out reward %.3f at step %lld is below the %.3f of step %lld: the job "
+             "unlearns (try a smaller actor.lr, or a higher warmup.reward)",
+             self->rows.last_accuracy, (long long)self->rows.last_accuracy_step,
+             self->rows.first_accuracy, (long long)self->rows.first_accuracy_step);
+    dray__view_say(&self->view, "warning", message);
+}
+
 static void take(dray__reporter *self, json_t *report)
 {
     json_t *row = NULL;
@@ -43,6 +69,8 @@ static void take(dray__reporter *self, json_t *report)
         dray__rows_take(&self->rows, report, &row, &self->failure);
     if (row)
         dray__view_row(&self->view, &self->rows, row);
+    if (row)
+        warn_of_unlearning(self);
     if (kind && (strcmp(kind, "warmup") == 0 || strcmp(kind, "checkpoint") == 0 ||
                  strcmp(kind, "engine_update") == 0))
         dray__view_event(&self->view, kind, json_incref(report));

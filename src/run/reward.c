@@ -55,18 +55,34 @@ void dray__grader_close(dray__grader *grader)
     free(grader);
 }
 
-/* Through `dray host --exec`, which ties the command's life to ours before it becomes it. */
-static int start(dray__grader *grader, dray_error *error)
+/* What proves who we are to others, or says where that lies, is not for a program that a job
+ * names. */
+static bool is_secret(const char *variable)
 {
-    int in[2], out[2];
-    if (pipe2(in, O_CLOEXEC) < 0)
-        return dray__fail_errno(error, errno, "reward.command: pipe");
-    if (pipe2(out, O_CLOEXEC) < 0) {
-        int problem = errno;
-        close(in[0]);
-        close(in[1]);
-        return dray__fail_errno(error, problem, "reward.command: pipe");
-    }
+    static const char *const names[] = {
+        "DRAY_TOKEN=", "DRAY_TOKEN_FILE=", "DRAY_REDIS_PASSWORD=", "DRAY_REDIS_PASSWORD_FILE="};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (strncmp(variable, names[i], strlen(names[i])) == 0)
+            return true;
+    return false;
+}
+
+/* Ours without secrets; its strings are ours. NULL: no memory. */
+static char **make_environment(void)
+{
+    size_t count = 0, kept = 0;
+    while (environ[count])
+        count++;
+    char **list = calloc(count + 1, sizeof(*list));
+    for (size_t i = 0; list && i < count; i++)
+        if (!is_secret(environ[i]))
+            list[kept++] = environ[i];
+    return list;
+}
+
+/* Through `dray host --exec`, which ties the command's life to ours before it becomes it. */
+static int spawn(dray__grader *grader, int from, int to)
+{
     char parent[32];
     snprintf(parent, sizeof(parent), "--parent=%ld", (long)getpid());
     char *arguments[] = {"dray", "host", parent, "--exec", grader->job->reward.command, NULL};
@@ -79,12 +95,30 @@ static int start(dray__grader *grader, dray_error *error)
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF);
     posix_spawnattr_setsigdefault(&attributes, &broken_pipe);
     posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, in[0], 0);
-    posix_spawn_file_actions_adddup2(&actions, out[1], 1);
-    int problem =
-        posix_spawn(&grader->pid, "/proc/self/exe", &actions, &attributes, arguments, environ);
+    posix_spawn_file_actions_adddup2(&actions, from, 0);
+    posix_spawn_file_actions_adddup2(&actions, to, 1);
+    char **environment = make_environment();
+    int problem = environment ? posix_spawn(&grader->pid, "/proc/self/exe", &actions, &attributes,
+                                            arguments, environment)
+                              : ENOMEM;
+    free(environment);
     posix_spawn_file_actions_destroy(&actions);
     posix_spawnattr_destroy(&attributes);
+    return problem;
+}
+
+static int start(dray__grader *grader, dray_error *error)
+{
+    int in[2], out[2];
+    if (pipe2(in, O_CLOEXEC) < 0)
+        return dray__fail_errno(error, errno, "reward.command: pipe");
+    if (pipe2(out, O_CLOEXEC) < 0) {
+        int problem = errno;
+        close(in[0]);
+        close(in[1]);
+        return dray__fail_errno(error, problem, "reward.command: pipe");
+    }
+    int problem = spawn(grader, in[0], out[1]);
     close(in[0]);
     close(out[1]);
     if (problem) {

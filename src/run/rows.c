@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/io.h"
 #include "run/checkpoint.h"
 
 #include <errno.h>
@@ -49,7 +50,7 @@ int dray__rows_open(const dray__folder *folder, const dray__job *job, dray__rows
                         .mark_ns = dray__now(),
                         .phases = json_object()};
     dray__folder_path(folder, "metrics.jsonl", path);
-    out->metrics = fopen(path, "ae");
+    out->metrics = dray__open_stream(path, "a");
     if (!out->phases || !out->metrics)
         return dray__fail_errno(error, errno, "%s", path);
     size_t i;

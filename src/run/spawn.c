@@ -6,16 +6,18 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 extern char **environ;
 
-enum { ARGUMENTS = 32 };
+enum { ARGUMENTS = 32, LOG_ROOM = 4096 };
 
 static int set_up(posix_spawn_file_actions_t *actions, posix_spawnattr_t *attributes,
                   const char *log_path, int fd)
@@ -30,8 +32,8 @@ static int set_up(posix_spawn_file_actions_t *actions, posix_spawnattr_t *attrib
     posix_spawnattr_setsigmask(attributes, &none);
     int problem = posix_spawn_file_actions_addopen(actions, 0, "/dev/null", O_RDONLY, 0);
     if (!problem)
-        problem = posix_spawn_file_actions_addopen(actions, 1, log_path,
-                                                   O_WRONLY | O_CREAT | O_APPEND, 0666);
+        problem = posix_spawn_file_actions_addopen(
+            actions, 1, log_path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW, 0666);
     if (!problem)
         problem = posix_spawn_file_actions_adddup2(actions, 1, 2);
     if (!problem && fd >= 0)
@@ -39,9 +41,26 @@ static int set_up(posix_spawn_file_actions_t *actions, posix_spawnattr_t *attrib
     return problem;
 }
 
+/* A child's last line says why it ended, also where the disk is full by then: room is kept for it.
+ */
+static int reserve_log(const char *path, dray_error *error)
+{
+    struct stat st;
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0666);
+    bool full = fd >= 0 && fstat(fd, &st) == 0 &&
+                fallocate(fd, FALLOC_FL_KEEP_SIZE, st.st_size, LOG_ROOM) < 0 && errno == ENOSPC;
+    int rc = fd < 0 || full ? dray__fail_errno(error, errno, "%s", path) : DRAY_OK;
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
 int dray__child_start(const char *const *arguments, const char *log_path, int fd, dray__child *out,
                       dray_error *error)
 {
+    int rc = reserve_log(log_path, error);
+    if (rc)
+        return rc;
     char *list[ARGUMENTS] = {(char[]){"dray"}};
     for (int i = 0; arguments[i]; i++) {
         if (i + 2 >= ARGUMENTS)
@@ -124,7 +143,7 @@ void dray__log_error(const char *log_path, off_t begin, char *out, size_t capaci
 {
     char tail[4097];
     out[0] = 0;
-    int fd = open(log_path, O_RDONLY | O_CLOEXEC);
+    int fd = open(log_path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0)
         return;
     off_t size = lseek(fd, 0, SEEK_END);

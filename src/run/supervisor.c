@@ -7,6 +7,7 @@
 #include "queue/keeper.h"
 #include "run/checkpoint.h"
 #include "run/desk.h"
+#include "run/process.h"
 #include "run/reporter.h"
 #include "run/run.h"
 #include "run/spawn.h"
@@ -67,7 +68,7 @@ struct supervisor {
     dray_error failure;
 };
 
-enum { TICK_MS = 200, LATE_MS = 1000, CONNECT_SECONDS = 20, STOP_SECONDS = 10 };
+enum { TICK_MS = 200, LATE_MS = 1000, CONNECT_SECONDS = 20, STOP_SECONDS = 10, FILES_LEAST = 64 };
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
@@ -141,16 +142,19 @@ static int start_coordinator(supervisor *s, dray_error *error)
     int rc = dray__keeper_new(s->base, s->keeper_path, 0, &s->keeper, error);
     if (rc)
         return rc;
-    const char *arguments[] = {"host",         parent, "--coordinator",
-                               "--address",    path,   "--keeper",
-                               s->keeper_path, NULL,   NULL,
-                               NULL,           NULL,   NULL};
+    const char *arguments[14] = {"host", parent,     "--coordinator", "--address",
+                                 path,   "--keeper", s->keeper_path};
     int count = 7;
-    char journal[PATH_MAX];
+    char journal[PATH_MAX], store[PATH_MAX];
     dray__folder_path(&s->folder, "queue", journal);
     if (s->job->queue.durability > DRAY_DURABILITY_NONE) {
         arguments[count++] = "--journal";
         arguments[count++] = journal;
+    }
+    if (s->job->queue.backend == DRAY_BACKEND_REDIS) {
+        dray__path(store, sizeof store, "redis:%s", s->job->queue.backend_address);
+        arguments[count++] = "--store";
+        arguments[count++] = store;
     }
     if (s->job->queue.metrics[0]) {
         arguments[count++] = "--metrics";
@@ -613,7 +617,11 @@ int dray__run(const dray__run_options *options, dray__run_end *end, dray_error *
     if (!error)
         error = &scratch;
     supervisor s = {.options = options, .folder.lock = -1};
-    int rc = dray__folder_open(options, &s.folder, &s.job, error);
+    dray__process_begin();
+    int rc = dray__process_may_open(FILES_LEAST, error);
+    if (rc)
+        return rc;
+    rc = dray__folder_open(options, &s.folder, &s.job, error);
     if (rc)
         return rc;
     rc = prepare(&s, error);

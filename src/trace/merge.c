@@ -2,6 +2,7 @@
  * its JSON Object Format): a process row per file, its threads below it, complete events ("X"),
  * times in microseconds from the first span on. */
 #include "base/error.h"
+#include "base/io.h"
 #include "base/log.h"
 #include "trace/spans.h"
 
@@ -190,7 +191,7 @@ static int write_out(merge *m, const char *out_path, dray_error *error)
     char *temporary;
     if (asprintf(&temporary, "%s.%d.tmp", out_path, (int)getpid()) < 0)
         return dray__nomem(error);
-    m->out = fopen(temporary, "we");
+    m->out = dray__open_stream(temporary, "w");
     int status = m->out ? write_all(m, error) : dray__fail_errno(error, errno, "%s", temporary);
     if (m->out) {
         int bad = ferror(m->out);

@@ -337,7 +337,7 @@ int dray_trace_flush(dray_error *error)
 
 static int open_file(const char *path, const char *process, dray_error *error)
 {
-    file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
+    file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (file < 0)
         return dray__fail_errno(error, errno, "%s", path);
     dray__writer header = {0};

@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define MOST_LOST (UINT64_C(1) << 48) /* more is damage, and sums of these are numbers of JSON */
+
 typedef struct names {
     char **items;
     uint32_t count, capacity;
@@ -92,7 +94,7 @@ static int read_header(dray__spans *spans, const char *path, dray_error *error)
         return dray__fail(error, DRAY_EVERSION, "%s: version %u expected, found %u", path,
                           DRAY__SPANS_VERSION, version);
     spans->pid = dray__get_u32(r);
-    spans->label = dray__get_string(r, DRAY__SPAN_NAME_MAX);
+    spans->label = dray__get_prose(r, DRAY__SPAN_NAME_MAX);
     if (r->failed)
         return dray__fail(error, DRAY_EFORMAT, "%s: truncated header", path);
     return DRAY_OK;
@@ -129,7 +131,7 @@ static int read_names(dray__reader *r, names *list, dray_error *error)
 {
     uint32_t count = dray__get_count(r, sizeof(uint32_t));
     for (uint32_t i = 0; i < count && !r->failed; i++) {
-        char *name = dray__get_string(r, DRAY__SPAN_NAME_MAX);
+        char *name = dray__get_prose(r, DRAY__SPAN_NAME_MAX);
         if (name && !add_name(list, name)) {
             free(name);
             return dray__nomem(error);
@@ -157,14 +159,15 @@ static int next_chunk(dray__spans *spans, dray_error *error)
         status = read_names(&spans->chunk, &spans->threads, error);
     if (status)
         return status;
-    spans->lost = dray__get_u64(&spans->chunk);
+    uint64_t lost = dray__get_u64(&spans->chunk);
     spans->left = dray__get_count(&spans->chunk, DRAY__SPAN_BYTES);
     size_t rest = spans->chunk.size - spans->chunk.at;
-    if (spans->chunk.failed || rest != (size_t)spans->left * DRAY__SPAN_BYTES) {
+    if (spans->chunk.failed || rest != (size_t)spans->left * DRAY__SPAN_BYTES || lost > MOST_LOST) {
         spans->left = 0;
         return dray__fail(error, DRAY_EFORMAT, "%s: malformed chunk at byte %zu", spans->label,
                           start);
     }
+    spans->lost = lost;
     return DRAY_OK;
 }
 

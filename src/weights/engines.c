@@ -4,6 +4,7 @@
  * for a time those that served go on doing so here, as they do in truth. */
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/wait.h"
 #include "weights/internal.h"
 
 #include <errno.h>
@@ -295,10 +296,9 @@ int dray_engines_wait(dray_engines *e, int64_t timeout_ns, dray_engines_fn fn, v
         int rc = dray_engines_poll(e, fn, user, error);
         if (rc != DRAY_EAGAIN)
             return rc;
-        if (dray__now() >= deadline)
-            return dray__fail(error, DRAY_ETIMEDOUT, "no engine came, changed or left");
         struct pollfd p = {.fd = dray_engines_fd(e), .events = POLLIN};
-        poll(&p, 1, dray__left_ms(deadline));
+        if (dray__wait(&p, 1, deadline) == 0)
+            return dray__fail(error, DRAY_ETIMEDOUT, "no engine came, changed or left");
     }
 }
 

@@ -19,9 +19,8 @@
 #include <unistd.h>
 
 static const dray__lane_kind *const kinds[DRAY__LANES] = {
-    &dray__lane_patch, &dray__lane_fan,     &dray__lane_cuda, &dray__lane_quant,
-    &dray__lane_delta, &dray__lane_overlay, &dray__lane_nccl, &dray__lane_remote,
-    &dray__lane_file,  &dray__lane_memory};
+    &dray__lane_patch,   &dray__lane_fan,    &dray__lane_cuda, &dray__lane_quant, &dray__lane_delta,
+    &dray__lane_overlay, &dray__lane_remote, &dray__lane_file, &dray__lane_memory};
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
@@ -481,6 +480,7 @@ void dray__haul_report(const dray__haul *h, dray_update_report *report)
         report->peak_extra_bytes += dray__load_held_bytes(h->options.load);
     report->retries += h->told.retries;
     report->wire_bytes += h->told.wire_bytes;
+    report->nccl_bytes += h->told.nccl_bytes;
     report->delta_bytes += h->told.delta_bytes;
     report->delta_covered_bytes += h->told.delta_covered_bytes;
     for (uint32_t l = 0; l < DRAY__LANES; l++)

@@ -29,8 +29,7 @@ typedef struct dray__lane_kind {
 } dray__lane_kind;
 
 extern const dray__lane_kind dray__lane_fan, dray__lane_quant, dray__lane_delta, dray__lane_overlay,
-    dray__lane_patch, dray__lane_nccl, dray__lane_remote, dray__lane_file, dray__lane_cuda,
-    dray__lane_memory;
+    dray__lane_patch, dray__lane_remote, dray__lane_file, dray__lane_cuda, dray__lane_memory;
 
 struct dray__tensor_sum {
     int32_t dtype;
@@ -45,7 +44,7 @@ struct dray__lane {
     bool owns, done, waits;
 };
 
-enum { DRAY__LANES = 10 };
+enum { DRAY__LANES = 9 };
 
 struct dray__haul {
     const dray__sources *sources;

@@ -14,6 +14,8 @@
  *
  * Where RDMA can, what is compared as a whole is read one-sidedly (remote_read.c) instead.
  *
+ * GPU memory of publishers on other hosts comes over NCCL where that is to be had (remote_nccl.c).
+ *
  * A publisher on this host that has a staging arena (arena.h) answers into it: the next request is
  * on its way while what has come is copied out, so that both sides are busy.
  *
@@ -116,31 +118,37 @@ static int take_read(struct remote_lane *l, struct source *s, bool *fatal, dray_
     return rc;
 }
 
-/* Does the answer belong to the oldest request, and is it of the right size? */
+static int not_due(const struct source *s, dray_error *error)
+{
+    return dray__fail(error, DRAY_EPROTO, "publisher %s at %s: not the answer that was due",
+                      s->of->name, s->of->endpoint);
+}
+
+/* Does the answer belong to the oldest request, and is it of the right size? DRAY_EAGAIN: not yet,
+ * which members of the cohort alone may say. */
 static int check_answer(const struct remote_lane *l, const struct source *s,
                         const dray__arrival *arrival, dray_error *error)
 {
     const struct request *request = s->flying.first;
     const dray__answer_header *header = &arrival->header;
-    if (s->peer && request && request->id == header->id &&
-        (header->status == DRAY_EAGAIN || header->status == DRAY_EUNSUPPORTED))
+    if (!request || request->id != header->id || (header->status == DRAY_EAGAIN && !s->peer))
+        return not_due(s, error);
+    if (s->peer && (header->status == DRAY_EAGAIN || header->status == DRAY_EUNSUPPORTED))
         return header->status;
     if (header->status) {
         dray__reader in = dray__reader_of(arrival->head, header->head_bytes);
-        char *message = dray__get_string(&in, DRAY__PULL_HEAD_MAX);
+        char *message = dray__get_prose(&in, DRAY__PULL_HEAD_MAX);
         int rc = dray__fail(error, header->status, "publisher %s at %s: %s", s->of->name,
                             s->of->endpoint, message ? message : "?");
         free(message);
         return rc;
     }
-    if (!request || request->id != header->id ||
-        header->head_bytes !=
+    bool fits =
+        header->head_bytes ==
             dray__remote_head_start(s) +
-                request->count * dray__pull_head_bytes(l->haul->options.verify, !request->plain) ||
-        !dray__remote_fits(l, s, request, arrival))
-        return dray__fail(error, DRAY_EPROTO, "publisher %s at %s: not the answer that was due",
-                          s->of->name, s->of->endpoint);
-    return DRAY_OK;
+                request->count * dray__pull_head_bytes(l->haul->options.verify, !request->plain) &&
+        dray__remote_fits(l, s, request, arrival);
+    return fits ? DRAY_OK : not_due(s, error);
 }
 
 /* The member of the cohort has not got it yet: asked again in a moment. */
@@ -381,6 +389,8 @@ static int serve(struct remote_lane *l, struct source *s, bool *moved, dray_erro
 
 static bool finished(const struct remote_lane *l)
 {
+    if (dray__remote_nccl_busy(l->nccl))
+        return false;
     for (uint32_t i = 0; i < l->count; i++)
         if (is_busy(&l->sources[i]))
             return false;
@@ -393,6 +403,8 @@ static int64_t patience(const struct remote_lane *l)
     for (uint32_t i = 0; i < l->count; i++)
         if (l->sources[i].flying.first && dray__peer_is_blind(l->sources[i].of->peer))
             return BLIND_NS;
+    if (dray__remote_nccl_busy(l->nccl))
+        return NCCL_NS;
     return l->cohort ? NOT_YET_NS : TICK_NS;
 }
 
@@ -403,8 +415,11 @@ static int lane_step(void *lane, int64_t until_ns, bool *waits, dray_error *erro
     *waits = false;
     while (moved && dray__now() < until_ns) {
         moved = false;
+        int rc = dray__remote_nccl_step(l->nccl, &moved, error);
+        if (rc)
+            return rc;
         for (uint32_t i = 0; i < l->count; i++) {
-            int rc = serve(l, &l->sources[i], &moved, error);
+            rc = serve(l, &l->sources[i], &moved, error);
             if (rc)
                 return rc;
         }
@@ -434,7 +449,8 @@ static void lane_report(const void *lane, dray_update_report *report)
         if (of->peer && of->host != l->haul->destination->host)
             report->wire_bytes += dray__peer_wire_bytes(of->peer);
     }
-    report->wire_bytes -= l->wire_before;
+    report->wire_bytes += dray__remote_nccl_wire(l->nccl) - l->wire_before;
+    report->nccl_bytes += l->nccl_bytes;
     report->link_bytes[DRAY_LINK_NETWORK] -= l->fanned_bytes;
     report->link_bytes[DRAY_LINK_HOST] += l->fanned_bytes;
 }
@@ -442,13 +458,15 @@ static void lane_report(const void *lane, dray_update_report *report)
 static uint64_t lane_held_bytes(const void *lane)
 {
     const struct remote_lane *l = lane;
-    return l->peak;
+    return l->peak + dray__remote_nccl_held(l->nccl);
 }
 
 /* Names those who did not answer. */
 static void lane_explain(const void *lane, dray_error *error)
 {
     const struct remote_lane *l = lane;
+    if (dray__remote_nccl_explain(l->nccl, error))
+        return;
     for (uint32_t i = 0; i < l->count; i++) {
         const struct source *s = &l->sources[i];
         if (!dray__remote_wants(s) && !s->flying.first)

@@ -232,16 +232,16 @@ static char *header_text(const dray__stored_file *file, const dray__sums *sums,
         if (!sum)
             *missing = t->name;
         else if (snprintf(text, sizeof text, "%016" PRIx64, sum->sum) > 0)
-            json_object_set_new(values, t->name, json_string(text));
+            dray__json_set(&values, t->name, json_string(text));
     }
-    char *text = json_dumps(values, JSON_COMPACT);
+    char *text = dray__json_text(values, JSON_COMPACT);
     json_decref(values);
     if (!text || json_object_set_new(metadata, DRAY__SUMS_KEY, json_string(text)) < 0) {
         free(text);
         return NULL;
     }
     free(text);
-    return json_dumps(file->header, JSON_COMPACT);
+    return dray__json_text(file->header, JSON_COMPACT);
 }
 
 static int set_file(const char *path, const dray__sums *sums, dray_error *error)

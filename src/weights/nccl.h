@@ -1,4 +1,5 @@
-/* GPU memory between hosts by NCCL: what reader (lane_nccl.c) and data server (nccl_serve.c) share.
+/* GPU memory between hosts by NCCL: what reader (remote_nccl.c) and data server (nccl_serve.c)
+ * share.
  *
  * Each pair of a reader and a publisher's process has a communicator of its own, made when it is
  * first needed and anew after it failed: who joins, leaves or dies is nobody else's business. The
@@ -13,7 +14,7 @@
 
 enum {
     DRAY__NCCL_SLOT_MAX = 256 << 20,
-    DRAY__NCCL_SLOT_MIN = 256 << 10,
+    DRAY__NCCL_SLOT_MIN = 64 << 10,
     DRAY__NCCL_JOIN = 0, /* what a request asks for */
     DRAY__NCCL_FETCH = 1
 };
@@ -31,11 +32,14 @@ typedef struct dray__nccl_jobs {
 } dray__nccl_jobs;
 
 /* One for these items and sums, from an earlier call or new; stays the list's, and is kept for a
- * thousand others. token: of whose regions they are: another one, and all jobs are dropped. */
+ * thousand others. token: of whose regions they are: another one, and all jobs are dropped.
+ * may_make false: DRAY_EAGAIN instead of a new one. Making one allocates, and dropping one frees
+ * GPU memory, and the driver may wait for all kernels of the GPU then: for a transfer of NCCL's,
+ * too, whose other side may never come. So neither is done while one is under way. */
 int dray__nccl_jobs_get(dray__nccl_jobs *jobs, uint64_t token, dray__cuda_device *device,
                         const dray_layout *layout, const dray__cuda_item *items, uint64_t count,
-                        uint32_t sums, dray__cuda_job **out, dray_error *error);
-/* Ends what runs. */
+                        uint32_t sums, bool may_make, dray__cuda_job **out, dray_error *error);
+/* Ends what runs. After the pair was closed. */
 void dray__nccl_jobs_clear(dray__nccl_jobs *jobs);
 
 /* ---- nccl_serve.c: a data server's end of one pair, with a thread of its own ----------------- */
@@ -53,7 +57,8 @@ bool dray__nccl_session_answered(dray__nccl_session *session);
 /* Its answer, once it is there. */
 bool dray__nccl_session_answer(dray__nccl_session *session, dray__writer *out);
 
-/* ---- lane_nccl.c ----------------------------------------------------------------------------- */
+/* ---- remote_nccl.c -----------------------------------------------------------------------------
+ */
 struct dray__nccl_link; /* a source's, kept from one update to the next */
 void dray__nccl_link_free(struct dray__nccl_link *link); /* NULL is fine */
 

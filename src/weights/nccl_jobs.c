@@ -68,8 +68,10 @@ static const dray__nccl_kept *find(const dray__nccl_jobs *jobs, const dray__nccl
 
 int dray__nccl_jobs_get(dray__nccl_jobs *jobs, uint64_t token, dray__cuda_device *device,
                         const dray_layout *layout, const dray__cuda_item *items, uint64_t count,
-                        uint32_t sums, dray__cuda_job **out, dray_error *error)
+                        uint32_t sums, bool may_make, dray__cuda_job **out, dray_error *error)
 {
+    if (jobs->token != token && jobs->kept && !may_make)
+        return DRAY_EAGAIN;
     if (jobs->token != token)
         dray__nccl_jobs_clear(jobs);
     jobs->token = token;
@@ -82,10 +84,10 @@ int dray__nccl_jobs_get(dray__nccl_jobs *jobs, uint64_t token, dray__cuda_device
     }
     made.hash = dray__hash(made.items, count * sizeof *made.items);
     const dray__nccl_kept *kept = find(jobs, &made);
-    if (kept) {
+    if (kept || !may_make) {
         free(made.items);
-        *out = kept->job;
-        return DRAY_OK;
+        *out = kept ? kept->job : NULL;
+        return kept ? DRAY_OK : DRAY_EAGAIN;
     }
     const dray__cuda_job_options options = {.sums = sums};
     int rc = dray__cuda_job_new(device, layout, items, count, &options, &made.job, error);

@@ -97,6 +97,14 @@ static int join(dray__nccl_session *s, const dray__local *local, dray__reader *i
     return rc;
 }
 
+static void end_pair(dray__nccl_session *s)
+{
+    dray__nccl_close(s->pair);
+    dray__nccl_jobs_clear(&s->jobs);
+    s->pair = NULL;
+    memset(s->used, 0, sizeof s->used);
+}
+
 /* ---- fetching -------------------------------------------------------------------------------- */
 
 static int wait_ready(dray__nccl_session *s, dray_error *error)
@@ -122,6 +130,14 @@ static int wait_free(dray__nccl_session *s, uint32_t slot, dray_error *error)
     return rc;
 }
 
+static int wait_idle(dray__nccl_session *s, dray_error *error)
+{
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < DRAY__NCCL_SLOTS && rc == DRAY_OK; i++)
+        rc = wait_free(s, i, error);
+    return rc;
+}
+
 static int wait_job(dray__nccl_session *s, dray__cuda_job *job, dray_error *error)
 {
     int rc;
@@ -143,9 +159,14 @@ static int find_job(dray__nccl_session *s, const dray__local *local, uint64_t to
                                      .source_base = dray_region_device_address(
                                          dray__local_region(local, copies[i].source_region)),
                                      .destination_base = dray__nccl_slot(s->pair, slot)};
-    int rc = dray__nccl_jobs_get(&s->jobs, token, dray__nccl_device(s->pair),
-                                 dray__local_layout(local), items, count,
-                                 DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN, out, error);
+    int rc = DRAY_EAGAIN;
+    for (int may_make = 0; may_make <= 1 && rc == DRAY_EAGAIN; may_make++) {
+        rc = may_make ? wait_idle(s, error) : DRAY_OK;
+        if (rc == DRAY_OK)
+            rc = dray__nccl_jobs_get(
+                &s->jobs, token, dray__nccl_device(s->pair), dray__local_layout(local), items,
+                count, DRAY__CUDA_SUM_SOURCE | DRAY__CUDA_SUM_WRITTEN, may_make, out, error);
+    }
     free(items);
     return rc;
 }
@@ -188,7 +209,7 @@ static int pack(dray__nccl_session *s, const dray__local *local, uint64_t token,
     if (rc == DRAY_OK)
         put_sums(s, job, count);
     else
-        dray__nccl_jobs_clear(&s->jobs); /* it may be under way */
+        end_pair(s); /* the job may be under way */
     return rc;
 }
 
@@ -271,8 +292,7 @@ static void *run(void *user)
         (void)written; /* full: it is readable then */
     }
     pthread_mutex_unlock(&s->lock);
-    dray__nccl_jobs_clear(&s->jobs);
-    dray__nccl_close(s->pair);
+    end_pair(s);
     return NULL;
 }
 

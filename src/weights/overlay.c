@@ -338,7 +338,10 @@ int dray__checkpoint_layout(const char *path, dray_layout **layout, dray__overla
     char folder[PATH_MAX];
     json_t *json = NULL;
     *overlay = NULL;
-    int rc = realpath(path, folder) ? load(folder, &json, error) : DRAY_OK;
+    bool found = realpath(path, folder);
+    if (!found && errno == ENOMEM) /* what a delta lies on would be forgotten */
+        return dray__nomem(error);
+    int rc = found ? load(folder, &json, error) : DRAY_OK;
     if (rc || !json)
         return rc ? rc : dray_layout_safetensors(path, layout, error);
     dray__overlay *o = calloc(1, sizeof *o);

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/io.h"
+#include "base/json.h"
 #include "memory/region.h"
 #include "model/layout.h"
 
@@ -259,7 +260,7 @@ static int write_json(const writing *w, const char *base, uint32_t number, uint6
         kept = json_object_set_new(tensors, name, json_string(text)) == 0;
     }
     kept &= json_object_set_new(json, "tensors", tensors) == 0;
-    char *all = kept ? json_dumps(json, JSON_INDENT(1)) : NULL;
+    char *all = kept ? dray__json_text(json, JSON_INDENT(1)) : NULL;
     json_decref(json);
     if (!all)
         return dray__nomem(error);

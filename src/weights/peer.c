@@ -262,7 +262,7 @@ static int make_offer(dray__peer *peer, const dray__arrival *answer, dray_error 
 static int refused(dray__peer *peer, const dray__arrival *answer, dray_error *error)
 {
     dray__reader in = dray__reader_of(answer->head, answer->header.head_bytes);
-    char *message = dray__get_string(&in, DRAY__PULL_HEAD_MAX);
+    char *message = dray__get_prose(&in, DRAY__PULL_HEAD_MAX);
     int rc = DRAY_OK;
     if (peer->keys->transport == DRAY__TRANSPORT_UCX)
         rc = dray__fail(error, answer->header.status, "%s: %s", peer->endpoint,

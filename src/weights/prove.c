@@ -19,22 +19,47 @@ typedef struct proving {
     dray_region *scratch;
 } proving;
 
+/* How many elements lie one after the other in memory, as they do in scratch: those of the
+ * dimensions from *outer on. */
+static uint64_t run_of(const dray_block *block, size_t element, const dray__rect *slice,
+                       uint32_t *outer)
+{
+    uint64_t run = 1;
+    for (*outer = DRAY_MAX_DIMS; *outer > 0; --*outer) {
+        uint32_t d = *outer - 1;
+        if (slice->extent[d] > 1 && (uint64_t)block->stride[d] != run * element)
+            break;
+        run *= (uint64_t)slice->extent[d];
+    }
+    return run;
+}
+
+static uint64_t differing_in(const uint8_t *a, const uint8_t *b, uint64_t run, size_t element)
+{
+    uint64_t differing = 0;
+    if (memcmp(a, b, run * element) != 0)
+        for (uint64_t i = 0; i < run; i++)
+            differing += memcmp(a + i * element, b + i * element, element) != 0;
+    return differing;
+}
+
 /* Elements of the slice that differ from the dense ones in scratch. */
 static uint64_t compare_slice(const proving *p, const dray_block *block, size_t element,
                               const dray__rect *slice)
 {
     const uint8_t *expected = dray_region_base(p->scratch);
     const uint8_t *base = dray_region_base(p->regions[block->region]);
-    uint64_t differing = 0;
+    uint32_t outer;
+    uint64_t differing = 0, run = run_of(block, element, slice, &outer);
     int64_t at[DRAY_MAX_DIMS] = {0};
-    for (bool more = true; more; expected += element) {
+    for (bool more = true; more; expected += run * element) {
         uint64_t offset = block->offset;
         for (uint32_t d = 0; d < DRAY_MAX_DIMS; d++)
             offset +=
                 (uint64_t)(slice->start[d] + at[d] - block->start[d]) * (uint64_t)block->stride[d];
-        differing += memcmp(base + offset, expected, element) != 0;
+        differing += differing_in(base + offset, expected, run, element);
         more = false;
-        for (uint32_t d = DRAY_MAX_DIMS; d-- > 0 && !more;) {
+        for (uint32_t d = outer; d-- > 0 && !more;) {
             more = ++at[d] < slice->extent[d];
             at[d] = more ? at[d] : 0;
         }

@@ -57,10 +57,10 @@ int dray__publisher_put(dray_publisher *p, int64_t deadline_ns, dray_error *erro
 /* Comes back: what this rank was. */
 static void put_claim(const dray_publisher *p, dray__writer *w)
 {
-    bool readable = (p->origin || p->waits < p->published) && !p->released;
+    bool readable = !p->withdrawn && !p->released;
     dray__put_u64(w, p->released ? 0 : p->set);
     dray__put_u64(w, p->incarnation);
-    dray__put_u8(w, p->published != 0);
+    dray__put_u8(w, p->has_published);
     dray__put_u64(w, p->published);
     dray__put_u8(w, p->checksum);
     dray__put_u8(w, readable);
@@ -120,8 +120,7 @@ int dray__publisher_ensure(dray_publisher *p, int64_t deadline, dray_error *erro
     return rc;
 }
 
-/* A request that may be made again with the next coordinator. */
-static bool again(const dray_publisher *p, int rc, int64_t deadline)
+bool dray__publisher_again(const dray_publisher *p, int rc, int64_t deadline)
 {
     return rc == DRAY_ECLOSED && dray__channel_broken(p->channel) &&
            dray__context_takes_back(p->context) && dray__now() < deadline;
@@ -394,8 +393,7 @@ static int ask_readers(dray_publisher *p, uint64_t version, int64_t deadline, ui
         *dropped = count;
     if (rc)
         return rc;
-    if (version == p->published)
-        p->waited = version;
+    p->drained = p->drained || version == p->published;
     dray__weights_step("waited");
     return DRAY_OK;
 }
@@ -407,21 +405,31 @@ int dray__publisher_drain(dray_publisher *p, uint64_t version, int64_t timeout_n
 {
     int64_t deadline = dray__publisher_deadline(p, timeout_ns);
     int rc;
-    p->waits = version > p->waits ? version : p->waits;
+    p->withdrawn = p->withdrawn || version == p->published;
     do {
         rc = dray__publisher_ensure(p, dray__answer_deadline(deadline), error);
         if (rc == DRAY_OK)
             rc = ask_readers(p, version, deadline, dropped, error);
-    } while (again(p, rc, deadline));
+    } while (dray__publisher_again(p, rc, deadline));
     return rc;
+}
+
+int dray__publisher_check(const dray_publisher *p, uint64_t version, dray_error *error)
+{
+    return p->has_published && version <= p->published
+               ? DRAY_OK
+               : dray__fail(error, DRAY_EINVALID,
+                            "publisher of %s: rank %" PRIu32 " did not publish version %" PRIu64,
+                            p->model, p->rank, version);
 }
 
 /* The last snapshot gives way to this one, once its readers released it. */
 static int take_snapshot(dray_publisher *p, int64_t deadline_ns, dray_error *error)
 {
     int64_t left = deadline_ns - dray__now();
-    int rc = p->published ? dray__publisher_drain(p, p->published, left > 0 ? left : 0, NULL, error)
-                          : DRAY_OK;
+    int rc = p->has_published
+                 ? dray__publisher_drain(p, p->published, left > 0 ? left : 0, NULL, error)
+                 : DRAY_OK;
     for (uint32_t b = 0; rc == DRAY_OK && b < dray_layout_block_count(p->layout); b++) {
         dray_copy copy = dray__block_copy(p->layout, b);
         dray__move_options options = {.layout = p->layout};
@@ -449,9 +457,14 @@ static int publish(dray_publisher *p, uint64_t version, dray__sums *sums, dray_e
     if (rc)
         return rc;
     dray__weights_step("summed");
+    if (dray__now() >= deadline)
+        return dray__fail(error, DRAY_ETIMEDOUT,
+                          "version %" PRIu64 ": its checksums took until the deadline, it was not "
+                          "announced",
+                          version);
     /* The delta of a version that may still be read must stay: then this one has none, and the next
      * builds on what was kept last. */
-    if (p->delta && p->waited == p->published)
+    if (p->delta && (p->drained || !p->has_published))
         rc = dray__delta_publish(p->delta, p->incarnation, version, error);
     if (rc)
         return rc;
@@ -460,18 +473,26 @@ static int publish(dray_publisher *p, uint64_t version, dray__sums *sums, dray_e
     dray__put_u64(&w, version);
     dray__put_u8(&w, p->checksum);
     dray__sums_put_known(&w, sums, &p->sent);
-    rc = dray__call(p->channel, DRAY__MSG_PUBLISH, &w, NULL, 0, deadline, NULL, error);
+    rc = dray__call(p->channel, DRAY__MSG_PUBLISH, &w, NULL, 0, dray__answer_deadline(deadline),
+                    NULL, error);
     dray__writer_free(&w);
-    if (rc) {
+    if (rc == DRAY_ETIMEDOUT) /* it may be announced: the next one is a later one */
+        dray__fail_prefix(error, rc,
+                          "version %" PRIu64 " may be announced, wait for its readers before the "
+                          "memory changes: ",
+                          version);
+    if (rc)
         dray__sums_forms_clear(&p->sent);
+    if (rc && rc != DRAY_ETIMEDOUT)
         return rc;
-    }
     dray__sums_free(&p->sums);
     p->sums = *sums;
     *sums = (dray__sums){0};
     p->published = version;
+    p->has_published = true;
+    p->withdrawn = p->drained = false;
     dray__weights_step("published");
-    return DRAY_OK;
+    return rc;
 }
 
 int dray_publish(dray_publisher *p, uint64_t version, const dray_fence *ready, dray_error *error)
@@ -495,7 +516,7 @@ int dray_publish(dray_publisher *p, uint64_t version, const dray_fence *ready, d
         if (rc == DRAY_OK)
             rc = publish(p, version, &sums, error);
         dray__sums_free(&sums);
-    } while (again(p, rc, deadline));
+    } while (dray__publisher_again(p, rc, deadline));
     return rc;
 }
 
@@ -505,14 +526,12 @@ int dray_publisher_wait(dray_publisher *p, uint64_t version, int64_t timeout_ns,
     if (!p || (timeout_ns < 0 && timeout_ns != DRAY_WAIT_DEFAULT))
         return dray__fail(error, DRAY_EINVALID, "publisher must be given, timeout not negative");
     int rc = dray__gate_join(&p->gate, error);
+    if (rc == DRAY_OK)
+        rc = dray__publisher_check(p, version, error);
     if (rc)
         return rc;
     if (!p->origin)
         return dray__publisher_drain(p, version, timeout_ns, dropped, error);
-    if (!p->published || version > p->published)
-        return dray__fail(error, DRAY_EINVALID,
-                          "waiting for version %" PRIu64 ", which this rank did not publish",
-                          version);
     if (dropped)
         *dropped = 0;
     return DRAY_OK; /* what is read is the snapshot */

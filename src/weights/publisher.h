@@ -27,8 +27,11 @@ struct dray_publisher {
     dray__gate gate;             /* of dray_publisher_wait_stream */
     dray__delta *delta;          /* NULL: not asked for */
     dray__delta_view *delta_view;
-    dray__arena *arena;         /* NULL: not asked for */
-    uint64_t published, waited; /* versions; 0: none */
+    dray__arena *arena; /* NULL: not asked for */
+    uint64_t published; /* the newest version, any number, */
+    bool has_published; /* if there is one */
+    bool withdrawn;     /* its readers were asked to go: no other one may begin */
+    bool drained;       /* and they went */
     /* Of the caller's regions, to see that they are still those; with a snapshot `regions` are its
      * own, and the caller's are only read. */
     uint64_t *serials;
@@ -39,7 +42,6 @@ struct dray_publisher {
     dray__writer packed; /* the layout */
     dray__sums sums;     /* of what was published last */
     dray__sums_forms sent;
-    uint64_t waits;   /* the newest version that was waited for, successfully or not */
     uint64_t returns; /* of the context, when this rank registered */
 };
 
@@ -54,6 +56,8 @@ int dray__publisher_put(dray_publisher *p, int64_t deadline_ns, dray_error *erro
 /* Where the connection broke: a new one, and where the session goes on with another coordinator,
  * the same registration there. The gang is met again: it may have got another incarnation. */
 int dray__publisher_ensure(dray_publisher *p, int64_t deadline, dray_error *error);
+/* Can a request that ended so be made again with the next coordinator? */
+bool dray__publisher_again(const dray_publisher *p, int rc, int64_t deadline);
 /* publisher_fence.c. Will readers be held back by the mark? endpoint: of the data server; NULL:
  * nobody reads through it. Before regions are put. */
 int dray__publisher_marked(dray_publisher *p, const char *endpoint, dray_error *error);
@@ -62,6 +66,8 @@ const uint8_t *dray__publisher_event_of(dray_publisher *p);
 /* Before the version is announced. */
 int dray__publisher_fence(dray_publisher *p, const dray_fence *fence, int64_t deadline_ns,
                           dray_error *error);
+/* DRAY_EINVALID: this rank did not publish that version. */
+int dray__publisher_check(const dray_publisher *p, uint64_t version, dray_error *error);
 /* Waits until nobody reads the version, or an older one, any more. */
 int dray__publisher_drain(dray_publisher *p, uint64_t version, int64_t timeout_ns,
                           uint32_t *dropped, dray_error *error);

@@ -109,12 +109,10 @@ int dray_publisher_wait_stream(dray_publisher *p, uint64_t version, void *stream
     if (!p || (timeout_ns < 0 && timeout_ns != DRAY_WAIT_DEFAULT))
         return dray__fail(error, DRAY_EINVALID, "publisher must be given, timeout not negative");
     int rc = dray__gate_join(&p->gate, error);
+    if (rc == DRAY_OK)
+        rc = dray__publisher_check(p, version, error);
     if (rc)
         return rc;
-    if (!p->published || version > p->published)
-        return dray__fail(error, DRAY_EINVALID,
-                          "waiting for version %llu, which this rank did not publish",
-                          (unsigned long long)version);
     dray__cuda_device *device = NULL;
     for (uint32_t i = 0; i < dray_layout_region_count(p->layout) && !device; i++)
         device = p->regions[i]->device;

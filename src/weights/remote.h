@@ -1,7 +1,7 @@
 /* What the files of the lane of sources behind data servers share: lane_remote.c, which steps it,
  * remote_open.c, which deals what is to be read to those it is read from, remote_ask.c,
- * remote_read.c and remote_map.c, which ask for it, and remote_take.c, which puts it in its place.
- */
+ * remote_read.c and remote_map.c, which ask for it, remote_take.c, which puts it in its place, and
+ * remote_nccl.c, which does both of what NCCL brings. */
 #ifndef DRAY_WEIGHTS_REMOTE_H
 #define DRAY_WEIGHTS_REMOTE_H
 
@@ -27,6 +27,7 @@ enum {
 #define PAUSE_MAX_NS DRAY__SECOND
 #define TICK_NS (100 * DRAY__MILLISECOND)
 #define BLIND_NS DRAY__MILLISECOND
+#define NCCL_NS (DRAY__MILLISECOND / 10)
 #define NOT_YET_NS (5 * DRAY__MILLISECOND)
 #define PATIENCE_NS (5 * DRAY__SECOND) /* with a member of the cohort that brings nothing */
 
@@ -92,11 +93,13 @@ struct source {
 
 struct remote_lane {
     dray__haul *haul;
-    struct source *sources;        /* publishers, then the members of the cohort */
-    uint32_t count, homes, active; /* active: those that have parts */
-    dray__cohort *cohort;          /* NULL: everything comes from publishers */
-    dray__shares *shares;          /* what others may take from here; the data server's */
-    uint64_t fanned_bytes;         /* that came from members on this host */
+    struct source *sources;         /* publishers, then the members of the cohort */
+    uint32_t count, homes, active;  /* active: those that have parts */
+    dray__cohort *cohort;           /* NULL: everything comes from publishers */
+    dray__shares *shares;           /* what others may take from here; the data server's */
+    struct dray__remote_nccl *nccl; /* brings what it can; NULL: nothing */
+    uint64_t nccl_bytes;
+    uint64_t fanned_bytes; /* that came from members on this host */
     uint32_t last_id;
     uint64_t segment, window, in_flight, peak, left; /* left: ops' bytes still to come */
     dray_region *slots[SLOTS], *all_slots[SLOTS];    /* slots: free ones */
@@ -180,7 +183,7 @@ int dray__remote_place(struct remote_lane *l, struct source *s, const struct req
 /* What was quantised, once it is known to be right. */
 int dray__remote_place_wired(struct remote_lane *l, struct source *s, const struct request *request,
                              dray_error *error);
-/* Is what came what was sent? */
+/* Is what came what was sent, and what the source's sum speaks of? */
 bool dray__remote_unchanged(const struct remote_lane *l, const struct source *s,
                             const struct request *request, const uint8_t *head);
 /* Into the books, and to those who take it from here; without verification, the latter alone. */
@@ -188,5 +191,21 @@ void dray__remote_enter(struct remote_lane *l, struct source *s, const struct re
                         const uint8_t *head);
 void dray__remote_enter_unchecked(struct remote_lane *l, struct source *s,
                                   const struct request *request);
+/* Others of the cohort may take this part of an op from here: the sums of the publisher's bits, and
+ * of those that lie here. */
+void dray__remote_share(struct remote_lane *l, const dray__op *op, const dray__rect *rect,
+                        uint64_t source_sum, uint64_t sum);
+
+/* ---- remote_nccl.c: GPU memory of publishers on other hosts */
+/* Sets l->nccl: takes from the publishers' parts those that NCCL can bring within the ceiling. */
+int dray__remote_nccl_open(struct remote_lane *l, uint64_t ceiling, dray_error *error);
+void dray__remote_nccl_close(struct dray__remote_nccl *nccl); /* NULL is fine, below as well */
+/* Where a publisher turns out to be out of NCCL's reach, its parts go back to the lane. */
+int dray__remote_nccl_step(struct dray__remote_nccl *nccl, bool *moved, dray_error *error);
+bool dray__remote_nccl_busy(const struct dray__remote_nccl *nccl);
+uint64_t dray__remote_nccl_wire(const struct dray__remote_nccl *nccl); /* bytes, with requests */
+uint64_t dray__remote_nccl_held(const struct dray__remote_nccl *nccl); /* bytes of slots */
+/* As explain of dray__lane_kind. false: it has brought everything. */
+bool dray__remote_nccl_explain(const struct dray__remote_nccl *nccl, dray_error *error);
 
 #endif

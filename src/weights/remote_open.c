@@ -208,16 +208,19 @@ static void open_segments(struct remote_lane *l)
     }
 }
 
-/* The ceiling holds the slots and what is in flight. */
-static int open_slots(struct remote_lane *l, uint64_t ceiling, dray_error *error)
+/* More than this the lane never holds beside what NCCL has. */
+#define LANE_MAX (WINDOW_MAX + (uint64_t)SLOTS * SEGMENT)
+
+/* The ceiling holds the slots and what is in flight. segment: of one answer, the same with and
+ * without NCCL, so that the members of a cohort cut alike. */
+static int open_slots(struct remote_lane *l, uint64_t segment, uint64_t ceiling, dray_error *error)
 {
-    uint64_t segment = ceiling / 8;
     l->segment = segment > SEGMENT ? SEGMENT : segment < SEGMENT_MIN ? SEGMENT_MIN : segment;
     uint32_t needing = 0;
     for (uint32_t i = 0; i < l->homes; i++)
         needing += l->sources[i].count > 0 && !l->sources[i].of->arena;
     l->slot_count = needing < SLOTS ? needing : SLOTS;
-    if (l->cohort || dray__ucx_wants_reads())
+    if (l->cohort || l->nccl || dray__ucx_wants_reads())
         l->slot_count =
             SLOTS; /* a part may go back to a publisher that had none; reads have one each */
     l->coder = expects_deltas(l->haul) ? dray__delta_coder_new() : NULL;
@@ -245,11 +248,14 @@ static int open_slots(struct remote_lane *l, uint64_t ceiling, dray_error *error
 static int lane_init(struct remote_lane *l, const uint64_t *ops, uint64_t count, uint64_t ceiling,
                      dray_error *error)
 {
+    uint64_t own = ceiling / 4 * 3 < LANE_MAX ? ceiling / 4 * 3 : LANE_MAX;
     int rc = open_cohort(l, ops, count, error);
     if (rc == DRAY_OK)
         rc = open_sources(l, ops, count, error);
     if (rc == DRAY_OK)
-        rc = open_slots(l, ceiling, error);
+        rc = dray__remote_nccl_open(l, ceiling - own, error);
+    if (rc == DRAY_OK)
+        rc = open_slots(l, ceiling / 8, l->nccl ? own : ceiling, error);
     if (rc)
         return rc;
     l->poll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -291,6 +297,7 @@ void dray__remote_close(void *lane)
         close(l->poll_fd);
     if (l->timer_fd >= 0)
         close(l->timer_fd);
+    dray__remote_nccl_close(l->nccl);
     dray__cohort_free(l->cohort);
     dray__delta_coder_free(l->coder);
     free(l->sources);

@@ -156,19 +156,23 @@ int dray__remote_place_wired(struct remote_lane *l, struct source *s, const stru
     return rc;
 }
 
-/* Is what came what was sent? */
+/* Of what is not converted on the way, the source's bits are those that came: a sum of others would
+ * let wrong data pass for what was published. */
 bool dray__remote_unchanged(const struct remote_lane *l, const struct source *s,
                             const struct request *request, const uint8_t *head)
 {
-    for (uint32_t i = 0; i < request->count; i++)
-        if (told_of(l, s, request, head, i).sum != l->slot_sums[i])
+    for (uint32_t i = 0; i < request->count; i++) {
+        struct told told = told_of(l, s, request, head, i);
+        const dray_copy *copy = &dray__remote_op(l, s, &request->slices[i])->copy;
+        bool as_it_is = !l->wired[i] && dray__remote_dtype(s, copy) == copy->source_dtype;
+        if (told.sum != l->slot_sums[i] || (as_it_is && told.source_sum != told.sum))
             return false;
+    }
     return true;
 }
 
-/* Others may take it from here. */
-static void share(struct remote_lane *l, const dray__op *op, const dray__rect *rect,
-                  uint64_t source_sum, uint64_t sum)
+void dray__remote_share(struct remote_lane *l, const dray__op *op, const dray__rect *rect,
+                        uint64_t source_sum, uint64_t sum)
 {
     uint32_t block;
     if (l->shares && dray__remote_block(l->haul, op, rect, &block) &&
@@ -187,7 +191,7 @@ void dray__remote_enter(struct remote_lane *l, struct source *s, const struct re
             dray_copy origin = dray__copy_cut(&op->copy, &request->slices[i].rect);
             if (op->owned)
                 dray__haul_own(h, &origin, source_sum);
-            share(l, op, &request->slices[i].rect, source_sum, l->slot_sums[i]);
+            dray__remote_share(l, op, &request->slices[i].rect, source_sum, l->slot_sums[i]);
             continue;
         }
         h->expected[op->block] += l->sums[i];
@@ -197,7 +201,7 @@ void dray__remote_enter(struct remote_lane *l, struct source *s, const struct re
         origin.source_dtype = op->copy.source_dtype;
         if (op->owned)
             dray__haul_own(h, &origin, source_sum);
-        share(l, op, &request->slices[i].rect, source_sum, l->sums[i]);
+        dray__remote_share(l, op, &request->slices[i].rect, source_sum, l->sums[i]);
     }
 }
 
@@ -206,7 +210,7 @@ void dray__remote_enter_unchecked(struct remote_lane *l, struct source *s,
 {
     for (uint32_t i = 0; i < request->count && l->shares; i++) {
         const dray__op *op = dray__remote_op(l, s, &request->slices[i]);
-        share(l, op, &request->slices[i].rect, 0, 0);
+        dray__remote_share(l, op, &request->slices[i].rect, 0, 0);
     }
 }
 

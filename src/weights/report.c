@@ -1,5 +1,6 @@
 /* The report of an update as one JSON line. */
 #include "base/error.h"
+#include "base/json.h"
 #include "weights/internal.h"
 
 #include <jansson.h>
@@ -21,8 +22,8 @@ static json_t *links(const dray_update_report *report)
     json_t *object = json_object();
     for (int link = 0; link < DRAY_LINK_COUNT; link++)
         if (report->link_bytes[link])
-            json_object_set_new(object, dray_link_name((dray_link)link),
-                                json_integer((json_int_t)report->link_bytes[link]));
+            dray__json_set(&object, dray_link_name((dray_link)link),
+                           json_integer((json_int_t)report->link_bytes[link]));
     return object;
 }
 
@@ -41,7 +42,7 @@ int dray_update_report_json(const dray_update_report *given, char *out, size_t c
         return rc;
     json_t *object = json_pack(
         "{s:I, s:I, s:s, s:s, s:I, s:I, s:o, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, "
-        "s:I, s:b, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:f, s:s, s:f, s:I, s:f, s:f}",
+        "s:I, s:b, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:f, s:s, s:f, s:I, s:f, s:f, s:I}",
         "version", (json_int_t)report->version, "incarnation", (json_int_t)report->incarnation,
         "mode", name_of(modes, 4, report->mode), "strategy",
         name_of(strategies, 3, report->strategy), "bytes", (json_int_t)report->bytes,
@@ -58,8 +59,9 @@ int dray_update_report_json(const dray_update_report *given, char *out, size_t c
         name_of(sources, 4, report->source), "fanned_bytes", (json_int_t)report->fanned_bytes,
         "held_seconds", seconds(report->held_ns), "held_by", report->held_by, "device_seconds",
         seconds(report->device_ns), "steps", (json_int_t)report->steps, "step_seconds",
-        seconds(report->step_ns), "step_before_seconds", seconds(report->step_before_ns));
-    char *text = object ? json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
+        seconds(report->step_ns), "step_before_seconds", seconds(report->step_before_ns),
+        "nccl_bytes", (json_int_t)report->nccl_bytes);
+    char *text = object ? dray__json_text(object, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
     json_decref(object);
     if (!text)
         return dray__nomem(error);

@@ -340,14 +340,9 @@ static void parts_path(const save *s, char out[PATH_MAX])
 }
 
 /* Why another rank could not go on before this meeting; one that is fast may fail again before a
- * slow one has looked. Rank 0 may have found no place to say it in. */
+ * slow one has looked. */
 static int failed_rank(const save *s, const char *failed, dray_error *error)
 {
-    char parts[PATH_MAX];
-    parts_path(s, parts);
-    if (s->meetings == 1 && access(parts, F_OK))
-        return dray__fail(error, DRAY_ECANCELED, "rank 0 could not begin: %.300s is not there",
-                          parts);
     for (uint32_t rank = 0; rank < s->options.world; rank++) {
         void *text;
         size_t size;
@@ -373,6 +368,20 @@ static int wait_for_all(save *s, dray_error *error)
                       error);
 }
 
+/* Rank 0 may have found no place to say that it failed in. Then it meets the others once more. If
+ * it does not, it had begun, and has cleared up because another one did not come. */
+static int find_begun(save *s, dray_error *error)
+{
+    char parts[PATH_MAX];
+    parts_path(s, parts);
+    if (s->meetings != 1 || access(parts, F_OK) == 0)
+        return DRAY_OK;
+    int rc = wait_for_all(s, error);
+    return rc ? rc
+              : dray__fail(error, DRAY_ECANCELED, "rank 0 could not begin: %.300s is not there",
+                           parts);
+}
+
 /* Waits for all ranks. One that failed (status) comes, too, and says so: all of them end here, and
  * meet once more, so that nobody clears up what another has not read. */
 static int meet(save *s, int status, dray_error *error)
@@ -387,8 +396,11 @@ static int meet(save *s, int status, dray_error *error)
         write_part(s, failed, error ? error->message : "?", error ? strlen(error->message) : 1,
                    NULL);
     int rc = wait_for_all(s, &why);
+    dray__weights_step("save met");
     if (!rc && (status || (rc = failed_rank(s, failed, &why))))
         wait_for_all(s, NULL);
+    else if (!rc)
+        rc = find_begun(s, &why);
     /* Where one died, rank 0 has cleared up, which may be what this rank stumbled over. */
     if (rc == DRAY_EDEAD)
         status = DRAY_OK;

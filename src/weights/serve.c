@@ -7,6 +7,7 @@
  * waits for a slot of it stands in line: the one that came first has the next one. */
 #include "weights/serve.h"
 
+#include "base/callers.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -28,7 +29,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { CONNECTIONS_MAX = 1024, BUFFERS_MAX = 64, EVENTS = 64, TICK_MS = 1000 };
+enum { BUFFERS_MAX = 64, EVENTS = 64, TICK_MS = 1000 };
 #define STUCK_NS (30 * DRAY__SECOND) /* in the middle of a request or an answer */
 
 /* A slot of an arena in which an answer lies. */
@@ -41,6 +42,7 @@ struct held {
 
 struct connection {
     struct connection *next, **link;
+    dray__caller caller;
     dray__stream *stream;
     dray__offer offer;        /* of UCX */
     dray__ucx *ucx;           /* what the stream goes on with after this answer */
@@ -52,11 +54,11 @@ struct connection {
     dray_region *data; /* and its data; NULL: none is being sent */
     uint64_t data_bytes, out_at;
     struct held held[DRAY__ARENA_HELD];
-    uint64_t place;       /* in the line for a slot; 0: not in it */
-    size_t ahead;         /* bytes of the next header, read behind a request in the line */
-    bool full, answering; /* a whole request is here; its answer is being sent */
-    int64_t moved_ns;
-    int fd; /* that the epoll has */
+    uint64_t place;             /* in the line for a slot; 0: not in it */
+    size_t ahead;               /* bytes of the next header, read behind a request in the line */
+    bool full, answering;       /* a whole request is here; its answer is being sent */
+    int64_t moved_ns, began_ns; /* began: the request that is being read */
+    int fd;                     /* that the epoll has */
     short events;
 };
 
@@ -66,7 +68,7 @@ struct server {
     int listener, poll, stop, wake; /* wake: a session of NCCL's has an answer */
     char endpoint[DRAY__STREAM_ADDRESS];
     struct connection *connections;
-    uint32_t count;
+    dray__callers callers;
     dray_region *buffers[BUFFERS_MAX]; /* free ones */
     uint32_t free_buffers, made_buffers;
     dray__packer *packer;
@@ -108,7 +110,7 @@ static void end(struct server *s, struct connection *c)
     *c->link = c->next;
     if (c->next)
         c->next->link = c->link;
-    s->count--;
+    dray__callers_leave(&s->callers, &c->caller);
     give_buffer(s, c->data);
     for (size_t i = 0; i < DRAY__ARENA_HELD; i++)
         give_slot(&c->held[i]);
@@ -121,13 +123,20 @@ static void end(struct server *s, struct connection *c)
     free(c);
 }
 
+static void end_caller(void *server, dray__caller *caller)
+{
+    end(server, caller->owner);
+}
+
 static void begin(struct server *s, dray__stream *stream)
 {
     struct connection *c = calloc(1, sizeof *c);
     uint8_t *in = malloc(2 * DRAY__PULL_REQUEST_HEADER + DRAY__PULL_BODY_MAX);
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = c};
-    if (!c || !in || s->count == CONNECTIONS_MAX ||
-        epoll_ctl(s->poll, EPOLL_CTL_ADD, dray__stream_fd(stream), &event)) {
+    bool entered = c && in && dray__callers_enter(&s->callers, &c->caller, c);
+    if (!entered || epoll_ctl(s->poll, EPOLL_CTL_ADD, dray__stream_fd(stream), &event)) {
+        if (entered)
+            dray__callers_leave(&s->callers, &c->caller);
         dray__stream_close(stream);
         free(in);
         free(c);
@@ -143,7 +152,6 @@ static void begin(struct server *s, dray__stream *stream)
     if (c->next)
         c->next->link = &c->next;
     s->connections = c;
-    s->count++;
 }
 
 static void accept_all(struct server *s)
@@ -153,6 +161,8 @@ static void accept_all(struct server *s)
     while ((rc = dray__stream_accept(s->listener, s->keys, &stream, NULL)) == DRAY_OK)
         begin(s, stream);
     /* Who comes stays in the backlog, and the listener readable: do not spin on it. */
+    if (rc != DRAY_EAGAIN)
+        dray__callers_make_room(&s->callers);
     if (rc != DRAY_EAGAIN && epoll_ctl(s->poll, EPOLL_CTL_DEL, s->listener, NULL) == 0)
         s->deaf = true;
 }
@@ -236,8 +246,10 @@ static int receive(struct connection *c)
         ssize_t n = dray__stream_recv(c->stream, c->in + c->in_have, need - c->in_have);
         if (n <= 0)
             return n ? (int)n : -ECONNRESET;
-        c->in_have += (size_t)n;
         c->moved_ns = dray__now();
+        if (!c->in_have)
+            c->began_ns = c->moved_ns;
+        c->in_have += (size_t)n;
     }
     return 0;
 }
@@ -433,8 +445,10 @@ static int work(struct server *s, struct connection *c)
     int rc = c->answering ? transmit(s, c) : 0;
     if (rc == 0 && !c->answering)
         rc = receive(c);
-    if (rc == 0 && c->full)
+    if (rc == 0 && c->full) {
+        dray__callers_heard(&s->callers, &c->caller);
         rc = answer(s, c);
+    }
     if (rc == -EAGAIN && c->place)
         rc = read_ahead(c);
     if (rc == -EAGAIN && c->full && c->nccl)
@@ -475,6 +489,7 @@ static void turn(struct server *s, struct connection *c)
     bool ends = true;
     if (dray__export_enter(c->export)) {
         ends = work(s, c) || !arm(s, c);
+        c->caller.busy = c->full || c->answering;
         dray__export_leave();
     }
     if (ends)
@@ -531,7 +546,8 @@ static void drop_stuck(struct server *s)
         keeps |= !dray__export_enter(c->export);
         if (!keeps)
             dray__export_leave();
-        if (keeps || ((c->in_have || c->answering) && now - c->moved_ns > STUCK_NS))
+        bool slow = c->in_have && !c->full && now - c->began_ns > STUCK_NS;
+        if (keeps || slow || ((c->in_have || c->answering) && now - c->moved_ns > STUCK_NS))
             end(s, c);
     }
 }
@@ -561,12 +577,13 @@ static void *serve(void *user)
     bool more = false;
     for (int64_t tick = 0;;) {
         struct epoll_event events[EVENTS];
+        bool come = false;
         int n = epoll_wait(s->poll, events, EVENTS, more ? 0 : TICK_MS);
         for (int i = 0; i < n; i++) {
             if (events[i].data.ptr == &s->stop)
                 return NULL;
             if (events[i].data.ptr == &s->listener)
-                accept_all(s);
+                come = true; /* for whom others may end, of whom there may be events here */
             else if (events[i].data.ptr == &s->wake)
                 drain(s->wake);
             else if (is_gone(events[i].data.ptr, events[i].events))
@@ -574,9 +591,12 @@ static void *serve(void *user)
             else
                 turn(s, events[i].data.ptr);
         }
+        if (come)
+            accept_all(s);
         more = others(s);
         if (dray__now() - tick > TICK_MS * DRAY__MILLISECOND) {
             drop_stuck(s);
+            dray__callers_sweep(&s->callers);
             s->deaf = s->deaf && watch(s, &s->listener);
             tick = dray__now();
         }
@@ -634,6 +654,8 @@ static int server_new(const char *address, const dray__stream_keys *keys, const 
     if (!s)
         return dray__nomem(error);
     s->pid = getpid();
+    dray__callers_init(&s->callers, "data server", DRAY__CALLERS_PART_SOME,
+                       DRAY__CALLERS_PATIENCE_S * DRAY__SECOND, end_caller, s);
     s->keys = keys;
     if (cells)
         s->cells = *cells;

@@ -22,6 +22,7 @@ typedef struct dray__swap dray__swap;
 struct dray_subscriber {
     dray_context *context;
     dray__channel *channel;
+    bool interrupted;   /* the update under way: as if its deadline had passed */
     bool channel_stuck; /* a started request was left without its answer */
     dray__destination destination;
     uint64_t key, token;
@@ -66,7 +67,7 @@ struct dray_subscriber {
     enum update_phase phase;
     dray_update_options options;
     char *path;
-    int64_t deadline_ns, started_ns, mark_ns;
+    int64_t deadline_ns, answer_by_ns, started_ns, mark_ns; /* answer_by_ns: of what was asked */
     uint64_t attempt, source_set, group_set;
     uint32_t source_count, cohort_count;
     uint64_t cohort_set, run, last; /* last: the member that published last */

@@ -3,6 +3,8 @@
  * group decides then is the outcome. */
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/json.h"
+#include "base/wait.h"
 #include "weights/fan.h"
 #include "weights/haul.h"
 #include "weights/overlay.h"
@@ -44,6 +46,13 @@ static void set_timer(dray_subscriber *s, int64_t at_ns)
     timerfd_settime(s->timer_fd, TFD_TIMER_ABSTIME, &spec, NULL);
 }
 
+/* Of the coordinator, which answers what is asked now by then. */
+static void expect_answer(dray_subscriber *s, int64_t by_ns)
+{
+    s->answer_by_ns = dray__answer_deadline(by_ns);
+    set_timer(s, s->answer_by_ns);
+}
+
 static int send_begin(dray_subscriber *s, dray_error *error);
 
 /* Bytes were overwritten, and did not become a version: nothing is known to be right. */
@@ -64,7 +73,7 @@ static void forget_written(dray_subscriber *s)
 static bool begin_again(dray_subscriber *s, const dray_error *outcome)
 {
     if (s->source != DRAY__FROM_PEERS || s->retried || s->channel_stuck ||
-        outcome->code == DRAY_ECLOSED || dray__now() >= s->deadline_ns)
+        outcome->code == DRAY_ECLOSED || s->interrupted || dray__now() >= s->deadline_ns)
         return false;
     dray__haul_close(s->haul);
     s->haul = NULL;
@@ -158,7 +167,7 @@ static int vote(dray_subscriber *s, const dray_error *verdict)
     put_sums(s, &w, &lies, &s->lies_form);
     s->failed = own.code != 0;
     s->mark_ns = dray__now();
-    set_timer(s, dray__answer_deadline(s->deadline_ns));
+    expect_answer(s, s->deadline_ns);
     int rc = dray__call_start(s->channel, DRAY__MSG_UPDATE_VOTE, &w, NULL, 0, &error);
     dray__writer_free(&w);
     dray__sums_free(&sums);
@@ -185,7 +194,7 @@ static bool answered(dray_subscriber *s, dray__reply *reply, int *rc)
         if (s->phase == PHASE_VOTE && s->source == DRAY__FROM_DISK && !s->failed)
             dray__fail_prefix(&error, code, "checkpoint %.200s: ", s->path);
         *rc = end(s, &error);
-    } else if (dray__now() >= dray__answer_deadline(s->deadline_ns)) {
+    } else if (s->interrupted || dray__now() >= s->answer_by_ns) {
         s->channel_stuck = true;
         dray__fail(&error, DRAY_ETIMEDOUT, "update of group %s: no answer from %s", s->group,
                    dray__context_address(s->context));
@@ -227,7 +236,12 @@ static int on_begin(dray_subscriber *s)
     s->cohort_count = dray__get_u32(&reply.payload);
     s->run = dray__get_u64(&reply.payload);
     s->last = dray__get_u64(&reply.payload);
-    if (dray__reader_finish(&reply.payload, "UPDATE_BEGIN", &error))
+    rc = dray__reader_finish(&reply.payload, "UPDATE_BEGIN", &error);
+    if (!rc && (s->source_count > DRAY__WORLD_MAX || s->cohort_count > DRAY__COHORT_MAX))
+        rc = dray__fail(&error, DRAY_EPROTO,
+                        "UPDATE_BEGIN: %" PRIu32 " sources, a cohort of %" PRIu32, s->source_count,
+                        s->cohort_count);
+    if (rc)
         return end(s, &error);
     s->writing = s->granted; /* and has to say so when it fails */
     s->report.source = s->source;
@@ -238,10 +252,13 @@ static int on_begin(dray_subscriber *s)
     return DRAY_OK;
 }
 
-/* The answer to what preparing asks never came, or the deadline did. */
+/* The answer to what preparing asks never came, or the deadline did. A coordinator that is only
+ * busy gets the second that other answers have: a subscriber that it left without one is of no use.
+ */
 static int waits_too_long(dray_subscriber *s, dray_error *error)
 {
-    if (dray__now() < s->deadline_ns)
+    int64_t until = s->sources->asked ? s->answer_by_ns : s->deadline_ns;
+    if (!s->interrupted && dray__now() < until)
         return DRAY_EAGAIN;
     s->channel_stuck = s->sources->asked != 0;
     return dray__fail(error, DRAY_ETIMEDOUT, "update of group %s: no answer from %s", s->group,
@@ -309,8 +326,11 @@ static int ask_to_write(dray_subscriber *s)
     dray__writer w = {0};
     dray__put_u64(&w, s->key);
     dray__put_u64(&w, s->attempt);
-    dray__put_i64(&w, s->options.lease_ns ? s->options.lease_ns : DRAY__LEASE_DEFAULT);
+    int64_t lease_ns = s->options.lease_ns ? s->options.lease_ns : DRAY__LEASE_DEFAULT;
+    int64_t readers_ns = dray__deadline(lease_ns > 0 ? lease_ns : 0); /* who have it so long */
+    dray__put_i64(&w, lease_ns);
     s->mark_ns = dray__now();
+    expect_answer(s, readers_ns > s->deadline_ns ? readers_ns : s->deadline_ns);
     int rc = dray__call_start(s->channel, DRAY__MSG_UPDATE_WRITING, &w, NULL, 0, &error);
     dray__writer_free(&w);
     if (rc)
@@ -373,7 +393,7 @@ static void note_wait(dray_subscriber *s)
 static int on_move(dray_subscriber *s)
 {
     dray_error error;
-    if (dray__now() >= s->deadline_ns) {
+    if (s->interrupted || dray__now() >= s->deadline_ns) {
         dray__fail(&error, DRAY_ETIMEDOUT, "the deadline passed while bytes were moved");
         if (s->haul)
             dray__haul_explain(s->haul, &error);
@@ -412,8 +432,8 @@ static void tell(dray_subscriber *s)
     json_t *object = json_loads(fields, 0, NULL);
     if (!object)
         return;
-    json_object_set_new(object, "model", json_string(s->model));
-    json_object_set_new(object, "group", json_string(s->group));
+    dray__json_set(&object, "model", json_string(s->model));
+    dray__json_set(&object, "group", json_string(s->group));
     size_t size = json_dumpb(object, json, sizeof json - 1, JSON_COMPACT);
     json_decref(object);
     if (size == 0 || size >= sizeof json)
@@ -574,7 +594,7 @@ static int start(dray_subscriber *s, enum dray__purpose purpose, const dray_upda
     s->report = (dray_update_report)DRAY_UPDATE_REPORT_INIT;
     s->report.strategy = options->strategy;
     s->announced = s->writing = s->failed = s->moved_any = false;
-    s->retried = s->granted = false;
+    s->retried = s->granted = s->interrupted = false;
     s->purpose = purpose;
     s->source = DRAY__FROM_PUBLISHERS;
     rc = dray__subscriber_ensure(
@@ -588,7 +608,7 @@ static int start(dray_subscriber *s, enum dray__purpose purpose, const dray_upda
         return rc;
     }
     s->phase = PHASE_BEGIN;
-    set_timer(s, dray__answer_deadline(s->deadline_ns));
+    expect_answer(s, s->deadline_ns);
     return DRAY_OK;
 }
 
@@ -671,7 +691,8 @@ static int run(dray_subscriber *s, enum dray__purpose purpose, const dray_update
             sched_yield();
             continue;
         }
-        poll(&p, 1, dray__left_ms(dray__answer_deadline(s->deadline_ns)) + 1);
+        dray__wait(&p, 1, s->answer_by_ns + DRAY__MILLISECOND);
+        s->interrupted = dray__interrupted();
     }
     return dray_update_finish(s, report, error);
 }

@@ -65,6 +65,7 @@ static void wire_reads_what_it_wrote(void **state)
     assert_int_equal(dray__get_i64(&r), -5);
     assert_true(dray__get_f64(&r) == -0.125);
     char *text = dray__get_string(&r, 100);
+    assert_non_null(text);
     assert_string_equal(text, "größe");
     free(text);
     size_t n;

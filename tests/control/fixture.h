@@ -83,6 +83,14 @@ static inline void fixture_on_stop(evutil_socket_t fd, short what, void *user)
     event_base_loopbreak(user);
 }
 
+/* A TCP listener's token lies there. */
+static inline void fixture_have_runtime(const coordinator_fixture *f)
+{
+    const char *folder = getenv("XDG_RUNTIME_DIR");
+    if (!folder || access(folder, W_OK) < 0)
+        setenv("XDG_RUNTIME_DIR", f->folder, 1);
+}
+
 static inline void fixture_make(coordinator_fixture *f)
 {
     dray_error error;
@@ -90,6 +98,7 @@ static inline void fixture_make(coordinator_fixture *f)
     snprintf(f->folder, sizeof f->folder, "%.64s/dray-test-XXXXXX", tmp ? tmp : "/tmp");
     if (!mkdtemp(f->folder))
         fixture_die("mkdtemp", NULL);
+    fixture_have_runtime(f);
     snprintf(f->path, sizeof f->path, "%s/socket", f->folder);
     snprintf(f->unix_address, sizeof f->unix_address, "unix:%s", f->path);
     f->options.unix_path = f->path;
@@ -158,6 +167,7 @@ static inline void fixture_fork(coordinator_fixture *f, fixture_services service
         fixture_die("child", NULL);
     (void)byte;
     f->process = process;
+    fixture_have_runtime(f);
     fixture_keep(f);
     close(ready[0]);
     close(ready[1]);

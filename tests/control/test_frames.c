@@ -31,7 +31,8 @@ static uint64_t draw(uint64_t below)
     return dray__random_u64(seed, 0, drawn++) % below;
 }
 
-/* 0x7001 echoes payload and descriptors, 0x7002 leaves the descriptors lying, 0x7003 is kept. */
+/* 0x7001 echoes payload and descriptors, 0x7002 leaves the descriptors lying, 0x7003 is kept
+ * for a moment, 0x7004 for longer than the test. */
 static void handle(void *self, dray__request *request)
 {
     (void)self;
@@ -40,6 +41,10 @@ static void handle(void *self, dray__request *request)
     uint16_t type = dray__request_type(request);
     if (type == 0x7003) {
         dray__request_expire_at(request, dray__deadline((int64_t)draw(1000) * 1000));
+        return;
+    }
+    if (type == 0x7004) {
+        dray__request_expire_at(request, dray__deadline(600 * DRAY__SECOND));
         return;
     }
     if (type == 0x7001)
@@ -62,7 +67,7 @@ static void expired(void *self, dray__request *request, int channel_gone)
 static int add_service(dray__coordinator *coordinator, dray_error *error)
 {
     static const dray__service service = {
-        .name = "test", .first = 0x7001, .last = 0x7003, .handle = handle, .expired = expired};
+        .name = "test", .first = 0x7001, .last = 0x7004, .handle = handle, .expired = expired};
     return dray__coordinator_add(coordinator, &service, NULL, error);
 }
 
@@ -404,6 +409,61 @@ static void unusable_streams_are_closed_with_a_reason(void **state)
     }
 }
 
+/* A frame without a payload has a header that can be altered, too. */
+static void empty_frames_have_a_checksum(void **state)
+{
+    (void)state;
+    for (size_t at = 4; at < DRAY__FRAME_HEADER; at++) {
+        if (at == 6 || at == 7 || (at >= 16 && at < 20)) /* they say how much is to come */
+            continue;
+        dray__writer out = {0};
+        dray__frame ping = {.type = DRAY__MSG_PING, .id = 7};
+        dray_error told;
+        assert_int_equal(dray__frame_put(&out, &ping, NULL), DRAY_OK);
+        out.data[at] ^= 0x10;
+        raw c = connect_raw(f.unix_address);
+        assert_true(send_raw(&c, out.data, out.size, NULL, 0));
+        assert_int_equal(last_words(&c, &told), DRAY_ECHECKSUM);
+        close_raw(&c);
+        dray__writer_free(&out);
+    }
+}
+
+/* Requests that wait for their answers take memory: there is an end to them. */
+static void waiting_requests_have_an_end(void **state)
+{
+    (void)state;
+    enum { KEPT = 4096 };
+    dray__writer out = {0}, payload = {0};
+    put_hello(&out, &payload);
+    for (uint64_t id = 100; id < 100 + KEPT + 1; id++) {
+        dray__frame frame = {.type = 0x7004, .id = id};
+        assert_int_equal(dray__frame_put(&out, &frame, NULL), DRAY_OK);
+    }
+    raw c = connect_raw(f.unix_address);
+    assert_true(send_raw(&c, out.data, out.size, NULL, 0));
+    dray__inbox inbox = {.tls = c.tls};
+    dray__frame frame;
+    int fds[DRAY__FRAME_FDS], status;
+    do { /* HELLO's reply comes before it */
+        while ((status = dray__inbox_take(&inbox, &frame, fds, NULL)) == DRAY_EAGAIN) {
+            struct pollfd p = {.fd = c.fd, .events = POLLIN};
+            assert_int_equal(poll(&p, 1, 30000), 1);
+            assert_int_equal(dray__inbox_fill(&inbox, c.fd, NULL), DRAY_OK);
+        }
+        assert_int_equal(status, DRAY_OK);
+    } while (!(frame.flags & DRAY__FRAME_ERROR));
+    dray_error told;
+    dray__frame_get_error(dray__reader_of(frame.payload, frame.size), &told);
+    assert_int_equal(frame.id, 100 + KEPT);
+    assert_int_equal(told.code, DRAY_EFULL);
+    dray__inbox_free(&inbox);
+    close_raw(&c);
+    dray__writer_free(&out);
+    dray__writer_free(&payload);
+    still_serves();
+}
+
 static void forged_lengths_take_no_memory(void **state)
 {
     (void)state;
@@ -711,6 +771,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(mutated_frames_hurt_nobody),
         cmocka_unit_test(unusable_streams_are_closed_with_a_reason),
+        cmocka_unit_test(empty_frames_have_a_checksum),
+        cmocka_unit_test(waiting_requests_have_an_end),
         cmocka_unit_test(forged_lengths_take_no_memory),
         cmocka_unit_test(descriptors_come_back),
         cmocka_unit_test(descriptors_that_nobody_announced_are_closed),

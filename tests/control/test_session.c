@@ -667,11 +667,8 @@ static void tcp_needs_the_token(void **state)
 {
     (void)state;
     char path[200], wrong[160], text[200];
-    const char *folder = getenv("XDG_RUNTIME_DIR"), *port = strrchr(f.tcp_address, ':') + 1;
-    if (folder && folder[0] == '/')
-        snprintf(path, sizeof path, "%s/dray-tcp-%s.token", folder, port);
-    else
-        snprintf(path, sizeof path, "/tmp/dray-%u-tcp-%s.token", (unsigned)geteuid(), port);
+    const char *port = strrchr(f.tcp_address, ':') + 1;
+    snprintf(path, sizeof path, "%.100s/dray-tcp-%s.token", getenv("XDG_RUNTIME_DIR"), port);
     struct stat st;
     assert_int_equal(stat(path, &st), 0);
     assert_int_equal(st.st_mode & 0777, 0600);
@@ -684,14 +681,19 @@ static void tcp_needs_the_token(void **state)
     assert_true(size > 70);
     text[size] = 0;
     close(fd);
+    write_token(wrong, text, 0600);
+    assert_int_equal(open_with_token(f.tcp_address, wrong), DRAY_OK);
+    static const mode_t modes[] = {0640, 0620, 0604};
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
+        write_token(wrong, text, modes[i]);
+        assert_int_equal(open_with_token(f.tcp_address, wrong), DRAY_EPERM);
+    }
     text[size - 2] = text[size - 2] == 'a' ? 'b' : 'a'; /* of the key */
     write_token(wrong, text, 0600);
     assert_int_equal(open_with_token(f.tcp_address, wrong), DRAY_EPERM);
     assert_int_equal(open_with_token(f.unix_address, wrong), DRAY_OK);
     text[6] = text[6] == 'a' ? 'b' : 'a'; /* of the session */
     write_token(wrong, text, 0600);
-    assert_int_equal(open_with_token(f.tcp_address, wrong), DRAY_EPERM);
-    write_token(wrong, text, 0640);
     assert_int_equal(open_with_token(f.tcp_address, wrong), DRAY_EPERM);
     write_token(wrong, "too short", 0600);
     assert_int_equal(open_with_token(f.tcp_address, wrong), DRAY_EFORMAT);

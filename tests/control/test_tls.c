@@ -424,6 +424,33 @@ static void roles_do_what_is_theirs(void **state)
     unsetenv("DRAY_TOKEN");
 }
 
+/* A session's further connections have its role: neither less nor more. */
+static void sessions_are_joined_in_their_role(void **state)
+{
+    (void)state;
+    static const char *const roles[] = {"trainer", "engine", "task", "master"};
+    char text[DRAY__TOKEN_TEXT];
+    for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
+        for (size_t k = 0; k < sizeof roles / sizeof *roles; k++) {
+            dray_context *context;
+            dray__channel *channel = NULL;
+            for (size_t which = 0; which < 2; which++) {
+                const char *role = roles[which ? k : i];
+                if (strcmp(role, "master") == 0)
+                    setenv("DRAY_TOKEN", dray__token_print(&master, text), 1);
+                else
+                    use_token(role);
+                if (!which)
+                    assert_int_equal(open_as(i == 3 ? "trainer" : NULL, &context, NULL), DRAY_OK);
+            }
+            assert_int_equal(dray__channel_open(context, &channel, NULL),
+                             i == k ? DRAY_OK : DRAY_EPERM);
+            dray__channel_close(channel);
+            dray_close(context);
+        }
+    unsetenv("DRAY_TOKEN");
+}
+
 static void members_share_a_data_key(void **state)
 {
     (void)state;
@@ -485,6 +512,57 @@ static void tokens_are_checked(void **state)
     unlink(path);
     assert_int_equal(dray__token_write(path, &engine, NULL), DRAY_OK);
     assert_int_equal(dray__token_master(path, &again, NULL), DRAY_EINVALID);
+    unlink(path);
+}
+
+/* Root may read every file, but a token that another user wrote is that user's word. */
+static void token_files_are_of_their_user(void **state)
+{
+    (void)state;
+    char path[160];
+    dray__token token;
+    dray_error error;
+    if (geteuid() != 0)
+        skip(); /* only root can give files away */
+    snprintf(path, sizeof path, "%s/given", f.folder);
+    assert_int_equal(dray__token_write(path, &master, NULL), DRAY_OK);
+    assert_int_equal(dray__token_read(path, &token, NULL), DRAY_OK);
+    assert_int_equal(chown(path, 12345, (gid_t)-1), 0);
+    assert_int_equal(dray__token_read(path, &token, &error), DRAY_EPERM);
+    assert_non_null(strstr(error.message, "user 12345"));
+    unlink(path);
+}
+
+/* Everybody may write into /tmp: what lies there says nothing of who the server is. */
+static void tokens_are_not_looked_for_in_tmp(void **state)
+{
+    (void)state;
+    char path[160], text[64], *kept = strdup(getenv("XDG_RUNTIME_DIR"));
+    unsigned port = 1024 + (unsigned)getpid() % 60000;
+    dray__address address;
+    dray__token token;
+    dray_error error;
+    snprintf(text, sizeof text, "tcp:127.0.0.1:%u", port);
+    assert_int_equal(dray__address_parse(text, &address, NULL), DRAY_OK);
+    snprintf(path, sizeof path, "/tmp/dray-%u-tcp-%u.token", (unsigned)geteuid(), port);
+    unlink(path);
+    assert_int_equal(dray__token_write(path, &master, NULL), DRAY_OK);
+    for (int empty = 0; empty < 2; empty++) {
+        if (empty)
+            setenv("XDG_RUNTIME_DIR", "", 1);
+        else
+            unsetenv("XDG_RUNTIME_DIR");
+        assert_int_equal(dray__token_find(&address, &token, &error), DRAY_ENOENT);
+        assert_non_null(strstr(error.message, "XDG_RUNTIME_DIR"));
+    }
+    struct event_base *base = event_base_new();
+    dray__coordinator *coordinator = NULL;
+    dray__coordinator_options options = {.tcp_address = "127.0.0.1:0"};
+    assert_int_equal(dray__coordinator_new(base, &options, &coordinator, &error), DRAY_ENOENT);
+    assert_non_null(strstr(error.message, "--master"));
+    event_base_free(base);
+    setenv("XDG_RUNTIME_DIR", kept, 1);
+    free(kept);
     unlink(path);
 }
 
@@ -621,8 +699,11 @@ int main(void)
         cmocka_unit_test(s_server_is_believed_with_the_key_alone),
         cmocka_unit_test(a_recorded_session_cannot_be_replayed),
         cmocka_unit_test(roles_do_what_is_theirs),
+        cmocka_unit_test(sessions_are_joined_in_their_role),
         cmocka_unit_test(members_share_a_data_key),
         cmocka_unit_test(tokens_are_checked),
+        cmocka_unit_test(token_files_are_of_their_user),
+        cmocka_unit_test(tokens_are_not_looked_for_in_tmp),
         cmocka_unit_test(silent_strangers_make_room),
         cmocka_unit_test(handshakes_have_a_deadline),
         cmocka_unit_test(networks_are_read),

@@ -1,6 +1,7 @@
 /* A fuzz target: what libFuzzer calls, and what a corpus begins with. Built with replay.c it is an
- * ordinary test: `fuzz_x` runs the seeds and changed seeds; `fuzz_x FILE|DIR...` runs inputs again;
- * `fuzz_x --seeds DIR` writes the seeds. With clang, -DDRAY_FUZZ=ON also makes `libfuzzer_x`. */
+ * ordinary test: `fuzz_x` runs the seeds, the inputs of corpus/x, and changed ones; `fuzz_x
+ * FILE|DIR...` runs inputs again; `fuzz_x --seeds DIR` writes the seeds. With clang, -DDRAY_FUZZ=ON
+ * also makes `libfuzzer_x`. */
 #ifndef DRAY_TESTS_FUZZ_H
 #define DRAY_TESTS_FUZZ_H
 
@@ -8,6 +9,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define MUST(condition)                                                                            \
     do {                                                                                           \
@@ -22,6 +24,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 typedef void (*fuzz_put)(void *user, const void *data, size_t size);
 void fuzz_seeds(fuzz_put put, void *user);
 
+/* How many changed inputs a seed becomes as a test, where a target is too slow for 300. */
+extern const int fuzz_rounds __attribute__((weak));
+
 /* A seed whose first byte says what the rest is. */
 static inline void fuzz_put_kind(fuzz_put put, void *user, uint8_t kind, const dray__writer *body)
 {
@@ -31,5 +36,20 @@ static inline void fuzz_put_kind(fuzz_put put, void *user, uint8_t kind, const d
     put(user, all.data, all.size);
     dray__writer_free(&all);
 }
+
+static inline void fuzz_put_text(fuzz_put put, void *user, uint8_t kind, const char *text)
+{
+    dray__writer body = {0};
+    dray__put_bytes(&body, text, strlen(text));
+    fuzz_put_kind(put, user, kind, &body);
+    dray__writer_free(&body);
+}
+
+/* A folder of this process's own, removed with its files when it ends. */
+const char *fuzz_folder(void);
+/* Its file NAME; the text is valid until the next call. */
+const char *fuzz_path(const char *name);
+void fuzz_write(const char *path, const void *data, size_t size);
+void fuzz_empty_folder(void);
 
 #endif

@@ -26,43 +26,21 @@ enum { KINDS = 7, TEXT_MAX = 4096 };
 
 static struct world {
     dray_model_config model;
-    char folder[64], index[128];
+    char index[128];
 } w;
-
-static void clean_up(void)
-{
-    char path[160];
-    snprintf(path, sizeof path, "%s/a.safetensors", w.folder);
-    unlink(path);
-    unlink(w.index);
-    rmdir(w.folder);
-}
-
-static void write_file(const char *path, const void *data, size_t size)
-{
-    FILE *file = fopen(path, "wb");
-    MUST(file && fwrite(data, 1, size, file) == size && fclose(file) == 0);
-}
 
 static void make(void)
 {
     static const char header[] = "{\"t\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}";
-    const char *tmp = getenv("TMPDIR");
-    char path[160];
     dray__writer file = {0};
     MUST(dray_model_config_load("qwen3-30b-a3b", &w.model, NULL) == 0);
     w.model.layers = 2;
     w.model.experts = 4;
-    snprintf(w.folder, sizeof w.folder, "%s/dray-fuzz-XXXXXX",
-             tmp && strlen(tmp) < 30 ? tmp : "/tmp");
-    MUST(mkdtemp(w.folder));
-    atexit(clean_up);
-    snprintf(w.index, sizeof w.index, "%s/model.safetensors.index.json", w.folder);
-    snprintf(path, sizeof path, "%s/a.safetensors", w.folder);
+    snprintf(w.index, sizeof w.index, "%s", fuzz_path("model.safetensors.index.json"));
     dray__put_u64(&file, sizeof header - 1);
     dray__put_bytes(&file, header, sizeof header - 1);
     dray__put_u16(&file, 7);
-    write_file(path, file.data, file.size);
+    fuzz_write(fuzz_path("a.safetensors"), file.data, file.size);
     dray__writer_free(&file);
 }
 
@@ -157,8 +135,8 @@ static void safetensors(const uint8_t *data, size_t size)
 static void checkpoint(const uint8_t *data, size_t size)
 {
     dray_layout *layout = NULL;
-    write_file(w.index, data, size);
-    if (dray_layout_safetensors(w.folder, &layout, NULL) == DRAY_OK)
+    fuzz_write(w.index, data, size);
+    if (dray_layout_safetensors(fuzz_folder(), &layout, NULL) == DRAY_OK)
         MUST(dray_layout_bytes(layout) == 2 && dray_layout_tensor_count(layout) == 1);
     dray_layout_free(layout);
 }
@@ -244,7 +222,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static void (*const all[KINDS])(const uint8_t *, size_t) = {
         packed_layout, packed_handle, safetensors, checkpoint, config, spec, name};
-    if (!w.folder[0])
+    if (!w.index[0])
         make();
     if (size)
         all[data[0] % KINDS](data + 1, size - 1);
@@ -252,14 +230,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 }
 
 /* ---- what it begins with --------------------------------------------------------------------- */
-
-static void put_text(fuzz_put put, void *user, uint8_t kind, const char *text)
-{
-    dray__writer body = {0};
-    dray__put_bytes(&body, text, strlen(text));
-    fuzz_put_kind(put, user, kind, &body);
-    dray__writer_free(&body);
-}
 
 static void put_layouts(fuzz_put put, void *user)
 {
@@ -338,7 +308,7 @@ void fuzz_seeds(fuzz_put put, void *user)
         {6, "\x04"
             "model.layers.1.mlp.experts.w13_weight"},
     };
-    if (!w.folder[0])
+    if (!w.index[0])
         make();
     put_layouts(put, user);
     put_handle(put, user);
@@ -347,5 +317,5 @@ void fuzz_seeds(fuzz_put put, void *user)
     fuzz_put_kind(put, user, 2, &body);
     dray__writer_free(&body);
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        put_text(put, user, texts[i].kind, texts[i].text);
+        fuzz_put_text(put, user, texts[i].kind, texts[i].text);
 }

@@ -66,7 +66,7 @@ static inline void gpu_end(void)
         fprintf(stderr, "%s is left\n", gpu_cache);
 }
 
-/* Takes the library's driver, and its NVRTC, from the build's fake; skips where a real one is
+/* Takes the library's driver, its NVRTC and NCCL, from the build's fakes; skips where a real one is
  * wanted that has fewer GPUs. */
 static inline void gpu_begin(int devices)
 {
@@ -94,6 +94,8 @@ static inline void gpu_begin(int devices)
     snprintf(number, sizeof number, "%d", devices);
     setenv("DRAY_CUDA_LIBRARY", fake, 1);
     setenv("DRAY_NVRTC_LIBRARY", fake, 1);
+    if (getenv("DRAY_FAKE_NCCL")) /* machines with GPUs have NCCL, too */
+        setenv("DRAY_NCCL_LIBRARY", getenv("DRAY_FAKE_NCCL"), 0);
     setenv("FAKE_CUDA_STATE", gpu_state, 1);
     setenv("FAKE_CUDA_DEVICES", number, 1);
     setenv("XDG_CACHE_HOME", gpu_cache,

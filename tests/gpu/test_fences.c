@@ -301,6 +301,49 @@ static void test_late_sums(void **state)
     munmap(s.board, sizeof(board));
 }
 
+/* Work that keeps a GPU for itself may let the sums end late, and at once: nothing is announced
+ * after the deadline. */
+static void sleep_once_summed(void *user, const char *step)
+{
+    bool *slept = user;
+    if (strcmp(step, "summed") || *slept)
+        return;
+    *slept = true;
+    usleep(1200000);
+}
+
+static void late_announcer(void *user)
+{
+    scene *s = user;
+    source o = open_source(s);
+    dray_error said = {0};
+    bool slept = false;
+    dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
+    dray_publisher_close(o.t.publisher);
+    options.regions = o.t.region;
+    options.timeout_ns = DRAY__SECOND;
+    MUST(dray_publisher_open(o.t.context, MODEL, o.t.layout, &options, &o.t.publisher, error));
+    fill(o.t.layout, o.t.region, o.t.tied, s->seed);
+    dray__weights_hook(sleep_once_summed, &slept);
+    CHECK(dray_publish(o.t.publisher, 1, NULL, &said) == DRAY_ETIMEDOUT);
+    CHECK(slept && strstr(said.message, "not announced"));
+    MUST(dray_publish(o.t.publisher, 1, NULL, error));
+    raise_flag(s->board, ASKED);
+    await_flag(s->board, TRIED);
+    close_source(&o);
+}
+
+static void test_late_announcement(void **state)
+{
+    (void)state;
+    scene s = plain(59);
+    s.world = 1;
+    s.tp = 1;
+    s.board = board_new();
+    run_pair(&s, late_announcer, patient_engine);
+    munmap(s.board, sizeof(board));
+}
+
 /* ---- a stream that waits for readers -----------------------------------------------------------
  */
 
@@ -440,6 +483,7 @@ int main(void)
         CLUSTER_TEST(test_into_shared_memory), CLUSTER_TEST(test_one_process),
         CLUSTER_TEST(test_deadline),           CLUSTER_TEST(test_busy_trainer),
         CLUSTER_TEST(test_wait_on_a_stream),   CLUSTER_TEST(test_late_sums),
+        CLUSTER_TEST(test_late_announcement),
     };
     scenes_begin();
     return cluster_run(tests, sizeof tests / sizeof *tests);

@@ -1,6 +1,7 @@
 # What README and docs/ tell people to type works. Blocks of three kinds are looked at:
 #   ```sh         each line is run at the top of the repository (in a copy of links), and must succeed
-#   ```sh long    not run: make's targets, the presets and dray's commands in it must exist
+#   ```sh long    not run here but in `make soak` (soak_docs.sh): make's targets, the presets and dray's
+#   ```sh gpu     commands in it must exist; gpu: run where there is one
 #   ```c          must compile as the body of a file
 # Relative links must lead somewhere, and the picture of updates be that of the table.
 set -u
@@ -68,7 +69,7 @@ for page in README.md CONTRIBUTING.md docs/*.md; do
     while IFS='	' read -r file kind; do
         case $kind in
         sh) run_block "$page" "$file" ;;
-        'sh long') look_at_block "$page" "$file" ;;
+        'sh long' | 'sh gpu') look_at_block "$page" "$file" ;;
         c)
             cc -std=c17 -D_GNU_SOURCE -Wall -Wextra -Werror -Iinclude -fsyntax-only -x c "$file" ||
                 complain "$page: a block of C does not compile"

@@ -20,8 +20,9 @@ done
 
 # The program uses public headers, its own helpers, run's entry points (run/run.h and the like) where
 # it starts runs, and of base only the nearest words; benchmarks of GPUs speak to the driver.
-report 'src/cmd/ includes more than public headers, cmd/, run/, control/ for serving, base/words.h:' \
-    "$(grep -nE '^#include "' src/cmd/*.[ch] | grep -vE '"(cmd|run)/|"base/words.h"' |
+report 'src/cmd/ or what dray bench measures includes more than public headers, bench/, cmd/, run/, base/words.h:' \
+    "$(grep -nE '^#include "' src/cmd/*.[ch] bench/rows.[ch] bench/*/*.[ch] |
+        grep -vE '"(bench|cmd|run)/|"base/words.h"' |
         grep -vE 'bench_gpu[a-z_]*.c:.*"(memory/(cuda_library|region)|base/error).h"' || true)"
 report 'A public header includes a private one:' "$(grep -nE '^#include "' include/dray/*.h || true)"
 

@@ -347,6 +347,13 @@ static void forged_rectangles_are_refused(void **state)
     h = good, h.event[63] = 1, expect_forged(&h, "event");
     h = good, memset(h.path, 'x', sizeof h.path), expect_forged(&h, "path");
     h = good, memset(h.key, 0, sizeof h.key), expect_forged(&h, "key");
+    h = good, h.kind = DRAY_REGION_FILE, memset(h.path, 'x', sizeof h.path), h.path[0] = '/';
+    expect_forged(&h, "path"); /* without an end */
+    h = good, h.kind = DRAY_REGION_CUDA, h.device[3] = 1, h.form = DRAY_CUDA_FORM_IPC;
+    h.base_offset = 64, h.base_bytes = 128; /* the last of the allocation's bytes */
+    assert_int_equal(dray_handle_pack(&h, packed, sizeof packed, NULL), DRAY_OK);
+    h.base_offset = 65, expect_forged(&h, "base_offset");
+    h.base_offset = 129, expect_forged(&h, "base_offset");
     h = good, h.shape[0] = 0, h.offset = 64; /* nothing at the very end */
     assert_int_equal(dray_handle_pack(&h, packed, sizeof packed, NULL), DRAY_OK);
     dray_region_free(r);

@@ -73,7 +73,7 @@ class EngineSpec(c.Structure):
                 ("ep", c.c_uint32), ("dp", c.c_uint32), ("engine", c.c_int32),
                 ("draft", c.c_int32), ("dense_tp", c.c_uint32), ("shared_tp", c.c_uint32),
                 ("embed_tp", c.c_uint32), ("head_tp", c.c_uint32), ("fuse_shared", c.c_int32),
-                ("redundant", c.c_uint32), ("transposed", c.c_uint32)]
+                ("redundant", c.c_uint32), ("transposed", c.c_uint32), ("w13_order", c.c_int32)]
 
 
 class PlanMember(c.Structure):

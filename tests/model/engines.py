@@ -58,6 +58,7 @@ class Case:
         self.multiple = rng.choice([m for m in (1, 3, 8, 64)
                                     if -(-cf.vocab_size // m) * m % self.tp == 0] or [self.tp])
         self.transposed = rng.choice([0, 0, 31, rng.randrange(32)])
+        self.up_first = rng.random() < 0.4
         self.fused = cf.shared_experts == 1 and self.kind == SGLANG and rng.random() < 0.4
         self.slots, self.map = cf.experts, []
         self.redundant = 0
@@ -106,6 +107,7 @@ class Case:
         s.pp, s.pp_rank, s.ep, s.dp = self.pp, pp_rank, self.ep, self.dp
         s.engine, s.draft, s.fuse_shared = self.kind, self.draft, self.fused
         s.transposed, s.redundant = self.transposed, self.redundant
+        s.w13_order = self.up_first
         for key, value in self.over.items():
             setattr(s, key, value)
         if self.pp_layers:
@@ -377,6 +379,8 @@ class Loader:
         for slot, e in enumerate(held):
             gate, up, down = ((e + n) for n in (
                 ("gate_proj", "up_proj", "down_proj") if "shared" in e else names))
+            if self.k.up_first:  # SGLang's _load_w13, switch_w13
+                gate, up = up, gate
             w13.data[slot, :m] = self.t[gate + ".weight"][rank * m:(rank + 1) * m]
             w13.data[slot, m:] = self.t[up + ".weight"][rank * m:(rank + 1) * m]
             w2.data[slot] = self.t[down + ".weight"][:, rank * m:(rank + 1) * m]
@@ -391,10 +395,12 @@ class Loader:
         for slot, e in enumerate(held):
             gate, up, down = (self.t[e + n + suffix] for n in (
                 ("gate_proj", "up_proj", "down_proj") if "shared" in e else names))
-            if quant == TENSOR:
+            if quant == TENSOR:  # _load_per_tensor_weight_scale: by the shard's number
                 s13.data[slot] = gate, up
                 s2.data[slot] = down
                 continue
+            if self.k.up_first:
+                gate, up = up, gate
             s13.data[slot, :mb] = gate[rank * mb:(rank + 1) * mb]
             s13.data[slot, mb:] = up[rank * mb:(rank + 1) * mb]
             s2.data[slot] = down[:, rank * mb:(rank + 1) * mb]

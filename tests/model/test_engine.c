@@ -188,6 +188,7 @@ static void refuses_what_does_not_fit(void **state)
         {"deepseek-v3", "engine:tp=2,quant=fp4", "expected none, fp8-block or fp8-tensor, found"},
         {"deepseek-v3", "engine:tp=2,like=trt", "expected sglang or vllm, found 'trt'"},
         {"deepseek-v3", "engine:tp=2,transposed=2", "expected 0 or 1, found '2'"},
+        {"deepseek-v3", "engine:tp=2,w13=up_gate", "expected gate-up or up-gate, found 'up_gate'"},
         {"deepseek-v3", "engine:tp=2,redundnat=2", "did you mean 'redundant'?"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {

@@ -192,7 +192,7 @@ for i in range(CASES):
     outcome, case = one_case(i)
     count[outcome] = count.get(outcome, 0) + 1
     if outcome == "loaded":
-        for key in ("map", "quant", "ignore", "transposed", "fused", "redundant"):
+        for key in ("map", "quant", "ignore", "transposed", "fused", "redundant", "up_first"):
             count[key] = count.get(key, 0) + bool(getattr(case, key))
         count["pp"] = count.get("pp", 0) + (case.pp > 1)
         count["dp"] = count.get("dp", 0) + (case.dp > 1)

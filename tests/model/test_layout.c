@@ -277,6 +277,7 @@ static void layout_refuses(void **state)
         {{.extent = {1, 1}, .offset = 4093}, "outside region 'w'"},
         {{.extent = {1, 1}, .offset = UINT64_MAX}, "outside region 'w'"},
         {{.extent = {3, 1}, .stride = {INT64_MAX, 0}}, "outside region 'w'"},
+        {{.extent = {5, 1}, .stride = {INT64_C(1) << 62, 4}}, "outside region 'w'"}, /* 2^64 */
         {{.extent = {2, 6}, .stride = {4080, 4}}, "outside region 'w'"},
         {{.tensor = 4, .extent = {1, 1, 1}}, "outside"},
     };

@@ -29,7 +29,7 @@ DTYPES = {1: torch.float64, 2: torch.float32, 3: torch.bfloat16, 4: torch.float1
           9: torch.int16, 10: torch.int8, 11: torch.uint64, 12: torch.uint32, 13: torch.uint16,
           14: torch.uint8, 15: torch.bool}
 SHAPES = [(), (0,), (1,), (5,), (3, 4), (2, 0, 3), (2, 3, 4), (1, 2, 3, 5), (0, 0, 0, 0), (129,)]
-NAMES = ["model.a", "größe", 'with"quote', "back\\slash", "tab\tname", "a" * 200, "__metadata",
+NAMES = ["model.a", "größe", 'with"quote', "back\\slash", "a/b c", "a" * 200, "__metadata",
          "0", " ", "名前"]
 
 
@@ -209,7 +209,20 @@ def rewriting_a_folder(folder):
         assert len({n[-17:] for n in pieces}) <= 1, names
 
 
-CASES = [ours_is_read_by_python, ours_in_several_files, pythons_is_read_by_us,
+def names_that_are_refused(folder):
+    """Control characters, which reach messages and logs, are in no name."""
+    name = random.choice(["tab\tname", "new\nline", "\x1b[2J", "\x7f"])
+    save_file({name: torch.zeros(3), "other": torch.ones(2)}, os.path.join(folder, "model.safetensors"))
+    for refused in (lambda: dray.safetensors_layout(folder), lambda: like({name: torch.zeros(3)})):
+        try:
+            refused()
+        except dray.DrayError as error:
+            assert "control characters" in str(error), error
+        else:
+            raise AssertionError(f"{name!r} was taken")
+
+
+CASES = [names_that_are_refused, ours_is_read_by_python, ours_in_several_files, pythons_is_read_by_us,
          pythons_in_several_files, the_same_bytes_as_pythons, rewriting_a_folder]
 
 for case in CASES:

@@ -488,10 +488,10 @@ static void test_failed_jobs_wake(void **state)
     CUdeviceptr to = map(other, BYTES);
     CUDA(cu->cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
     CUDA(cu->cuEventCreate(&late, CU_EVENT_DISABLE_TIMING));
-    CUDA(cu->cuLaunchHostFunc(stream, sleep_a_while, NULL));
-    CUDA(cu->cuEventRecord(late, stream));
     dray__cuda_item item = run_item(from.device, to, BYTES, 0);
     done(NULL, &e, dray__cuda_job_new(other, NULL, &item, 1, &options, &job, &e));
+    CUDA(cu->cuLaunchHostFunc(stream, sleep_a_while, NULL));
+    CUDA(cu->cuEventRecord(late, stream));
     done(job, &e, dray__cuda_job_start(job, &late, 1, &e));
     CUDA(cu->cuMemUnmap(to, BYTES));
     struct pollfd p = {.fd = dray__cuda_job_fd(job), .events = POLLIN};

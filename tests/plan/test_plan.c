@@ -374,6 +374,7 @@ static void errors_say_what_and_who(void **state)
 {
     (void)state;
     const int64_t zero[2] = {0, 0}, a[2] = {8, 4}, b[2] = {4, 8}, half[2] = {4, 4};
+    const int64_t half_columns[2] = {8, 2};
     dray_plan *plan = NULL;
     dray_error e;
     assert_int_equal(plan_one(layout_with("model.norm", DRAY_F32, 2, a, zero, a),
@@ -381,6 +382,14 @@ static void errors_say_what_and_who(void **state)
                      DRAY_ESHAPE);
     assert_string_equal(e.message, "tensor model.norm: engine-0 expects [4, 8], trainer-0 holds "
                                    "[8, 4]");
+    assert_int_equal(
+        plan_one(layout_with("model.norm", DRAY_F32, 2, a, zero, a),
+                 layout_with("model.norm", DRAY_F32, 2, half_columns, zero, half_columns), NULL,
+                 &plan, &e),
+        DRAY_ESHAPE); /* of as many rows */
+    assert_int_equal(plan_one(layout_with("model.norm", DRAY_BF16, 2, a, zero, a),
+                              layout_with("model.norm", DRAY_I32, 2, a, zero, a), NULL, &plan, &e),
+                     DRAY_EDTYPE);
     assert_int_equal(plan_one(layout_with("model.norm", DRAY_I32, 2, a, zero, a),
                               layout_with("model.norm", DRAY_BF16, 2, a, zero, a), NULL, &plan, &e),
                      DRAY_EDTYPE);

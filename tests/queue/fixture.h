@@ -28,9 +28,11 @@ typedef struct queue_fixture {
     char folder[64], socket[96], keeper[96], address[112];
     pid_t coordinator_pid, keeper_pid;
     bool without_keeper;
-    bool keeps_sessions;          /* a coordinator takes back the members of the one before */
-    bool durable;                 /* there is a folder of durable queues, made and removed here */
-    char journals[96];            /* it; "": none. Where not `durable`, the test's */
+    bool keeps_sessions;   /* a coordinator takes back the members of the one before */
+    const char *limits;    /* of the coordinator; NULL: its defaults */
+    bool durable;          /* there is a folder of durable queues, made and removed here */
+    char journals[96];     /* it; "": none. Where not `durable`, the test's */
+    const char *stores[5]; /* "redis:ADDRESS", besides $DRAY_QUEUE_BACKEND; NULL at the end */
     void (*prepare)(bool keeper); /* called first in each server; NULL: nothing */
 } queue_fixture;
 
@@ -62,10 +64,12 @@ static inline void fixture_serve(const queue_fixture *f, bool keeper, int ready)
     snprintf(sessions, sizeof sessions, "%s.state", f->socket);
     dray__coordinator_options options = {.unix_path = f->socket,
                                          .keeper_path = path,
+                                         .limits = f->limits,
                                          .state_path = f->keeps_sessions ? sessions : NULL};
     if (keeper ? dray__keeper_new(base, f->keeper, 0, &k, &error)
                : dray__coordinator_new(base, &options, &c, &error) ||
-                     dray__queue_add(c, base, path, f->journals[0] ? f->journals : NULL, &error))
+                     dray__queue_add(c, base, path, f->journals[0] ? f->journals : NULL, f->stores,
+                                     &error))
         die("server", &error);
     if (write(ready, "x", 1) != 1)
         _exit(1);

@@ -8,7 +8,7 @@
 #include <fcntl.h>
 
 typedef struct redis_server {
-    char folder[64], socket[80], address[96];
+    char folder[64], socket[80], address[96], store[112];
     pid_t pid;
 } redis_server;
 
@@ -84,6 +84,7 @@ static inline void redis_up(redis_server *r, const char *const *more)
     snprintf(r->folder, sizeof r->folder, "%s", folder);
     snprintf(r->socket, sizeof r->socket, "%s/socket", folder);
     snprintf(r->address, sizeof r->address, "unix:%s/socket", folder);
+    snprintf(r->store, sizeof r->store, "redis:unix:%s/socket", folder);
     redis_start(r, more);
 }
 
@@ -109,6 +110,7 @@ static inline dray_context *redis_begin(redis_server *r, const char *const *opti
                                         queue_fixture *f)
 {
     redis_up(r, options);
+    f->stores[0] = r->store;
     fixture_up(f);
     return fixture_context(f, "worker");
 }

@@ -1,9 +1,10 @@
 /* The balancer by itself, against all divisions of small sets and against the bounds of large. */
 #include "base/random.h"
-#include "queue/table.h"
+#include "queue/balance.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>

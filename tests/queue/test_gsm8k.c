@@ -276,8 +276,8 @@ static void insert_all(dray_queue *queue)
         const sample *s = &samples[i];
         uint64_t question[2] = {0, strlen(s->question)}, truth[2] = {0, strlen(s->truth)};
         dray_column_data columns[] = {
-            {"question", DRAY_U8, DRAY_CONTENT_STRING, 1, {0}, question, s->question},
-            {"truth", DRAY_U8, DRAY_CONTENT_STRING, 1, {0}, truth, s->truth},
+            {"question", DRAY_U8, DRAY_CONTENT_STRING, 1, {0}, question, s->question, 0},
+            {"truth", DRAY_U8, DRAY_CONTENT_STRING, 1, {0}, truth, s->truth, 0},
         };
         dray_tag tag = {DRAY_TAG_TOKENS, s->question_words};
         dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;

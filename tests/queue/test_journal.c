@@ -253,9 +253,9 @@ typedef struct moment {
 
 static char *state_of(dray_queue *queue)
 {
-    static const char *const passing[] = {"chunks",     "chunk_bytes", "claims",
-                                          "clients",    "waiters",     "totals",
-                                          "columns_in", "tasks_out",   "waited"};
+    static const char *const passing[] = {"chunks",  "chunk_bytes", "claims",          "clients",
+                                          "waiters", "totals",      "columns_in",      "tasks_out",
+                                          "waited",  "held_by",     "free_chunk_bytes"};
     dray_error error;
     char *text;
     OK(dray_queue_status(queue, &text, &error));
@@ -655,7 +655,7 @@ static void test_checkpoint(void **state)
         OK(dray_clear(queue, "2", &error));
         OK(dray_queue_checkpoint(queue, path, &error));
         char *before = state_of(queue); /* what was cleared is written, and not held any more */
-        FAILS(DRAY_EINVALID, dray_queue_checkpoint(queue, "here", &error));
+        FAILS(DRAY_EINVALID, dray_queue_checkpoint(queue, ".here", &error));
         FAILS(DRAY_ESYS, dray_queue_checkpoint(queue, "/nowhere/at/all", &error));
         roll_out(queue, 1, 5); /* later than it */
         fixture_end(f.coordinator_pid, SIGKILL);

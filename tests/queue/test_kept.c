@@ -630,6 +630,7 @@ static void test_checkpoint(void **state)
     char path[160];
     f = durable;
     redis_up(&redis, NULL);
+    f.stores[0] = redis.store;
     fixture_up(&f);
     for (int way = 0; way < 2; way++) {
         dray_context *context = fixture_context(&f, "all");

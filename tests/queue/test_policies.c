@@ -88,6 +88,38 @@ static void test_exact_to_the_end(void **state)
     dray_close(context);
 }
 
+/* In order: nothing behind a row that is not ready, however far. */
+static void test_ordered_has_no_gaps(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "ordered");
+    dray_queue *queue = open_named(context, "ordered");
+    dray_batch *batch, *open;
+    for (int i = 0; i < 3; i++)
+        insert_ints(queue, "0", 64, 1);
+    dray_claim_options o = want("rollout", 10);
+    o.policy = DRAY_POLICY_ORDERED;
+    for (int i = 0; i < 4; i++) {
+        OK(dray_claim(queue, &o, i == 1 ? &open : &batch, &error));
+        if (i != 1) { /* row 10 stays with its engine */
+            set_ints(batch, "responses", 0);
+            OK(dray_batch_commit(batch, &error));
+            dray_batch_free(batch);
+        }
+        o.count = i ? 60 : 1;
+    }
+    o = want("reward", 64);
+    o.policy = DRAY_POLICY_ORDERED;
+    o.up_to = 1;
+    OK(dray_claim(queue, &o, &batch, &error));
+    assert_int_equal(dray_batch_rows(batch), 10);
+    dray_batch_free(batch);
+    dray_batch_free(open);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
 /* ---- lockstep -------------------------------------------------------------------------------- */
 
 static dray_claim_options in_step(uint32_t rank, uint64_t epoch, uint64_t round)
@@ -354,6 +386,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_by_version_and_priority, up, down),
         cmocka_unit_test_setup_teardown(test_exact_to_the_end, up, down),
+        cmocka_unit_test_setup_teardown(test_ordered_has_no_gaps, up, down),
         cmocka_unit_test_setup_teardown(test_lockstep, up, down),
         cmocka_unit_test_setup_teardown(test_padding, up, down),
         cmocka_unit_test_setup_teardown(test_peers, up, down),

@@ -94,6 +94,11 @@ def reward(queue, partition):
                 seen.append(int(slot))
             kept.append((batch.slots, batch["response"]))
             full, lengths = batch.padded("response", value=-1)
+            try:
+                batch.padded("response", length=int(lengths.max()) - 1)
+                raise AssertionError("a row was cut")
+            except ValueError as error:
+                assert "cannot hold" in str(error), error
             assert lengths.tolist() == [tokens[s] for s in batch.slots]
             assert [row[:n].tolist() for row, n in zip(full, lengths)] == \
                 [responses[s] for s in batch.slots]

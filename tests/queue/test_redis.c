@@ -175,8 +175,10 @@ static void run_tasks(dray_queue *queue, uint32_t rows, uint32_t at_once, uint32
 
 static void round_trip_with(const char *address, redis_server *servers, int count)
 {
-    queue_fixture f = {.without_keeper = true};
+    char store[420];
+    queue_fixture f = {.without_keeper = true, .stores = {store}};
     dray_error error;
+    snprintf(store, sizeof store, "redis:%s", address);
     fixture_up(&f);
     dray_context *context = fixture_context(&f, "worker");
     dray_queue *queue;
@@ -339,7 +341,7 @@ static void nothing_hangs_past_its_deadline(void **state)
 {
     (void)state;
     redis_server r;
-    queue_fixture f = {.without_keeper = true};
+    queue_fixture f = {.without_keeper = true, .stores = {r.store}};
     dray_error error;
     dray_batch *batch;
     dray_column column;
@@ -410,7 +412,7 @@ static void passwords_are_asked_for(void **state)
 {
     (void)state;
     redis_server r;
-    queue_fixture f = {.without_keeper = true};
+    queue_fixture f = {.without_keeper = true, .stores = {r.store}};
     dray_error error;
     char path[128];
     static const char *const locked[] = {"--requirepass", "open sesame", NULL};
@@ -500,7 +502,7 @@ static void what_a_dead_producer_left_goes(void **state)
 static void bad_backends_are_refused(void **state)
 {
     (void)state;
-    queue_fixture f = {.without_keeper = true};
+    queue_fixture f = {.without_keeper = true, .stores = {"redis:unix:/nonexistent/socket"}};
     dray_error error;
     dray_queue *queue, *other;
     fixture_up(&f);
@@ -511,12 +513,14 @@ static void bad_backends_are_refused(void **state)
     o.backend = 77;
     FAILS(DRAY_EINVALID, dray_queue_open(context, "q", &o, &queue, &error));
     o.backend = DRAY_BACKEND_REDIS;
-    FAILS(DRAY_EINVALID, dray_queue_open(context, "q", &o, &queue, &error));
-    assert_non_null(strstr(error.message, "its address is missing"));
     o.backend_address = "tcp:nowhere";
-    FAILS(DRAY_EINVALID, dray_queue_open(context, "q", &o, &queue, &error));
-    o.backend_address = "unix:/nonexistent/socket"; /* nobody connects yet */
+    FAILS(DRAY_EPERM, dray_queue_open(context, "q", &o, &queue, &error));
+    assert_non_null(strstr(error.message, "no store of this coordinator"));
+    o.backend_address = NULL; /* there is one: nobody connects yet */
     OK(dray_queue_open(context, "q", &o, &queue, &error));
+    o.backend_address = "unix:/nonexistent/socket";
+    OK(dray_queue_open(context, "q", &o, &other, &error));
+    dray_queue_close(other);
     o.backend_address = "unix:/nonexistent/other";
     FAILS(DRAY_EEXIST, dray_queue_open(context, "q", &o, &other, &error));
     o.backend = DRAY_BACKEND_BUILTIN;

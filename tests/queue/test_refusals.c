@@ -102,6 +102,16 @@ static void test_bad_arguments(void **state)
     column.ndim = 1;
     column.offsets = offsets;
     FAILS(DRAY_EINVALID, dray_batch_set(batch, &column, &error));
+    column.bytes = sizeof values;
+    const uint64_t outside[][5] = {
+        {0, 1, 2, 3, 5}, {0, 0, 0, 0, UINT64_C(1) << 61}, {4, 5, 5, 5, 5}};
+    const char *const why[] = {"20 bytes of values expected", "overflow",
+                               "20 bytes of values expected"};
+    for (int i = 0; i < 3; i++) {
+        column.offsets = outside[i];
+        FAILS(DRAY_EINVALID, dray_batch_set(batch, &column, &error));
+        assert_non_null(strstr(error.message, why[i]));
+    }
     FAILS(DRAY_EINVALID, dray_batch_set_tag(batch, 4, "x", 1, &error));
     FAILS(DRAY_EINVALID, dray_batch_fail(batch, NULL, 0, "", &error));
     dray_batch_free(batch);

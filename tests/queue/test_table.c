@@ -25,12 +25,12 @@ static void make_client(world *w, int c)
 static void change_chunk(world *w, int c)
 {
     CHECK(dray__chunk_close(w->table, w->clients[c], w->chunks[c], NULL) == DRAY_OK);
-    uint64_t id;
-    if (!dray__chunk_recycled(w->clients[c], &id)) {
-        id = (w->step * CLIENTS + (uint64_t)c) << 20;
-        CHECK(dray__chunk_add(w->table, w->clients[c], 0, id, 7, 1 << 20, NULL) == DRAY_OK);
-    }
-    w->chunks[c] = id;
+    dray__chunk_wish wish = {.id = (w->step * CLIENTS + (uint64_t)c) << 20, .size = 1 << 20};
+    uint64_t given, size;
+    wish.least = 1 << 20;
+    CHECK(dray__chunk_ask(w->table, w->clients[c], &wish, &given, &size, NULL) == DRAY_OK);
+    CHECK(given ? size == 0 : size == 1 << 20);
+    w->chunks[c] = given ? given : wish.id;
 }
 
 static dray__new_column make_column(world *w, int client, int column, uint32_t items)

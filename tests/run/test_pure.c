@@ -326,14 +326,53 @@ static void refusals(void **state)
     }
 }
 
-int main(void)
+/* What a command says must be a number, all of the line, and a finite one; the next line counts. */
+static void rewards_of_a_command(void **state)
 {
+    static const struct {
+        const char *said;
+        int code;
+        double value;
+    } lines[] = {{"1.5 \t", DRAY_OK, 1.5},         {"2 of 3", DRAY_EFORMAT, 0},
+                 {"1e3", DRAY_OK, 1000},           {"inf", DRAY_EFORMAT, 0},
+                 {"-Infinity", DRAY_EFORMAT, 0},   {"1e99", DRAY_EFORMAT, 0},
+                 {"nan", DRAY_EFORMAT, 0},         {"", DRAY_EFORMAT, 0},
+                 {"0x10 points", DRAY_EFORMAT, 0}, {"-0.25", DRAY_OK, -0.25}};
+    char command[512] = "printf '%s\\n'";
+    dray__job job = {.reward = {DRAY__RULE_COMMAND, command, 20, 1}};
+    dray__grader *grader;
+    dray_error error;
+    float reward;
+    (void)state;
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        strcat(command, " '");
+        strcat(strcat(command, lines[i].said), "'");
+    }
+    strcat(command, "; cat >/dev/null");
+    assert_int_equal(dray__grader_open(&job, &grader, &error), DRAY_OK);
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        int rc = dray__grade(grader, "p", "a", "r", &reward, &error);
+        if (rc != lines[i].code)
+            fail_msg("'%s': %s", lines[i].said, rc ? error.message : "taken for a number");
+        if (!rc)
+            near((double)reward, lines[i].value, 1e-6);
+        else
+            assert_non_null(strstr(error.message, lines[i].said));
+    }
+    dray__grader_close(grader);
+}
+
+/* A grader starts its command through "dray host --parent=... --exec COMMAND", which this is. */
+int main(int argc, char **argv)
+{
+    if (argc == 5 && strcmp(argv[3], "--exec") == 0)
+        return execl("/bin/sh", "sh", "-c", argv[4], (char *)NULL);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(advantages),       cmocka_unit_test(exact_match),
         cmocka_unit_test(reversed_prompts), cmocka_unit_test(lines_of_a_file),
         cmocka_unit_test(learning_rates),   cmocka_unit_test(partitions),
         cmocka_unit_test(layers),           cmocka_unit_test(characters),
-        cmocka_unit_test(refusals),
+        cmocka_unit_test(refusals),         cmocka_unit_test(rewards_of_a_command),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* trace: what was flushed survives kill -9; rings that are full count what they drop; damaged files
  * hurt no others. (What the merged file looks like to a reader of JSON: test_merge.py.) */
+#include "base/hash.h"
 #include "trace/spans.h"
 
 #include <dray/trace.h>
@@ -82,7 +83,7 @@ enum { THREADS = 4, EACH = 20000 };
 
 static void *record(void *user)
 {
-    static const char *const names[] = {"forward", "backward", "größe", "\xff bad"};
+    static const char *const names[] = {"forward", "two\nlines", "größe", "\xff bad"};
     (void)user;
     for (int i = 0; i < EACH; i++)
         dray_trace_span((dray_span_kind)(i % 3), names[i % 4], i, i + 5, i);
@@ -195,6 +196,44 @@ static void truncations_and_flips_lose_only_what_follows(void **state)
     unlink(path_of("cut.spans"));
 }
 
+/* Of each number in a span's record the largest that can be, and one more; the sum is right. */
+static void numbers_of_a_span(void **state)
+{
+    static const struct {
+        size_t at; /* in the record: u8 kind, u32 name, u32 thread, 3 of 64 bits, 2 of 32, a u64 */
+        uint32_t most;
+    } numbers[] = {{1, 0}, {5, 0}, {33, 1}, {37, 1}};
+    (void)state;
+    assert_int_equal(dray_trace_open(path_of("one.spans"), "one", NULL), DRAY_OK);
+    dray_trace_span(DRAY_SPAN_BUSY, "name", 1, 2, 3);
+    assert_int_equal(dray_trace_open(NULL, NULL, NULL), DRAY_OK);
+    uint8_t data[512];
+    int fd = open(path_of("one.spans"), O_RDWR);
+    ssize_t size = read(fd, data, sizeof data);
+    uint32_t label, length;
+    assert_true(size > 16 && size < (ssize_t)sizeof data);
+    memcpy(&label, data + 16, sizeof label);
+    size_t chunk = 20 + le32toh(label), body = chunk + 16;
+    memcpy(&length, data + chunk + 4, sizeof length);
+    assert_int_equal(body + le32toh(length), size);
+    for (size_t i = 0; i < 2 * sizeof numbers / sizeof *numbers; i++) {
+        uint8_t changed[512];
+        uint32_t number = htole32(numbers[i / 2].most + i % 2);
+        memcpy(changed, data, sizeof changed);
+        memcpy(changed + size - DRAY__SPAN_BYTES + numbers[i / 2].at, &number, sizeof number);
+        uint64_t sum = htole64(dray__hash(changed + body, (size_t)size - body));
+        memcpy(changed + chunk + 8, &sum, sizeof sum);
+        assert_int_equal(pwrite(fd, changed, (size_t)size, 0), size);
+        dray__spans *spans;
+        dray__span span;
+        assert_int_equal(dray__spans_open(path_of("one.spans"), &spans, NULL), DRAY_OK);
+        assert_int_equal(dray__spans_next(spans, &span, NULL), i % 2 ? DRAY_EFORMAT : DRAY_OK);
+        dray__spans_close(spans);
+    }
+    close(fd);
+    unlink(path_of("one.spans"));
+}
+
 static void damaged_files_hurt_no_others(void **state)
 {
     (void)state;
@@ -226,6 +265,7 @@ int main(void)
         cmocka_unit_test(full_rings_count_what_they_drop),
         cmocka_unit_test(what_was_flushed_survives_a_kill),
         cmocka_unit_test(truncations_and_flips_lose_only_what_follows),
+        cmocka_unit_test(numbers_of_a_span),
         cmocka_unit_test(damaged_files_hurt_no_others),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

@@ -7,6 +7,7 @@
 #include "gpu/memory.h"
 #include "mover/mover.h"
 #include "weights/internal.h"
+#include "weights/numbers.h"
 
 #include <dray/weights.h>
 #include <inttypes.h>

@@ -180,8 +180,8 @@ static inline int publish(uint64_t member, uint64_t key, uint64_t version, uint6
     return publish_part(member, key, version, sum, 20);
 }
 
-static inline void begin_verified(uint64_t member, uint64_t key, uint64_t min, bool verify,
-                                  ticket *t)
+static inline void begin_for(uint64_t member, uint64_t key, uint64_t min, bool verify,
+                             uint8_t purpose, ticket *t)
 {
     dray__writer w = {0};
     dray__put_u64(&w, key);
@@ -191,11 +191,17 @@ static inline void begin_verified(uint64_t member, uint64_t key, uint64_t min, b
     dray__put_u64(&w, 0);
     dray__put_u8(&w, verify);
     dray__put_i64(&w, 1000000);
-    dray__put_u8(&w, DRAY__UPDATE);
+    dray__put_u8(&w, purpose);
     dray__put_u8(&w, 0);
     dray__put_u64(&w, 0);
     dray__put_u64(&w, 0);
     send(member, DRAY__MSG_UPDATE_BEGIN, &w, t);
+}
+
+static inline void begin_verified(uint64_t member, uint64_t key, uint64_t min, bool verify,
+                                  ticket *t)
+{
+    begin_for(member, key, min, verify, DRAY__UPDATE, t);
 }
 
 static inline void begin(uint64_t member, uint64_t key, uint64_t min, ticket *t)

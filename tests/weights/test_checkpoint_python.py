@@ -120,6 +120,9 @@ def main(folder):
     assert victim in said and path in said and " 1 tensors" in said, said
     save_file(loaded, path, metadata=dict(metadata, **{"dray.sums": "{}"}))
     assert "dray.sums" in message_of(folder), message_of(folder)
+    more = json.dumps(dict(sums, **{"nowhere": "0" * 16}))
+    save_file(loaded, path, metadata=dict(metadata, **{"dray.sums": more}))
+    assert "sums of %d tensors" % (len(sums) + 1) in message_of(folder), message_of(folder)
     save_file(loaded, path, metadata=dict(metadata, **{"dray.sums": "what"}))
     assert path in message_of(folder), message_of(folder)
     save_file(changed, path)

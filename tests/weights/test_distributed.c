@@ -561,6 +561,8 @@ static void run_joiner(void *user)
     CHECK(report.verified_tensors > 0);
     s->board->number[s->rank] = (int64_t)report.wire_bytes;
     s->board->number[JOINERS + s->rank] = (int64_t)report.bytes;
+    /* who is through early stays for the others */
+    MUST(dray_barrier(e.context, "joined", JOINERS - (s->tp == 2), DRAY_WAIT_DEFAULT, error));
     engine_close(&e);
 }
 

@@ -145,11 +145,13 @@ def trainer(folder, rank):
         torch.cuda.empty_cache()
     else:
         model = build()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     with Context(f"unix:{folder}/s", role="trainer", rank=rank) as context:
         published = fsdp1_parameters(model) if FSDP1 else model.named_parameters()
         publisher = Publisher(context, "model", published, rank, RANKS,
                               staging_bytes=0 if ON_GPU else 8 << 20)
+        if not FSDP1 and not arena:  # a checkpoint is loaded: all parameters are others now
+            model.load_state_dict({n: t.clone() for n, t in model.state_dict().items()}, assign=True)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         hook = publisher.attach(optimizer)
         start = fds = None
         for step in range(1, STEPS + 1):

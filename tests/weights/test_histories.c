@@ -6,9 +6,12 @@
  *  - a group is reported whole only with a version that all of its ranks voted for in one attempt,
  *    while none of them wrote anything else since;
  *  - a request is answered exactly once;
+ *  - a publisher's delivery of a version ends well when, and only when, a group has committed it,
+ * or a newer one of the same incarnation;
  *  - when nobody is in the middle of anything, nobody holds a lease. */
 #include "control/protocol.h"
 #include "control/registry_state.h"
+#include "weights/numbers.h"
 
 #include <dray/weights.h>
 #include <setjmp.h>
@@ -25,9 +28,8 @@ enum { PUBLISHERS = 2, GROUPS = 3, RANKS = 2, TICKETS = 4096, STEPS = 400 };
 
 typedef struct ticket {
     int answered, code, fd;
-    bool begin, vote;
     struct rank *rank;
-    uint64_t attempt;
+    uint64_t delivers, key; /* a version, of this publisher; 0: it is no delivery */
     uint8_t data[512];
     size_t size;
 } ticket;
@@ -54,6 +56,10 @@ static uint64_t publisher_key[PUBLISHERS], publisher_member[PUBLISHERS];
 static uint64_t published[PUBLISHERS], waited[PUBLISHERS];
 static uint64_t known_incarnation[PUBLISHERS]; /* of those that are away */
 static bool publisher_away[PUBLISHERS];
+static struct { /* by some group */
+    uint64_t incarnation, version;
+} committed[STEPS];
+static uint32_t incarnations;
 static uint64_t generation;
 static bool dying; /* the registry: nobody hears what it answers */
 static rank ranks[GROUPS][RANKS];
@@ -64,6 +70,32 @@ static uint32_t draw(uint32_t n)
     return (uint32_t)(seed_state >> 33) % n;
 }
 
+/* The newest version of the incarnation that some group had until now. */
+static uint64_t newest_committed(uint64_t incarnation)
+{
+    uint32_t at = 0;
+    while (at < incarnations && committed[at].incarnation != incarnation)
+        at++;
+    if (at == incarnations) {
+        assert_true(incarnations++ < STEPS);
+        committed[at].incarnation = incarnation;
+        committed[at].version = 0;
+    }
+    for (const struct model *m = r->models; m; m = m->next)
+        for (const struct group *g = m->groups; g; g = g->next)
+            if (g->state == DRAY_GROUP_WHOLE && g->now.incarnation == incarnation &&
+                g->now.version + numbers_less() > committed[at].version)
+                committed[at].version = g->now.version + numbers_less();
+    return committed[at].version;
+}
+
+static void check_delivered(const ticket *t)
+{
+    for (const struct entry *e = r->entries; e; e = e->next)
+        if (e->gang && e->key == t->key)
+            assert_true(newest_committed(e->gang->incarnation) >= t->delivers);
+}
+
 static void answer(void *user, void *at, const dray_error *error, dray__writer *payload, int fd)
 {
     (void)user;
@@ -71,6 +103,8 @@ static void answer(void *user, void *at, const dray_error *error, dray__writer *
     assert_int_equal(t->answered++, 0);
     if (dying)
         return;
+    if (t->delivers && !error)
+        check_delivered(t);
     t->fd = fd;
     if (error) {
         t->code = error->code;
@@ -137,7 +171,7 @@ static void put_publisher_claim(dray__writer *w, uint32_t i)
     dray__put_u64(w, 0);
     dray__put_u64(w, known_incarnation[i]);
     dray__put_u8(w, published[i] != 0);
-    dray__put_u64(w, published[i]);
+    dray__put_u64(w, number_given(published[i]));
     dray__put_u8(w, 1);
     dray__put_u8(w, waited[i] < published[i]);
     dray__sums_put(w, &sums);
@@ -188,10 +222,10 @@ static void open_rank(rank *k)
         dray__put_u64(&w, 0);
         dray__put_u8(&w, k->state);
         dray__put_u8(&w, DRAY_MODE_TENSOR);
-        dray__put_u64(&w, k->version);
+        dray__put_u64(&w, number_given(k->version));
         dray__put_u64(&w, k->incarnation);
         dray__put_u8(&w, k->has_staged);
-        dray__put_u64(&w, k->has_staged ? k->staged_version : 0);
+        dray__put_u64(&w, k->has_staged ? number_given(k->staged_version) : 0);
         dray__put_u64(&w, k->has_staged ? k->staged_incarnation : 0);
     } else {
         *k = (rank){.member = ++next_member, .group = k->group, .index = k->index};
@@ -225,7 +259,7 @@ static void publish(uint32_t i)
     dray__sums sums = {0};
     dray__sums_add(&sums, "w", DRAY_F32, 10, number);
     dray__put_u64(&w, publisher_key[i]);
-    dray__put_u64(&w, number);
+    dray__put_u64(&w, number_given(number));
     dray__put_u8(&w, 1);
     dray__sums_put(&w, &sums);
     dray__sums_free(&sums);
@@ -237,10 +271,26 @@ static void wait_for_readers(uint32_t i)
 {
     dray__writer w = {0};
     dray__put_u64(&w, publisher_key[i]);
-    dray__put_u64(&w, published[i]);
+    dray__put_u64(&w, number_given(published[i]));
     dray__put_i64(&w, draw(2) ? 0 : 1000000000);
     send(publisher_member[i], DRAY__MSG_PUBLISHER_WAIT, &w);
     waited[i] = published[i];
+}
+
+/* To any group. */
+static void deliver(uint32_t i)
+{
+    dray__writer w = {0};
+    dray__put_u64(&w, publisher_key[i]);
+    dray__put_u64(&w, number_given(published[i]));
+    dray__put_u32(&w, 1);
+    dray__put_u32(&w, 0);
+    dray__put_i64(&w, 1000000000);
+    ticket *t = send(publisher_member[i], DRAY__MSG_PUBLISHER_DELIVER, &w);
+    t->delivers = published[i];
+    t->key = publisher_key[i];
+    if (t->answered && !t->code)
+        check_delivered(t);
 }
 
 static void begin(rank *k, uint8_t purpose)
@@ -324,7 +374,7 @@ static void hear(rank *k)
             k->attempt = dray__get_u64(&in);
             dray__get_u8(&in);
             k->goal_incarnation = dray__get_u64(&in);
-            k->goal = dray__get_u64(&in);
+            k->goal = dray__get_u64(&in) + numbers_less();
         }
         k->begin = NULL;
     }
@@ -404,12 +454,16 @@ static void check(uint64_t seed)
             readers += g->phase == ATTEMPT_MOVING && g->reading;
             if (g->state != DRAY_GROUP_WHOLE)
                 continue;
+            newest_committed(g->now.incarnation);
+            for (const struct delivery *d = r->deliveries; d; d = d->next)
+                assert_false(g->now.incarnation == d->entry->gang->incarnation &&
+                             g->now.version >= d->number);
             bool writing = false;
             for (uint32_t i = 0; i < g->set.world; i++)
                 writing |= !g->set.entries[i] || g->set.entries[i]->writing;
             const rank *of = ranks[g->name[1] - '0'];
             for (uint32_t i = 0; i < RANKS && !writing; i++)
-                if (!of[i].member || of[i].holds != g->now.version) {
+                if (!of[i].member || of[i].holds != g->now.version + numbers_less()) {
                     fprintf(stderr,
                             "seed %llu: group %s is whole with version %llu, rank %u holds %llu\n",
                             (unsigned long long)seed, g->name, (unsigned long long)g->now.version,
@@ -444,7 +498,9 @@ static void act(void)
         publish(i);
     else if (what < 28 && publisher_member[i])
         wait_for_readers(i);
-    else if (what < 33 && ticket_count && draw(2)) { /* some deadline passes */
+    else if (what < 31 && publisher_member[i])
+        deliver(i);
+    else if (what < 36 && ticket_count && draw(2)) { /* some deadline passes */
         ticket *t = &tickets[draw(ticket_count)];
         if (!t->answered)
             dray__registry_expired(r, t, 0);
@@ -470,7 +526,7 @@ static void run(uint64_t seed)
 {
     seed_state = seed;
     ticket_count = 0;
-    version = next_member = generation = 0;
+    version = next_member = generation = incarnations = 0;
     new_registry();
     memset(publisher_member, 0, sizeof publisher_member);
     memset(publisher_away, 0, sizeof publisher_away);

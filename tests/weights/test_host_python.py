@@ -4,9 +4,7 @@ Everything is compared with slices that are written out here."""
 import json
 import multiprocessing
 import os
-import subprocess
 import sys
-import tempfile
 import time
 
 try:
@@ -20,6 +18,7 @@ sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
 import dray  # noqa: E402
 from dray.weights import (Block, Context, Publisher, Subscriber, empty, engine_blocks,  # noqa: E402
                           share, tensors)
+from served import coordinator, refused  # noqa: E402
 
 seed = int(os.environ.get("DRAY_TEST_SEED", time.time_ns() % 2**32))
 print("seed", seed)
@@ -33,15 +32,6 @@ DENSE = dict(SMALL, model_type="qwen2")
 EXPERT = dict(SMALL, model_type="qwen3_moe", num_experts=EXPERTS, moe_intermediate_size=16,
               num_experts_per_tok=2, decoder_sparse_step=1, mlp_only_layers=[])
 LAYER = "model.layers.0."
-
-
-def refused(kind, part, function, *arguments, **more):
-    try:
-        function(*arguments, **more)
-    except kind as error:
-        assert part in str(error), error
-        return error
-    raise AssertionError(f"{kind} expected")
 
 
 def config(folder, name, values):
@@ -84,12 +74,19 @@ def trains(pipe):
             optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
             with Publisher(trainer, f"shared-{shared}", model) as publisher:
                 assert publisher._layout.private == (not shared)
-                publisher.attach(optimizer)
+                publisher.attach(optimizer, groups=f"group-{shared}")
+                refused(ValueError, "no version", publisher.deliver)
                 for version in range(1, 4):
                     model(torch.randn(4, H)).square().sum().backward()
                     optimizer.step()
                     publisher.publish(version)
                     pipe.send({n: p.detach().numpy() for n, p in model.named_parameters()})
+                    publisher.deliver(version, [f"group-{shared}"])
+                    publisher.deliver(version)
+                    missing = [f"group-{shared}", "nobody"]
+                    refused(dray.DrayTimeout, "missing: nobody", publisher.deliver, version, missing, 0.05)
+                    refused(ValueError, "at least 1", publisher.deliver, version, 0)
+                    refused(ValueError, "at least 1", publisher.deliver, version, [])
                     assert pipe.recv() == version
         base = empty(3).data_ptr()
         assert not dray.weights._h.find(base)  # it went with its last tensor
@@ -156,7 +153,8 @@ def fused(folder, trainer, engines):
     parameters = [{n: torch.zeros_like(t) for n, t in e.items()} for e in expected]
     extra = {"model.rotary.cos": torch.zeros(3)}
     subscribers = [Subscriber(engines[r], "fused",
-                              engine_blocks(path, {**parameters[r], **extra}, tp=TP, tp_rank=r),
+                              engine_blocks(path, {**parameters[r], **extra}, tp=TP, tp_rank=r,
+                                            checkpoint=False),
                               "fused", r, TP) for r in range(TP)]
     for p in publishers:
         p.publish(1)
@@ -227,41 +225,33 @@ def packed(folder, trainer, engine):
     refused(ValueError, "tensors", Subscriber, engine, "packed", load=load)
 
 
-with tempfile.TemporaryDirectory() as folder:
-    os.environ.update(DRAY_ADDRESS=f"unix:{folder}/s", XDG_RUNTIME_DIR=folder)
-    server = subprocess.Popen([os.environ["DRAY_PROGRAM"], "serve", "--listen", f"unix:{folder}/s"],
-                              stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout.readline().startswith("listening")
-        ours, theirs = multiprocessing.Pipe()  # forked before anything of dray is open
-        child = multiprocessing.get_context("fork").Process(target=trains, args=(theirs,), daemon=True)
-        child.start()
-        theirs.close()
-        with Context(role="trainer", timeout=20) as trainer, \
-                Context(role="engine", timeout=20) as engine, \
-                Context(role="engine", rank=1, timeout=20) as second:
-            share_and_stage(ours, engine)
-            fused(folder, trainer, [engine, second])
-            os.mkdir(f"{folder}/trace")
-            dray.trace.open(f"{folder}/trace/engine.spans", "engine 0")
-            packed(folder, trainer, engine)
-            with dray.trace.span("beside", step=3):
-                pass
-            dray.trace.close()
-            dray.trace.merge(f"{folder}/trace", f"{folder}/trace.json")
-            with open(f"{folder}/trace.json", encoding="utf-8") as file:
-                events = [e for e in json.load(file)["traceEvents"] if e["ph"] == "X"]
-            named = {e["name"]: e["args"].get("step") for e in events}
-            assert named["weights publish"] == 1 and named["beside"] == 3, named
-            assert [e["name"] for e in events].count("weights update") == 3, named
-        context = Context(role="trainer", timeout=20)
-        left = Publisher(context, "left", {"a": torch.ones(2)})
-        Publisher(context, "dropped", {"a": torch.ones(2)})  # closed at once: nobody has it
-        Publisher(context, "dropped", {"a": torch.ones(2)}).publish(1)
-        context.close()
-        refused(dray.DrayError, "is closed", left.publish, 1)
-        child.join(60)
-        assert child.exitcode == 0
-    finally:
-        server.terminate()
-        server.wait(timeout=60)
+with coordinator() as folder:
+    ours, theirs = multiprocessing.Pipe()  # forked before anything of dray is open
+    child = multiprocessing.get_context("fork").Process(target=trains, args=(theirs,), daemon=True)
+    child.start()
+    theirs.close()
+    with Context(role="trainer", timeout=20) as trainer, \
+            Context(role="engine", timeout=20) as engine, \
+            Context(role="engine", rank=1, timeout=20) as second:
+        share_and_stage(ours, engine)
+        fused(folder, trainer, [engine, second])
+        os.mkdir(f"{folder}/trace")
+        dray.trace.open(f"{folder}/trace/engine.spans", "engine 0")
+        packed(folder, trainer, engine)
+        with dray.trace.span("beside", step=3):
+            pass
+        dray.trace.close()
+        dray.trace.merge(f"{folder}/trace", f"{folder}/trace.json")
+        with open(f"{folder}/trace.json", encoding="utf-8") as file:
+            events = [e for e in json.load(file)["traceEvents"] if e["ph"] == "X"]
+        named = {e["name"]: e["args"].get("step") for e in events}
+        assert named["weights publish"] == 1 and named["beside"] == 3, named
+        assert [e["name"] for e in events].count("weights update") == 3, named
+    context = Context(role="trainer", timeout=20)
+    left = Publisher(context, "left", {"a": torch.ones(2)})
+    Publisher(context, "dropped", {"a": torch.ones(2)})  # closed at once: nobody has it
+    Publisher(context, "dropped", {"a": torch.ones(2)}).publish(1)
+    context.close()
+    refused(dray.DrayError, "is closed", left.publish, 1)
+    child.join(60)
+    assert child.exitcode == 0

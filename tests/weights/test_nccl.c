@@ -81,7 +81,7 @@ static void run_engine(void *user)
     dray_error said = {0};
     int rc = dray_update_weights(e.subscriber, &options, &report, &said);
     s.board->number[0] = rc;
-    s.board->number[1] = (int64_t)report.wire_bytes;
+    s.board->number[1] = (int64_t)report.nccl_bytes;
     s.board->number[2] = (int64_t)report.bytes;
     if (rc == DRAY_OK)
         CHECK(engine_wrong(&e, 5) == 0);
@@ -112,7 +112,7 @@ static void run_all(void)
 /* Over the data server's connections went requests and sums alone. */
 static bool went_over_nccl(void)
 {
-    return s.board->number[1] < s.board->number[2] / 4;
+    return s.board->number[1] == s.board->number[2];
 }
 
 /* ---- tests ----------------------------------------------------------------------------------- */
@@ -156,14 +156,14 @@ static void test_one_gpu(void **state)
 
 static void test_failing_transfers(void **state)
 {
-    static const char *const ways[] = {"send:1", "send:2", "init:1"};
+    static const char *const ways[] = {"send:1", "send:2", "flip:1", "init:1"};
     (void)state;
     if (gpu_is_real())
         skip();
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         memset((void *)s.board, 0, sizeof *s.board);
         s.fails = ways[i];
-        s.first_fails = ways[i][0] == 's';
+        s.first_fails = ways[i][0] != 'i';
         run_all();
         assert_int_equal(s.board->number[0], s.first_fails ? DRAY_ETORN : DRAY_OK);
     }

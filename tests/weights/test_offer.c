@@ -141,6 +141,9 @@ static void test_changed(void **state)
         e.out.data[i] ^= 0x10;
     }
     e.answers = before;
+    e.answers.reads = !before.reads; /* as if the greeting had asked for the other */
+    assert_int_equal(say(&e, &e.out, &head, &size), DRAY_EPERM);
+    e.answers = before;
     assert_int_equal(say(&e, &e.out, &head, &size), 0);
     for (uint32_t i = 0; i < size; i++) {
         e.in.data[DRAY__PULL_ANSWER_HEADER + i] ^= 1;

@@ -141,6 +141,7 @@ def forge(root, path, state, base):
         (lambda: cut("delta.json", -5), "delta.json"),
         (lambda: [flip("model.safetensors", -1 - i * 3) for i in range(9)], ""),
         (lambda: edit("base", "../x"), "delta.json"),
+        (lambda: edit("base", "step-000001/../" + os.path.basename(base)), "delta.json"),
         (lambda: edit("base", "step-000099"), "step-000099"),
         (lambda: edit("base_sum", "0" * 16), os.path.basename(base)),
         (lambda: edit("tensors", {"nowhere": "0" * 16}), "nowhere"),

@@ -113,11 +113,34 @@ static void one_that_shuffled_a_tensor(void **state)
     dray_layout_free(layout);
 }
 
+/* One bit of one element is enough. */
+static void one_that_changed_an_element(void **state)
+{
+    (void)state;
+    dray_layout **all;
+    uint32_t count;
+    dray_region *region[1];
+    MUST(dray_layouts_from_spec(&config, "full", &all, &count, error));
+    seen s = {.layout = all[0]};
+    MUST(dray_regions_for_layout(all[0], 1, region, error));
+    fill_from(all[0], region, true, 5, DRAY_BF16);
+    const dray_block *block = dray_layout_block(all[0], 2);
+    ((uint8_t *)dray_region_base(region[0]))[block->offset] ^= 1;
+    assert_int_equal(dray_layout_prove(all[0], region, folder, differs, &s, NULL), DRAY_ECHECKSUM);
+    assert_int_equal(s.blocks, 1);
+    assert_int_equal(s.elements, 1);
+    dray_region_free(region[0]);
+    for (uint32_t i = 0; i < count; i++)
+        dray_layout_free(all[i]);
+    free(all);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(engines_that_say_the_truth),
         cmocka_unit_test(one_that_shuffled_a_tensor),
+        cmocka_unit_test(one_that_changed_an_element),
     };
     return cmocka_run_group_tests(tests, write_checkpoint, remove_checkpoint);
 }

@@ -88,7 +88,7 @@ static int step_of(engine *e, int purpose, uint64_t version, dray_update_report 
 /* What it says that it holds is what lies there. */
 static int32_t look(engine *e)
 {
-    int32_t state;
+    int32_t state = DRAY_GROUP_EMPTY;
     uint64_t version;
     dray_error said;
     int rc;

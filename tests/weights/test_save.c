@@ -152,13 +152,17 @@ typedef struct rank_job {
     int fail;         /* errno of its disk */
     int expect;
     bool stays; /* nobody's session ends before the others have heard */
+    int late;   /* after so many meetings it goes on when rank 0 has cleared up; 0: never */
 } rank_job;
 
 static void die_at(void *user, const char *step)
 {
-    const rank_job *job = user;
+    rank_job *job = user;
     if (job->step && strcmp(step, job->step) == 0)
         kill(getpid(), SIGKILL);
+    if (strcmp(step, "save met") == 0 && job->late-- == 1)
+        for (int i = 0; i < 20000 && count_entries(".step-"); i++)
+            usleep(1000);
 }
 
 static int bad_disk(void *user, const dray__io *io)
@@ -190,6 +194,8 @@ static void save_rank(void *user)
     dray_close(context);
 }
 
+static int late; /* of the last rank */
+
 /* expect: DRAY_OK; or what all of them must hear; 1: any error. */
 static void save_together(uint64_t version, uint32_t victim, const char *step, int fail, int expect)
 {
@@ -198,6 +204,7 @@ static void save_together(uint64_t version, uint32_t victim, const char *step, i
     for (uint32_t i = 0; i < RANKS; i++) {
         jobs[i] = (rank_job){
             .rank = i, .version = version, .expect = expect, .stays = expect == 1 && !step};
+        jobs[i].late = i == RANKS - 1 ? late : 0;
         if (i == victim) {
             jobs[i].step = step;
             jobs[i].fail = fail;
@@ -240,6 +247,12 @@ static void test_ranks_write_together(void **state)
         save_together(4, i % 2, steps[i], 0, DRAY_EDEAD);
         assert_true(dray__now() - begin < PATIENCE / 2);
         assert_int_equal(read_newest(false, &said), 2);
+    }
+    for (uint32_t i = 0; i < 3; i++) { /* also by one who looks when the first has cleared up */
+        static const int meetings[] = {2, 1, 4};
+        late = meetings[i];
+        save_together(4, 1, steps[i], 0, DRAY_EDEAD);
+        late = 0;
     }
     save_together(5, RANKS, NULL, 0, DRAY_OK); /* what they left is cleared up */
     assert_int_equal(read_newest(false, &said), 5);

@@ -49,10 +49,10 @@ measure() # engines' hosts, how many
         sed -n 's/.*"value": *\([0-9.e+-]*\).*"limit": *\([0-9.e+-]*\).*/\1 \2/p' | head -1
 }
 
-# Is it so in one of two tries? This machine may be busy with something else.
+# Is it so in one of six tries? This machine may be busy with something else.
 holds() # what, awk's condition over one, limit and four
 {
-    for try in 1 2; do
+    for try in 1 2 3 4 5 6; do
         read -r one limit < <(measure "${prefix}e0" 1)
         read -r four _ < <(measure "${prefix}e0,${prefix}e1,${prefix}e2,${prefix}e3" 4)
         echo "$1: one engine $one s, iperf3 $limit s, four at once $four s"

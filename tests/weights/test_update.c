@@ -258,7 +258,7 @@ static void check_status(dray_context *context)
     {
         bool a = strcmp(text_of(row, "name"), "a") == 0;
         assert_string_equal(text_of(row, "state"), "whole");
-        assert_int_equal(number_of(row, "version"), a ? 1 : 2);
+        assert_int_equal(number_of(row, "version"), number_given(a ? 1 : 2));
         assert_int_equal(number_of(row, "ranks"), a ? 2 : 4);
         assert_string_equal(text_of(row, "mode"), a ? "distributed" : "tensor");
         assert_true(number_of(row, "update_bytes") > 0);
@@ -266,8 +266,10 @@ static void check_status(dray_context *context)
     }
     assert_int_equal(json_array_size(json_object_get(status, "subscribers")), 6);
     assert_int_equal(json_array_size(json_object_get(status, "publishers")), 1);
+    row = json_array_get(json_object_get(status, "publishers"), 0);
+    assert_int_equal(number_of(row, "published"), number_given(2));
     row = json_array_get(json_object_get(status, "versions"), 0);
-    assert_int_equal(number_of(row, "version"), 2);
+    assert_int_equal(number_of(row, "version"), number_given(2));
     assert_true(json_is_true(json_object_get(row, "ready")));
     json_decref(status);
 }
@@ -510,7 +512,7 @@ static void test_wrong_arguments(void **state)
     options.min_version = 2;
     options.timeout_ns = DRAY__MILLISECOND;
     assert_int_equal(dray_update_weights(e.subscriber, &options, NULL, &said), DRAY_ETIMEDOUT);
-    assert_non_null(strstr(said.message, "version >= 2"));
+    assert_non_null(strstr(said.message, numbers_less() ? "version >= 1" : "version >= 2"));
     assert_int_equal(dray_update_poll(e.subscriber, NULL), DRAY_EINVALID);
     assert_int_equal(dray_update_finish(e.subscriber, NULL, NULL), DRAY_EINVALID);
     assert_int_equal(dray_publish(t.publisher, 1, NULL, NULL), DRAY_EINVALID);

@@ -340,7 +340,7 @@ static void hear(void *user, dray_engine_event event, const dray_engine_info *in
     heard *h = user;
     size_t used = strlen(h->text);
     snprintf(h->text + used, sizeof h->text - used, "%s%s %s %d", used ? ", " : "", info->group,
-             names[event], (int)info->version);
+             names[event], (int)number_heard(info));
 }
 
 static void expect(dray_engines *engines, const char *text)

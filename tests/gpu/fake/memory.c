@@ -242,6 +242,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t asked)
         return CUDA_ERROR_INVALID_VALUE;
     if (asked > HEAP_BYTES)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    fake_drain(c); /* the driver may wait for the GPU, and on real ones does now and then */
     size_t bytes = round_up(asked);
     uint64_t id = fake_id(), all = UINT64_MAX;
     if (!fake_hold(id, c->physical, bytes, true))
@@ -381,6 +382,7 @@ CUresult cuMemHostRegister_v2(void *memory, size_t bytes, unsigned int flags)
     if (!at || !bytes || flags & ~0xfu || !is_mapped(at, bytes, !read_only) ||
         fake_is_device_space(at))
         return CUDA_ERROR_INVALID_VALUE;
+    fake_drain(c); /* as cuMemAlloc */
     pthread_mutex_lock(&fake_lock);
     size_t i = first_after(at);
     CUresult rc = i < range_count && ranges[i]->at < at + bytes

@@ -2,7 +2,8 @@
  * not block, over a socket. Rank 0 is of the process that made the id.
  *
  *   FAKE_NCCL_FAIL=WHAT:N    "init:N", "send:N": call N fails; "hang:N": transfer N never ends;
- *                            "enter:N": the group that begins transfer N is never entered
+ *                            "enter:N": the group that begins transfer N is never entered;
+ *                            "flip:N": what transfer N received arrives with a bit changed
  *
  * As the real one, it refuses two ranks on one GPU, and calls while one is still being entered. */
 #include "memory/cuda_abi.h"
@@ -47,7 +48,7 @@ typedef struct transfer {
     struct nccl_comm *comm;
     uint8_t *at;
     size_t bytes;
-    bool sends, hangs, lingers;
+    bool sends, hangs, lingers, flips;
     CUstream stream;
 } transfer;
 
@@ -76,7 +77,7 @@ static pthread_mutex_t listeners_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static _Thread_local transfer *grouped, **grouped_end;
 static _Thread_local int group_depth;
-static atomic_uint calls[4];
+static atomic_uint calls[5];
 
 int ncclGetVersion(int *version);
 const char *ncclGetErrorString(int result);
@@ -98,18 +99,27 @@ static bool is_wanted(int kind, const char *name)
            call == (unsigned)atoi(spec + length + 1);
 }
 
-static bool find_driver(void)
+static bool driver_found;
+
+static void look_for_driver(void)
 {
     const char *name = getenv("DRAY_CUDA_LIBRARY");
     void *driver = name ? dlopen(name, RTLD_NOW | RTLD_LOCAL) : NULL;
     if (!driver)
-        return false;
+        return;
     *(void **)&launch_host = dlsym(driver, "cuLaunchHostFunc");
     *(void **)&context_get = dlsym(driver, "cuCtxGetCurrent");
     *(void **)&context_set = dlsym(driver, "cuCtxSetCurrent");
     *(void **)&device_get = dlsym(driver, "cuCtxGetDevice");
     *(void **)&device_uuid = dlsym(driver, "cuDeviceGetUuid_v2");
-    return launch_host && context_get && context_set && device_get && device_uuid;
+    driver_found = launch_host && context_get && context_set && device_get && device_uuid;
+}
+
+static bool find_driver(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, look_for_driver);
+    return driver_found;
 }
 
 int ncclGetVersion(int *version)
@@ -313,6 +323,8 @@ static void run_transfer(void *user)
             break;
         }
     }
+    if (t->flips && !t->sends && done == t->bytes)
+        t->at[t->bytes / 2] ^= 0x10;
     free(t);
     atomic_fetch_sub(&c->running, 1);
 }
@@ -381,6 +393,7 @@ static int put(void *at, size_t bytes, int type, int peer, nccl_comm *c, CUstrea
                     .sends = sends,
                     .hangs = is_wanted(2, "hang"),
                     .lingers = is_wanted(3, "enter"),
+                    .flips = is_wanted(4, "flip"),
                     .stream = stream};
     *grouped_end = t;
     grouped_end = &t->next;

@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""Tables of what bench/gpu.sh found.
+
+  gpu_tables.py OUT.json             prints them
+  gpu_tables.py OUT.json --write     puts them into README.md, docs/gpu.md and docs/updates.svg
+
+README.md has the table of the run that was written last; docs/gpu.md has one for each number of GPUs, between
+two comments. bench/gpu.sh makes OUT.json. Standard library only."""
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+NUMBERS = {2: "two", 4: "four", 8: "eight"}
+GATHERING = "broadcast", "packed", "ipc"
+
+
+def collect(args):
+    """Rows with their limits, ratios and flows, of the lines that bench/gpu.sh wrote."""
+    with open(args.found) as file:
+        lines = [json.loads(line) for line in file]
+    rows, flows = [[line for line in lines if key in line] for key in ("row", "flow")]
+    times = {r["row"]: r["bench"]["value"] for r in rows if "bench" in r}
+    for flow in flows:
+        if "bench" in flow:
+            flow["ms"] = flow["bench"]["median_seconds"] * 1e3
+    for r in rows:
+        if "bench" not in r:
+            continue
+        b = r["bench"]
+        limit = b["limit"] if r["against"] == "limit" else times.get(r["against"], 0)
+        r["limit_ms"], r["ms"] = limit * 1e3, b["value"] * 1e3
+        r["engine_ms"] = b["engine_seconds"] * 1e3 if "engine_seconds" in b else None
+        r["ratio"] = b["value"] / limit if limit else 0
+        r["met"] = r["target"] == 0 or 0 < r["ratio"] <= r["target"]
+        for key, kinds in ("gather_ms", GATHERING), ("m2n_ms", ("m2n",)):
+            r[key] = min((f["ms"] for f in flows
+                          if f["of"] == r["row"] and f["flow"] in kinds and "ms" in f), default=None)
+    verified, bare = times.get("32B apart"), times.get("32B apart, not verified")
+    return {"gpus": args.gpus, "kind": args.kind, "repeats": args.repeats, "seconds": args.seconds,
+            "verification": verified / bare - 1 if verified and bare else None,
+            "rows": rows, "flows": flows}
+
+
+def ms(value):
+    """As tables write it: 9.6, 82.7, 324, 1,219; "" where there is none."""
+    return "" if value is None else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+# ---- on a terminal --------------------------------------------------------------------------------
+
+def notes(run):
+    """What is said beside the table, a sentence each."""
+    if run["verification"] is not None:
+        yield (f"Verification, on both sides, costs {100 * run['verification']:.1f} % of an update "
+               "(32B apart; target 5 %).")
+    for r in run["rows"]:
+        d = r.get("bench", {}).get("decoding")
+        if d and d["steps"]:
+            yield (f"{r['row']}: steps of {d['step_before_seconds'] * 1e3:.2f} ms took "
+                   f"{d['step_seconds'] * 1e3:.2f} ms (+{100 * (d['slowdown'] - 1):.0f} %), the "
+                   f"prefetch {r['bench']['prefetch_seconds'] * 1e3:.1f} ms.")
+    for f in run["flows"]:
+        if f.get("bench", {}).get("matrices_only"):
+            yield f"{f['flow']}, {f['of']}: matrices only, without biases, norms and routers."
+
+
+def print_run(run):
+    form = "%-56s %8s %8s %7s %7s %8s %8s %8s %7s%s"
+    print(form % (f"work, {run['gpus']} GPUs, ms", "limit", "dray", "ratio", "target", "engines", "M2N",
+                  "gather", "faster", ""))
+    for r in run["rows"]:
+        if "bench" not in r:
+            print("%-56s %s" % (r["row"], r["error"][:100]))
+            continue
+        others = [t for t in (r["m2n_ms"], r["gather_ms"]) if t]
+        print(form % (r["row"], ms(r["limit_ms"]), ms(r["ms"]), f"{r['ratio']:.3f}", r["target"] or "",
+                      ms(r["engine_ms"]), ms(r["m2n_ms"]), ms(r["gather_ms"]),
+                      f"{min(others) / r['ms']:.1f}x" if others else "", "" if r["met"] else "  missed"))
+    print("dray: from dray_publish to the last engine's commit (of what was prefetched, the commit alone); "
+          "engines: from the end of the last trainer's publish on.")
+    for f in run["flows"]:
+        print(f"{f['flow']}, {f['of']}: " + (ms(f["ms"]) + " ms" if "ms" in f else f["error"][-100:]))
+    for note in notes(run):
+        print(note)
+
+
+# ---- in the docs ----------------------------------------------------------------------------------
+
+def replace(path, begin, end, text, before=None):
+    """What lies between two comments of a page; a block that is not there yet goes before another line."""
+    with open(path, encoding="utf-8") as file:
+        page = file.read()
+    block = f"{begin}\n{text}\n{end}"
+    if begin in page:
+        page = re.sub(re.escape(begin) + ".*?" + re.escape(end), lambda _: block, page, count=1, flags=re.S)
+    elif before and before in page:
+        page = page.replace(before, block + "\n\n" + before, 1)
+    else:
+        sys.exit(f"gpu_tables.py: {path} has no line {begin}")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(page)
+
+
+def readme(run):
+    rows = {r["row"]: r for r in run["rows"] if "bench" in r}
+    half, gpus = run["gpus"] // 2, run["gpus"]
+    apart = f"from {half} GPUs to {half} others" if half > 1 else "from one GPU to another"
+    names = (("32B apart", f"Qwen2.5-32B, {apart}"),
+             ("30B-A3B apart", "Qwen3-30B-A3B (18,867 tensors), the same"),
+             (f"32B co-located TP{gpus}", f"Qwen2.5-32B, trainer and engine on the same {gpus} GPUs"),
+             (f"30B-A3B co-located TP{gpus}", "Qwen3-30B-A3B, the same"))
+    missing = [name for name, _ in names if name not in rows]
+    if missing:
+        sys.exit(f"gpu_tables.py: the run has no figure of {', '.join(missing)}")
+    first = rows["32B apart"]
+
+    def line(name, what):
+        cells = [rows[name][key] for key in ("limit_ms", "ms", "m2n_ms", "gather_ms")]
+        return "| " + " | ".join([what] + [ms(c) + " ms" if c is not None else "-" for c in cells]) + " |"
+    table = "\n".join(line(name, what) for name, what in names)
+    return f"""dray's time counts from `dray_publish`, whose checksums are part of it, to the last engine's commit:
+
+![The links allow {ms(first['limit_ms'])} ms for Qwen2.5-32B, dray takes {ms(first['ms'])}; \
+the table has all](docs/updates.svg)
+
+| update, {NUMBERS.get(gpus, gpus)} {run['kind']} | the links' limit | dray | NCCL M2N | gather and slice |
+| --- | --- | --- | --- | --- |
+{table}"""
+
+
+def all_rows(run):
+    lines = []
+    for r in run["rows"]:
+        if "bench" in r:
+            against = "" if r["against"] == "limit" else f" (against {r['against']})"
+            lines.append(f"| {r['row']}{against} | {ms(r['limit_ms'])} | {ms(r['ms'])} | {r['ratio']:.2f} | "
+                         f"{ms(r['engine_ms'])} | {ms(r['m2n_ms'])} | {ms(r['gather_ms'])} |")
+    said = "\n".join(f"- {note}" for note in notes(run))
+    return f"""{str(NUMBERS.get(run['gpus'], run['gpus'])).capitalize()} {run['kind']}, milliseconds, medians \
+of {run['repeats']}; the run took {run['seconds']} s:
+
+| | limit | dray, publish to commit | ratio | engines' part | NCCL M2N | gather and slice |
+| --- | --- | --- | --- | --- | --- | --- |
+""" + "\n".join(lines) + ("\n\n" + said if said else "")
+
+
+def write(run, root):
+    page, pages = os.path.join(root, "README.md"), os.path.join(root, "docs/gpu.md")
+    replace(page, "<!-- bench/gpu_tables.py -->", "<!-- end -->", readme(run))
+    replace(pages, f"<!-- bench/gpu_tables.py: {run['gpus']} GPUs -->", "<!-- end -->", all_rows(run),
+            "<!-- bench/gpu_tables.py: more -->")
+    bars = subprocess.run([sys.executable, os.path.join(HERE, "scripts/bars.py"), page], check=True,
+                          stdout=subprocess.PIPE)
+    with open(os.path.join(root, "docs/updates.svg"), "wb") as file:
+        file.write(bars.stdout)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", nargs="?", metavar="OUT.json")
+    parser.add_argument("--write", action="store_true", help="into README.md, docs/gpu.md, docs/updates.svg")
+    parser.add_argument("--root", default=HERE, help="the folder that has them")
+    for name, kind in ("found", str), ("out", str), ("kind", str), ("gpus", int), ("repeats", int), \
+            ("seconds", int):
+        parser.add_argument("--" + name, type=kind, help=argparse.SUPPRESS)  # of bench/gpu.sh
+    args = parser.parse_args()
+    if args.found:
+        run = collect(args)
+        if args.out:
+            with open(args.out, "w") as file:
+                json.dump(run, file, indent=1)
+    elif args.run:
+        with open(args.run) as file:
+            run = json.load(file)
+    else:
+        parser.error("expected OUT.json")
+    if args.write:
+        write(run, args.root)
+    else:
+        print_run(run)
+
+
+main()

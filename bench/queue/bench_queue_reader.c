@@ -1,0 +1,170 @@
+/* The process that reads what `dray bench queue` puts: a client of its own, which does as it is
+ * told over a socket and answers with the seconds that it took. */
+#include "bench/queue/bench_queue.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { QUEUES_MAX = 8, NAME_MAX_BYTES = 64 };
+enum what { READ, COPY, CHECK, END };
+
+typedef struct order {
+    enum what what;
+    char address[112], name[NAME_MAX_BYTES]; /* of the coordinator, of the queue */
+    int32_t durability;
+    uint32_t columns;
+    uint64_t bytes, piece;
+} order;
+
+/* ---- the reader ------------------------------------------------------------------------------ */
+
+typedef struct reader {
+    queue_bench s;
+    uint8_t *values;
+    struct {
+        char name[NAME_MAX_BYTES];
+        dray_queue *queue;
+    } open[QUEUES_MAX];
+} reader;
+
+/* The queue stays open, as what is mapped of it does. */
+static void open_queue(reader *r, const order *o)
+{
+    dray_options options = DRAY_OPTIONS_INIT;
+    dray_error error;
+    int i = 0;
+    options.address = o->address;
+    options.name = "dray bench queue, reader";
+    if (!r->s.context)
+        queue_bench_must(&r->s, dray_open(&options, &r->s.context, &error), &error);
+    queue_bench_columns(&r->s, o->columns);
+    r->s.cell = o->bytes / o->columns / SAMPLES;
+    while (i < QUEUES_MAX - 1 && r->open[i].queue && strcmp(r->open[i].name, o->name) != 0)
+        i++;
+    if (!r->open[i].queue) {
+        memcpy(r->open[i].name, o->name, sizeof o->name);
+        queue_bench_shape(&r->s, r->open[i].name, o->columns, o->durability);
+        r->open[i].queue = r->s.queue;
+    }
+    r->s.queue = r->open[i].queue;
+}
+
+static double copy_out(const reader *r, const order *o)
+{
+    double begin = bench_now();
+    for (uint64_t at = 0; at < o->bytes; at += o->piece)
+        memcpy(r->s.target + at, r->s.reader.between + at, o->piece);
+    return bench_now() - begin;
+}
+
+/* 1: what was read is not what was put. It is forgotten. */
+static double check(reader *r, const order *o)
+{
+    queue_bench_values(r->values, o->bytes);
+    bool wrong = memcmp(r->values, r->s.target, o->bytes) != 0;
+    memset(r->s.target, 0, o->bytes);
+    return wrong;
+}
+
+static double obey(reader *r, const order *o)
+{
+    r->s.bytes = o->bytes;
+    if (o->what == COPY)
+        return copy_out(r, o);
+    if (o->what == CHECK)
+        return check(r, o);
+    open_queue(r, o);
+    return queue_bench_get(&r->s);
+}
+
+static void serve(const queue_bench *s, int fd, uint8_t *between, size_t bytes)
+{
+    reader r = {.s = {.b = s->b, .reader = {.between = between}}};
+    order o;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    r.s.target = malloc(bytes);
+    r.values = malloc(bytes);
+    if (!r.s.target || !r.values)
+        bench_die(s->b, "no memory for %zu bytes, twice", bytes);
+    memset(r.s.target, 0, bytes);
+    while (recv(fd, &o, sizeof o, MSG_WAITALL) == (ssize_t)sizeof o && o.what != END) {
+        double seconds = obey(&r, &o);
+        if (send(fd, &seconds, sizeof seconds, MSG_NOSIGNAL) < 0)
+            break;
+    }
+    for (int i = 0; i < QUEUES_MAX && r.open[i].queue; i++)
+        dray_queue_close(r.open[i].queue);
+    dray_close(r.s.context);
+    _exit(0);
+}
+
+/* ---- who tells it ---------------------------------------------------------------------------- */
+
+queue_reader queue_bench_reader(const queue_bench *s, size_t bytes)
+{
+    int ends[2];
+    queue_reader r = {
+        .between = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)};
+    if (r.between == MAP_FAILED || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0)
+        bench_die(s->b, "a reader of %zu bytes: %s", bytes, strerror(errno));
+    fflush(NULL);
+    r.fd = ends[0];
+    r.pid = fork();
+    if (r.pid < 0)
+        bench_die(s->b, "fork: %s", strerror(errno));
+    if (r.pid == 0) {
+        close(ends[0]);
+        serve(s, ends[1], r.between, bytes);
+    }
+    close(ends[1]);
+    return r;
+}
+
+static double tell(const queue_bench *s, enum what what, size_t piece)
+{
+    double seconds;
+    order o = {.what = what,
+               .durability = s->durability,
+               .columns = s->columns,
+               .bytes = s->bytes,
+               .piece = piece};
+    snprintf(o.address, sizeof o.address, "unix:%s", s->socket);
+    snprintf(o.name, sizeof o.name, "%s", s->name ? s->name : "");
+    if (send(s->reader.fd, &o, sizeof o, MSG_NOSIGNAL) != (ssize_t)sizeof o ||
+        recv(s->reader.fd, &seconds, sizeof seconds, MSG_WAITALL) != (ssize_t)sizeof seconds)
+        bench_die(s->b, "the reader ended");
+    return seconds;
+}
+
+double queue_bench_read(const queue_bench *s)
+{
+    return tell(s, READ, 0);
+}
+
+double queue_bench_copy_out(const queue_bench *s, size_t piece)
+{
+    return tell(s, COPY, piece);
+}
+
+void queue_bench_check(const queue_bench *s)
+{
+    if (tell(s, CHECK, 0) != 0)
+        bench_die(s->b, "%s: what was read is not what was put", s->name);
+}
+
+void queue_bench_reader_end(const queue_bench *s)
+{
+    const order end = {.what =
+                           END}; /* the coordinator has the socket, too: closing is not enough */
+    if (send(s->reader.fd, &end, sizeof end, MSG_NOSIGNAL) < 0)
+        kill(s->reader.pid, SIGTERM);
+    close(s->reader.fd);
+    waitpid(s->reader.pid, NULL, 0);
+}

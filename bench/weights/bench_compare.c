@@ -1,0 +1,189 @@
+/* dray bench compare: every way to bring one model from a trainer to an engine, in one table. */
+#include "bench/parts/bench_model.h"
+#include "bench/weights/bench_suite.h"
+#include "cmd/bench.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct arguments {
+    bench_settings settings;
+    bench_placements of;
+    int64_t layers;
+    uint64_t bucket;
+} arguments;
+
+/* A way to update, and what it asks for. */
+typedef struct flow {
+    const char *mode, *strategy, *today;
+    int mode_number, strategy_number;
+    bool load;
+    uint64_t staging; /* not 0: the weights are offloaded */
+} flow;
+
+#define STAGING ((uint64_t)4 << 20)
+
+static const flow flows[] = {
+    {"tensor", "direct", "-", DRAY_MODE_TENSOR, DRAY_STRATEGY_DIRECT, false, 0},
+    {"tensor", "bucket", "slime", DRAY_MODE_TENSOR, DRAY_STRATEGY_BUCKET, false, 0},
+    {"tensor", "bucket, offloaded", "slime", DRAY_MODE_TENSOR, DRAY_STRATEGY_BUCKET, false,
+     STAGING},
+    {"tensor", "parameter", "verl", DRAY_MODE_TENSOR, DRAY_STRATEGY_PARAMETER, false, 0},
+    {"tensor", "load_weights", "SGLang", DRAY_MODE_TENSOR, DRAY_STRATEGY_DIRECT, true, 0},
+    {"distributed", "direct", "-", DRAY_MODE_DISTRIBUTED, DRAY_STRATEGY_DIRECT, false, 0},
+    {"distributed", "bucket", "slime", DRAY_MODE_DISTRIBUTED, DRAY_STRATEGY_BUCKET, false, 0},
+    {"distributed", "parameter", "OpenRLHF", DRAY_MODE_DISTRIBUTED, DRAY_STRATEGY_PARAMETER, false,
+     0},
+    {"distributed", "load_weights", "SGLang", DRAY_MODE_DISTRIBUTED, DRAY_STRATEGY_DIRECT, true, 0},
+    {"disk", "direct", "-", DRAY_MODE_DISK, DRAY_STRATEGY_DIRECT, false, 0},
+    {"disk", "bucket", "-", DRAY_MODE_DISK, DRAY_STRATEGY_BUCKET, false, 0},
+    {"disk", "parameter", "-", DRAY_MODE_DISK, DRAY_STRATEGY_PARAMETER, false, 0},
+    {"disk", "load_weights", "AReaL", DRAY_MODE_DISK, DRAY_STRATEGY_DIRECT, true, 0},
+};
+
+enum { FLOWS = sizeof(flows) / sizeof(flows[0]), FORMS = 3 };
+
+static const char *const elastic[] = {
+    [DRAY_MODE_TENSOR] = "on the trainer's host",
+    [DRAY_MODE_DISTRIBUTED] = "joins at any time",
+    [DRAY_MODE_DISK] = "any time, no trainer",
+};
+
+/* The state-dict forms: what a trainer of this SPEC can hand over. form: "sharded" is the SPEC. */
+static const char *form_of(int i, const char *from, char *out, size_t capacity)
+{
+    if (i == 0)
+        return strncmp(from, "fsdp:", 5) == 0 ? "sharded" : from;
+    if (strncmp(from, "fsdp:", 5) != 0)
+        return NULL;
+    snprintf(out, capacity, i == 1 ? "fsdp1:%s" : "full%s", i == 1 ? from + 5 : "");
+    return i == 1 ? "local" : "full";
+}
+
+static error_t parse(int key, char *text, struct argp_state *state)
+{
+    arguments *a = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &a->settings;
+        state->child_inputs[1] = &a->of;
+        return 0;
+    case 'L':
+        a->layers = cmd_number(state, "--layers", text, 1, 1000000);
+        return 0;
+    case 'b':
+        a->bucket = (uint64_t)cmd_number(state, "--bucket", text, 512 << 10, INT64_MAX);
+        return 0;
+    case ARGP_KEY_END:
+        if (strchr(a->of.from, '@') || strchr(a->of.to, '@'))
+            argp_error(state, "compare makes its own hosts: expected SPECs without '@'");
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* ---- the table --------------------------------------------------------------------------------
+ */
+
+static void add_row(cmd_table *table, const flow *f, const char *form, const bench_found *found)
+{
+    cmd_cell(table, "%s", f->mode);
+    cmd_cell(table, "%s", f->strategy);
+    cmd_cell(table, "%s", form);
+    cmd_cell(table, "%s", cmd_seconds(found->seconds).s);
+    cmd_cell(table, "%.2f x %s", found->seconds / found->limit, found->limit_by);
+    cmd_cell(table, "%s", found->write_seconds > 0 ? cmd_seconds(found->write_seconds).s : "-");
+    cmd_cell(table, "%s", cmd_bytes((double)found->report.bytes).s);
+    cmd_cell(table, "%s", cmd_bytes((double)found->report.peak_extra_bytes).s);
+    cmd_cell(table, "%s", f->load ? "load_weights" : "its layout");
+    cmd_cell(table, "%s", elastic[f->mode_number]);
+    cmd_cell(table, "%s", f->today);
+}
+
+/* Between hosts: this machine under two names. */
+static void run_flow(bench *b, const arguments *a, const flow *f, const char *form,
+                     const char *from, cmd_table *table)
+{
+    char sides[2][256], name[128];
+    bench_found found = {0};
+    bool remote = f->mode_number == DRAY_MODE_DISTRIBUTED;
+    snprintf(sides[0], sizeof sides[0], "%s%s", from, remote ? "@~a" : "");
+    snprintf(sides[1], sizeof sides[1], "%s%s", a->of.to, remote ? "@~b" : "");
+    bench_job job = {.model = a->of.model,
+                     .from = sides[0],
+                     .to = sides[1],
+                     .layers = a->layers,
+                     .modes = 1u << f->mode_number,
+                     .strategies = 1u << f->strategy_number,
+                     .bucket = a->bucket,
+                     .engines = 1,
+                     .load = f->load,
+                     .staging = f->staging,
+                     .quiet = true,
+                     .found = &found};
+    bench_run(b, &job);
+    snprintf(name, sizeof name, "%s, %s, %s", f->mode, f->strategy, form);
+    if (a->settings.json)
+        bench_row(b, name, found.seconds, "s", found.limit, 0);
+    else
+        add_row(table, f, form, &found);
+}
+
+static void run_all(bench *b, const arguments *a, cmd_table *table)
+{
+    char text[128];
+    for (int i = 0; i < FLOWS; i++)
+        for (int form = 0; form < FORMS; form++) {
+            const char *name = form_of(form, a->of.from, text, sizeof text);
+            /* A checkpoint is written by the trainer in one form; the others differ in what the
+             * plan finds, which one strategy shows. */
+            bool shown = form == 0 || (!flows[i].load && flows[i].mode_number == DRAY_MODE_TENSOR &&
+                                       flows[i].strategy_number == DRAY_STRATEGY_DIRECT);
+            if (name && shown)
+                run_flow(b, a, &flows[i], name, form ? text : a->of.from, table);
+        }
+}
+
+int bench_compare(int argc, char **argv)
+{
+    static const struct argp_option options[] = {
+        {"layers", 'L', "N", 0, "So many of the layers, and as large a part of the vocabulary", 2},
+        {"bucket", 'b', "BYTES", 0, "The ceiling of staging memory (67108864)", 2},
+        {0}};
+    static const struct argp_child children[] = {
+        {&bench_argp, 0, "Options of every part:", 20}, {&bench_placements_argp, 0, NULL, 1}, {0}};
+    static const struct argp argp = {
+        options,
+        parse,
+        NULL,
+        "Update one model (qwen2.5-0.5b, fsdp:4 to engine:tp=2, unless told otherwise) in every "
+        "mode, by every strategy, out of every form of a state dict, and "
+        "through load_weights; print what each takes and needs.\v"
+        "Time is that of an update as `dray bench weights` measures it, verified and checked; x is "
+        "that over the limit beside it. Bytes are what the engine's ranks wrote, memory is the "
+        "staging that a rank held at most. Between hosts means between two names of this machine, "
+        "over its loopback. Offloaded weights lie in memory of the trainers' own and pass through "
+        "an "
+        "arena of 4 MiB of each. Written: what the checkpoint took that mode disk reads, once for "
+        "all "
+        "engines; the run has it as its checkpoint then.",
+        children,
+        NULL,
+        NULL};
+    static const char *const headings[] = {
+        "mode",   "strategy", "state dict",          ">time",   "x limit",  ">written",
+        ">bytes", ">memory",  "needs of the engine", "elastic", "today in", NULL};
+    arguments a = {.of = {"qwen2.5-0.5b", "fsdp:4", "engine:tp=2"}};
+    cmd_parse(&argp, argc, argv, &a);
+    if (a.settings.quick && !a.layers)
+        a.layers = 1;
+    bench *b = bench_new("compare", &a.settings);
+    cmd_table *table = cmd_table_new(headings);
+    run_all(b, &a, table);
+    bench_doing(b, NULL);
+    if (a.settings.json)
+        return bench_close(b);
+    cmd_table_print(table, stdout);
+    return CMD_OK;
+}

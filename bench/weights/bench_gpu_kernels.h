@@ -1,0 +1,18 @@
+/* The GPU's side of bench_gpu.c. */
+#ifndef DRAY_BENCH_GPU_KERNELS_H
+#define DRAY_BENCH_GPU_KERNELS_H
+
+#include <stdint.h>
+
+/* A block as the kernels bench_fill(blocks, count) and bench_check(blocks, count, wrong) see it;
+ * `block` in the source. wrong: elements, and the first block that has one. */
+typedef struct bench_gpu_block {
+    uint64_t at, hash, scales;
+    int64_t shape[4], start[4], extent[4], stride[4];
+    int64_t cell[2], scale_start[2], scale_stride[2];
+    int32_t ndim, dtype, from, quantised;
+} bench_gpu_block;
+
+extern const char bench_gpu_source[]; /* CUDA C++ */
+
+#endif

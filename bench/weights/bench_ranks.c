@@ -1,0 +1,505 @@
+/* What the processes of a benchmark of updates do: the coordinator, trainer ranks, engine ranks. */
+#include "bench/weights/bench_ranks.h"
+#include "bench/weights/bench_gpu.h"
+#include "bench/weights/bench_gpu_decode.h"
+#include "bench/weights/bench_hosts.h"
+#include "bench/weights/bench_values.h"
+#include "run/coordinator.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define MODEL "bench"
+#define LOOK_SECONDS 0.2
+
+enum {
+    POISON = 0xA5,
+    WAIT_MS = 100,
+    READ_BYTES = 16 << 20,
+    PIECE = 256 << 10, /* of an update */
+};
+
+int bench_get(const int *at)
+{
+    return __atomic_load_n(at, __ATOMIC_SEQ_CST);
+}
+
+void bench_add(int *at)
+{
+    __atomic_add_fetch(at, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, at, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void bench_wait_change(int *at, int value)
+{
+    struct timespec time = {.tv_nsec = WAIT_MS * 1000000L};
+    syscall(SYS_futex, at, FUTEX_WAIT, value, &time, NULL, 0);
+}
+
+/* In a child: leaves the reason and ends. */
+static void must(bench_cluster *c, int code, const char *what, const dray_error *error)
+{
+    if (!code)
+        return;
+    bench_board *b = c->board;
+    if (__atomic_add_fetch(&b->failed, 1, __ATOMIC_SEQ_CST) == 1)
+        snprintf(b->message, sizeof b->message, "%s: %s", what, error->message);
+    bench_add(&b->ready);
+    bench_add(&b->engines.done);
+    _exit(1);
+}
+
+const char *bench_host_of(const bench_side *side, uint32_t rank)
+{
+    return side->host_count ? side->hosts[(uint64_t)rank * side->host_count / side->count] : NULL;
+}
+
+static void enter(bench_cluster *c, const char *host)
+{
+    dray_error error;
+    if (bench_host_enter(host))
+        return;
+    snprintf(error.message, sizeof error.message, "%s", strerror(errno));
+    must(c, DRAY_ESYS, host, &error);
+}
+
+static void on_ready(void *user, const char *unix_address, const char *tcp_address,
+                     const char *metrics_url)
+{
+    (void)unix_address, (void)tcp_address, (void)metrics_url;
+    bench_add(&((bench_board *)user)->ready);
+}
+
+void bench_run_coordinator(bench_cluster *c, uint32_t rank)
+{
+    (void)rank;
+    dray_error error;
+    dray__serve_options options = {
+        .unix_path = c->board->address + strlen("unix:"), .ready = on_ready, .user = c->board};
+    must(c, dray__serve(&options, &error), "coordinator", &error);
+}
+
+static dray_context *open_context(bench_cluster *c, const char *role, const char *host,
+                                  uint32_t rank)
+{
+    dray_error error;
+    dray_context *context;
+    dray_options options = DRAY_OPTIONS_INIT;
+    enter(c, host);
+    options.address = c->board->address;
+    options.role = role;
+    options.rank = rank;
+    options.host = host;
+    must(c, dray_open(&options, &context, &error), role, &error);
+    return context;
+}
+
+/* Waits for the next work of a lane. The parent's death ends the process. looks: without sleeping
+ * at first, so that the time of an update has nothing of being woken for it. */
+static enum bench_work next_work(bench_lane *l, int round, bool looks)
+{
+    double until = bench_now() + LOOK_SECONDS;
+    while (looks && bench_get(&l->round) < round && bench_now() < until)
+        sched_yield();
+    while (bench_get(&l->round) < round)
+        bench_wait_change(&l->round, round - 1);
+    return (enum bench_work)l->work;
+}
+
+dray_region **bench_regions_of(const bench_cluster *c, uint32_t rank)
+{
+    dray_region **regions = c->regions;
+    for (uint32_t i = 0; i < rank; i++)
+        regions += dray_layout_region_count(c->options->from.layouts[i]);
+    return regions;
+}
+
+static dray_layout *relaid(bench_cluster *c, const dray_layout *layout, dray_region_kind kind)
+{
+    dray_layout *out;
+    dray_error error;
+    must(c, bench_layout_as(layout, kind, &out, &error), dray_region_kind_name(kind), &error);
+    return out;
+}
+
+/* Memory of this process's own. */
+static dray_region **own_regions(bench_cluster *c, const dray_layout *layout)
+{
+    dray_error error = {.message = "out of memory"};
+    dray_region **out = calloc((size_t)dray_layout_region_count(layout) + 1, sizeof *out);
+    must(c, out ? 0 : DRAY_ENOMEM, "regions", &error);
+    must(c, bench_gpu_regions(layout, out, &error), "regions", &error);
+    return out;
+}
+
+/* The memory, as if it were the trainer's own: engines are not given it. */
+static dray_region **wrapped(bench_cluster *c, const dray_layout *layout, dray_region **regions)
+{
+    uint32_t count = dray_layout_region_count(layout);
+    dray_region **out = calloc((size_t)count + 1, sizeof *out);
+    dray_error error = {.message = "out of memory"};
+    must(c, out ? 0 : DRAY_ENOMEM, "offloaded memory", &error);
+    for (uint32_t i = 0; i < count; i++)
+        must(c,
+             dray_region_wrap(dray_region_base(regions[i]), dray_region_bytes(regions[i]),
+                              "offloaded", &out[i], &error),
+             "offloaded memory", &error);
+    return out;
+}
+
+/* The trainer's own memory, that nobody else is given by the parent: private, or a GPU's. */
+static void take_memory(bench_cluster *c, uint32_t rank, dray_layout **layout,
+                        dray_region ***regions)
+{
+    const bench_cluster_options *o = c->options;
+    dray_error error;
+    if (o->cuda) {
+        bench_gpu_choose(bench_gpu_of(&o->from, rank, o->from.count));
+        *layout = relaid(c, *layout, o->pinned ? DRAY_REGION_PINNED : DRAY_REGION_CUDA);
+        *regions = own_regions(c, *layout);
+        must(c, bench_gpu_fill(*layout, *regions, o->tied, &error), "trainer", &error);
+        return;
+    }
+    bench_fill(*layout, *regions, o->tied);
+    if (!o->staging)
+        return;
+    *layout = relaid(c, *layout, DRAY_REGION_HOST);
+    *regions = wrapped(c, *layout, *regions);
+}
+
+/* The cheapest look at what is there: each word once, in the machine's widest registers. */
+static void read_back(const uint8_t *data, uint64_t bytes)
+{
+    typedef uint64_t wide __attribute__((vector_size(64)));
+    enum { AT_ONCE = 4 };
+    wide seen[AT_ONCE] = {{0}}, word;
+    for (uint64_t i = 0; i + sizeof seen <= bytes; i += sizeof seen)
+        for (uint64_t k = 0; k < AT_ONCE; k++) {
+            memcpy(&word, data + i + k * sizeof word, sizeof word);
+            seen[k] ^= word;
+        }
+    __asm__ volatile("" : : "m"(seen)); /* it is wanted */
+}
+
+static void read_regions(const dray_layout *layout, dray_region *const *regions)
+{
+    for (uint32_t i = 0; i < dray_layout_region_count(layout); i++)
+        read_back(dray_region_base(regions[i]), dray_region_bytes(regions[i]));
+}
+
+/* The trainers' regions were made by the parent, so that engines can copy from them without dray.
+ */
+void bench_run_trainer(bench_cluster *c, uint32_t rank)
+{
+    const bench_side *side = &c->options->from;
+    bench_board *b = c->board;
+    dray_error error;
+    bool own = c->options->staging || c->options->cuda;
+    dray_region **regions = c->options->cuda ? NULL : bench_regions_of(c, rank);
+    dray_layout *layout = side->layouts[rank];
+    take_memory(c, rank, &layout, &regions);
+    dray_context *context = open_context(c, "trainer", bench_host_of(side, rank), rank);
+    dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
+    dray_publisher *publisher;
+    options.regions = regions;
+    options.rank = rank;
+    options.world = side->count;
+    options.staging_bytes = c->options->staging;
+    options.checksum = c->options->unsummed ? -1 : 0;
+    must(c, dray_publisher_open(context, MODEL, layout, &options, &publisher, &error), "trainer",
+         &error);
+    must(c, dray_publish(publisher, 1, NULL, &error), "publish", &error);
+    bench_add(&b->ready);
+    for (int round = 1;; round++) {
+        enum bench_work work = next_work(&b->trainers, round, false);
+        bench_seat *s = &b->seats[b->engines.ranks + rank];
+        if (work == WORK_END)
+            break;
+        if (work == WORK_PUBLISH)
+            must(c, dray_publisher_wait(publisher, b->version - 1, DRAY_WAIT_DEFAULT, NULL, &error),
+                 "publisher wait", &error);
+        s->begin = bench_now();
+        if (work == WORK_PUBLISH)
+            must(c, dray_publish(publisher, b->version, NULL, &error), "publish", &error);
+        else
+            read_regions(layout, regions);
+        s->end = bench_now();
+        bench_add(&b->trainers.done);
+    }
+    dray_publisher_close(publisher);
+    dray_close(context);
+    for (uint32_t i = 0; own && i < dray_layout_region_count(layout); i++)
+        dray_region_free(regions[i]);
+    if (own) {
+        free(regions);
+        dray_layout_free(layout);
+    }
+}
+
+uint64_t bench_wanted_bytes(const bench_cluster *c, uint32_t number, uint64_t written)
+{
+    const bench_side *side = &c->options->to;
+    return c->options->load ? dray_layout_bytes(side->layouts[number % side->count]) : written;
+}
+
+/* A memcpy with the traffic of the update, from the trainers' memory into the engine's: as many
+ * bytes read and written together. (A conversion from f32 to bf16 reads two bytes for each that it
+ * writes: the traffic of a copy of one and a half times what is written.) piece: bytes at once;
+ * back: as much of each as the update writes is then read. */
+static void copy_bytes(const bench_cluster *c, dray_region *to, uint32_t rank,
+                       const dray_update_report *report, uint64_t piece, bool back)
+{
+    uint64_t size = dray_region_bytes(to), at = 0;
+    uint64_t left = bench_wanted_bytes(c, rank, (report->bytes + report->source_bytes) / 2);
+    double written = left ? (double)bench_wanted_bytes(c, rank, report->bytes) / (double)left : 0;
+    written = back ? written : 0;
+    for (uint32_t i = rank * c->region_count / (c->options->to.count * c->groups); left;
+         i = (i + 1) % c->region_count) {
+        uint64_t part = dray_region_bytes(c->regions[i]);
+        part = part < left ? part : left;
+        part = part < size - at ? part : size - at;
+        for (uint64_t done = 0, n; done < part; done += n) {
+            const uint8_t *from = dray_region_base(c->regions[i]);
+            uint8_t *into = (uint8_t *)dray_region_base(to) + at + done;
+            n = part - done < piece ? part - done : piece;
+            memcpy(into, from + done, n);
+            read_back(into, (uint64_t)(written * (double)n));
+        }
+        at = (at + part) % size;
+        left -= part;
+    }
+}
+
+/* As many bytes as the update read, out of the checkpoint's first file, rank after rank, around the
+ * page cache. */
+static void read_bytes(bench_cluster *c, uint32_t rank, uint64_t bytes)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/model.safetensors", c->options->checkpoint);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
+    struct stat s = {0};
+    void *buffer = NULL;
+    dray_error error;
+    if (fd < 0 || fstat(fd, &s) || s.st_size < READ_BYTES ||
+        posix_memalign(&buffer, 4096, READ_BYTES)) {
+        snprintf(error.message, sizeof error.message, "%.300s: too small, or no O_DIRECT", path);
+        must(c, DRAY_ESYS, "limit", &error);
+    }
+    uint64_t pieces = (uint64_t)s.st_size / READ_BYTES;
+    for (uint64_t done = 0, i = rank * pieces / (c->options->to.count * c->groups); done < bytes;
+         done += READ_BYTES, i = (i + 1) % pieces)
+        if (pread(fd, buffer, READ_BYTES, (off_t)(i * READ_BYTES)) != READ_BYTES) {
+            snprintf(error.message, sizeof error.message, "%.300s: %s", path, strerror(errno));
+            must(c, DRAY_ESYS, "limit", &error);
+        }
+    free(buffer);
+    close(fd);
+}
+
+/* An engine rank's own. */
+typedef struct engine {
+    uint32_t seat;
+    dray_layout *layout;
+    dray_region **regions;
+    dray_subscriber *subscriber;
+    uint32_t *first, *blocks; /* of each tensor */
+} engine;
+
+/* The rows of a slice of a full tensor, dense at `data`, that a block of the engine wants. */
+static void cut_out(const engine *e, const dray_block *block, const dray_load_tensor *t,
+                    const uint8_t *data)
+{
+    int64_t size = (int64_t)dray_dtype_size((dray_dtype)t->dtype), at[DRAY_MAX_DIMS] = {0};
+    uint8_t *base = dray_region_base(e->regions[block->region]);
+    uint32_t inner = t->ndim - 1;
+    int64_t first = block->start[0] > t->first_row ? block->start[0] : t->first_row;
+    int64_t end = block->start[0] + block->extent[0], last = t->first_row + t->rows;
+    end = end < last ? end : last;
+    at[0] = first;
+    for (bool more = first < end; more;) {
+        int64_t from = inner ? at[0] - t->first_row : 0, to = 0;
+        for (uint32_t d = 0; d < inner; d++) {
+            from = d ? from * t->shape[d] + block->start[d] + at[d] : from;
+            to += (d ? at[d] : at[0] - block->start[0]) * block->stride[d];
+        }
+        int64_t skip = inner ? block->start[inner] : first - t->first_row;
+        int64_t count = inner ? block->extent[inner] : end - first;
+        to += inner ? 0 : (first - block->start[0]) * block->stride[0];
+        from = inner ? from * t->shape[inner] + skip : skip;
+        memcpy(base + (int64_t)block->offset + to, data + from * size, (size_t)(count * size));
+        more = false;
+        for (uint32_t d = inner; d-- > 0 && !more;) {
+            more = d ? ++at[d] < block->extent[d] : ++at[0] < end;
+            at[d] = more ? at[d] : d ? 0 : first;
+        }
+    }
+}
+
+/* What an engine's own load_weights does: finds each tensor and copies its part. */
+static int load_weights(void *user, const dray_load_bucket *bucket, dray_error *error)
+{
+    const engine *e = user;
+    (void)error;
+    for (uint32_t i = 0; i < bucket->count; i++) {
+        const dray_load_tensor *t = &bucket->tensors[i];
+        uint32_t index;
+        if (dray_layout_find(e->layout, t->name, &index, NULL))
+            continue;
+        for (uint32_t b = e->first[index]; b < e->first[index + 1]; b++)
+            cut_out(e, dray_layout_block(e->layout, e->blocks[b]), t,
+                    (const uint8_t *)bucket->data + t->start);
+    }
+    return 0;
+}
+
+/* The blocks of each tensor. */
+static void index_blocks(bench_cluster *c, engine *e)
+{
+    uint32_t tensors = dray_layout_tensor_count(e->layout);
+    uint32_t blocks = dray_layout_block_count(e->layout);
+    dray_error error = {.message = "out of memory"};
+    e->first = calloc((size_t)tensors + 2, sizeof *e->first);
+    e->blocks = calloc((size_t)blocks + 1, sizeof *e->blocks);
+    must(c, e->first && e->blocks ? 0 : DRAY_ENOMEM, "engine", &error);
+    for (uint32_t b = 0; b < blocks; b++)
+        e->first[dray_layout_block(e->layout, b)->tensor + 2]++;
+    for (uint32_t t = 0; t < tensors; t++)
+        e->first[t + 2] += e->first[t + 1];
+    for (uint32_t b = 0; b < blocks; b++)
+        e->blocks[e->first[dray_layout_block(e->layout, b)->tensor + 1]++] = b;
+}
+
+static void poison(bench_cluster *c, const engine *e)
+{
+    dray_error error;
+    for (uint32_t i = 0; i < dray_layout_region_count(e->layout); i++)
+        if (c->options->cuda)
+            must(c, bench_gpu_poison(e->regions[i], POISON, &error), "poison", &error);
+        else
+            memset(dray_region_base(e->regions[i]), POISON, dray_region_bytes(e->regions[i]));
+}
+
+typedef int update_fn(dray_subscriber *subscriber, const dray_update_options *options,
+                      dray_update_report *report, dray_error *error);
+
+static void update(bench_cluster *c, const engine *e, update_fn *how, dray_update_report *report)
+{
+    dray_error error;
+    char who[64];
+    snprintf(who, sizeof who, "engine rank %u", e->seat);
+    *report = (dray_update_report)DRAY_UPDATE_REPORT_INIT;
+    must(c, how(e->subscriber, &c->board->update, report, &error), who, &error);
+}
+
+static void check(bench_cluster *c, const engine *e, bench_seat *s)
+{
+    const char *first = NULL;
+    dray_error error;
+    if (c->options->cuda)
+        must(c,
+             bench_gpu_wrong(e->layout, e->regions, c->options->tied, c->options->from.layouts,
+                             c->options->from.count, &s->wrong, &first, &error),
+             "check", &error);
+    else
+        s->wrong = bench_wrong(e->layout, e->regions, c->options->tied, c->options->from.layouts,
+                               c->options->from.count, &first);
+    snprintf(s->first, sizeof s->first, "%s", first ? first : "");
+}
+
+static void work_engine(bench_cluster *c, const engine *e, enum bench_work work, bench_seat *s)
+{
+    s->begin = bench_now();
+    switch (work) {
+    case WORK_POISON:
+        poison(c, e);
+        break;
+    case WORK_UPDATE:
+        update(c, e, dray_update_weights, &s->report);
+        break;
+    case WORK_PREFETCH:
+        update(c, e, dray_prefetch_weights, &s->report);
+        break;
+    case WORK_COMMIT:
+        update(c, e, dray_commit_weights, &s->report);
+        break;
+    case WORK_COPY:
+        copy_bytes(c, e->regions[0], e->seat, &s->report, UINT64_MAX, false);
+        break;
+    case WORK_COPY_PIECES:
+    case WORK_COPY_AND_READ_BACK:
+        copy_bytes(c, e->regions[0], e->seat, &s->report, PIECE, work == WORK_COPY_AND_READ_BACK);
+        break;
+    case WORK_READ_OWN:
+        read_regions(e->layout, e->regions);
+        break;
+    case WORK_READ:
+        read_bytes(c, e->seat, bench_wanted_bytes(c, e->seat, s->report.source_bytes));
+        break;
+    default:
+        check(c, e, s);
+    }
+    s->end = bench_now();
+}
+
+void bench_run_engine(bench_cluster *c, uint32_t number)
+{
+    const bench_side *side = &c->options->to;
+    bench_board *b = c->board;
+    uint32_t rank = number % side->count;
+    char group[32];
+    dray_error error;
+    engine e = {.seat = number, .layout = side->layouts[rank]};
+    snprintf(group, sizeof group, "engine%u", number / side->count);
+    if (c->options->cuda) {
+        bench_gpu_choose(bench_gpu_of(side, number, side->count * c->groups));
+        e.layout = relaid(c, e.layout, DRAY_REGION_CUDA);
+    }
+    e.regions = own_regions(c, e.layout);
+    poison(c, &e);
+    dray_context *context = open_context(c, "engine", bench_host_of(side, rank), number);
+    dray_subscriber_options options = DRAY_SUBSCRIBER_OPTIONS_INIT;
+    options.regions = e.regions;
+    options.group = group;
+    options.rank = rank;
+    options.world = side->count;
+    options.staging = (int32_t)c->options->prefetch_into;
+    dray_load_options load = DRAY_LOAD_OPTIONS_INIT;
+    load.load = load_weights;
+    load.user = &e;
+    load.bucket_bytes = c->options->bucket_bytes;
+    load.slices = 1;
+    if (c->options->load) {
+        index_blocks(c, &e);
+        options.load = &load;
+    }
+    must(c,
+         dray_subscriber_open(context, MODEL, c->options->load ? c->options->load : e.layout,
+                              &options, &e.subscriber, &error),
+         group, &error);
+    bench_decode *decode = NULL;
+    if (c->options->decode > 0)
+        must(c, bench_decode_start(e.subscriber, e.regions[0], c->options->decode, &decode, &error),
+             "decoding", &error);
+    bool looks = c->options->cuda && sysconf(_SC_NPROCESSORS_ONLN) >
+                                         2 * (int64_t)(b->engines.ranks + b->trainers.ranks);
+    bench_add(&b->ready);
+    for (int round = 1;; round++) {
+        enum bench_work work = next_work(&b->engines, round, looks);
+        if (work == WORK_END)
+            break;
+        work_engine(c, &e, work, &b->seats[number]);
+        bench_add(&b->engines.done);
+    }
+    bench_decode_stop(decode);
+    dray_subscriber_close(e.subscriber);
+    dray_close(context);
+}

@@ -1,0 +1,33 @@
+/* What a benchmark's weights hold: each element is made from its tensor's name and its global index
+ * alone, so that every rank can fill its own blocks and check them, whoever moved the bytes. */
+#ifndef DRAY_BENCH_VALUES_H
+#define DRAY_BENCH_VALUES_H
+
+#include <dray/memory.h>
+#include <dray/model.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Random values in all blocks, never zeros; of floats finite ones of moderate size. tied: the head
+ * is another name of the embedding. */
+void bench_fill(const dray_layout *layout, dray_region *const *regions, bool tied);
+
+/* Counts the elements that do not hold what a source of these dtypes gives, element by element and
+ * without the planner, the movers or their kernels. sources: any members of the source, of whom one
+ * at least has each tensor; count 0: the destination's own dtypes. *first gets the name of the
+ * first tensor that is wrong, borrowed from layout; NULL: none is. */
+uint64_t bench_wrong(const dray_layout *layout, dray_region *const *regions, bool tied,
+                     dray_layout *const *sources, uint32_t count, const char **first);
+
+/* ---- for those who fill and look in another way -------------------------------------------------
+ */
+
+/* What a tensor's values are made from, with the global index of each. */
+uint64_t bench_hash_of(const char *name, bool tied);
+/* In which dtype the sources have it. */
+dray_dtype bench_source_dtype(const dray_tensor_info *tensor, bool tied,
+                              dray_layout *const *sources, uint32_t count);
+/* For each tensor: does it hold another one's scales? The caller frees it. */
+bool *bench_scales_of(const dray_layout *layout);
+
+#endif

@@ -1,0 +1,432 @@
+/* dray bench weights: updates from one placement to another, each rank a process, in turns with the
+ * limit: a memcpy by the same engine processes of as many bytes as the update reads and writes, and
+ * a read of what was written, where the update is verified.
+ * Other load disturbs both: of each the quarter that was disturbed least counts. On GPUs, which
+ * nobody shares, it is the median, and the trainers' sums are part of the time. */
+#include "bench/parts/bench_model.h"
+#include "bench/weights/bench_suite.h"
+#include "cmd/bench.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const modes[] = {"auto", "tensor", "distributed", "disk"};
+static const char *const strategies[] = {"direct", "bucket", "parameter"};
+static const char *const memories[] = {"shared", "offloaded", "cuda"};
+static const char *const origins[] = {"cuda", "pinned"};
+static const char *const stagings[] = {"device", "pinned"};
+static const char *const switches[] = {"off", "on"};
+static const char *const suites[] = {"targets"};
+enum { MODES = 4, STRATEGIES = 3, MEMORIES = 3, ORIGINS = 2, STAGINGS = 2, SUITES = 1 };
+
+#define STAGING ((uint64_t)4 << 20)
+
+typedef struct arguments {
+    bench_settings settings;
+    bench_placements of;
+    unsigned modes, strategies; /* bit sets */
+    int64_t layers, engines;
+    uint64_t bucket, staging; /* staging: not 0: weights are offloaded */
+    int verify;               /* as in dray_update_options */
+    bool suite, cuda, pinned, prefetch;
+    dray_region_kind prefetch_into;
+    int64_t decode_ms, ctas;
+    int32_t copy_engines;
+} arguments;
+
+/* ---- arguments ------------------------------------------------------------------------------- */
+
+static unsigned word_of(const struct argp_state *state, const char *what, const char *word,
+                        const char *const *words, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++)
+        if (strcmp(word, words[i]) == 0)
+            return i;
+    cmd_bad_word(state, what, word, words, count);
+    return 0;
+}
+
+/* "direct,bucket" as a bit set. */
+static unsigned words_of(const struct argp_state *state, const char *what, const char *text,
+                         const char *const *words, unsigned count)
+{
+    unsigned set = 0;
+    char word[32];
+    for (const char *rest = text; rest; rest = strchr(rest, ',') ? strchr(rest, ',') + 1 : NULL) {
+        snprintf(word, sizeof word, "%.*s", (int)strcspn(rest, ","), rest);
+        set |= 1u << word_of(state, what, word, words, count);
+    }
+    return set;
+}
+
+static error_t parse_more(int key, char *text, const struct argp_state *state, arguments *a)
+{
+    switch (key) {
+    case 'L':
+        a->layers = cmd_number(state, "--layers", text, 1, 1000000);
+        return 0;
+    case 'e':
+        a->engines = cmd_number(state, "--engines", text, 1, 1024);
+        return 0;
+    case 'b':
+        a->bucket = (uint64_t)cmd_number(state, "--bucket", text, 128 << 10, INT64_MAX);
+        return 0;
+    case 'v':
+        a->verify = word_of(state, "--verify", text, switches, 2) ? 0 : -1;
+        return 0;
+    case 'M':
+        a->staging = word_of(state, "kind of memory", text, memories, MEMORIES) == 1 ? STAGING : 0;
+        a->cuda = word_of(state, "kind of memory", text, memories, MEMORIES) == 2;
+        return 0;
+    case 'O':
+        a->pinned = word_of(state, "source", text, origins, ORIGINS) == 1;
+        return 0;
+    case 'p':
+        a->prefetch = true;
+        if (word_of(state, "place of what is prefetched", text, stagings, STAGINGS) == 1)
+            a->prefetch_into = DRAY_REGION_PINNED;
+        return 0;
+    case 'D':
+        a->decode_ms = cmd_number(state, "--decode", text, 1, 1000);
+        return 0;
+    case 'C':
+        a->ctas = cmd_number(state, "--ctas", text, 0, 1 << 20);
+        return 0;
+    case 'E':
+        a->copy_engines = 1;
+        return 0;
+    case 'S':
+        word_of(state, "suite", text, suites, SUITES);
+        a->suite = true;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static error_t parse(int key, char *text, struct argp_state *state)
+{
+    arguments *a = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &a->settings;
+        state->child_inputs[1] = &a->of;
+        return 0;
+    case 'o':
+        a->modes = words_of(state, "mode", text, modes, MODES);
+        return 0;
+    case 'g':
+        a->strategies = words_of(state, "strategy", text, strategies, STRATEGIES);
+        return 0;
+    case ARGP_KEY_END:
+        if (!a->suite && !(a->of.model && a->of.from && a->of.to))
+            argp_error(state, "expected --model, --from and --to, or --suite targets; as in\n"
+                              "  dray bench weights --model qwen2.5-0.5b --from fsdp:4 "
+                              "--to engine:tp=2");
+        if ((a->pinned || a->prefetch || a->decode_ms) && !a->cuda)
+            argp_error(state, "--source pinned, --prefetch and --decode go with --memory cuda");
+        return 0;
+    default:
+        return parse_more(key, text, state, a);
+    }
+}
+
+static const struct argp_option options[] = {
+    {"layers", 'L', "N", 0, "So many of the layers, and as large a part of the vocabulary", 2},
+    {"engines", 'e', "N", 0, "So many engines, which update at the same time (1)", 2},
+    {"memory", 'M', "KIND", 0,
+     "Where the trainers' weights lie: shared (the default), "
+     "offloaded: private memory, through an arena of 4 MiB; cuda: both sides' on GPUs",
+     3},
+    {"source", 'O', "KIND", 0,
+     "Of memory cuda, where the trainers' weights lie: cuda (the default), pinned host memory", 3},
+    {"prefetch", 'p', "device|pinned", 0,
+     "Of memory cuda: prefetch into spare memory of the GPUs, or pinned memory; the time is that "
+     "of "
+     "the commit, the limit a local copy, or one out of pinned memory",
+     3},
+    {"decode", 'D', "MS", 0,
+     "Of memory cuda: engines decode meanwhile, or something like it, in steps of so many "
+     "milliseconds; the report says what they take beside what moves",
+     3},
+    {"ctas", 'C', "N", 0, "Of memory cuda: kernels have at most so many thread blocks at once", 3},
+    {"copy-engines", 'E', NULL, 0, "Of memory cuda: copy engines move what they can", 3},
+    {"mode", 'o', "MODE,...", 0, "tensor (the default), distributed, disk, auto", 3},
+    {"strategy", 'g', "NAME,...", 0, "direct (the default), bucket, parameter", 3},
+    {"bucket", 'b', "BYTES", 0, "The ceiling of staging memory (67108864)", 3},
+    {"verify", 'v', "on|off", 0,
+     "Checksums, of what is published and of what was written (on); off: on neither side", 3},
+    {"suite", 'S', "targets", 0, "The project's own targets, at sizes that fit this machine", 4},
+    {0}};
+
+static const char doc[] =
+    "Update an engine's weights from a trainer's, each rank a process of its own, and compare the "
+    "time with that of a memcpy of as many bytes by the same processes, and of a read of what was "
+    "written where updates are verified, measured in turns with it."
+    "\vThe weights are random, the destination is poisoned before each update, and the last one is "
+    "checked element by element. Time counts from the last rank's publish to the last rank's "
+    "commit; of N runs the best quarter's worst is taken, for the update and for its limit. Of "
+    "memory cuda, time counts from the beginning of the last rank's publish, so that its sums are "
+    "part of it, and medians are taken; engine_seconds of the JSON is the engines' part. Ratio = "
+    "time / limit.\n\n"
+    "SPEC: as `dray plan` takes it. SPEC@HOST,HOST,... puts the ranks into network namespaces of "
+    "these names (ip netns list), in equal runs; @~NAME is this machine under another name; @0-7 "
+    "are "
+    "GPUs (@0-3@~NAME: on such a host), for memory cuda, whose limit is what the plan asks of the "
+    "busiest link at the rate that "
+    "a "
+    "large copy reaches there in the same run. Mode "
+    "disk writes the model as a checkpoint first and reads it around the page cache; its limit is "
+    "direct I/O.\n\n"
+    "Example: dray bench weights --model qwen2.5-0.5b --from fsdp:4 --to engine:tp=2 --strategy "
+    "direct,bucket --json";
+
+/* ---- one model, one pair of placements --------------------------------------------------------
+ */
+
+static void need_memory(bench *b, const bench_job *job, const bench_cluster_options *o)
+{
+    double groups = o->engines ? o->engines : 1;
+    double need = bench_side_bytes(&o->from) + groups * bench_side_bytes(&o->to);
+    double there = 0.9 * bench_memory();
+    if (need <= there)
+        return;
+    int64_t layers = (int64_t)((double)job->config.layers * there / need);
+    bench_die(b,
+              "%s needs %s for both sides, %s are free here; --layers %lld would fit (%lld of %lld "
+              "layers, the vocabulary in proportion)",
+              job->model, cmd_bytes(need).s, cmd_bytes(there).s, (long long)(layers ? layers : 1),
+              (long long)(layers ? layers : 1), (long long)job->config.layers);
+}
+
+static json_t *describe(const bench_job *job, const bench_cluster *c, const double *all,
+                        unsigned count)
+{
+    char text[4096];
+    dray_update_report report = bench_cluster_report(c);
+    json_t *object =
+        json_pack("{s:s, s:I, s:s, s:s, s:s, s:s, s:b, s:I}", "model", job->model, "layers",
+                  (json_int_t)job->config.layers, "from", job->from, "to", job->to, "mode",
+                  modes[report.mode], "strategy", strategies[report.strategy], "verify",
+                  job->verify >= 0, "engines", (json_int_t)job->engines);
+    json_t *runs = json_array();
+    for (unsigned i = 0; i < count; i++)
+        json_array_append_new(runs, json_real(all[i]));
+    if (dray_update_report_json(&report, text, sizeof text, NULL) == DRAY_OK)
+        json_object_set_new(object, "report", json_loads(text, 0, NULL));
+    json_object_set_new(object, "seconds", runs);
+    json_object_set_new(object, "ranks", bench_cluster_time_lines(c));
+    return object;
+}
+
+/* Of the last update: of the link between hosts, of the disk, or of memory. *how: which it was. */
+static double limit_of(const bench_job *job, bench_cluster *c, const char **how)
+{
+    if (job->cuda) {
+        *how = job->limit_by;
+        return job->limit;
+    }
+    dray_update_report report = bench_cluster_report(c);
+    if (report.mode == DRAY_MODE_DISTRIBUTED && report.link_bytes[DRAY_LINK_NETWORK])
+        return bench_cluster_link(c, how);
+    bool disk = report.mode == DRAY_MODE_DISK, read = !disk && job->verify >= 0;
+    *how = disk ? "direct I/O" : read ? "memcpy + read" : "memcpy";
+    return disk ? bench_cluster_read(c) : bench_cluster_least(c, read);
+}
+
+/* What the limit of an update on GPUs was made of, and what of it was the engines' part. */
+static void add_gpu(const bench_job *job, json_t *more, double *engines, unsigned turns)
+{
+    json_object_set_new(more, "engine_seconds", json_real(bench_percentile(engines, turns, 0.5)));
+    json_object_set_new(more, "rates",
+                        json_pack("{s:f, s:f, s:f}", "link", job->rates.link, "local",
+                                  job->rates.local, "pinned", job->rates.pinned));
+    json_object_set_new(more, "source", json_string(job->pinned ? "pinned" : "cuda"));
+}
+
+typedef struct prefetched { /* over all repeats */
+    double seconds;         /* of the fastest prefetch */
+    uint64_t steps;         /* of engines, beside what moved */
+    double step, step_before;
+} prefetched;
+
+/* A new version where it is to be. *before: what came before what is timed. */
+static double move(const bench_job *job, bench_cluster *c, const dray_update_options *update,
+                   prefetched *before)
+{
+    double seconds = job->prefetch ? bench_cluster_prefetch(c, update) : 0;
+    double took = job->prefetch ? 0 : bench_cluster_update(c, update);
+    dray_update_report r = bench_cluster_report(c); /* of what goes on beside the engine's work */
+    before->seconds = before->seconds > 0 && before->seconds < seconds ? before->seconds : seconds;
+    before->steps += r.steps;
+    before->step += (double)r.step_ns * 1e-9 * (double)r.steps;
+    before->step_before += (double)r.step_before_ns * 1e-9 * (double)r.steps;
+    return job->prefetch ? bench_cluster_commit(c) : took;
+}
+
+/* By how much engines were slowed down. */
+static json_t *slowed(const prefetched *p)
+{
+    double steps = p->steps ? (double)p->steps : 1;
+    return json_pack("{s:I, s:f, s:f, s:f}", "steps", (json_int_t)p->steps, "step_seconds",
+                     p->step / steps, "step_before_seconds", p->step_before / steps, "slowdown",
+                     p->step_before > 0 ? p->step / p->step_before : 0);
+}
+
+static void measure(bench *b, const bench_job *job, bench_cluster *c, int mode, int strategy,
+                    double write_seconds)
+{
+    unsigned turns = bench_repeats(b);
+    double *seconds = calloc(3 * (size_t)turns, sizeof *seconds);
+    char name[256];
+    const char *how;
+    bool follows = job->cuda && !job->prefetch;
+    if (!seconds)
+        bench_die(b, "out of memory");
+    double *limits = seconds + turns, *engines = limits + turns;
+    prefetched first = {0}, before = {0};
+    dray_update_options update = DRAY_UPDATE_OPTIONS_INIT;
+    update.mode = mode;
+    update.strategy = strategy;
+    update.verify = job->verify;
+    update.bucket_bytes = job->bucket;
+    update.ctas = job->ctas;
+    update.copy_engines = job->copy_engines;
+    bench_doing(b, "%s: first update: plans, touches memory", job->model);
+    move(job, c, &update, &first);
+    limit_of(job, c, &how);
+    for (unsigned i = 0; i < turns; i++) {
+        bench_doing(b, "%s, %s, %s: update %u of %u", job->model, modes[mode], strategies[strategy],
+                    i + 1, turns);
+        limits[i] = limit_of(job, c, &how);
+        seconds[i] = follows ? bench_cluster_follow(c, &update) : 0;
+        engines[i] = move(job, c, &update, &before);
+        seconds[i] = follows ? seconds[i] : engines[i];
+    }
+    bench_doing(b, "%s: checking every element", job->model);
+    bench_cluster_check(c);
+    json_t *more = describe(job, c, seconds, turns);
+    json_object_set_new(more, "limit_by", json_string(how));
+    if (job->decode > 0)
+        json_object_set_new(more, "decoding", slowed(&before));
+    json_object_set_new(more, "load_weights", json_boolean(job->load));
+    if (job->prefetch)
+        json_object_set_new(more, "prefetch_seconds", json_real(before.seconds));
+    else if (job->cuda)
+        add_gpu(job, more, engines, turns);
+    double part = job->cuda ? 0.5 : 0.25;
+    *job->found = (bench_found){.seconds = bench_percentile(seconds, turns, part),
+                                .limit = bench_percentile(limits, turns, part),
+                                .limit_by = how,
+                                .write_seconds = write_seconds,
+                                .report = bench_cluster_report(c)};
+    bench_more(b, more);
+    if (!job->quiet)
+        bench_spread(b, seconds, turns);
+    free(seconds);
+    if (job->quiet)
+        return;
+    snprintf(name, sizeof name, "%s%s, %s -> %s, %s, %s%s%s", job->model, job->cut, job->from,
+             job->to, modes[mode], strategies[strategy], job->verify < 0 ? ", not verified" : "",
+             job->prefetch ? ", commit" : "");
+    bench_row(b, job->name ? job->name : name, job->found->seconds, "s", job->found->limit,
+              job->target);
+}
+
+static void measure_mode(bench *b, const bench_job *job, bench_cluster_options *o, int mode)
+{
+    char folder[] = "/tmp/dray-bench-checkpoint-XXXXXX";
+    double written = 0;
+    if (mode == DRAY_MODE_DISK)
+        o->checkpoint = bench_checkpoint_make(b, job, &o->from, folder, &written);
+    bench_cluster *c = bench_cluster_start(b, o);
+    for (int strategy = 0; strategy < STRATEGIES; strategy++)
+        if (job->strategies & 1u << strategy)
+            measure(b, job, c, mode, strategy, written);
+    bench_cluster_stop(c);
+    if (mode == DRAY_MODE_DISK)
+        bench_checkpoint_remove(folder);
+    o->checkpoint = NULL;
+}
+
+void bench_run(bench *b, const bench_job *given)
+{
+    bench_job job = *given;
+    bench_found found = {0};
+    char cut[64] = "";
+    dray_model_config whole;
+    job.found = job.found ? job.found : &found;
+    bench_model(b, job.model, 0, &whole);
+    bench_model(b, job.model, job.layers, &job.config);
+    if (job.config.layers < whole.layers)
+        snprintf(cut, sizeof cut, " (%lld of %lld layers)", (long long)job.config.layers,
+                 (long long)whole.layers);
+    job.cut = cut;
+    bench_cluster_options o = {.engines = job.engines,
+                               .tied = job.config.tied != 0,
+                               .cuda = job.cuda,
+                               .pinned = job.pinned,
+                               .unsummed = job.verify < 0,
+                               .prefetch_into = job.prefetch_into,
+                               .decode = job.decode};
+    bench_side_open(b, &job.config, job.from, &o.from);
+    bench_side_open(b, &job.config, job.to, &o.to);
+    if (job.cuda) {
+        job.rates = bench_gpu_measure(b, &o);
+        job.limit = job.prefetch ? bench_gpu_commit_limit(&o, &job.rates, &job.limit_by)
+                                 : bench_gpu_limit(b, &o, &job.rates, &job.limit_by);
+    } else {
+        need_memory(b, &job, &o);
+    }
+    dray_layout *full = NULL;
+    dray_error error;
+    if (job.load &&
+        dray_layout_full(&job.config, (dray_dtype)dray_layout_tensor(o.to.layouts[0], 0)->dtype,
+                         DRAY_REGION_HOST, &full, &error))
+        bench_die(b, "%s", error.message);
+    o.load = full;
+    o.bucket_bytes = job.bucket;
+    o.staging = job.staging;
+    for (int mode = 0; mode < MODES; mode++)
+        if (job.modes & 1u << mode)
+            measure_mode(b, &job, &o, mode);
+    bench_side_close(&o.from);
+    bench_side_close(&o.to);
+    dray_layout_free(full);
+}
+
+int bench_weights(int argc, char **argv)
+{
+    static const struct argp_child children[] = {
+        {&bench_argp, 0, "Options of every part:", 20}, {&bench_placements_argp, 0, NULL, 1}, {0}};
+    static const struct argp argp = {options, parse, NULL, doc, children, NULL, NULL};
+    arguments a = {
+        .modes = 1u << DRAY_MODE_TENSOR, .strategies = 1u << DRAY_STRATEGY_DIRECT, .engines = 1};
+    cmd_parse(&argp, argc, argv, &a);
+    bench *b = bench_new("weights", &a.settings);
+    if (a.suite) {
+        bench_targets(b);
+        return bench_close(b);
+    }
+    bench_job job = {.model = a.of.model,
+                     .from = a.of.from,
+                     .to = a.of.to,
+                     .layers = a.layers           ? a.layers
+                               : a.settings.quick ? 1
+                                                  : 0,
+                     .modes = a.modes,
+                     .strategies = a.strategies,
+                     .verify = a.verify,
+                     .bucket = a.bucket,
+                     .staging = a.staging,
+                     .cuda = a.cuda,
+                     .pinned = a.pinned,
+                     .prefetch = a.prefetch,
+                     .prefetch_into = a.prefetch_into,
+                     .decode = (double)a.decode_ms * 1e-3,
+                     .ctas = (uint32_t)a.ctas,
+                     .copy_engines = a.copy_engines,
+                     .engines = (uint32_t)a.engines};
+    bench_run(b, &job);
+    return bench_close(b);
+}

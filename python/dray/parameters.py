@@ -1,0 +1,369 @@
+"""What a trainer or an engine was given, and where each parameter lies now.
+
+Frameworks replace parameters: .to() gives the same objects other memory, load_state_dict(assign=True)
+and offloading make other objects. So what was given is looked up again before each publish and each
+update, and what cannot be found any more is ESTALE."""
+from __future__ import annotations
+
+import inspect
+import weakref
+from dataclasses import InitVar, dataclass
+from typing import Any, Optional
+
+from . import _library as _l
+from . import gpu as _g
+from ._library import DrayError
+
+_STALE = -1 - _l.CODES.index("STALE")
+_INSERTED = ("_orig_mod.", "_checkpoint_wrapped_module.")  # into names, by what wraps modules
+_WAY_OUT = "; give the module itself, or Blocks whose tensor is a function that returns the view"
+
+
+@dataclass
+class Block:
+    """A rectangle of a tensor, in memory of this rank: `tensor` is a view of it, of any strides, or a
+    function that returns the view, called before each publish and each update: for parameters that
+    their module replaces. of: the Parameter that it is a view of, kept weakly: once that was replaced or
+    lies elsewhere, the Block is refused (ESTALE)."""
+    name: str
+    shape: tuple              # of the whole tensor
+    tensor: Any
+    start: Optional[tuple] = None  # where in the whole the view's first element is; None: at its start
+    of: InitVar[Any] = None
+
+    def __post_init__(self, of):
+        self.watched = None if of is None else (weakref.ref(of), place(of))
+
+
+class FlatPart:
+    """The part of a parameter that lies in a rank's shard of FSDP1's flat parameter: elements
+    [first, first + count) of the parameter's, dense from `at` on, looked up each time: the shard may
+    move."""
+
+    def __init__(self, flat, shape, at=0, first=0, count=0):
+        self.flat, self.shape = flat, tuple(shape)
+        self.at, self.first, self.count = at, first, count
+
+    @property
+    def tensor(self):
+        shard = getattr(self.flat, "_local_shard", None)
+        shard = self.flat.data if shard is None else shard
+        return shard.detach()[self.at:self.at + self.count]
+
+
+def fsdp1_parameters(module):
+    """(name, FlatPart) of all parameters of a module in FullyShardedDataParallel, for Publisher."""
+    for path, unit in module.named_modules():
+        handle = getattr(unit, "_handle", None)
+        flat = getattr(handle, "flat_param", None)
+        if flat is None:
+            continue
+        path = path.replace("_fsdp_wrapped_module", "").replace("..", ".").strip(".")
+        for name, shape, info in zip(flat._fqns, flat._shapes, flat._shard_param_infos):
+            name = f"{path}.{name}" if path else name
+            if info.in_shard:
+                yield name, FlatPart(flat, shape, info.offset_in_shard, info.intra_param_start_idx,
+                                     info.numel_in_shard)
+            else:
+                yield name, FlatPart(flat, shape)
+
+
+def is_parameter(tensor):
+    return isinstance(tensor, _g._torch().nn.Parameter)
+
+
+def tensor_of(values):
+    """numpy's arrays as tensors over the same memory; what a function returns."""
+    values = values() if callable(values) else values
+    return values if hasattr(values, "untyped_storage") else _g._torch().from_numpy(values)
+
+
+def local(parameter):
+    """The memory of a parameter, which may be a DTensor, and how it is cut."""
+    if isinstance(parameter, FlatPart):
+        return parameter.tensor, None, None
+    if isinstance(parameter, Block):
+        return tensor_of(parameter.tensor).detach(), None, None
+    if hasattr(parameter, "placements"):
+        return parameter.detach().to_local(), parameter.device_mesh, parameter.placements
+    return tensor_of(parameter).detach(), None, None
+
+
+def _memory(parameter):
+    """local(), at less cost: it is asked before each publish and update."""
+    if isinstance(parameter, FlatPart):
+        return parameter.tensor
+    parameter = parameter.tensor if isinstance(parameter, Block) else parameter
+    return tensor_of(getattr(parameter, "_local_tensor", parameter))
+
+
+def place(parameter):
+    """Where a parameter lies, and how."""
+    tensor = _memory(parameter)
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def places(pairs):
+    return [(name, place(parameter)) for name, parameter in pairs]
+
+
+def kind(parameter):
+    """What is announced of it: dtype and global shape."""
+    return _memory(parameter).dtype, tuple(parameter.shape)
+
+
+def clean(pairs):
+    """(name, parameter) by the names of checkpoints."""
+    for name, parameter in pairs:
+        for part in _INSERTED:
+            name = name.replace(part, "")
+        yield name, parameter
+
+
+def stale(name, why):
+    return DrayError(_STALE, f"{name} {why}")
+
+
+# ---- modules -------------------------------------------------------------------------------------
+
+def _is_module(given):
+    return hasattr(given, "named_parameters") and hasattr(given, "named_modules")
+
+
+def _asking(function, known):
+    """Calls it as it was called before, where that is known."""
+    parameters = inspect.signature(function).parameters
+    keywords = next((p.name for p in parameters.values() if p.kind is p.VAR_KEYWORD), None)
+
+    def ask(**more):
+        bound = inspect.signature(function).bind_partial()
+        bound.arguments.update((name, known[name]) for name in parameters if name in known)
+        for name, value in more.items():
+            if name in parameters:
+                bound.arguments[name] = value
+            elif keywords:
+                bound.arguments[keywords] = {**bound.arguments.get(keywords, {}), name: value}
+        return function(*bound.args, **bound.kwargs)
+    return ask
+
+
+def _module_of(given):
+    """The module behind given, or behind a generator that it handed out, and how to ask it again;
+    (None, None): given is something else."""
+    if _is_module(given):
+        return given, _asking(given.named_parameters, {})
+    frame = given.gi_frame if inspect.isgenerator(given) else None
+    known = dict(frame.f_locals) if frame else {}
+    if frame and given.gi_code is fsdp1_parameters.__code__:
+        return known["module"], _asking(fsdp1_parameters, known)
+    for owner in type(known["self"]).__mro__ if _is_module(known.get("self")) else ():
+        function = owner.__dict__.get("named_parameters")
+        if getattr(function, "__code__", None) is given.gi_code:
+            return known["self"], _asking(function, known)
+    return None, None
+
+
+class Given:
+    """What somebody was given: pairs(), (name, parameter or Block or FlatPart) as they are now; and
+    places(), (name, something that differs where memory was replaced)."""
+
+    def places(self):
+        return places(self.pairs())
+
+
+class _Module(Given):
+    """A module's parameters by their names, and with buffers those that its state_dict() has."""
+
+    def __init__(self, module, ask, buffers):
+        self._module, self._ask, self._buffers = module, ask, buffers
+        self._names = None  # when it was first asked
+
+    def _walk(self, **options):
+        module = self._module
+        flat = any(getattr(getattr(m, "_handle", None), "flat_param", None) is not None
+                   for m in module.modules())
+        yield from fsdp1_parameters(module) if flat else self._ask(**options)
+        for path, part in module.named_modules() if self._buffers else ():
+            for name, buffer in part._buffers.items():
+                if buffer is not None and name not in part._non_persistent_buffers_set:
+                    yield f"{path}.{name}" if path else name, buffer
+
+    def pairs(self):
+        listed = list(clean(self._walk()))
+        if self._names is None:
+            self._names = [name for name, _ in listed]
+        if [name for name, _ in listed] == self._names:
+            return listed
+        every = dict(clean(self._walk(remove_duplicate=False)))
+        for name in self._names:
+            if name not in every:
+                raise stale(name, "is no parameter of the module any more")
+        found = [(name, every[name]) for name in self._names]
+        there = {place(parameter) for _, parameter in found}
+        for name, parameter in listed:
+            if name not in self._names and place(parameter) not in there:
+                raise stale(name, "was none of the module's parameters, or tied to another: tie it "
+                            "again, or open this anew")
+        return found
+
+
+# ---- pairs, mappings and Blocks ------------------------------------------------------------------
+
+class _Shared:
+    """Notices when tensors, which share their storages with others at first, are left alone in one:
+    what they were views or copies of is elsewhere now. Parameters are always others."""
+
+    def __init__(self, named, more=()):
+        """named: (name, tensor); more: tensors that are not others either."""
+        self._storages, own = {}, {}  # address: [(name, tensor)]
+        for name, tensor in named:
+            tensor = getattr(tensor, "_local_tensor", tensor)
+            if hasattr(tensor, "untyped_storage") and tensor.numel():
+                at = tensor.untyped_storage().data_ptr()
+                self._storages.setdefault(at, []).append((name, tensor))
+        for tensor in more:
+            tensor = getattr(tensor, "_local_tensor", tensor)
+            at = tensor.untyped_storage().data_ptr()
+            for each in (tensor, tensor._base):
+                if each is not None and not is_parameter(each):
+                    own.setdefault(at, {})[id(each)] = each
+        self._count = getattr(_g._torch()._C, "_storage_Use_Count", lambda _: 0)
+        self._ours = {at: 1 + len({id(t) for _, t in there})  # the storage's object is one more
+                      for at, there in self._storages.items()}
+        self._had = [at for at in self._storages if self._others(at) > len(own.get(at, ()))]
+
+    def _others(self, at):
+        storage = self._storages[at][0][1].untyped_storage()
+        return self._count(storage._cdata) - self._ours[at]
+
+    def left(self):
+        """Names, those of a storage together."""
+        return [{name for name, _ in self._storages[at]} for at in self._had if self._others(at) <= 0]
+
+
+class _Entry:
+    """A Block, or a tensor and its name: what was given while somebody else has it, else, but for
+    Parameters, a tensor of our own over the same memory."""
+
+    def __init__(self, name, tensor, block=None):
+        self.name, self._block = name, block and weakref.ref(block)
+        self._of = (block.shape, block.start) if block else None
+        self._watched = block.watched if block else None
+        self._is_parameter = is_parameter(tensor)
+        self._remember(tensor_of(tensor))
+
+    def _remember(self, tensor):
+        self.given, self._at = weakref.ref(tensor), _storage(tensor)
+        self._base = None if tensor._base is None else weakref.ref(tensor._base)
+        self.own = None if self._is_parameter else tensor.detach()
+
+    def now(self):
+        """It, whether somebody else has it, and whether it lies elsewhere than the last time."""
+        block, tensor = self._block and self._block(), self.given()
+        if block is not None:
+            tensor = tensor_of(block.tensor)
+        elif tensor is None and self._is_parameter:
+            raise stale(self.name, "is no parameter of anything any more: it was replaced" + _WAY_OUT)
+        if self._watched:
+            watched = self._watched[0]()
+            if watched is None or place(watched) != self._watched[1]:
+                raise stale(self.name, "is a view of a parameter that was replaced" + _WAY_OUT)
+        known, base = tensor is not None, self._base and self._base()
+        tensor = tensor if known else self.own
+        moved = _storage(tensor) != self._at
+        if moved:  # nothing of ours keeps the memory that it has left
+            self._remember(tensor)
+        elif base is not None and _storage(base) != self._at:
+            raise stale(self.name, "is a view of a parameter that lies elsewhere now" + _WAY_OUT)
+        if self._of:
+            return block or Block(self.name, self._of[0], tensor, self._of[1]), known, moved
+        return tensor, known, moved
+
+
+def _storage(tensor):
+    return getattr(tensor, "_local_tensor", tensor).untyped_storage().data_ptr()
+
+
+class _Constant:
+    """What looks its memory up itself: a FlatPart, a Block whose tensor is a function."""
+
+    def __init__(self, name, parameter):
+        self.name, self._parameter = name, parameter
+
+    def now(self):
+        return self._parameter, True, False
+
+
+class _Listed(Given):
+    """Blocks, or (name, tensor) pairs."""
+
+    def __init__(self, listed):
+        self._entries = []
+        for entry in listed:
+            name, tensor, block = _read(entry)
+            own = not callable(tensor) and not isinstance(tensor, FlatPart)
+            self._entries.append(_Entry(name, tensor, block) if own else _Constant(name, block or tensor))
+        self._share()
+
+    def _share(self):
+        owners = [e for e in self._entries if isinstance(e, _Entry) and e.own is not None]
+        self._shared = _Shared([(e.name, e.own) for e in owners],
+                               [e.given() for e in owners if e.given() is not None])
+
+    def pairs(self):
+        found, known, any_moved = [], set(), False
+        for entry in self._entries:
+            parameter, somebody_has_it, moved = entry.now()
+            found.append((entry.name, parameter))
+            known.update([entry.name] if somebody_has_it else [])
+            any_moved |= moved
+        if any_moved:
+            self._share()
+        for names in self._shared.left():
+            if not names & known:
+                raise stale(min(names), "lies in memory that nobody else has any more: its parameter was "
+                            "replaced" + _WAY_OUT)
+        return list(clean(found))
+
+
+def _read(entry):
+    """Name, tensor and Block."""
+    if isinstance(entry, Block):
+        return entry.name, entry.tensor, entry
+    if not isinstance(entry, tuple) or len(entry) != 2:
+        raise TypeError("a module, Blocks, (name, tensor) pairs or a mapping of them expected, found "
+                        f"{type(entry).__name__}")
+    return (*entry, None)
+
+
+class _Mapping(Given):
+    """A mapping of tensors that are no Parameters: looked up in it each time."""
+
+    def __init__(self, mapping):
+        self._mapping, self._names = mapping, list(mapping.keys())
+        # What state_dict() returned is worth something only while it shares the module's memory.
+        self._shared = _Shared(mapping.items() if hasattr(mapping, "_metadata") else ())
+
+    def pairs(self):
+        for names in self._shared.left():
+            raise stale(min(names), "of a state_dict() lies in memory that the module has no more"
+                        + _WAY_OUT)
+        for name in self._names:
+            if name not in self._mapping:
+                raise stale(name, "is in the mapping no more")
+        return list(clean((name, self._mapping[name]) for name in self._names))
+
+
+def given(parameters, buffers=False) -> Given:
+    if isinstance(parameters, Given) and not (isinstance(parameters, list) and parameters.edited()):
+        return parameters
+    module, ask = _module_of(parameters)
+    if module is not None:
+        return _Module(module, ask, buffers)
+    if buffers:
+        raise TypeError("buffers: only of a module")
+    if not hasattr(parameters, "items"):
+        return _Listed(parameters)
+    if any(is_parameter(tensor) for tensor in parameters.values()):
+        return _Listed(parameters.items())
+    return _Mapping(parameters)

@@ -1,0 +1,35 @@
+#include "run/process.h"
+
+#include "base/error.h"
+
+#include <signal.h>
+#include <sys/resource.h>
+
+enum { DESCRIPTORS = 1 << 20 };
+
+/* As far as the kernel lets us: a keeper holds one for each chunk of samples, and listeners take a
+ * part of them each (base/callers.h). */
+static void raise_descriptors(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= DESCRIPTORS)
+        return;
+    limit.rlim_cur = limit.rlim_max < DESCRIPTORS ? limit.rlim_max : DESCRIPTORS;
+    setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+int dray__process_may_open(unsigned least, dray_error *error)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= least)
+        return DRAY_OK;
+    return dray__fail(error, DRAY_ESYS,
+                      "this process may open %llu files (ulimit -n), at least %u expected",
+                      (unsigned long long)limit.rlim_cur, least);
+}
+
+void dray__process_begin(void)
+{
+    signal(SIGPIPE, SIG_IGN);
+    raise_descriptors();
+}

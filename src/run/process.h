@@ -1,0 +1,16 @@
+/* What every process of the program that lives long begins with: servers, keepers, and the
+ * supervisor and hosts of a run. The library changes nothing of the kind in its users' processes.
+ */
+#ifndef DRAY_RUN_PROCESS_H
+#define DRAY_RUN_PROCESS_H
+
+#include <dray/dray.h>
+
+/* A client that leaves, or a reader of our output, ends nobody: SIGPIPE is ignored, and the write
+ * fails instead. The limit of open files is raised as far as it may be. To be called before threads
+ * are started. */
+void dray__process_begin(void);
+/* DRAY_ESYS: this process may open fewer files. */
+int dray__process_may_open(unsigned least, dray_error *error);
+
+#endif

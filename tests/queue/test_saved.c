@@ -1,0 +1,291 @@
+/* queue: where checkpoints go. What a client says is a name in the coordinator's folder, or a
+ * descriptor of a file that it opened itself: never a path. */
+#include "queue/fixture.h"
+
+#include "base/io.h"
+#include "queue/client.h"
+
+#include <dray/queue.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+static queue_fixture f = {.durable = true};
+static const char *const text[] = {"text"};
+static const dray_queue_task tasks[] = {{.name = "train", .needs = text, .needs_count = 1}};
+
+static int open_saved(dray_context *context, const char *restore, dray_queue **out,
+                      dray_error *error)
+{
+    dray_queue_options o = DRAY_QUEUE_OPTIONS_INIT;
+    o.tasks = tasks;
+    o.task_count = 1;
+    o.backend = DRAY_BACKEND_BUILTIN;
+    o.durability = DRAY_DURABILITY_CHECKPOINT;
+    o.restore = restore;
+    return dray_queue_open(context, "samples", &o, out, error);
+}
+
+static dray_queue *open_filled(dray_context *context)
+{
+    dray_error error;
+    dray_queue *queue;
+    const int32_t values[4] = {1, 2, 3, 4};
+    const dray_column_data column = {.name = "text", .dtype = DRAY_I32, .values = values};
+    dray_insert_options in = DRAY_INSERT_OPTIONS_INIT;
+    in.partition = "0";
+    in.rows = 4;
+    in.columns = &column;
+    in.column_count = 1;
+    uint32_t first;
+    OK(open_saved(context, NULL, &queue, &error));
+    OK(dray_insert(queue, &in, &first, &error));
+    return queue;
+}
+
+static void has_rows(dray_queue *queue)
+{
+    dray_error error;
+    dray_batch *batch;
+    dray_claim_options c = DRAY_CLAIM_OPTIONS_INIT;
+    c.task = "train";
+    c.partition = "0";
+    c.count = 4;
+    OK(dray_claim(queue, &c, &batch, &error));
+    assert_int_equal(dray_batch_rows(batch), 4);
+    dray_batch_free(batch);
+}
+
+/* QUEUE_CHECKPOINT as any session can send it. */
+static int send_checkpoint(dray_queue *queue, const char *what, int fd, dray_error *error)
+{
+    dray__writer *w = dray__queue_begin(queue);
+    dray__reply reply;
+    dray__put_string(w, what);
+    return dray__call(queue->channel, DRAY__MSG_QUEUE_CHECKPOINT, w, &fd, fd >= 0,
+                      dray__deadline(20 * DRAY__SECOND), &reply, error);
+}
+
+/* QUEUE_OPEN of a queue that is not there, from a file. */
+static int send_restore(dray_queue *queue, const char *what, dray_error *error)
+{
+    dray__writer w = {0};
+    dray__reply reply;
+    dray__put_string(&w, "another");
+    dray__put_u32(&w, 1);
+    dray__put_string(&w, "train");
+    dray__put_u32(&w, 0);
+    dray__put_u32(&w, 0);
+    for (int i = 0; i < 60; i++)
+        dray__put_u8(&w, 0);
+    dray__put_string(&w, "");
+    dray__put_u64(&w, 1);
+    dray__put_string(&w, what);
+    dray__put_i64(&w, 0);
+    int rc = dray__call(queue->channel, DRAY__MSG_QUEUE_OPEN, &w, NULL, 0,
+                        dray__deadline(20 * DRAY__SECOND), &reply, error);
+    dray__writer_free(&w);
+    return rc;
+}
+
+static void make_file(const char *path, const char *content)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (fd < 0 || write(fd, content, strlen(content)) != (ssize_t)strlen(content))
+        die(path, NULL);
+    close(fd);
+}
+
+static void test_no_paths(void **state)
+{
+    (void)state;
+    dray_error error, other;
+    fixture_up(&f);
+    dray_context *context = fixture_context(&f, "task");
+    dray_queue *queue = open_filled(context);
+    char keys[128], missing[128], longest[300];
+    snprintf(keys, sizeof keys, "%s/authorized_keys", f.folder);
+    snprintf(missing, sizeof missing, "%s/no_such_keys___", f.folder);
+    memset(longest, 'x', sizeof longest - 1);
+    longest[sizeof longest - 1] = 0;
+    const char *const bad[] = {keys, "../x", "a/b", "..", ".", ".hidden", "", longest, "/"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        FAILS(DRAY_EINVALID, send_checkpoint(queue, bad[i], -1, &error));
+        if (bad[i][0])
+            FAILS(DRAY_EINVALID, send_restore(queue, bad[i], &error));
+    }
+    assert_int_equal(access(keys, F_OK), -1);
+    /* What is there, and what is not, cannot be told apart. */
+    make_file(keys, "ssh-rsa AAAA\n");
+    FAILS(DRAY_EINVALID, send_restore(queue, keys, &error));
+    FAILS(DRAY_EINVALID, send_restore(queue, missing, &other));
+    char *at = strstr(error.message, "authorized_keys");
+    if (at)
+        memcpy(at, "no_such_keys___", strlen("no_such_keys___"));
+    assert_string_equal(error.message, other.message);
+    unlink(keys);
+    dray_queue_close(queue);
+    dray_close(context);
+    fixture_down(&f);
+}
+
+static void test_names(void **state)
+{
+    (void)state;
+    dray_error error;
+    struct stat st;
+    char path[160], outside[128], left[160];
+    dray_context *context;
+    dray_queue *queue;
+    fixture_up(&f);
+    context = fixture_context(&f, "task");
+    queue = open_filled(context);
+    snprintf(path, sizeof path, "%s/checkpoint-first", f.journals);
+    snprintf(outside, sizeof outside, "%s/outside", f.folder);
+    snprintf(left, sizeof left, "%s/.checkpoint-0123456789abcdef", f.journals);
+    OK(dray_queue_checkpoint(queue, "first", &error));
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    OK(dray_queue_checkpoint(queue, "first", &error)); /* replaced */
+    /* A link in the folder leads nowhere: it is not read through, and replaced as a whole. */
+    make_file(outside, "as it was");
+    snprintf(path, sizeof path, "%s/checkpoint-link", f.journals);
+    assert_int_equal(symlink(outside, path), 0);
+    assert_true(send_restore(queue, "link", &error) == DRAY_ESYS);
+    OK(dray_queue_checkpoint(queue, "link", &error));
+    assert_true(lstat(path, &st) == 0 && S_ISREG(st.st_mode));
+    assert_true(stat(outside, &st) == 0 && st.st_size == 9);
+    unlink(outside);
+    FAILS(DRAY_ENOENT, send_restore(queue, "second", &error));
+    dray_queue_close(queue);
+    dray_close(context);
+    make_file(left, "of one that was killed");
+    fixture_restart(&f);
+    assert_int_equal(access(left, F_OK), -1);
+    context = fixture_context(&f, "task");
+    OK(open_saved(context, "first", &queue, &error));
+    has_rows(queue);
+    dray_queue_close(queue);
+    dray_close(context);
+    fixture_down(&f);
+}
+
+/* A file that the client may write to, and nothing else. */
+static void test_descriptors(void **state)
+{
+    (void)state;
+    dray_error error;
+    char path[128], folder[128];
+    int pipes[2];
+    dray_queue *queue;
+    fixture_up(&f);
+    dray_context *context = fixture_context(&f, "task");
+    queue = open_filled(context);
+    snprintf(path, sizeof path, "%s/mine", f.folder);
+    OK(dray_queue_checkpoint(queue, path, &error)); /* opened here */
+    static const int flags[] = {O_RDONLY, O_WRONLY | O_APPEND, O_RDWR | O_APPEND};
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
+        int fd = open(path, flags[i] | O_CLOEXEC);
+        FAILS(DRAY_EINVALID, send_checkpoint(queue, "/", fd, &error));
+        close(fd);
+    }
+    assert_int_equal(pipe2(pipes, O_CLOEXEC), 0);
+    FAILS(DRAY_EINVALID, send_checkpoint(queue, "/", pipes[1], &error));
+    FAILS(DRAY_EINVALID, send_checkpoint(queue, "name", pipes[1], &error)); /* both */
+    close(pipes[0]);
+    close(pipes[1]);
+    snprintf(folder, sizeof folder, "%s/nowhere/at-all", f.folder);
+    FAILS(DRAY_ESYS, dray_queue_checkpoint(queue, folder, &error));
+    dray_queue_close(queue);
+    dray_close(context);
+    fixture_restart(&f);
+    context = fixture_context(&f, "task");
+    FAILS(DRAY_ESYS, open_saved(context, folder, &queue, &error));
+    OK(open_saved(context, path, &queue, &error));
+    has_rows(queue);
+    int before = count_fds(f.coordinator_pid, path);
+    assert_int_equal(before, 0);
+    dray_queue_close(queue);
+    dray_close(context);
+    unlink(path);
+    fixture_down(&f);
+}
+
+/* ---- names in a folder ----------------------------------------------------------------------- */
+
+static void opens_nothing_else(const char *folder_path)
+{
+    int folder = open(folder_path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    static const char *const bad[] = {"..", "../secret", "/etc/passwd", "link",
+                                      "inner/../../secret"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        int fd = dray__open_beneath(folder, bad[i], O_RDONLY, 0);
+        if (fd >= 0)
+            die(bad[i], NULL);
+    }
+    int fd = dray__open_beneath(folder, "good", O_WRONLY | O_CREAT, 0600);
+    if (fd < 0 || fcntl(fd, F_GETFD) != FD_CLOEXEC)
+        die("good", NULL);
+    close(fd);
+    close(folder);
+}
+
+/* As on a kernel before 5.6. */
+static void forget_openat2(void)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_openat2, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog program = {sizeof code / sizeof *code, code};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
+        _exit(77); /* no such filters here */
+}
+
+static void test_beneath(void **state)
+{
+    (void)state;
+    const char *tmp = getenv("TMPDIR");
+    char folder[64], path[128], command[128];
+    snprintf(folder, sizeof folder, "%.40s/dray-test-XXXXXX", tmp ? tmp : "/tmp");
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/secret", folder);
+    make_file(path, "secret");
+    snprintf(path, sizeof path, "%s/own", folder);
+    assert_int_equal(mkdir(path, 0700), 0);
+    snprintf(command, sizeof command, "%s/own/inner", folder);
+    assert_int_equal(mkdir(command, 0700), 0);
+    snprintf(command, sizeof command, "%s/own/link", folder);
+    assert_int_equal(symlink("../secret", command), 0);
+    opens_nothing_else(path);
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        forget_openat2();
+        opens_nothing_else(path);
+        _exit(0);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    assert_true(WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 77));
+    snprintf(command, sizeof command, "rm -rf %.63s", folder);
+    assert_int_equal(system(command), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_no_paths),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_descriptors),
+        cmocka_unit_test(test_beneath),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

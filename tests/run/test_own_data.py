@@ -1,0 +1,49 @@
+"""Jobs over one's own prompts: lines that a job cannot train on are refused before anything starts; the
+driver may have a host of its own; a run that unlearns says so."""
+from jobs import *
+
+OWN = ["--set", "data.source=jsonl", "--set", "data.path=train.jsonl", "--set", "data.eval_path=held.jsonl",
+       "--set", "steps=2"]
+good = "".join(json.dumps({"prompt": f"{i}=", "answer": str(i % 10)}) + "\n" for i in range(20))
+(work / "held.jsonl").write_text(good)
+
+for lines, what in (
+        ('{"question": "1=", "answer": "1"}\n', 'train.jsonl:1: expected {"prompt": "...", "answer": "..."}'),
+        ('{"question": "1=", "answer": "1"}\n', 'found "question", "answer"'),
+        (good + '\n{"prompt": "1=", "answer": 1}\n', 'train.jsonl:22: expected {"prompt"'),
+        ('{"prompt": "a\\u0000b", "answer": "1"}\n', "train.jsonl:1: line 1, column 21"),
+        ('{"prompt": "", "answer": "1"}\n', "train.jsonl:1: expected"),
+        (good + json.dumps({"prompt": "x" * 28, "answer": "1"}) + "\n",
+         "train.jsonl:21: a prompt of 29 tokens (its bytes and the begin token) and 4 new ones expected to fit "
+         "model.max_positions, 32"),
+        (good + '{"prompt": "1=", "answer": "1234"}\n',
+         "train.jsonl:21: an answer of 5 tokens (its bytes and the end token) expected within "
+         "rollout.max_new_tokens, 4"),
+        ("\n", "train.jsonl: expected at least one line")):
+    (work / "train.jsonl").write_text(lines)
+    folder = work / "refused"
+    done = run(folder, *OWN)
+    check(done.returncode == 2 and what in done.stderr, f"{what}: {done.returncode}, {done.stderr}")
+    check(not folder.exists(), f"{what}: {folder} was made")
+
+# Roles apart, each task in the host that it may have.
+(work / "train.jsonl").write_text(good)
+hosts = ", ".join("{name: %s, tasks: [%s], ranks: 1}" % pair for pair in (
+    ("engine", "rollout, eval"), ("trainer", "old_log_prob, actor"), ("driver", "driver"), ("grader", "reward"),
+    ("frozen", "reference"), ("adder", "advantage")))
+for name, extra in (("apart", []), ("no-reference", ["--set", "reference.enabled=false"])):
+    done = run(work / name, *OWN, "--set", f"hosts=[{hosts}]", *extra)
+    check(done.returncode == 0 and "anew" not in done.stdout, f"{name}: {done.stdout} {done.stderr}")
+    check(len(rows(work / name)) == 3, f"{name}: {len(rows(work / name))} rows")
+
+# Nothing is ever right, but for what was learned before the steps: a large rate forgets it.
+job_file.write_text(TINY.replace("warmup: {max_steps: 0}", "warmup: {reward: 0.1, lr: 1e-2}"))
+unlearn = ["--set", "steps=12", "--set", "actor.lr=0.5", "--set", "eval.every=4",
+           "--set", "eval.prompts=1000"]
+done = run(work / "unlearns", *unlearn, json_lines=True)
+said = [json.loads(line) for line in done.stdout.splitlines()]
+warned = [e["message"] for e in said if e["event"] == "warning"]
+check(len(warned) == 1 and "is below the" in warned[0] and "unlearns" in warned[0], f"unlearns: {done.stdout} {done.stderr}")
+done = run(work / "learns", *unlearn, "--set", "actor.lr=1e-6", json_lines=True)
+check('"warning"' not in done.stdout, f"learns: {done.stdout}")
+finish()
