@@ -80,7 +80,7 @@ def print_run(run):
         print(form % (r["row"], ms(r["limit_ms"]), ms(r["ms"]), f"{r['ratio']:.3f}", r["target"] or "",
                       ms(r["engine_ms"]), ms(r["m2n_ms"]), ms(r["gather_ms"]),
                       f"{min(others) / r['ms']:.1f}x" if others else "", "" if r["met"] else "  missed"))
-    print("dray: from dray_publish to the last engine's commit (of what was prefetched, the commit alone); "
+    print("dray: from dray_publisher_publish to the last engine's commit (of what was prefetched, the commit alone); "
           "engines: from the end of the last trainer's publish on.")
     for f in run["flows"]:
         print(f"{f['flow']}, {f['of']}: " + (ms(f["ms"]) + " ms" if "ms" in f else f["error"][-100:]))
@@ -122,7 +122,7 @@ def readme(run):
         cells = [rows[name][key] for key in ("limit_ms", "ms", "m2n_ms", "gather_ms")]
         return "| " + " | ".join([what] + [ms(c) + " ms" if c is not None else "-" for c in cells]) + " |"
     table = "\n".join(line(name, what) for name, what in names)
-    return f"""dray's time counts from `dray_publish`, whose checksums are part of it, to the last engine's commit:
+    return f"""dray's time counts from `dray_publisher_publish`, whose checksums are part of it, to the last engine's commit:
 
 ![The links allow {ms(first['limit_ms'])} ms for Qwen2.5-32B, dray takes {ms(first['ms'])}; \
 the table has all](docs/updates.svg)

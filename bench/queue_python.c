@@ -12,7 +12,7 @@ int claim_and_commit(dray_queue *queue, const char *task, uint32_t rows, const c
     options.task = task;
     options.count = rows;
     dray_batch *batch;
-    int rc = dray_claim(queue, &options, &batch, NULL);
+    int rc = dray_queue_claim(queue, &options, &batch, NULL);
     if (rc)
         return rc;
     for (uint32_t i = 0; !rc && i < count; i++)

@@ -38,7 +38,7 @@ static void train(dray_context *context, const dray_layout *layout, dray_region 
     must("publisher", dray_publisher_open(context, "policy", layout, &options, &publisher, &error));
     for (uint64_t version = 1; version <= VERSIONS; version++) {
         memset(dray_region_base(regions[0]), (int)version, dray_region_bytes(regions[0]));
-        must("publish", dray_publish(publisher, version, NULL, &error));
+        must("publish", dray_publisher_publish(publisher, version, NULL, &error));
         /* However late the engine comes, nothing is withdrawn before it has the version. */
         must("deliver",
              dray_publisher_deliver(publisher, version, &group, 1, DRAY_WAIT_DEFAULT, &error));

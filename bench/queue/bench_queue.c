@@ -115,7 +115,7 @@ dray_batch *queue_bench_claim(const setup *s, const char *task, uint32_t count)
     dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
     o.task = task;
     o.count = count;
-    queue_bench_must(s, dray_claim(s->queue, &o, &batch, &error), &error);
+    queue_bench_must(s, dray_queue_claim(s->queue, &o, &batch, &error), &error);
     return batch;
 }
 
@@ -159,11 +159,11 @@ double queue_bench_put_and_read(setup *s)
     o.partition = name;
     o.rows = SAMPLES;
     double begin = bench_now();
-    queue_bench_must(s, dray_insert(s->queue, &o, NULL, &error), &error);
+    queue_bench_must(s, dray_queue_insert(s->queue, &o, NULL, &error), &error);
     put(s);
     double seconds = bench_now() - begin + queue_bench_read(s);
     begin = bench_now();
-    queue_bench_must(s, dray_clear(s->queue, name, &error), &error);
+    queue_bench_must(s, dray_queue_clear(s->queue, name, &error), &error);
     return seconds + bench_now() - begin;
 }
 
@@ -315,7 +315,7 @@ dray_queue *queue_bench_ready(setup *s, const char *name, uint32_t rows, uint32_
     o.rows = rows;
     o.columns = data;
     o.column_count = columns;
-    queue_bench_must(s, dray_insert(queue, &o, NULL, &error), &error);
+    queue_bench_must(s, dray_queue_insert(queue, &o, NULL, &error), &error);
     free(zeros);
     return queue;
 }

@@ -30,7 +30,7 @@ static void insert_many(const setup *s, uint32_t rows)
     dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
     o.partition = "many";
     o.rows = rows;
-    queue_bench_must(s, dray_insert(queue, &o, NULL, &error), &error);
+    queue_bench_must(s, dray_queue_insert(queue, &o, NULL, &error), &error);
     _exit(0);
 }
 
@@ -90,7 +90,7 @@ void queue_bench_beside(queue_bench *s)
     char name[64];
     snprintf(name, sizeof name, "claim of 32 beside an insert of %u Ki rows, p99", rows >> 10);
     bench_row(s->b, name, beside, "s", alone, 0);
-    queue_bench_must(s, dray_clear(large, "many", &error), &error);
+    queue_bench_must(s, dray_queue_clear(large, "many", &error), &error);
     dray_queue_close(large);
     dray_queue_close(s->queue);
 }

@@ -132,10 +132,10 @@ static void produce(board *s, const char *host)
         o.rows = SAMPLES;
         o.columns = data;
         o.column_count = COLUMNS;
-        must(s, "insert", dray_insert(queue, &o, NULL, &error), &error);
-        must(s, "seal", dray_seal(queue, name, SAMPLES, &error), &error);
+        must(s, "insert", dray_queue_insert(queue, &o, NULL, &error), &error);
+        must(s, "seal", dray_queue_seal(queue, name, SAMPLES, &error), &error);
         must(s, "wait", dray_queue_wait(queue, name, "read", DRAY_WAIT_DEFAULT, &error), &error);
-        must(s, "clear", dray_clear(queue, name, &error), &error);
+        must(s, "clear", dray_queue_clear(queue, name, &error), &error);
     }
 }
 
@@ -150,7 +150,7 @@ static void consume(board *s, const char *host)
         dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
         o.task = "read";
         o.count = SAMPLES;
-        must(s, "claim", dray_claim(queue, &o, &batch, &error), &error);
+        must(s, "claim", dray_queue_claim(queue, &o, &batch, &error), &error);
         double begin = bench_now();
         for (size_t c = 0; c < COLUMNS; c++) {
             dray_column column;

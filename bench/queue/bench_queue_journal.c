@@ -155,7 +155,7 @@ static void open_commits(queue_bench *s, commits *c, const char *name, uint32_t 
         bench_die(s->b, "no memory");
     o.task = "t0";
     o.count = CLAIM;
-    queue_bench_must(s, dray_claim(c->queue, &o, &c->batch, &error), &error);
+    queue_bench_must(s, dray_queue_claim(c->queue, &o, &c->batch, &error), &error);
 }
 
 static void commit_block(const queue_bench *s, commits *c)

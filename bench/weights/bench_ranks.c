@@ -217,7 +217,7 @@ void bench_run_trainer(bench_cluster *c, uint32_t rank)
     options.checksum = c->options->unsummed ? -1 : 0;
     must(c, dray_publisher_open(context, MODEL, layout, &options, &publisher, &error), "trainer",
          &error);
-    must(c, dray_publish(publisher, 1, NULL, &error), "publish", &error);
+    must(c, dray_publisher_publish(publisher, 1, NULL, &error), "publish", &error);
     bench_add(&b->ready);
     for (int round = 1;; round++) {
         enum bench_work work = next_work(&b->trainers, round, false);
@@ -229,7 +229,7 @@ void bench_run_trainer(bench_cluster *c, uint32_t rank)
                  "publisher wait", &error);
         s->begin = bench_now();
         if (work == WORK_PUBLISH)
-            must(c, dray_publish(publisher, b->version, NULL, &error), "publish", &error);
+            must(c, dray_publisher_publish(publisher, b->version, NULL, &error), "publish", &error);
         else
             read_regions(layout, regions);
         s->end = bench_now();

@@ -238,8 +238,8 @@ typedef struct dray_event dray_event;
 int dray_event_new(const uint8_t uuid[16], dray_event **out, dray_error *error);
 void dray_event_free(dray_event *event); /* NULL is fine */
 int dray_event_record(dray_event *event, void *stream, dray_error *error);
-/* For dray_publish and the like; borrowed from the event. DRAY_EINVALID: it was never recorded, and
- * an event that never was blocks nobody. */
+/* For dray_publisher_publish and the like; borrowed from the event. DRAY_EINVALID: it was never
+ * recorded, and an event that never was blocks nobody. */
 int dray_event_fence(const dray_event *event, dray_fence *out, dray_error *error);
 /* What another process opens it by. DRAY_EINVALID: never recorded: tell others of it only then. */
 int dray_event_export(const dray_event *event, uint8_t handle[64], dray_error *error);

@@ -60,9 +60,9 @@ typedef struct dray_load {
         .size = sizeof(dray_load)                                                                  \
     }
 
-/* queue: borrowed, until dray_loader_close; only one loader of a queue, and no dray_claim_start
- * beside it. Claims nothing yet. DRAY_EINVALID, DRAY_ENOENT: as dray_claim would say. Owner: the
- * caller. Does not block. */
+/* queue: borrowed, until dray_loader_close; only one loader of a queue, and no
+ * dray_queue_claim_start beside it. Claims nothing yet. DRAY_EINVALID, DRAY_ENOENT: as
+ * dray_queue_claim would say. Owner: the caller. Does not block. */
 int dray_loader_open(dray_queue *queue, const dray_loader_options *options, dray_loader **out,
                      dray_error *error);
 /* Commits what the loop has finished, gives back the rest, and ends a claim that is on its way.

@@ -47,7 +47,7 @@ typedef struct dray_queue_task {
 typedef enum dray_on_loss {
     DRAY_ON_LOSS_DEFAULT = 0, /* refill */
     /* Its slot is emptied, with those of its group that the task which lost it has not committed,
-     * and a producer is asked for another sample (dray_refill_wait): the partition keeps its
+     * and a producer is asked for another sample (dray_queue_refill_wait): the partition keeps its
      * number of rows, and waits for them. */
     DRAY_ON_LOSS_REFILL,
     DRAY_ON_LOSS_SHRINK_GROUP, /* it is dead, for all tasks that have not committed it */
@@ -239,8 +239,8 @@ typedef struct dray_insert_options {
  * cleared: the insert was done before. DRAY_EINVALID: sealed, a gap, a column that a task writes,
  * or with known_only that none has. DRAY_EEND: a new partition after dray_queue_end. After
  * DRAY_ETIMEDOUT or DRAY_ECLOSED without an answer, at_slot makes it safe to try again. */
-int dray_insert(dray_queue *queue, const dray_insert_options *options, uint32_t *first_slot,
-                dray_error *error);
+int dray_queue_insert(dray_queue *queue, const dray_insert_options *options, uint32_t *first_slot,
+                      dray_error *error);
 
 typedef enum dray_loss_cause {
     DRAY_LOSS_FAILED = 0,  /* max_attempts attempts */
@@ -252,7 +252,7 @@ typedef enum dray_loss_cause {
 /* Slots of one group of a partition that wait for another sample. */
 typedef struct dray_refill {
     size_t size; /* sizeof(dray_refill), set by the caller */
-    uint64_t id; /* for dray_insert_options.refill, and dray_refill_decline */
+    uint64_t id; /* for dray_insert_options.refill, and dray_queue_refill_decline */
     uint32_t rows;
     uint32_t slot, group; /* the first of them; its group's number */
     uint32_t attempts;    /* failed ones */
@@ -269,22 +269,23 @@ typedef struct dray_refill {
 
 /* Waits until a slot wants another sample, oldest first; each is told to one producer, and to
  * another when that one's use of the queue ends before it answered. Asking again before answering
- * gives the same one. Answer with dray_insert, whose `refill` is the id: it takes exactly `rows`
- * rows, needs no capacity, and works in sealed partitions, also after dray_queue_end. DRAY_EEXIST
- * there: it was answered, or its partition cleared. DRAY_ETIMEDOUT; DRAY_EEND: the queue has ended
- * and everything is settled. Blocks up to timeout_ns. */
-int dray_refill_wait(dray_queue *queue, int64_t timeout_ns, dray_refill *out, dray_error *error);
+ * gives the same one. Answer with dray_queue_insert, whose `refill` is the id: it takes exactly
+ * `rows` rows, needs no capacity, and works in sealed partitions, also after dray_queue_end.
+ * DRAY_EEXIST there: it was answered, or its partition cleared. DRAY_ETIMEDOUT; DRAY_EEND: the
+ * queue has ended and everything is settled. Blocks up to timeout_ns. */
+int dray_queue_refill_wait(dray_queue *queue, int64_t timeout_ns, dray_refill *out,
+                           dray_error *error);
 /* There is no other sample: the rows are dead. Repeating it succeeds. */
-int dray_refill_decline(dray_queue *queue, uint64_t id, dray_error *error);
+int dray_queue_refill_decline(dray_queue *queue, uint64_t id, dray_error *error);
 
 /* Fixes the partition's number of rows. DRAY_EINVALID when it holds another number; DRAY_ENOENT.
  * Repeating it succeeds. */
-int dray_seal(dray_queue *queue, const char *partition, uint32_t rows, dray_error *error);
+int dray_queue_seal(dray_queue *queue, const char *partition, uint32_t rows, dray_error *error);
 /* Hides the partition's rows now, frees them after the last pin. One with provisional commits that
  * no checkpoint covers stays until one does, and is kept if they are undone. Sealed or not; claims
  * on it end (their commits: DRAY_EGONE). DRAY_ENOENT: there never was one. Repeating it succeeds.
  * The name may be used again, for rows of another generation. */
-int dray_clear(dray_queue *queue, const char *partition, dray_error *error);
+int dray_queue_clear(dray_queue *queue, const char *partition, dray_error *error);
 /* Waits until `task` (NULL: all tasks) is done with a sealed partition: every row committed,
  * dropped or dead. Also for a partition that is not there yet. timeout_ns 0 asks without waiting.
  * DRAY_ETIMEDOUT says how far it is; DRAY_EGONE: it was cleared before. */
@@ -399,17 +400,17 @@ typedef struct dray_claim_options {
  * or (no partition named) the queue has ended and nothing can become ready; DRAY_EGONE: the named
  * partition was cleared before it was finished; DRAY_ENOENT: no such task.
  * Owner: the caller, until dray_batch_free; the queue must outlive it. Blocks up to timeout_ns. */
-int dray_claim(dray_queue *queue, const dray_claim_options *options, dray_batch **out,
-               dray_error *error);
+int dray_queue_claim(dray_queue *queue, const dray_claim_options *options, dray_batch **out,
+                     dray_error *error);
 /* The first of several claims that can be filled, tried in the order given. *which is its index;
  * may be NULL. The first one's timeout counts. DRAY_EEND when all of them have ended. */
-int dray_claim_any(dray_queue *queue, const dray_claim_options *options, uint32_t count,
-                   uint32_t *which, dray_batch **out, dray_error *error);
+int dray_queue_claim_any(dray_queue *queue, const dray_claim_options *options, uint32_t count,
+                         uint32_t *which, dray_batch **out, dray_error *error);
 /* Not blocking: start, then poll (DRAY_EAGAIN until answered) when dray_queue_fd is readable. One
  * at a time (DRAY_EBUSY); other calls may come between. */
-int dray_claim_start(dray_queue *queue, const dray_claim_options *options, uint32_t count,
-                     dray_error *error);
-int dray_claim_poll(dray_queue *queue, uint32_t *which, dray_batch **out, dray_error *error);
+int dray_queue_claim_start(dray_queue *queue, const dray_claim_options *options, uint32_t count,
+                           dray_error *error);
+int dray_queue_claim_poll(dray_queue *queue, uint32_t *which, dray_batch **out, dray_error *error);
 
 /* What a batch holds. Valid until dray_batch_free; do not block. */
 uint32_t dray_batch_rows(const dray_batch *batch);
@@ -508,10 +509,10 @@ int dray_batch_leave_open(dray_batch *batch, const uint32_t *rows, uint32_t row_
  * DRAY_ETIMEDOUT. DRAY_ESTALE: the claim was superseded, its outputs are freed; DRAY_EGONE: the
  * partition was cleared; DRAY_EINVALID: a column in `writes` was not set; DRAY_EPERM: imported. */
 int dray_batch_commit(dray_batch *batch, dray_error *error);
-/* The same, and a claim as dray_claim_any, in one round trip. The commit's errors come first, and
- * then nothing is claimed; the claim's leave the batch committed, so that dray_batch_commit, which
- * does nothing then, tells which it was. The batch is still the caller's to free. Blocks as
- * dray_claim_any. */
+/* The same, and a claim as dray_queue_claim_any, in one round trip. The commit's errors come first,
+ * and then nothing is claimed; the claim's leave the batch committed, so that dray_batch_commit,
+ * which does nothing then, tells which it was. The batch is still the caller's to free. Blocks as
+ * dray_queue_claim_any. */
 int dray_batch_commit_claim(dray_batch *batch, const dray_claim_options *options, uint32_t count,
                             uint32_t *which, dray_batch **out, dray_error *error);
 /* Gives rows back as failed attempts, with the reason (of which 200 bytes are kept). rows: places

@@ -36,7 +36,7 @@ typedef struct dray_task_options {
 int dray_task_open(const char *const *reads, const char *const *writes,
                    const dray_task_options *options, dray_task **out, dray_error *error);
 /* The next batch, the task's: it is freed by the next call or by dray_task_close, not by
- * dray_batch_free. DRAY_EEND ends the task. Other errors as of dray_claim. */
+ * dray_batch_free. DRAY_EEND ends the task. Other errors as of dray_queue_claim. */
 int dray_task_next(dray_task *task, dray_batch **out, dray_error *error);
 dray_context *dray_task_context(dray_task *task); /* the task's; for barriers and reports */
 /* Frees the batch, closes queue and session. NULL is fine. */

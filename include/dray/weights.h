@@ -66,8 +66,8 @@ int dray_publisher_open(dray_context *context, const char *model, const dray_lay
  * may be published again, or, as the message says then, the coordinator did not answer and may have
  * announced it. DRAY_ESTALE: a rank of the gang died or closed; close this publisher and open it
  * again. */
-int dray_publish(dray_publisher *publisher, uint64_t version, const dray_fence *ready,
-                 dray_error *error);
+int dray_publisher_publish(dray_publisher *publisher, uint64_t version, const dray_fence *ready,
+                           dray_error *error);
 /* Until the engines have it: waits until so many subscriber groups have committed `version`, or a
  * newer one of this incarnation, in any way but from disk; what a group has committed counts also
  * when it is gone since. groups: their names, `count` of them, which need not be open yet; NULL:
@@ -99,9 +99,10 @@ int dray_publisher_wait_stream(dray_publisher *publisher, uint64_t version, void
 /* The memory behind the layout is elsewhere now (offloaded and loaded, reallocated, wrapped anew):
  * says all regions again, in the layout's order; the blocks lie in them as before. Exported anew,
  * and planned anew by readers at their next update; what was published is withdrawn. Call it
- * between dray_publisher_wait, or dray_publisher_release, and the next dray_publish, which refuses
- * regions that were freed (DRAY_ESTALE). regions: borrowed until close or the next move.
- * DRAY_EUNSUPPORTED: a publisher with deltas; else as dray_publisher_open. Asks the coordinator. */
+ * between dray_publisher_wait, or dray_publisher_release, and the next dray_publisher_publish,
+ * which refuses regions that were freed (DRAY_ESTALE). regions: borrowed until close or the next
+ * move. DRAY_EUNSUPPORTED: a publisher with deltas; else as dray_publisher_open. Asks the
+ * coordinator. */
 int dray_publisher_move(dray_publisher *publisher, dray_region *const *regions, dray_error *error);
 /* The same where the blocks, too, lie otherwise in their regions than before, or in more or fewer
  * of them, as when an allocator of pieces (PyTorch's expandable segments) puts parameters
@@ -125,7 +126,7 @@ typedef struct dray_pin {
  * before the next publish; a snapshot is freed, and allocated again by it. */
 int dray_publisher_release(dray_publisher *publisher, int64_t timeout_ns, dray_pin *pins,
                            uint32_t capacity, uint32_t *count, dray_error *error);
-/* 0 until the first dray_publish. */
+/* 0 until the first dray_publisher_publish. */
 uint64_t dray_publisher_incarnation(const dray_publisher *publisher);
 /* Ends the gang: readers in progress fail, its versions are gone, the other ranks must open again.
  * Waits for readers of this process to finish a slice (milliseconds). NULL is fine. */

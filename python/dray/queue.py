@@ -292,7 +292,7 @@ class Queue:
                             refill=refill.id if refill else 0)
         self._tag(options, tags or {}, entries)
         first = c.c_uint32()
-        self._call("dray_insert", c.byref(options), c.byref(first))
+        self._call("dray_queue_insert", c.byref(options), c.byref(first))
         if seal:
             self.seal(partition, first.value + rows)
         return first.value
@@ -313,20 +313,20 @@ class Queue:
 
     def seal(self, partition: str, rows: int) -> None:
         """The partition has so many rows, and gets no more."""
-        self._call("dray_seal", text(partition), rows)
+        self._call("dray_queue_seal", text(partition), rows)
 
     def refill(self, timeout: Optional[float] = None) -> Refill:
         """Waits until slots want another sample; insert(..., refill=it) answers. Raises DrayError
         (ETIMEDOUT; EEND: everything is settled)."""
         want = _l.Refill()
-        self._call("dray_refill_wait", _l.nanoseconds(timeout), c.byref(want))
+        self._call("dray_queue_refill_wait", _l.nanoseconds(timeout), c.byref(want))
         return Refill(want.id, want.rows, want.slot, want.group, want.attempts,
                       _CAUSES[want.cause], want.partition.decode(), want.task.decode(),
                       want.reason.decode("utf-8", "replace"))
 
     def decline(self, refill: Refill) -> None:
         """There is no other sample."""
-        self._call("dray_refill_decline", refill.id)
+        self._call("dray_queue_refill_decline", refill.id)
 
     def end(self) -> None:
         """No more partitions will come."""
@@ -347,7 +347,7 @@ class Queue:
                                 up_to=int(up_to), **more)
         batch = c.c_void_p()
         with self._pins:
-            self._call_within("dray_claim", c.byref(options), c.byref(batch))
+            self._call_within("dray_queue_claim", c.byref(options), c.byref(batch))
             self._pins.hold(batch.value)
         claim = Claim(self, batch.value, framework, copy, options)
         self._claims[batch.value] = weakref.ref(claim)
@@ -360,7 +360,7 @@ class Queue:
 
     def clear(self, partition: str) -> None:
         """Drops the partition's rows; their memory goes with the last reader."""
-        self._call("dray_clear", text(partition))
+        self._call("dray_queue_clear", text(partition))
 
     # ---- trainers
 

@@ -461,7 +461,7 @@ class Publisher(_Opened):
         if self._layout.cuda:
             fence, event = _g._fence(stream)
         with _t.span("weights publish", version):
-            self._call("dray_publish", version, c.byref(fence) if fence else None)
+            self._call("dray_publisher_publish", version, c.byref(fence) if fence else None)
         self._published, self._event = version, event
 
     def deliver(self, version=None, groups=1, timeout=None):

@@ -86,7 +86,7 @@ static int holder_claim(holder *h, const cmd_claim_request *request, dray_error 
     int rc = dray_open(&options, &h->context, error);
     if (rc == DRAY_OK)
         rc = dray_queue_open(h->context, request->queue, &attach, &h->queue, error);
-    return rc ? rc : dray_claim(h->queue, &request->claim, &h->batch, error);
+    return rc ? rc : dray_queue_claim(h->queue, &request->claim, &h->batch, error);
 }
 
 static int holder_listen(holder *h, dray_error *error)

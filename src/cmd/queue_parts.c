@@ -243,7 +243,7 @@ static int insert_rows(const queue_arguments *a, queue_session *s, json_t *rows,
         dray_row_tag *row_tags = tags_of(a, tags, done, count);
         options.row_tags = row_tags;
         options.row_tag_count = (uint32_t)(count * a->tag_count);
-        rc = row_tags ? dray_insert(s->queue, &options, NULL, error) : DRAY_ENOMEM;
+        rc = row_tags ? dray_queue_insert(s->queue, &options, NULL, error) : DRAY_ENOMEM;
         free(row_tags);
         cmd_columns_free(&columns);
         done += rc == DRAY_OK ? count : 0;
@@ -271,7 +271,7 @@ static int seal_all(const queue_arguments *a, queue_session *s, dray_error *erro
             rows = json_integer_value(json_object_get(partition, "rows"));
     }
     json_decref(status);
-    return dray_seal(s->queue, a->partition, (uint32_t)rows, error);
+    return dray_queue_seal(s->queue, a->partition, (uint32_t)rows, error);
 }
 
 static int put(const queue_arguments *a, json_t *rows, dray_error *error)
@@ -332,7 +332,7 @@ int cmd_queue_seal(const queue_arguments *a, dray_error *error)
     queue_session s = {0};
     int rc = queue_session_open(a, NULL, &s, error);
     if (rc == DRAY_OK)
-        rc = a->rows >= 0 ? dray_seal(s.queue, a->partition, (uint32_t)a->rows, error)
+        rc = a->rows >= 0 ? dray_queue_seal(s.queue, a->partition, (uint32_t)a->rows, error)
                           : seal_all(a, &s, error);
     return queue_session_end(&s, rc);
 }
@@ -342,7 +342,7 @@ int cmd_queue_clear(const queue_arguments *a, dray_error *error)
     queue_session s = {0};
     int rc = queue_session_open(a, NULL, &s, error);
     if (rc == DRAY_OK)
-        rc = dray_clear(s.queue, a->partition, error);
+        rc = dray_queue_clear(s.queue, a->partition, error);
     return queue_session_end(&s, rc);
 }
 

@@ -19,9 +19,10 @@ int cmd_queue_refill(const queue_arguments *a, dray_error *error)
     dray_refill refill = DRAY_REFILL_INIT;
     int rc = queue_session_open(a, NULL, &s, error);
     if (rc == DRAY_OK && a->decline)
-        return queue_session_end(&s, dray_refill_decline(s.queue, (uint64_t)a->decline, error));
+        return queue_session_end(&s,
+                                 dray_queue_refill_decline(s.queue, (uint64_t)a->decline, error));
     if (rc == DRAY_OK)
-        rc = dray_refill_wait(s.queue, a->timeout_s * INT64_C(1000000000), &refill, error);
+        rc = dray_queue_refill_wait(s.queue, a->timeout_s * INT64_C(1000000000), &refill, error);
     if (rc == DRAY_OK)
         cmd_json_line(json_pack(
             "{s:I, s:s, s:I, s:I, s:I, s:s, s:I, s:s, s:s}", "refill", (json_int_t)refill.id,

@@ -397,8 +397,8 @@ static int read_claim(dray_queue *queue, uint32_t ticket, uint32_t count, dray__
     return rc;
 }
 
-int dray_claim_any(dray_queue *queue, const dray_claim_options *options, uint32_t count,
-                   uint32_t *which, dray_batch **out, dray_error *error)
+int dray_queue_claim_any(dray_queue *queue, const dray_claim_options *options, uint32_t count,
+                         uint32_t *which, dray_batch **out, dray_error *error)
 {
     int64_t deadline, begin = dray_trace_is_on() ? dray_trace_now() : 0;
     dray__queue_begin(queue);
@@ -440,7 +440,7 @@ int dray_batch_commit_claim(dray_batch *batch, const dray_claim_options *options
 {
     dray_queue *queue = batch->queue;
     if (batch->committed)
-        return dray_claim_any(queue, options, count, which, out, error);
+        return dray_queue_claim_any(queue, options, count, which, out, error);
     int64_t deadline, begin = dray_trace_is_on() ? dray_trace_now() : 0;
     int rc = dray__batch_put_commit(batch, dray__queue_begin(queue), error);
     if (rc) {
@@ -470,10 +470,10 @@ int dray_batch_commit_claim(dray_batch *batch, const dray_claim_options *options
     return DRAY_OK;
 }
 
-int dray_claim(dray_queue *queue, const dray_claim_options *options, dray_batch **out,
-               dray_error *error)
+int dray_queue_claim(dray_queue *queue, const dray_claim_options *options, dray_batch **out,
+                     dray_error *error)
 {
-    return dray_claim_any(queue, options, 1, NULL, out, error);
+    return dray_queue_claim_any(queue, options, 1, NULL, out, error);
 }
 
 static int send_start(dray_queue *queue, dray_batch *batch, const dray_claim_options *options,
@@ -509,13 +509,13 @@ int dray__claim_start_after(dray_queue *queue, dray_batch *batch, const dray_cla
     return DRAY_OK;
 }
 
-int dray_claim_start(dray_queue *queue, const dray_claim_options *options, uint32_t count,
-                     dray_error *error)
+int dray_queue_claim_start(dray_queue *queue, const dray_claim_options *options, uint32_t count,
+                           dray_error *error)
 {
     return dray__claim_start_after(queue, NULL, options, count, error);
 }
 
-int dray_claim_poll(dray_queue *queue, uint32_t *which, dray_batch **out, dray_error *error)
+int dray_queue_claim_poll(dray_queue *queue, uint32_t *which, dray_batch **out, dray_error *error)
 {
     if (!queue->started)
         return dray__fail(error, DRAY_EINVALID, "no claim of queue %s is started", queue->name);

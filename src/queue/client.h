@@ -61,7 +61,7 @@ struct dray_queue {
     dray__releases *releases; /* shared with the controller; NULL: it reads none of ours */
     bool unanswered;          /* the last request was, for all we know */
     int64_t started_ns;
-    uint32_t started, started_count; /* ticket and choices of dray_claim_start; 0: none */
+    uint32_t started, started_count; /* ticket and choices of dray_queue_claim_start; 0: none */
     dray_batch *riding;              /* whose commit went with it; NULL: none */
     dray__arena spare;               /* of a batch that is gone, for the next one */
     dray__writer out, sent;          /* sent: a copy, to be sent again */
@@ -210,8 +210,9 @@ void dray__trace_commit(const dray_batch *batch, int64_t begin_ns);
  * takes the answer: rc, and where it is DRAY_OK the reply. */
 int dray__batch_put_commit(dray_batch *batch, dray__writer *w, dray_error *error);
 void dray__batch_commit_done(dray_batch *batch, int rc, dray__reader *reply);
-/* dray_claim_start, with the commit of a batch (NULL: none) in the same message. The batch must
- * live until dray_claim_poll has answered: then batch->committed tells whose error it was. */
+/* dray_queue_claim_start, with the commit of a batch (NULL: none) in the same message. The batch
+ * must live until dray_queue_claim_poll has answered: then batch->committed tells whose error it
+ * was. */
 int dray__claim_start_after(dray_queue *queue, dray_batch *batch, const dray_claim_options *options,
                             uint32_t count, dray_error *error);
 /* DRAY_EINVALID: the batch has not that many rows from `first` on. */

@@ -25,7 +25,7 @@ static int begin_named(dray_queue *queue, const char *partition, dray__writer **
     return DRAY_OK;
 }
 
-int dray_seal(dray_queue *queue, const char *partition, uint32_t rows, dray_error *error)
+int dray_queue_seal(dray_queue *queue, const char *partition, uint32_t rows, dray_error *error)
 {
     dray__writer *w;
     int rc = begin_named(queue, partition, &w, error);
@@ -35,7 +35,7 @@ int dray_seal(dray_queue *queue, const char *partition, uint32_t rows, dray_erro
     return dray__queue_command(queue, DRAY__MSG_QUEUE_SEAL, NULL, error);
 }
 
-int dray_clear(dray_queue *queue, const char *partition, dray_error *error)
+int dray_queue_clear(dray_queue *queue, const char *partition, dray_error *error)
 {
     dray__writer *w;
     int rc = begin_named(queue, partition, &w, error);
@@ -216,7 +216,8 @@ static void read_refill(const dray_queue *queue, dray__reader *r, dray_refill *o
     free(reason);
 }
 
-int dray_refill_wait(dray_queue *queue, int64_t timeout_ns, dray_refill *out, dray_error *error)
+int dray_queue_refill_wait(dray_queue *queue, int64_t timeout_ns, dray_refill *out,
+                           dray_error *error)
 {
     dray_refill filled = {0};
     int rc = dray__options_check(out, dray__end_of(dray_refill, reason), "dray_refill", error);
@@ -238,7 +239,7 @@ int dray_refill_wait(dray_queue *queue, int64_t timeout_ns, dray_refill *out, dr
     return rc;
 }
 
-int dray_refill_decline(dray_queue *queue, uint64_t id, dray_error *error)
+int dray_queue_refill_decline(dray_queue *queue, uint64_t id, dray_error *error)
 {
     dray__put_u64(dray__queue_begin(queue), id);
     return dray__queue_command(queue, DRAY__MSG_QUEUE_DECLINE, NULL, error);

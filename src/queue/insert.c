@@ -421,8 +421,8 @@ static int insert_once(dray_queue *queue, const dray_insert_options *o, inserted
     return rc;
 }
 
-int dray_insert(dray_queue *queue, const dray_insert_options *options, uint32_t *first_slot,
-                dray_error *error)
+int dray_queue_insert(dray_queue *queue, const dray_insert_options *options, uint32_t *first_slot,
+                      dray_error *error)
 {
     dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
     int rc = dray__options_read(&o, sizeof o, dray__end_of(dray_insert_options, at_slot), options,

@@ -254,7 +254,7 @@ static void take_answer(dray_loader *loader)
     dray_batch *batch = NULL;
     if (!loader->queue->started)
         return;
-    int rc = dray_claim_poll(loader->queue, NULL, &batch, &error);
+    int rc = dray_queue_claim_poll(loader->queue, NULL, &batch, &error);
     if (rc == DRAY_EAGAIN)
         return;
     item *rode = loader->riding;

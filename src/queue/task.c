@@ -126,7 +126,7 @@ int dray_task_next(dray_task *task, dray_batch **out, dray_error *error)
 {
     dray_batch_free(task->batch);
     task->batch = NULL;
-    int rc = dray_claim(task->queue, &task->claim, &task->batch, error);
+    int rc = dray_queue_claim(task->queue, &task->claim, &task->batch, error);
     if (!rc)
         *out = task->batch;
     return rc;

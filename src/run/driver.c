@@ -63,16 +63,16 @@ static int insert(dray__driver *self, const dray__partition_kind *kind, int64_t 
     options.row_bytes = p.longest + 16 * (uint64_t)job->rollout.max_new_tokens + 256;
     options.timeout_ns = self->host->wait_ns;
     options.at_slot = 1;
-    rc = dray_insert(self->queue, &options, NULL, error);
+    rc = dray_queue_insert(self->queue, &options, NULL, error);
     if (rc == DRAY_EEXIST) { /* it was cleared, as what the run went back over */
         options.at_slot = 0;
-        rc = dray_insert(self->queue, &options, NULL, error);
+        rc = dray_queue_insert(self->queue, &options, NULL, error);
     }
     dray__prompts_free(&p);
     if (!rc)
         dray__fault_at("inserted", step);
     if (!rc)
-        rc = dray_seal(self->queue, name, count * group, error);
+        rc = dray_queue_seal(self->queue, name, count * group, error);
     if (!rc)
         dray__fault_at("sealed", step);
     return rc;
@@ -184,8 +184,8 @@ static int complete(dray__driver *self, const dray__partition_kind *kind, int64_
     } else if (!rc && !(eval ? v.eval_sealed : v.step_sealed)) {
         char name[DRAY__PARTITION_BYTES];
         dray__partition_name(kind->kind, step, name);
-        rc = dray_seal(self->queue, name,
-                       (uint32_t)(eval ? job->eval.prompts : dray__job_batch(job)), error);
+        rc = dray_queue_seal(self->queue, name,
+                             (uint32_t)(eval ? job->eval.prompts : dray__job_batch(job)), error);
     }
     return rc ? rc : wait_partition(self, kind, step, error);
 }
@@ -195,7 +195,7 @@ static int clear(dray__driver *self, const dray__partition_kind *kind, int64_t s
 {
     char name[DRAY__PARTITION_BYTES];
     dray__partition_name(kind->kind, step, name);
-    int rc = dray_clear(self->queue, name, error);
+    int rc = dray_queue_clear(self->queue, name, error);
     return rc == DRAY_ENOENT || rc == DRAY_EGONE ? DRAY_OK : rc;
 }
 
@@ -262,7 +262,7 @@ int dray__driver_go_back(dray_queue *queue, const dray__job *job, int64_t step, 
         int64_t of = name ? dray__partition_step("step", name) : -1;
         bool stays = of == step + 1 && !eval_first && untrained(partition);
         if (!rc && name && !stays)
-            rc = dray_clear(queue, name, error);
+            rc = dray_queue_clear(queue, name, error);
     }
     json_decref(status);
     return rc;

@@ -122,7 +122,7 @@ static int claim(loop *l, uint32_t *task, dray_batch **out, dray_error *error)
     if (!count) /* the driver alone, or a reference that is off: there is nothing to claim */
         return DRAY_EEND;
     int64_t begin = dray_trace_now();
-    int rc = dray_claim_any(l->host->queue, options, count, &which, out, error);
+    int rc = dray_queue_claim_any(l->host->queue, options, count, &which, out, error);
     dray_trace_span(DRAY_SPAN_WAIT, "wait for samples", begin, dray_trace_now(), -1);
     if (!rc)
         *task = of_option[which];

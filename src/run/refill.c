@@ -109,7 +109,7 @@ static int insert(dray__refiller *self, const dray_refill *refill, const char *k
     options.tags = tags;
     options.tag_count = 2;
     options.refill = refill->id;
-    rc = dray_insert(self->queue, &options, NULL, error);
+    rc = dray_queue_insert(self->queue, &options, NULL, error);
     dray__prompts_free(&p);
     return rc == DRAY_EEXIST ? DRAY_OK : rc; /* answered before, or the step is over */
 }
@@ -126,7 +126,7 @@ static int answer(dray__refiller *self, const dray_refill *refill, dray_error *e
     /* When as many were lost as a step has, the next ones would be, too. */
     bool hopeless = self->lost > dray__job_batch(self->job) + self->job->eval.prompts;
     if (hopeless || !choose(self, refill, step, &prompt))
-        return dray_refill_decline(self->queue, refill->id, error);
+        return dray_queue_refill_decline(self->queue, refill->id, error);
     fprintf(stderr, "%s: %u samples from %u on were lost (%s: %s): replaced by prompt %llu\n",
             refill->partition, refill->rows, refill->slot, refill->task, refill->reason,
             (unsigned long long)prompt);
@@ -139,7 +139,7 @@ static int serve(dray__refiller *self, dray_error *error)
     int rc = DRAY_OK;
     while (!rc && !atomic_load(&self->abandoned)) {
         dray_refill refill = DRAY_REFILL_INIT;
-        rc = dray_refill_wait(self->queue, SLICE_MS * DRAY__MILLISECOND, &refill, error);
+        rc = dray_queue_refill_wait(self->queue, SLICE_MS * DRAY__MILLISECOND, &refill, error);
         if (rc == DRAY_ETIMEDOUT)
             rc = DRAY_OK;
         else if (!rc)

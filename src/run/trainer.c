@@ -70,7 +70,7 @@ static int publish(dray__host *host, int64_t version, dray_error *error)
     if (host->job->weights.mode == DRAY_MODE_DISK)
         rc = dray__checkpoint_weights(host, self->trainer, version, error);
     if (!rc)
-        rc = dray_publish(self->publisher, (uint64_t)version, NULL, error);
+        rc = dray_publisher_publish(self->publisher, (uint64_t)version, NULL, error);
     if (!rc)
         dray__fault_at("after_publish", version);
     return rc ? rc : dray__host_phase(host, "publish", version, begin_ns, error);

@@ -495,7 +495,8 @@ static int publish(dray_publisher *p, uint64_t version, dray__sums *sums, dray_e
     return rc;
 }
 
-int dray_publish(dray_publisher *p, uint64_t version, const dray_fence *ready, dray_error *error)
+int dray_publisher_publish(dray_publisher *p, uint64_t version, const dray_fence *ready,
+                           dray_error *error)
 {
     if (!p)
         return dray__fail(error, DRAY_EINVALID, "publisher must be given");

@@ -180,7 +180,7 @@ static void the_library_refuses_them_too(void **state)
 {
     (void)state;
     dray_error error;
-    assert_int_equal(dray_seal(queue, "a\nb", 1, &error), DRAY_EINVALID);
+    assert_int_equal(dray_queue_seal(queue, "a\nb", 1, &error), DRAY_EINVALID);
     assert_non_null(strstr(error.message, "control character"));
     const int64_t shape = 4;
     dray_layout *layout;

@@ -94,7 +94,7 @@ static void insert(talk *t, dray_queue *queue, const char *partition, uint32_t r
     o.row_bytes = refill ? 0 : 256;
     o.timeout_ns = DRAY__SECOND / 10;
     o.refill = refill;
-    SAY(dray_insert(queue, &o, NULL, error));
+    SAY(dray_queue_insert(queue, &o, NULL, error));
 }
 
 static dray_batch *take(talk *t, dray_queue *queue, const char *task, uint32_t count)
@@ -106,7 +106,7 @@ static dray_batch *take(talk *t, dray_queue *queue, const char *task, uint32_t c
     o.up_to = 1;
     o.max_hold_ns = 10 * DRAY__SECOND;
     o.timeout_ns = DRAY__SECOND / 10;
-    SAY(dray_claim(queue, &o, &batch, error));
+    SAY(dray_queue_claim(queue, &o, &batch, error));
     return batch;
 }
 
@@ -150,11 +150,11 @@ static void roll_out(talk *t, dray_queue *queue)
         SAY(dray_batch_fail(batch, failed, 2, "too long", error));
     dray_batch_free(batch);
     for (int i = 0; i < 2; i++) {
-        SAY(dray_refill_wait(queue, DRAY__SECOND / 10, &refill, error));
+        SAY(dray_queue_refill_wait(queue, DRAY__SECOND / 10, &refill, error));
         if (refill.id && i == 0)
             insert(t, queue, refill.partition, refill.rows, refill.id);
         else if (refill.id)
-            SAY(dray_refill_decline(queue, refill.id, error));
+            SAY(dray_queue_refill_decline(queue, refill.id, error));
     }
     batch = take(t, queue, "rollout", 6);
     if (batch) {
@@ -195,7 +195,7 @@ static void train(talk *t, dray_queue *queue, uint32_t round)
     o.token_cap = 1000;
     o.dp_size = 1;
     o.timeout_ns = DRAY__SECOND / 10;
-    SAY(dray_claim(queue, &o, &batch, error));
+    SAY(dray_queue_claim(queue, &o, &batch, error));
     if (batch)
         SAY(dray_batch_commit(batch, error));
     dray_batch_free(batch);
@@ -217,14 +217,14 @@ static void work(talk *t, dray_queue *queue, dray_queue *other, uint32_t step)
     if (!step)
         SAY(dray_queue_admit(queue, &admission, error));
     insert(t, queue, partition, 12, 0);
-    SAY(dray_seal(queue, partition, 12, error));
+    SAY(dray_queue_seal(queue, partition, 12, error));
     roll_out(t, queue);
     if (!step)
         SAY(dray_queue_version(other, 2, error));
     train(t, other, step ? step - 1 : 0);
     SAY(dray_queue_status(queue, &status, error));
     dray_queue_wait(other, partition, "rollout", DRAY__MILLISECOND, NULL);
-    SAY(dray_clear(queue, partition, error));
+    SAY(dray_queue_clear(queue, partition, error));
     if (!step)
         SAY(dray_queue_end(queue, error));
     dray_free(status);
@@ -266,11 +266,11 @@ static void update(talk *t, dray_subscriber *subscriber, dray_publisher *publish
     dray_update_options o = DRAY_UPDATE_OPTIONS_INIT;
     uint64_t version, incarnation;
     o.timeout_ns = t->strict ? 10 * DRAY__SECOND : scene_patience_ns;
-    SAY(dray_publish(publisher, 1, NULL, error));
+    SAY(dray_publisher_publish(publisher, 1, NULL, error));
     SAY(dray_update_weights(subscriber, &o, NULL, error));
     SAY(dray_subscriber_version(subscriber, &version, &incarnation, NULL, error));
     SAY(dray_publisher_wait(publisher, 1, o.timeout_ns, NULL, error));
-    SAY(dray_publish(publisher, 2, NULL, error));
+    SAY(dray_publisher_publish(publisher, 2, NULL, error));
     SAY(dray_prefetch_weights(subscriber, &o, NULL, error));
     SAY(dray_commit_weights(subscriber, &o, NULL, error));
     SAY(dray_subscriber_verify(subscriber, error));

@@ -229,7 +229,7 @@ static void train(int ready)
     memset(dray_region_base(region), 7, 4096);
     MUST(dray_open(&options, &context, NULL) == 0);
     MUST(dray_publisher_open(context, "live", layout, &o, &publisher, NULL) == 0);
-    MUST(dray_publish(publisher, 1, NULL, NULL) == 0);
+    MUST(dray_publisher_publish(publisher, 1, NULL, NULL) == 0);
     MUST(write(ready, "x", 1) == 1);
     pause();
     _exit(0);

@@ -65,7 +65,7 @@ static inline void run_trainer(void *user)
             meet(t.context, "about to ask", s);
             usleep((useconds_t)s->pause_us);
         }
-        MUST(dray_publish(t.publisher, version, NULL, error));
+        MUST(dray_publisher_publish(t.publisher, version, NULL, error));
         meet(t.context, "updated", s);
         MUST(dray_publisher_wait(t.publisher, version, DRAY_WAIT_DEFAULT, &dropped, error));
         CHECK(dropped == 0);

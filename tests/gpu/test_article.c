@@ -74,7 +74,7 @@ static void run_trainer(void *user)
             ((uint16_t *)dray_region_base(host))[i] =
                 (uint16_t)(shared->whole[r->number * shard + i % shard] + (UPDATES - version));
         copy_region(region, host, true);
-        MUST(dray_publish(publisher, version, NULL, error));
+        MUST(dray_publisher_publish(publisher, version, NULL, error));
         MUST(dray_barrier(context, "updated", TRAINERS + ENGINES, DRAY_WAIT_DEFAULT, error));
         MUST(dray_publisher_wait(publisher, version, DRAY_WAIT_DEFAULT, NULL, error));
     }

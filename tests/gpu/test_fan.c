@@ -158,7 +158,7 @@ static void patient_trainer(void *user)
     while (__atomic_load_n(&s->board->number[ASKING], __ATOMIC_SEQ_CST) < 4)
         usleep(1000);
     usleep(60000);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     while (__atomic_load_n(&s->board->number[ENDED], __ATOMIC_SEQ_CST) < 2)
         usleep(1000);
     trainer_close(&t);

@@ -79,7 +79,7 @@ static void late_trainer(void *user)
             MUST(dray_event_fence(event, &fence, error));
         }
         int64_t begin = dray__now();
-        MUST(dray_publish(o.t.publisher, version, &fence, error));
+        MUST(dray_publisher_publish(o.t.publisher, version, &fence, error));
         /* with sums to take it waits for what it sums; without, for nothing of the GPU's */
         if (s->checksum < 0 && s->rank == 0 && version > 1)
             CHECK(dray__now() - begin < LATE_NS);
@@ -185,7 +185,7 @@ static void in_one_process(void *user)
         dray_fence fence = {sizeof fence, DRAY_FENCE_CUDA_STREAM, o.stream};
         dray_update_report report = DRAY_UPDATE_REPORT_INIT;
         write_late(&o, s->seed + version, LATE_MS);
-        MUST(dray_publish(o.t.publisher, version, &fence, error));
+        MUST(dray_publisher_publish(o.t.publisher, version, &fence, error));
         MUST(dray_update_weights(e.subscriber, NULL, &report, error));
         CHECK(gpu_engine_wrong(&e, s->seed + version) == 0);
         MUST(dray_publisher_wait(o.t.publisher, version, DRAY_WAIT_DEFAULT, NULL, error));
@@ -213,7 +213,7 @@ static void very_late_trainer(void *user)
     dray_fence fence = {sizeof fence, DRAY_FENCE_CUDA_STREAM, o.stream};
     await_flag(s->board, ASKED);
     write_late(&o, s->seed, 1500);
-    MUST(dray_publish(o.t.publisher, 1, &fence, error));
+    MUST(dray_publisher_publish(o.t.publisher, 1, &fence, error));
     await_flag(s->board, TRIED);
     close_source(&o);
 }
@@ -265,11 +265,11 @@ static void hasty_trainer(void *user)
     options.timeout_ns = DRAY__SECOND;
     MUST(dray_publisher_open(o.t.context, MODEL, o.t.layout, &options, &o.t.publisher, error));
     write_late(&o, s->seed, 1500);
-    CHECK(dray_publish(o.t.publisher, 1, &fence, &said) == DRAY_ETIMEDOUT);
+    CHECK(dray_publisher_publish(o.t.publisher, 1, &fence, &said) == DRAY_ETIMEDOUT);
     int64_t deadline = dray__deadline(30 * DRAY__SECOND);
     int rc = DRAY_ETIMEDOUT;
     while (rc == DRAY_ETIMEDOUT && dray__now() < deadline)
-        rc = dray_publish(o.t.publisher, 1, &fence, &said);
+        rc = dray_publisher_publish(o.t.publisher, 1, &fence, &said);
     if (rc)
         fprintf(stderr, "%s\n", said.message);
     CHECK(rc == 0);
@@ -325,9 +325,9 @@ static void late_announcer(void *user)
     MUST(dray_publisher_open(o.t.context, MODEL, o.t.layout, &options, &o.t.publisher, error));
     fill(o.t.layout, o.t.region, o.t.tied, s->seed);
     dray__weights_hook(sleep_once_summed, &slept);
-    CHECK(dray_publish(o.t.publisher, 1, NULL, &said) == DRAY_ETIMEDOUT);
+    CHECK(dray_publisher_publish(o.t.publisher, 1, NULL, &said) == DRAY_ETIMEDOUT);
     CHECK(slept && strstr(said.message, "not announced"));
-    MUST(dray_publish(o.t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(o.t.publisher, 1, NULL, error));
     raise_flag(s->board, ASKED);
     await_flag(s->board, TRIED);
     close_source(&o);
@@ -364,7 +364,7 @@ static void eager_trainer(void *user)
     dray_fence fence = {sizeof fence, DRAY_FENCE_CUDA_STREAM, o.stream};
     dray_region *to = o.t.region[0];
     CHECK(dray_publisher_wait_stream(o.t.publisher, 1, o.stream, 0, NULL) == DRAY_EINVALID);
-    MUST(dray_publish(o.t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(o.t.publisher, 1, NULL, error));
     await_flag(s->board, TRIED);
     fill(o.t.layout, &o.host, o.t.tied, s->seed + 1);
     int64_t begin = dray__now();
@@ -375,7 +375,7 @@ static void eager_trainer(void *user)
                                     o.stream) == CUDA_SUCCESS);
     CHECK(o.cuda->cuStreamQuery(o.stream) == CUDA_ERROR_NOT_READY);
     dray__cuda_leave();
-    MUST(dray_publish(o.t.publisher, 2, &fence, error));
+    MUST(dray_publisher_publish(o.t.publisher, 2, &fence, error));
     await_flag(s->board, ENDED);
     MUST(dray_publisher_wait_stream(o.t.publisher, 2, o.stream, DRAY_WAIT_DEFAULT, error));
     close_source(&o);
@@ -427,7 +427,7 @@ static void busy_trainer(void *user)
         MUST(dray__cuda_enter(device, error));
         CHECK(o.cuda->cuStreamCreate(&other, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
         dray__cuda_leave();
-        MUST(dray_publish(o.t.publisher, version, &fence, error));
+        MUST(dray_publisher_publish(o.t.publisher, version, &fence, error));
         for (int i = 0; i < 4; i++)
             spin(o.cuda, device, other, 100);
         meet(o.t.context, "updated", s);

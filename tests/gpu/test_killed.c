@@ -170,7 +170,7 @@ static void bereft_trainer(void *user)
     uint32_t count = 9;
     (void)user;
     open_trainer(&t);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     raise_flag(p.board, PUBLISHED);
     await_flag(p.board, UPDATED);
     await_flag(p.board, DEAD);
@@ -219,7 +219,7 @@ static void dying_trainer(void *user)
     trainer t;
     (void)user;
     open_trainer(&t);
-    MUST(dray_publish(t.publisher, p.version, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, p.version, NULL, error));
     raise_flag(p.board, PUBLISHED);
     await_flag(p.board, GO_ON);
     trainer_close(&t);

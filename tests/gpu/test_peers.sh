@@ -1,5 +1,5 @@
 #!/bin/bash
-# peers: bench/gpu.sh runs dray and today's flows, counts dray from dray_publish, and its figures become the
+# peers: bench/gpu.sh runs dray and today's flows, counts dray from dray_publisher_publish, and its figures become the
 # tables of README.md and docs/gpu.md, and the picture. Programs that print known figures stand for those that
 # need GPUs (test_peers_python.py runs the flows in PyTorch, on the CPU).
 set -eu

@@ -153,7 +153,7 @@ static void one_process(void *user)
                     DRAY_REGION_CUDA);
     for (uint64_t version = 1; version <= 2; version++) {
         dray_update_report report = DRAY_UPDATE_REPORT_INIT;
-        MUST(dray_publish(t.publisher, version, NULL, error));
+        MUST(dray_publisher_publish(t.publisher, version, NULL, error));
         MUST(dray_update_weights(e.subscriber, NULL, &report, error));
         CHECK(report.link_bytes[DRAY_LINK_PROCESS] == report.bytes);
         CHECK(gpu_engine_wrong(&e, s->seed + version - 1) == 0);
@@ -161,7 +161,7 @@ static void one_process(void *user)
         gpu_fill(t.layout, t.region[0], t.tied, s->seed + version);
     }
     /* an update that goes on when the publisher closes: it fails, and reads nothing any more */
-    MUST(dray_publish(t.publisher, 3, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 3, NULL, error));
     MUST(dray_update_start(e.subscriber, NULL, error));
     dray_error said;
     for (int i = 0; i < 3; i++)
@@ -211,7 +211,7 @@ static void fenced_trainer(void *user)
                                       t.region[0]->bytes, stream) == CUDA_SUCCESS);
         MUST(dray_event_record(event, stream, error));
         MUST(dray_event_fence(event, &fence, error));
-        MUST(dray_publish(t.publisher, version, &fence, error));
+        MUST(dray_publisher_publish(t.publisher, version, &fence, error));
         meet(t.context, "updated", s);
         MUST(dray_publisher_wait(t.publisher, version, DRAY_WAIT_DEFAULT, NULL, error));
         CHECK(cuda->cuStreamSynchronize(stream) == CUDA_SUCCESS);
@@ -286,11 +286,11 @@ static void moving_trainer(void *user)
     see_one(0);
     gpu_trainer_open(&t, f.unix_address, &s->config, s->from, 0, 1, s->seed, DRAY_REGION_CUDA, 0);
     for (uint64_t version = 1; version <= s->versions; version++) {
-        MUST(dray_publish(t.publisher, version, NULL, error));
+        MUST(dray_publisher_publish(t.publisher, version, NULL, error));
         meet(t.context, "updated", s);
         MUST(dray_publisher_release(t.publisher, 20 * DRAY__SECOND, NULL, 0, NULL, error));
         __atomic_store_n(&s->board->number[0], (int64_t)version, __ATOMIC_SEQ_CST);
-        CHECK(dray_publish(t.publisher, version + 1, NULL, NULL) == DRAY_ESTALE);
+        CHECK(dray_publisher_publish(t.publisher, version + 1, NULL, NULL) == DRAY_ESTALE);
         end_of_region(t.region[0], own);
         t.region[0] = elsewhere(t.layout, version, &own);
         gpu_fill(t.layout, t.region[0], t.tied, s->seed + version);
@@ -366,7 +366,7 @@ static void bereft_trainer(void *user)
     trainer t;
     see_one(0);
     gpu_trainer_open(&t, f.unix_address, &s->config, s->from, 0, 1, s->seed, DRAY_REGION_CUDA, 0);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     await_flag(s->board, UPDATED);
     await_flag(s->board, KILLED);
     MUST(dray_publisher_wait(t.publisher, 1, 10 * DRAY__SECOND, NULL, error));

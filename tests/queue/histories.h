@@ -216,7 +216,7 @@ static inline void work(void *argument)
         o.dp_rank = draw(&r, 2);
         o.max_hold_ns = draw(&r, 4) ? 0 : 2 * DRAY__MILLISECOND;
         o.timeout_ns = (int64_t)draw(&r, 2) * DRAY__MILLISECOND;
-        rc = dray_claim(queue, &o, &batch, &error);
+        rc = dray_queue_claim(queue, &o, &batch, &error);
         atomic_fetch_add(&book->operations, 1);
         if (rc == DRAY_ETIMEDOUT || rc == DRAY_EEND)
             continue;
@@ -272,9 +272,9 @@ static inline void insert_samples(driver *d, uint32_t partition, uint32_t rows, 
     o.columns = &column;
     o.column_count = 1;
     o.refill = refill;
-    OK(dray_insert(d->queue, &o, NULL, &error));
+    OK(dray_queue_insert(d->queue, &o, NULL, &error));
     if (!refill)
-        OK(dray_seal(d->queue, name, rows, &error));
+        OK(dray_queue_seal(d->queue, name, rows, &error));
     atomic_fetch_add(&book->operations, 1);
 }
 
@@ -283,7 +283,7 @@ static inline void answer_refills(driver *d)
     dray_error error;
     dray_refill refill = DRAY_REFILL_INIT;
     int rc;
-    while ((rc = dray_refill_wait(d->queue, 0, &refill, &error)) == DRAY_OK)
+    while ((rc = dray_queue_refill_wait(d->queue, 0, &refill, &error)) == DRAY_OK)
         insert_samples(d, (uint32_t)atoi(refill.partition), refill.rows, 1, refill.id);
     if (rc != DRAY_ETIMEDOUT)
         OK(rc);
@@ -312,7 +312,7 @@ static inline bool finish_one(driver *d)
             usleep(2000);
     }
     require(early || trained >= d->open[at].rows, "a row that nobody trained", d->cleared);
-    OK(dray_clear(d->queue, name, &error));
+    OK(dray_queue_clear(d->queue, name, &error));
     atomic_fetch_add(&book->operations, 1);
     d->open[at].count = 0;
     d->cleared++;

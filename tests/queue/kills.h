@@ -295,7 +295,7 @@ static inline void insert(dray_queue *q, int partition)
     o.at_slot = 1;
     for (int i = 0; i < ROWS; i++)
         ask(partition * ROWS + i, INSERT);
-    int rc = dray_insert(q, &o, NULL, &error);
+    int rc = dray_queue_insert(q, &o, NULL, &error);
     free(values);
     if (rc != DRAY_EEXIST) /* done before, by one who died of it */
         GO(rc);
@@ -315,7 +315,7 @@ static inline bool roll_out(dray_queue *q, int64_t timeout_ns)
     dray_batch *batch;
     int32_t values[2 * ROWS];
     dray_claim_options o = want("rollout", 1 + draw(3), timeout_ns);
-    int rc = dray_claim(q, &o, &batch, &error);
+    int rc = dray_queue_claim(q, &o, &batch, &error);
     if (rc == DRAY_EEND || rc == DRAY_ETIMEDOUT)
         return rc != DRAY_EEND;
     GO(rc);
@@ -354,7 +354,7 @@ static inline void clear_if_done(dray_queue *q, int partition)
         GO(rc);
     }
     atomic_store(&book->asked.cleared[partition], 1);
-    GO(dray_clear(q, name_of(partition), &error));
+    GO(dray_queue_clear(q, name_of(partition), &error));
     atomic_store(&book->acked.cleared[partition], 1);
 }
 
@@ -393,7 +393,7 @@ static inline void produce(void *argument)
         if (!atomic_load(&book->acked.deed[p * ROWS][INSERT]))
             insert(q, p);
         if (!atomic_load(&book->sealed[p]) && !atomic_load(&book->asked.cleared[p]))
-            GO(dray_seal(q, name_of(p), ROWS, &error));
+            GO(dray_queue_seal(q, name_of(p), ROWS, &error));
         atomic_store(&book->sealed[p], 1);
         roll_out(q, 0);
         roll_out(q, 0);
@@ -440,7 +440,7 @@ static inline void consume(void *argument)
     for (;;) {
         dray_column prompt, response;
         dray_claim_options o = want("reward", 1 + draw(4), DRAY__SECOND);
-        rc = dray_claim(q, &o, &batch, &error);
+        rc = dray_queue_claim(q, &o, &batch, &error);
         if (rc == DRAY_EEND)
             break;
         if (rc == DRAY_ETIMEDOUT)
@@ -480,7 +480,7 @@ static inline void look(int partition, const char *task, bool read, bool found[R
     dray_batch *batch;
     dray_claim_options o = want(task, ROWS, 0);
     o.partition = name_of(partition);
-    int rc = dray_claim(queue, &o, &batch, &error);
+    int rc = dray_queue_claim(queue, &o, &batch, &error);
     memset(found, 0, ROWS * sizeof *found);
     if (rc == DRAY_ETIMEDOUT || rc == DRAY_EEND || rc == DRAY_EGONE)
         return;
@@ -635,7 +635,7 @@ static inline void account_for_memory(void)
 {
     dray_error error;
     for (int p = 0; p < PARTITIONS; p++) {
-        int rc = dray_clear(queue, name_of(p), &error);
+        int rc = dray_queue_clear(queue, name_of(p), &error);
         if (rc != DRAY_ENOENT)
             OK(rc);
     }

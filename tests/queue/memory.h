@@ -107,7 +107,7 @@ static inline int memory_insert(memory_test *t, const uint64_t *bytes, uint32_t 
     o.columns = columns;
     o.column_count = count;
     o.timeout_ns = timeout_ns;
-    int rc = dray_insert(t->queue, &o, NULL, error);
+    int rc = dray_queue_insert(t->queue, &o, NULL, error);
     t->partitions += !rc;
     kept_bytes(t);
     return rc;
@@ -123,7 +123,7 @@ static inline dray_batch *memory_claim(memory_test *t, int partition)
     o.task = "train";
     o.count = 1;
     o.partition = name;
-    OK(dray_claim(t->reader, &o, &batch, &error));
+    OK(dray_queue_claim(t->reader, &o, &batch, &error));
     return batch;
 }
 
@@ -132,7 +132,7 @@ static inline void memory_clear(memory_test *t, int partition)
     dray_error error;
     char name[16];
     snprintf(name, sizeof name, "%d", partition);
-    OK(dray_clear(t->reader, name, &error));
+    OK(dray_queue_clear(t->reader, name, &error));
 }
 
 /* Rounds of mixed shapes. What was inserted is read late, and let go of in any order; now and then

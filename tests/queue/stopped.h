@@ -40,7 +40,7 @@ static inline void put_and_stop(void *argument)
     dray_batch *batch;
     o.max_hold_ns = DRAY__MILLISECOND / 2;
     int rc;
-    while ((rc = dray_claim(queue, &o, &batch, &error)) != DRAY_EEND) {
+    while ((rc = dray_queue_claim(queue, &o, &batch, &error)) != DRAY_EEND) {
         OK(rc);
         set_ints(batch, "responses", 1000);
         set_ints(batch, "log_probs", 1000);
@@ -68,12 +68,13 @@ static inline void supersede(int rounds)
         int status;
         snprintf(name, sizeof name, "%d", i);
         insert_ints(queue, name, 2, 1);
-        OK(dray_seal(queue, name, 2, &error));
+        OK(dray_queue_seal(queue, name, 2, &error));
         assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
         assert_true(WIFSTOPPED(status));
         dray_batch *batch;
         o.partition = check.partition = name;
-        OK(dray_claim(queue, &o, &batch, &error)); /* once the other one has held it too long */
+        OK(dray_queue_claim(queue, &o, &batch,
+                            &error)); /* once the other one has held it too long */
         set_ints(batch, "responses", 5000);
         if (i % 2)
             kill(pid, SIGCONT); /* in the middle */
@@ -84,7 +85,7 @@ static inline void supersede(int rounds)
         if (i % 2 == 0)
             kill(pid, SIGCONT);
         int32_t a[2], b[2];
-        OK(dray_claim(queue, &check, &batch, &error));
+        OK(dray_queue_claim(queue, &check, &batch, &error));
         OK(dray_batch_gather(batch, "responses", a, sizeof a, NULL, &error));
         OK(dray_batch_gather(batch, "log_probs", b, sizeof b, NULL, &error));
         for (uint32_t k = 0; k < 2; k++) {
@@ -94,7 +95,7 @@ static inline void supersede(int rounds)
         }
         OK(dray_batch_commit(batch, &error));
         dray_batch_free(batch);
-        OK(dray_clear(queue, name, &error));
+        OK(dray_queue_clear(queue, name, &error));
     }
     assert_int_equal(superseded, 2 * rounds);
     OK(dray_queue_end(queue, &error));

@@ -30,7 +30,7 @@ static void read_in_outage(void *argument)
     dray_context *context = fixture_context(&f, "reader");
     dray_queue *queue = open_with(context, o->durability);
     dray_claim_options claim = want("rollout", 4);
-    OK(dray_claim(queue, &claim, &batch, &error));
+    OK(dray_queue_claim(queue, &claim, &batch, &error));
     if (write(o->ready[1], "x", 1) != 1 || read(o->go[0], &byte, 1) != 1)
         abort();
     int64_t begun = dray__now();
@@ -39,7 +39,7 @@ static void read_in_outage(void *argument)
         abort();
     dray_batch_free(batch);
     if (o->coordinator && o->back) { /* they are in the journal */
-        OK(dray_claim(queue, &claim, &batch, &error));
+        OK(dray_queue_claim(queue, &claim, &batch, &error));
         OK(dray_batch_column(batch, "prompts", &column, &error));
         assert_int_equal(*(const int32_t *)column.cells[3], 30);
         dray_batch_free(batch);

@@ -18,7 +18,7 @@ static void make_partition(dray_queue *queue, const char *name, uint32_t rows)
 {
     dray_error error;
     insert_ints(queue, name, rows, 1);
-    OK(dray_seal(queue, name, rows, &error));
+    OK(dray_queue_seal(queue, name, rows, &error));
 }
 
 /* The task commits all rows of the partition; version < 0: without one. */
@@ -29,7 +29,7 @@ static void commit_all(dray_queue *queue, const char *task, const char *output,
     dray_claim_options o = want(task, 64);
     o.partition = partition;
     dray_batch *batch;
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     if (output)
         set_ints(batch, output, 0);
     for (uint32_t i = 0; version >= 0 && i < dray_batch_rows(batch); i++)
@@ -69,8 +69,8 @@ static void insert_at_once(dray_queue *queue, int step)
     o.columns = &column;
     o.column_count = 1;
     o.timeout_ns = 0; /* whoever waits here waits for ever: this is the only thread */
-    OK(dray_insert(queue, &o, NULL, &error));
-    OK(dray_seal(queue, name, BATCH, &error));
+    OK(dray_queue_insert(queue, &o, NULL, &error));
+    OK(dray_queue_seal(queue, name, BATCH, &error));
 }
 
 /* The driver's way: staleness + 1 batches first, then one for each finished step; a checkpoint
@@ -85,7 +85,7 @@ static void run_steps(dray_queue *queue)
         name_of(step, name);
         make_and_train(queue, name, step);
         OK(dray_queue_wait(queue, name, NULL, 0, &error));
-        OK(dray_clear(queue, name, &error));
+        OK(dray_queue_clear(queue, name, &error));
         if ((step + 1) % CHECKPOINT == 0) {
             void *cursor;
             size_t size;
@@ -149,14 +149,14 @@ static void test_rows_are_kept(void **state)
     dray_claim_options o = want("actor", 4);
     dray_batch *batch;
     o.partition = "0";
-    FAILS(DRAY_EEND, dray_claim(queue, &o, &batch, &error));
+    FAILS(DRAY_EEND, dray_queue_claim(queue, &o, &batch, &error));
     OK(dray_queue_wait(queue, "0", NULL, 0, &error));
     void *cursor;
     size_t size;
     OK(dray_queue_cursor(queue, 1, &cursor, &size, &error));
     make_and_train(queue, "1", 0);
-    OK(dray_clear(queue, "0", &error));
-    OK(dray_clear(queue, "1", &error));
+    OK(dray_queue_clear(queue, "0", &error));
+    OK(dray_queue_clear(queue, "1", &error));
     assert_true(status_has(queue, "\"rows\":8"));
     assert_true(status_has(queue, "\"uncovered\":4,\"clearing\":true"));
     OK(dray_queue_covered(queue, cursor, size, &error));
@@ -185,7 +185,7 @@ static dray_batch *hold(dray_queue *queue, const char *task, const char *partiti
     dray_claim_options o = want(task, rows);
     o.partition = partition;
     dray_batch *batch;
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     return batch;
 }
 
@@ -206,7 +206,7 @@ static void test_resume(void **state)
     OK(dray_queue_cursor(queue, 1, &cursor, &size, &error)); /* version 1 is made of step 0 */
     make_and_train(queue, "1", 1);
     make_and_train(queue, "2", 2);
-    OK(dray_clear(queue, "1", &error));
+    OK(dray_queue_clear(queue, "1", &error));
     OK(dray_queue_cursor(queue, 3, &later, &size, &error));
     dray_batch *old = hold(queue, "rollout", "3", 2), *new = hold(queue, "rollout", "3", 2);
     /* The trainer dies after step 2 and starts again from version 1. */
@@ -221,12 +221,12 @@ static void test_resume(void **state)
     assert_int_equal(dray_batch_row(again, 0)->attempt, 2);
     dray_refill refill = DRAY_REFILL_INIT;
     for (int i = 0; i < 4; i++) {
-        OK(dray_refill_wait(queue, 0, &refill, &error));
+        OK(dray_queue_refill_wait(queue, 0, &refill, &error));
         assert_int_equal(refill.cause, DRAY_LOSS_ROLLED_BACK);
         assert_string_equal(refill.partition, "2");
         refill_ints(queue, &refill, 1);
     }
-    FAILS(DRAY_ETIMEDOUT, dray_refill_wait(queue, 0, &refill, &error));
+    FAILS(DRAY_ETIMEDOUT, dray_queue_refill_wait(queue, 0, &refill, &error));
     /* What engines hold may still be of weights that exist, or not. */
     set_ints(old, "responses", 0);
     OK(dray_batch_set_tag(old, 0, DRAY_TAG_VERSION, 1, &error));

@@ -31,8 +31,8 @@ static void insert(dray_queue *queue, uint32_t rows)
     o.rows = rows;
     o.columns = &column;
     o.column_count = 1;
-    OK(dray_insert(queue, &o, NULL, &error));
-    OK(dray_seal(queue, "0", rows, &error));
+    OK(dray_queue_insert(queue, &o, NULL, &error));
+    OK(dray_queue_seal(queue, "0", rows, &error));
 }
 
 static int claim(dray_queue *queue, const char *task, uint32_t count, int64_t hold_ns,
@@ -44,7 +44,7 @@ static int claim(dray_queue *queue, const char *task, uint32_t count, int64_t ho
     o.count = count;
     o.max_hold_ns = hold_ns;
     o.partition = "0";
-    return dray_claim(queue, &o, out, &error);
+    return dray_queue_claim(queue, &o, out, &error);
 }
 
 static void set(dray_batch *batch, int64_t base)
@@ -134,7 +134,7 @@ static void test_committed_survives(void **state)
     fixture_end(pid, SIGKILL);
     stop(&w);
     check_responses(queue, 100); /* nobody but the keeper holds it now */
-    OK(dray_clear(queue, "0", &error));
+    OK(dray_queue_clear(queue, "0", &error));
     wait_for_chunks(&f, 0);
     dray_queue_close(queue);
     dray_close(context);
@@ -152,12 +152,12 @@ static void test_uncommitted_comes_back(void **state)
     dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
     o.task = "rollout";
     o.count = ROWS;
-    OK(dray_claim_start(queue, &o, 1, &error)); /* waits for the death */
+    OK(dray_queue_claim_start(queue, &o, 1, &error)); /* waits for the death */
     fixture_end(pid, SIGKILL);
     stop(&w);
     dray_batch *batch = NULL;
     int rc;
-    while ((rc = dray_claim_poll(queue, NULL, &batch, &error)) == DRAY_EAGAIN)
+    while ((rc = dray_queue_claim_poll(queue, NULL, &batch, &error)) == DRAY_EAGAIN)
         usleep(1000);
     OK(rc);
     assert_int_equal(dray_batch_rows(batch), ROWS);
@@ -167,7 +167,7 @@ static void test_uncommitted_comes_back(void **state)
     OK(dray_batch_commit(batch, &error));
     dray_batch_free(batch);
     check_responses(queue, 200);
-    OK(dray_clear(queue, "0", &error));
+    OK(dray_queue_clear(queue, "0", &error));
     dray_queue_close(queue);
     dray_close(context);
     wait_for_chunks(&f, 0);
@@ -199,7 +199,7 @@ static void test_held_too_long(void **state)
     OK(dray_batch_commit(batch, &error));
     dray_batch_free(batch);
     check_responses(queue, 300);
-    OK(dray_clear(queue, "0", &error));
+    OK(dray_queue_clear(queue, "0", &error));
     dray_queue_close(queue);
     dray_close(context);
     wait_for_chunks(&f, 0);
@@ -226,7 +226,7 @@ static void test_hold_is_renewed(void **state)
     set(batch, 0);
     OK(dray_batch_commit(batch, &error));
     dray_batch_free(batch);
-    OK(dray_clear(queue, "0", &error));
+    OK(dray_queue_clear(queue, "0", &error));
     dray_queue_close(queue);
     dray_close(context);
     wait_for_chunks(&f, 0);
@@ -253,7 +253,7 @@ static void test_deaths_count_as_attempts(void **state)
     OK(dray_queue_status(queue, &text, &error));
     assert_non_null(strstr(text, "of worker"));
     free(text);
-    OK(dray_clear(queue, "0", &error));
+    OK(dray_queue_clear(queue, "0", &error));
     dray_queue_close(queue);
     dray_close(context);
     wait_for_chunks(&f, 0);
@@ -285,7 +285,7 @@ static void test_pins_end_with_the_session(void **state)
     int status;
     waitpid(pid, &status, 0);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-    OK(dray_clear(queue, "0", &error));
+    OK(dray_queue_clear(queue, "0", &error));
     dray_queue_close(queue);
     dray_close(context);
     wait_for_chunks(&f, 0);
@@ -316,7 +316,7 @@ static void test_keeper_is_gone(void **state)
     assert_non_null(strstr(error.message, "keeper"));
     assert_non_null(strstr(error.message, own.keeper));
     dray_batch_free(batch);
-    OK(dray_clear(queue, "0", &error)); /* the controller does not hang on it either */
+    OK(dray_queue_clear(queue, "0", &error)); /* the controller does not hang on it either */
     dray_queue_close(hasty);
     dray_queue_close(queue);
     dray_close(context);

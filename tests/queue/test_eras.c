@@ -96,13 +96,13 @@ static void test_producer_lives(void **state)
     dray_batch *batch;
     dray_column column;
     o.up_to = 1;
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     assert_int_equal(dray_batch_rows(batch), ROWS);
     OK(dray_batch_column(batch, "prompts", &column, &error));
     for (uint32_t i = 0; i < ROWS; i++)
         assert_int_equal(*(const int32_t *)column.cells[i], i * 10);
     dray_batch_free(batch);
-    OK(dray_clear(queue, "0", &error));
+    OK(dray_queue_clear(queue, "0", &error));
     wait_for_chunks(&f, 0);
     dray_queue_close(queue);
     dray_close(context);

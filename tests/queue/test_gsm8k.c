@@ -254,7 +254,7 @@ static void consume(void *argument)
     o.dp_size = RANKS;
     o.token_cap = CAP;
     dray_batch *batch = NULL, *next;
-    int rc = dray_claim(queue, &o, &batch, &error);
+    int rc = dray_queue_claim(queue, &o, &batch, &error);
     while (!rc) {
         count_micros(batch, &ledger[who[0]][who[1]]);
         works[who[0]](batch);
@@ -287,9 +287,9 @@ static void insert_all(dray_queue *queue)
         o.column_count = 2;
         o.tags = &tag;
         o.tag_count = 1;
-        OK(dray_insert(queue, &o, NULL, &error));
+        OK(dray_queue_insert(queue, &o, NULL, &error));
     }
-    OK(dray_seal(queue, "test", sample_count, &error));
+    OK(dray_queue_seal(queue, "test", sample_count, &error));
     OK(dray_queue_end(queue, &error));
 }
 

@@ -15,14 +15,14 @@ static void test_rows_cross_hosts(void **state)
     dray_context *at_b = context_of("b", "producer"), *at_c = context_of("c", "answers");
     dray_queue *b = open_queue(at_b, "hosts", 0, 0), *c = open_queue(at_c, "hosts", 0, 0);
     insert_ints(b, "0", 60, 1);
-    OK(dray_seal(b, "0", 60, &error));
+    OK(dray_queue_seal(b, "0", 60, &error));
     assert_int_equal(kept_chunks(&f), 0);
     assert_true(chunks_of(&kept[0]) == 1);
     for (int i = 0; i < 6; i++) {
         dray_claim_options o = want("rollout", 10);
         dray_batch *batch;
         dray_column column;
-        OK(dray_claim(c, &o, &batch, &error));
+        OK(dray_queue_claim(c, &o, &batch, &error));
         OK(dray_batch_column(batch, "prompts", &column, &error));
         for (int r = 0; r < 10; r++)
             assert_int_equal(*(const int32_t *)column.cells[r],
@@ -35,7 +35,7 @@ static void test_rows_cross_hosts(void **state)
     dray_claim_options o = want("reward", 60);
     dray_batch *batch;
     dray_column column;
-    OK(dray_claim(b, &o, &batch, &error));
+    OK(dray_queue_claim(b, &o, &batch, &error));
     OK(dray_batch_column(batch, "responses", &column, &error));
     for (int r = 0; r < 60; r++)
         assert_int_equal(*(const int32_t *)column.cells[r], 500 + r);
@@ -43,7 +43,7 @@ static void test_rows_cross_hosts(void **state)
     OK(dray_batch_commit(batch, &error));
     dray_batch_free(batch);
     all_rows(c, "actor", NULL, 0, 60);
-    OK(dray_clear(b, "0", &error));
+    OK(dray_queue_clear(b, "0", &error));
     dray_queue_close(b);
     dray_queue_close(c);
     dray_close(at_b);
@@ -85,8 +85,8 @@ static void insert_ragged(dray_queue *queue, const char *partition, uint32_t row
     in.rows = rows;
     in.columns = &column;
     in.column_count = 1;
-    OK(dray_insert(queue, &in, NULL, &error));
-    OK(dray_seal(queue, partition, rows, &error));
+    OK(dray_queue_insert(queue, &in, NULL, &error));
+    OK(dray_queue_seal(queue, partition, rows, &error));
     free(offsets);
     free(values);
 }
@@ -117,10 +117,10 @@ static void test_ragged_cells(void **state)
     dray_batch *batches[4];
     for (int i = 0; i < 4; i++) {
         dray_claim_options o = want("rollout", 1000);
-        OK(dray_claim(a, &o, &batches[i], &error));
+        OK(dray_queue_claim(a, &o, &batches[i], &error));
         check_ragged(batches[i]);
     }
-    OK(dray_clear(b, "0", &error));
+    OK(dray_queue_clear(b, "0", &error));
     for (int i = 0; i < 4; i++) {
         check_ragged(batches[i]);
         dray_batch_free(batches[i]);
@@ -131,9 +131,9 @@ static void test_ragged_cells(void **state)
         insert_ragged(b, name, 1000);
         dray_claim_options o = want("rollout", 1000);
         dray_batch *batch;
-        OK(dray_claim(a, &o, &batch, &error));
+        OK(dray_queue_claim(a, &o, &batch, &error));
         check_ragged(batch);
-        OK(dray_clear(b, name, &error));
+        OK(dray_queue_clear(b, name, &error));
         dray_batch_free(batch);
     }
     assert_true(chunks_of(&kept[0]) <= 3);
@@ -158,11 +158,11 @@ static void test_host_dies(void **state)
     OK(dray_queue_open(at_c, "death", &options, &c, &error));
     insert_ints(b, "0", 6, 1);
     insert_ints(c, "0", 4, 1);
-    OK(dray_seal(c, "0", 10, &error));
+    OK(dray_queue_seal(c, "0", 10, &error));
     dray_claim_options o = want("rollout", 3);
     dray_batch *batch, *rest;
     dray_column column;
-    OK(dray_claim(c, &o, &batch, &error)); /* of b, not looked at yet */
+    OK(dray_queue_claim(c, &o, &batch, &error)); /* of b, not looked at yet */
     keeper_down(&kept[0], SIGKILL);
     FAILS(DRAY_EGONE, dray_batch_column(batch, "prompts", &column, &error));
     dray_batch_free(batch);
@@ -170,14 +170,14 @@ static void test_host_dies(void **state)
     uint32_t rows = 0;
     while (rows < 6) {
         dray_refill refill = DRAY_REFILL_INIT;
-        OK(dray_refill_wait(b, 10 * DRAY__SECOND, &refill, &error));
+        OK(dray_queue_refill_wait(b, 10 * DRAY__SECOND, &refill, &error));
         assert_int_equal(refill.cause, DRAY_LOSS_BYTES);
         refill_ints(b, &refill, 7);
         rows += refill.rows;
     }
     assert_int_equal(rows, 6);
     o = want("rollout", 10);
-    OK(dray_claim(c, &o, &rest, &error));
+    OK(dray_queue_claim(c, &o, &rest, &error));
     assert_int_equal(dray_batch_rows(rest), 10);
     OK(dray_batch_column(rest, "prompts", &column, &error));
     set_ints(rest, "responses", 0);

@@ -116,7 +116,7 @@ static int insert(dray_queue *queue, int partition, uint32_t rows, uint32_t *fir
     o.column_count = 1;
     o.tags = &tag;
     o.tag_count = 1;
-    return dray_insert(queue, &o, first, error);
+    return dray_queue_insert(queue, &o, first, error);
 }
 
 static int claim(dray_queue *queue, const char *task, int partition, uint32_t count,
@@ -130,7 +130,7 @@ static int claim(dray_queue *queue, const char *task, int partition, uint32_t co
     o.up_to = 1;
     o.partition = name;
     o.timeout_ns = 0;
-    return dray_claim(queue, &o, out, error);
+    return dray_queue_claim(queue, &o, out, error);
 }
 
 static void check_prompts(dray_batch *batch, int partition)
@@ -191,7 +191,7 @@ static void test_goes_on(void **state)
     uint32_t first = 9;
     OK(insert(queue, 1, 8, &first, &error));
     assert_int_equal(first, 0);
-    OK(dray_seal(queue, "1", 8, &error));
+    OK(dray_queue_seal(queue, "1", 8, &error));
     roll_out(queue, 1, 3);
     dray_batch *before, *batch;
     OK(claim(queue, "rollout", 1, 2, &before, &error));
@@ -213,11 +213,11 @@ static void test_goes_on(void **state)
     OK(dray_batch_commit(batch, &error));
     dray_batch_free(batch);
     OK(dray_queue_wait(queue, "1", "reward", 0, &error));
-    OK(dray_clear(queue, "1", &error));
+    OK(dray_queue_clear(queue, "1", &error));
     restart();
     OK(dray_queue_wait(queue, "1", "reward", 0, &error)); /* it had finished */
     roll_out(queue, 2, 5);
-    OK(dray_clear(queue, "2", &error));
+    OK(dray_queue_clear(queue, "2", &error));
     dray_queue_close(queue);
     dray_close(context);
     wait_for_chunks(&f, 0);
@@ -331,10 +331,10 @@ static void change_refill(history *h)
 {
     dray_error error;
     dray_refill refill = {.size = sizeof refill};
-    if (dray_refill_wait(h->queue, 0, &refill, &error))
+    if (dray_queue_refill_wait(h->queue, 0, &refill, &error))
         return;
     if (draw(&h->random, 3) == 0) {
-        OK(dray_refill_decline(h->queue, refill.id, &error));
+        OK(dray_queue_refill_decline(h->queue, refill.id, &error));
         return;
     }
     int64_t values[64] = {0};
@@ -349,7 +349,7 @@ static void change_refill(history *h)
     o.columns = &column;
     o.column_count = 1;
     o.refill = refill.id;
-    OK(dray_insert(h->queue, &o, NULL, &error));
+    OK(dray_queue_insert(h->queue, &o, NULL, &error));
 }
 
 static void change_cursor(history *h)
@@ -398,11 +398,11 @@ static void change(history *h)
     } else if (what < 15) {
         int p = some_partition(h);
         snprintf(name, sizeof name, "%d", p);
-        int rc = dray_seal(h->queue, name, h->rows[p], &error);
+        int rc = dray_queue_seal(h->queue, name, h->rows[p], &error);
         assert_true(rc == DRAY_OK || rc == DRAY_ENOENT);
     } else if (what < 16) {
         snprintf(name, sizeof name, "%d", h->first);
-        OK(dray_clear(h->queue, name, &error));
+        OK(dray_queue_clear(h->queue, name, &error));
         h->first += h->first < h->last;
     } else {
         change_admission(h);
@@ -466,7 +466,7 @@ static void test_power_cut(void **state)
                 change(&h);
             /* The controller answers what comes after a loss that nobody waits for. */
             dray_error error;
-            FAILS(DRAY_ENOENT, dray_seal(h.queue, "nowhere", 1, &error));
+            FAILS(DRAY_ENOENT, dray_queue_seal(h.queue, "nowhere", 1, &error));
             moments[i].state = state_of(h.queue);
             moments[i].size = journal_end(path);
         }
@@ -530,7 +530,7 @@ static void test_disk_full(void **state)
     FAILS(DRAY_EFULL, dray_batch_commit(batch, &error));
     assert_non_null(strstr(error.message, path));
     FAILS(DRAY_EFULL, insert(queue, 2, 8, NULL, &error)); /* refused: nothing of it is there */
-    FAILS(DRAY_EFULL, dray_seal(queue, "1", 8, &error));
+    FAILS(DRAY_EFULL, dray_queue_seal(queue, "1", 8, &error));
     char *text = state_of(queue); /* looking is no change */
     free(text);
     limit_files(RLIM_INFINITY);
@@ -540,7 +540,7 @@ static void test_disk_full(void **state)
         usleep(20000);
     OK(rc);
     dray_batch_free(batch);
-    OK(dray_seal(queue, "1", 8, &error));
+    OK(dray_queue_seal(queue, "1", 8, &error));
     restart();
     OK(claim(queue, "reward", 1, 8, &batch, &error));
     assert_int_equal(dray_batch_rows(batch), 8);
@@ -626,7 +626,7 @@ static void test_eight_clients(void **state)
         check_responses(batch, i);
         dray_batch_free(batch);
         snprintf(name, sizeof name, "%d", i);
-        OK(dray_clear(queue, name, &error));
+        OK(dray_queue_clear(queue, name, &error));
     }
     wait_for_chunks(&f, 0); /* no memory file is left over */
     dray_queue_close(queue);
@@ -652,7 +652,7 @@ static void test_checkpoint(void **state)
         OK(insert(queue, 1, 8, NULL, &error));
         roll_out(queue, 1, 3);
         OK(insert(queue, 2, 4, NULL, &error));
-        OK(dray_clear(queue, "2", &error));
+        OK(dray_queue_clear(queue, "2", &error));
         OK(dray_queue_checkpoint(queue, path, &error));
         char *before = state_of(queue); /* what was cleared is written, and not held any more */
         FAILS(DRAY_EINVALID, dray_queue_checkpoint(queue, ".here", &error));
@@ -660,7 +660,7 @@ static void test_checkpoint(void **state)
         roll_out(queue, 1, 5); /* later than it */
         fixture_end(f.coordinator_pid, SIGKILL);
         f.coordinator_pid = fixture_spawn(&f, false);
-        FAILS(DRAY_ECLOSED, dray_seal(queue, "1", 8, &error));
+        FAILS(DRAY_ECLOSED, dray_queue_seal(queue, "1", 8, &error));
         dray_queue_close(queue);
         dray_close(context);
         context = fixture_context(&f, "main");
@@ -708,8 +708,8 @@ static void test_compaction(void **state)
     journal_path(path, sizeof path);
     for (int i = 1; i <= 12; i++) {
         snprintf(name, sizeof name, "%d", i);
-        OK(dray_insert(queue, &o, NULL, &error));
-        OK(dray_clear(queue, name, &error));
+        OK(dray_queue_insert(queue, &o, NULL, &error));
+        OK(dray_queue_clear(queue, name, &error));
     }
     for (int i = 0; i < 2000 && journal_end(path) > 24 << 20; i++) /* beside what else it does */
         usleep(5000);
@@ -720,7 +720,7 @@ static void test_compaction(void **state)
     assert_string_equal(before, after);
     free(before);
     free(after);
-    FAILS(DRAY_EDTYPE, (column.dtype = DRAY_I8, dray_insert(queue, &o, NULL, &error)));
+    FAILS(DRAY_EDTYPE, (column.dtype = DRAY_I8, dray_queue_insert(queue, &o, NULL, &error)));
     dray_batch *batch;
     OK(claim(queue, "reward", 0, 8, &batch, &error));
     check_responses(batch, 0);

@@ -48,7 +48,7 @@ static dray_batch *read_again(dray_queue *queue, const char *task, const char *c
     for (int tries = 0; tries < 5; tries++) {
         dray_claim_options o = want(task, rows);
         dray_batch *batch;
-        OK(dray_claim(queue, &o, &batch, &error));
+        OK(dray_queue_claim(queue, &o, &batch, &error));
         assert_int_equal(dray_batch_rows(batch), rows);
         int rc = dray_batch_column(batch, column_name, column, &error);
         if (!rc)
@@ -87,11 +87,11 @@ static void test_keeper_dies(void **state)
     dray_queue *b = open_kept(at_b, DRAY_DURABILITY_JOURNAL, false, NULL);
     dray_queue *a = open_kept(here, DRAY_DURABILITY_JOURNAL, false, NULL);
     insert_ints(b, "0", 40, 1);
-    OK(dray_seal(b, "0", 40, &error));
+    OK(dray_queue_seal(b, "0", 40, &error));
     all_rows(b, "rollout", "responses", 500, 20);
     dray_claim_options o = want("reward", 10);
     dray_batch *claimed, *batch;
-    OK(dray_claim(a, &o, &claimed, &error));
+    OK(dray_queue_claim(a, &o, &claimed, &error));
     assert_true(chunks_of(&kept) > 0);
     keeper_down(&kept, SIGKILL);
     /* It was claimed before: its extents are of the keeper that is gone. */
@@ -141,16 +141,16 @@ static void test_own_keeper_restarts(void **state)
         dray_queue *queue = open_kept(context, durabilities[i], false, NULL),
                    *worker = open_kept(context, durabilities[i], false, NULL);
         insert_ints(queue, "0", 12, 1);
-        OK(dray_seal(queue, "0", 12, &error));
+        OK(dray_queue_seal(queue, "0", 12, &error));
         all_rows(worker, "rollout", "responses", 300, 4);
         dray_claim_options o = want("rollout", 4);
-        OK(dray_claim(worker, &o, &working, &error));
+        OK(dray_queue_claim(worker, &o, &working, &error));
         set_ints(working, "responses", 300);
         fixture_end(f.keeper_pid, SIGKILL);
         unlink(f.keeper);
         f.keeper_pid = fixture_spawn(&f, true);
         o = want("reward", 4);
-        OK(dray_claim(queue, &o, &batch, &error));
+        OK(dray_queue_claim(queue, &o, &batch, &error));
         FAILS(DRAY_EGONE, dray_batch_column(batch, "responses", &column, &error));
         dray_batch_free(batch);
         FAILS(DRAY_EGONE, dray_batch_commit(working, &error)); /* where the lost ones were */
@@ -160,13 +160,13 @@ static void test_own_keeper_restarts(void **state)
         uint32_t refills = durabilities[i] == DRAY_DURABILITY_NONE ? 8 : 0, rows = 0;
         if (refills) { /* four whose responses were read, four whose prompts will be */
             o = want("rollout", 4);
-            OK(dray_claim(queue, &o, &batch, &error));
+            OK(dray_queue_claim(queue, &o, &batch, &error));
             FAILS(DRAY_EGONE, dray_batch_column(batch, "prompts", &column, &error));
             dray_batch_free(batch);
         }
         while (rows < refills) {
             dray_refill refill = DRAY_REFILL_INIT;
-            OK(dray_refill_wait(queue, 10 * DRAY__SECOND, &refill, &error));
+            OK(dray_queue_refill_wait(queue, 10 * DRAY__SECOND, &refill, &error));
             assert_int_equal(refill.cause, DRAY_LOSS_BYTES);
             refill_ints(queue, &refill, 7);
             rows += refill.rows;
@@ -183,7 +183,7 @@ static void test_own_keeper_restarts(void **state)
         batch = read_again(queue, "reward", "responses", 12, &column);
         check_ints(batch, &column, 300, 1);
         dray_batch_free(batch);
-        OK(dray_clear(queue, "0", &error));
+        OK(dray_queue_clear(queue, "0", &error));
         dray_queue_close(worker);
         dray_queue_close(queue);
         dray_close(context);
@@ -234,12 +234,12 @@ static void test_others_go_on(void **state)
     dray_queue *b = open_kept(at_b, DRAY_DURABILITY_JOURNAL, false, NULL);
     dray_queue *a = open_kept(here, DRAY_DURABILITY_JOURNAL, false, NULL);
     insert_ints(b, "0", 16, 4);
-    OK(dray_seal(b, "0", 16, &error));
+    OK(dray_queue_seal(b, "0", 16, &error));
     insert_ints(b, "1", 8, 1);
     insert_ints(a, "2", 8, 1);
     dray_claim_options o = want("rollout", 4);
     o.partition = "0";
-    OK(dray_claim(a, &o, &claimed, &error));
+    OK(dray_queue_claim(a, &o, &claimed, &error));
     reading->held = 1;
     keeper_down(&kept, SIGKILL);
     for (int i = 0; i < 20000 && !reading->read; i++)
@@ -252,15 +252,15 @@ static void test_others_go_on(void **state)
     all_rows(a, "rollout", "responses", 80, 8);
     all_rows(a, "reward", "rewards", 90, 8);
     all_rows(a, "reward", "rewards", 90, 8);
-    OK(dray_clear(a, "1", &error)); /* what would be put back is not wanted any more */
-    FAILS(DRAY_ENOENT, dray_seal(a, "1", 8, &error));
+    OK(dray_queue_clear(a, "1", &error)); /* what would be put back is not wanted any more */
+    FAILS(DRAY_ENOENT, dray_queue_seal(a, "1", 8, &error));
     o.timeout_ns = 0;
-    FAILS(DRAY_ETIMEDOUT, dray_claim(a, &o, &batch, &error));
+    FAILS(DRAY_ETIMEDOUT, dray_queue_claim(a, &o, &batch, &error));
     assert_int_equal(reading->read, 1); /* all that while the first record was read */
     reading->held = 0;
     o.timeout_ns = 20 * DRAY__SECOND;
     o.count = 16;
-    OK(dray_claim(a, &o, &batch, &error));
+    OK(dray_queue_claim(a, &o, &batch, &error));
     assert_int_equal(dray_batch_rows(batch), 16);
     OK(dray_batch_column(batch, "prompts", &column, &error));
     check_ints(batch, &column, 0, 10);
@@ -270,7 +270,7 @@ static void test_others_go_on(void **state)
         char name[8];
         snprintf(name, sizeof name, "%d", i);
         if (i != 1)
-            OK(dray_clear(a, name, &error));
+            OK(dray_queue_clear(a, name, &error));
     }
     dray_queue_close(a);
     dray_queue_close(b);
@@ -308,7 +308,7 @@ static void test_gone_before_kept(void **state)
     in.rows = 4;
     in.columns = &data;
     in.column_count = 1;
-    FAILS(DRAY_EDEAD, dray_insert(b, &in, NULL, &error));
+    FAILS(DRAY_EDEAD, dray_queue_insert(b, &in, NULL, &error));
     join(killer);
     waitpid(kept.pid, NULL, 0);
     unlink(kept.path);
@@ -316,7 +316,7 @@ static void test_gone_before_kept(void **state)
     uint32_t rows = 0;
     while (rows < 4) {
         dray_refill refill = DRAY_REFILL_INIT;
-        OK(dray_refill_wait(b, 10 * DRAY__SECOND, &refill, &error));
+        OK(dray_queue_refill_wait(b, 10 * DRAY__SECOND, &refill, &error));
         assert_int_equal(refill.cause, DRAY_LOSS_BYTES);
         assert_true(refill.slot >= 4);
         refill_ints(b, &refill, 9);
@@ -359,7 +359,7 @@ static void insert_doomed(void *argument)
     in.rows = 4;
     in.columns = &data;
     in.column_count = 1;
-    FAILS(DRAY_EDEAD, dray_insert(queue, &in, NULL, &error));
+    FAILS(DRAY_EDEAD, dray_queue_insert(queue, &in, NULL, &error));
     dray_queue_close(queue);
     dray_close(context);
 }
@@ -376,7 +376,7 @@ static void commit_doomed(void *argument)
     insert_ints(queue, d->partition, 4, 1);
     dray_claim_options o = want("rollout", 4);
     o.partition = d->partition;
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     set_ints(batch, "responses", 1);
     if (write(d->ready, &byte, 1) != 1 || read(d->go, &byte, 1) != 1)
         die("pipe", NULL);
@@ -434,10 +434,10 @@ static void test_all_gone_before_kept(void **state)
     for (uint32_t rows = 0; rows < 4 * WORKERS;) { /* the others are in the journal */
         dray_error error;
         dray_refill refill = DRAY_REFILL_INIT;
-        OK(dray_refill_wait(queue, 10 * DRAY__SECOND, &refill, &error));
+        OK(dray_queue_refill_wait(queue, 10 * DRAY__SECOND, &refill, &error));
         assert_int_equal(refill.cause, DRAY_LOSS_BYTES);
         assert_true(refill.slot >= 4 || strcmp(refill.partition, "3") == 0);
-        OK(dray_refill_decline(queue, refill.id, &error));
+        OK(dray_queue_refill_decline(queue, refill.id, &error));
         rows += refill.rows;
     }
     for (int i = 0; i < 2; i++) {
@@ -481,7 +481,7 @@ static void test_redis_outlives_controller(void **state)
     all_rows(queue, "rollout", "responses", 0, 20);
     all_rows(queue, "reward", "rewards", 0, 20);
     all_rows(queue, "actor", NULL, 0, 40);
-    OK(dray_clear(queue, "0", &error));
+    OK(dray_queue_clear(queue, "0", &error));
     redis_wait_keys(&redis, 0);
     redis_end(&redis, &f, context, queue);
 }
@@ -563,7 +563,7 @@ static void test_killed_while_recovering(void **state)
     for (int p = 0; p < PARTITIONS; p++) {
         char name[16];
         snprintf(name, sizeof name, "%d", p);
-        OK(dray_clear(queue, name, &error));
+        OK(dray_queue_clear(queue, name, &error));
     }
     redis_wait_keys(&redis, 0);
     redis_end(&redis, &f, context, queue);
@@ -596,7 +596,7 @@ static void test_redis_restarts(void **state)
         char name[16];
         snprintf(name, sizeof name, "%d", step);
         insert_ints(queue, name, 16, 1);
-        OK(dray_seal(queue, name, 16, &error));
+        OK(dray_queue_seal(queue, name, 16, &error));
         redis_restart(&redis, NULL);
         dray_batch *batch = read_again(queue, "rollout", "prompts", 16, &column);
         check_ints(batch, &column, 0, 10);
@@ -615,7 +615,7 @@ static void test_redis_restarts(void **state)
         OK(dray_batch_commit(batch, &error));
         dray_batch_free(batch);
         OK(dray_queue_wait(queue, name, NULL, 0, &error));
-        OK(dray_clear(queue, name, &error));
+        OK(dray_queue_clear(queue, name, &error));
     }
     nothing_lost(queue);
     redis_end(&redis, &f, context, queue);
@@ -681,20 +681,20 @@ static void test_disk_full(void **state)
         in.rows = 64;
         in.columns = &data;
         in.column_count = 1;
-        rc = dray_insert(queue, &in, NULL, &error);
+        rc = dray_queue_insert(queue, &in, NULL, &error);
     }
     assert_int_equal(rc, DRAY_EFULL);
     assert_non_null(strstr(error.message, "journal"));
     if (prlimit(f.coordinator_pid, RLIMIT_FSIZE, &most, NULL))
         die("prlimit", NULL);
-    for (int i = 0; i < 100 && (rc = dray_seal(queue, "0", 4, &error)); i++)
+    for (int i = 0; i < 100 && (rc = dray_queue_seal(queue, "0", 4, &error)); i++)
         usleep(50000);
     OK(rc);
     fixture_restart(&f);
     dray_claim_options o = want("rollout", 4);
     dray_batch *batch;
     o.partition = "0";
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     OK(dray_batch_column(batch, "prompts", &column, &error));
     check_ints(batch, &column, 0, 10);
     dray_batch_free(batch);

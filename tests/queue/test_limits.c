@@ -42,7 +42,7 @@ static int insert(dray_queue *queue, const char *partition, uint32_t rows, uint6
     o.columns = &column;
     o.column_count = bytes != 0;
     o.timeout_ns = 0;
-    int rc = dray_insert(queue, &o, NULL, error);
+    int rc = dray_queue_insert(queue, &o, NULL, error);
     free(values);
     return rc;
 }
@@ -118,7 +118,7 @@ static void test_quotas(void **state)
     assert_true(number(quota, "table_bytes") > 0);
     json_decref(json);
     free(text);
-    OK(dray_clear(first, "p", &error));
+    OK(dray_queue_clear(first, "p", &error));
     OK(insert(second, "p", 60, 1, &error));
     dray_context *more[2], *none;
     dray_options options = DRAY_OPTIONS_INIT;
@@ -194,23 +194,23 @@ static void test_many_rows(void **state)
     assert_int_equal(rows, 0);
     pid = child(insert_many, "p");
     wait_for_work(queue, pid);
-    FAILS(DRAY_ENOENT, dray_seal(queue, "p", MANY, &error));
+    FAILS(DRAY_ENOENT, dray_queue_seal(queue, "p", MANY, &error));
     FAILS(DRAY_EFULL, insert(queue, "q", 10, 1, &error)); /* its turn is later */
     for (; (rows = rows_of(queue, &inserts)) == 0; answers++)
         assert_int_equal(inserts, 1);
     printf("%lld others were answered\n", (long long)answers);
     join(pid);
     assert_int_equal(rows, MANY);
-    OK(dray_seal(queue, "p", MANY, &error));
+    OK(dray_queue_seal(queue, "p", MANY, &error));
     dray_batch *batch;
     dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
     o.task = "b";
     o.count = 100;
     o.partition = "p";
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     assert_int_equal(dray_batch_row(batch, 99)->slot, 99);
     dray_batch_free(batch);
-    OK(dray_clear(queue, "p", &error));
+    OK(dray_queue_clear(queue, "p", &error));
     dray_queue_close(queue);
     dray_close(context);
     fixture_down(&f);

@@ -48,7 +48,7 @@ static void test_to_the_end(void **state)
     dray_queue *queue = open_queue(context, "loader", 0, 0);
     dray_queue *other = open_queue(context, "loader", 0, 0);
     insert_ints(queue, "0", 50, 1);
-    OK(dray_seal(queue, "0", 50, &error));
+    OK(dray_queue_seal(queue, "0", 50, &error));
     dray_claim_options claim = want("rollout", 8);
     claim.partition = "0";
     dray_loader *loader = open_loader(queue, &claim, (dray_loader_options)DRAY_LOADER_OPTIONS_INIT);
@@ -84,7 +84,7 @@ static void test_to_the_end(void **state)
     int32_t values[50];
     dray_batch *batch;
     claim = want("reward", 50);
-    OK(dray_claim(other, &claim, &batch, &error));
+    OK(dray_queue_claim(other, &claim, &batch, &error));
     OK(dray_batch_gather(batch, "responses", values, sizeof values, NULL, &error));
     for (uint32_t i = 0; i < 50; i++)
         assert_int_equal(values[i], 1000 + (int32_t)dray_batch_row(batch, i)->slot);
@@ -192,7 +192,7 @@ static void test_lost_batches(void **state)
     dray_load load = DRAY_LOAD_INIT;
     OK(dray_loader_next(loader, DRAY_WAIT_DEFAULT, &load, &error));
     assert_string_equal(dray_batch_partition(load.batch), "0");
-    OK(dray_clear(other, "0", &error));
+    OK(dray_queue_clear(other, "0", &error));
     set_ints(load.batch, "responses", 0);
     OK(dray_loader_done(loader, &load, &error));
     int rc, lost = 0, rows = 0;
@@ -223,7 +223,7 @@ static void test_lost_batches(void **state)
     set_ints(load.batch, "responses", 1);
     claim.timeout_ns = 20 * DRAY__SECOND;
     dray_batch *taken;
-    OK(dray_claim(other, &claim, &taken, &error)); /* when they are taken back */
+    OK(dray_queue_claim(other, &claim, &taken, &error)); /* when they are taken back */
     dray_batch_free(taken);
     OK(dray_loader_done(loader, &load, &error));
     FAILS(DRAY_ESTALE, dray_loader_flush(loader, &error));
@@ -235,7 +235,7 @@ static void test_lost_batches(void **state)
     assert_true(attempt > 1);
     OK(dray_loader_fail(loader, &load, "cannot", &error));
     dray_loader_close(loader);
-    OK(dray_claim(other, &claim, &taken, &error));
+    OK(dray_queue_claim(other, &claim, &taken, &error));
     assert_true(dray_batch_row(taken, 0)->attempt > attempt); /* a claim ahead may have had it */
     dray_batch_free(taken);
     dray_queue_close(other);
@@ -270,9 +270,9 @@ static void insert_ragged(dray_queue *queue)
         o.column_count = 1;
         o.tags = &tag;
         o.tag_count = 1;
-        OK(dray_insert(queue, &o, NULL, &error));
+        OK(dray_queue_insert(queue, &o, NULL, &error));
     }
-    OK(dray_seal(queue, "0", ROWS, &error));
+    OK(dray_queue_seal(queue, "0", ROWS, &error));
 }
 
 /* One round of one rank: how many micro-batches, each within the cap. */
@@ -369,7 +369,7 @@ static void test_held(void **state)
     dray_queue *queue = open_queue(context, "held", 0, 0),
                *other = open_queue(context, "held", 0, 0);
     insert_ints(other, "0", 12, 1);
-    OK(dray_seal(other, "0", 12, &error));
+    OK(dray_queue_seal(other, "0", 12, &error));
     dray_claim_options claim = want("rollout", 4);
     claim.partition = "0";
     dray_loader *loader = open_loader(queue, &claim, (dray_loader_options)DRAY_LOADER_OPTIONS_INIT);
@@ -387,7 +387,7 @@ static void test_held(void **state)
     dray_load none = DRAY_LOAD_INIT;
     FAILS(DRAY_EEND, dray_loader_next(loader, DRAY_WAIT_DEFAULT, &none, &error));
     dray_loader_unhold(loader, loads[1].batch);
-    OK(dray_clear(other, "0", &error));
+    OK(dray_queue_clear(other, "0", &error));
     insert_ints(other, "1", 64, 1);
     for (int i = 0; i < 3; i += 2)
         for (int row = 0; row < 4; row++)

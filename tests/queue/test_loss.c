@@ -20,7 +20,7 @@ static dray_batch *claim_some(dray_queue *queue, const char *task, uint32_t coun
     dray_claim_options o = want(task, count);
     o.up_to = 1;
     o.policy = policy;
-    int rc = dray_claim(queue, &o, &batch, &error);
+    int rc = dray_queue_claim(queue, &o, &batch, &error);
     if (rc == DRAY_EEND)
         return NULL;
     OK(rc);
@@ -91,10 +91,10 @@ static void test_reward_crashes_on_one_prompt(void **state)
     dray_context *context = fixture_context(&f, "driver");
     dray_queue *queue = open_losing(context, "crash", 0);
     insert_ints(queue, "0", B, 1); /* prompts 0, 10, ... 110: one of them is 50 */
-    OK(dray_seal(queue, "0", B, &error));
+    OK(dray_queue_seal(queue, "0", B, &error));
     pid_t rollout = child(roll_out, NULL), reward = child(reward_restarted, NULL);
     dray_refill refill = DRAY_REFILL_INIT;
-    OK(dray_refill_wait(queue, 20 * DRAY__SECOND, &refill, &error));
+    OK(dray_queue_refill_wait(queue, 20 * DRAY__SECOND, &refill, &error));
     assert_int_equal(refill.rows, 1);
     assert_int_equal(refill.slot, 5);
     assert_int_equal(refill.attempts, 3);
@@ -108,7 +108,7 @@ static void test_reward_crashes_on_one_prompt(void **state)
     late.partition = "0";
     late.rows = 1;
     late.refill = refill.id;
-    FAILS(DRAY_EEXIST, dray_insert(queue, &late, NULL, &error));
+    FAILS(DRAY_EEXIST, dray_queue_insert(queue, &late, NULL, &error));
     uint32_t rows = 0;
     int64_t sum = 0;
     while (rows < B) {
@@ -127,7 +127,7 @@ static void test_reward_crashes_on_one_prompt(void **state)
     assert_true(status_has(queue, "\"failed\":1"));
     assert_true(status_has(queue, "\"attempts\":3"));
     OK(dray_queue_end(queue, &error));
-    FAILS(DRAY_EEND, dray_refill_wait(queue, 20 * DRAY__SECOND, &refill, &error));
+    FAILS(DRAY_EEND, dray_queue_refill_wait(queue, 20 * DRAY__SECOND, &refill, &error));
     join(rollout);
     join(reward);
     dray_queue_close(queue);
@@ -157,11 +157,11 @@ static void test_group_is_refilled(void **state)
     dray_context *context = fixture_context(&f, "groups");
     dray_queue *queue = open_losing(context, "groups", DRAY_ON_LOSS_REFILL);
     insert_ints(queue, "0", 8, 4);
-    OK(dray_seal(queue, "0", 8, &error));
+    OK(dray_queue_seal(queue, "0", 8, &error));
     dray_batch *held = NULL, *batch;
     for (int attempt = 0; attempt < 3; attempt++) {
         dray_claim_options o = want("rollout", 8);
-        OK(dray_claim(queue, &o, &batch, &error));
+        OK(dray_queue_claim(queue, &o, &batch, &error));
         uint32_t bad = 0;
         while (dray_batch_row(batch, bad)->slot != 2)
             bad++;
@@ -172,12 +172,12 @@ static void test_group_is_refilled(void **state)
             held = batch;
     }
     dray_refill refill = DRAY_REFILL_INIT;
-    OK(dray_refill_wait(queue, 0, &refill, &error));
+    OK(dray_queue_refill_wait(queue, 0, &refill, &error));
     assert_int_equal(refill.rows, 4);
     assert_int_equal(refill.slot, 0);
     assert_int_equal(refill.group, 0);
     dray_refill again = DRAY_REFILL_INIT;
-    OK(dray_refill_wait(queue, 0, &again, &error));
+    OK(dray_queue_refill_wait(queue, 0, &again, &error));
     assert_int_equal(again.id, refill.id);
     refill_ints(queue, &refill, 5);
     set_ints(held, "responses", 100);
@@ -216,14 +216,14 @@ static void test_group_is_dropped_or_shrunk(void **state)
     for (int i = 0; i < 2; i++) {
         dray_queue *queue = open_losing(context, cases[i].name, cases[i].on_loss);
         insert_ints(queue, "0", 8, 4);
-        OK(dray_seal(queue, "0", 8, &error));
+        OK(dray_queue_seal(queue, "0", 8, &error));
         fail_one(queue, 8, 1);
         all_rows(queue, "rollout", "responses", 0, cases[i].left);
         dray_batch *batch = claim_some(queue, "reward", 8, DRAY_POLICY_GROUP);
         assert_int_equal(dray_batch_rows(batch), cases[i].left);
         dray_batch_free(batch);
         dray_refill refill = DRAY_REFILL_INIT;
-        FAILS(DRAY_ETIMEDOUT, dray_refill_wait(queue, 0, &refill, &error));
+        FAILS(DRAY_ETIMEDOUT, dray_queue_refill_wait(queue, 0, &refill, &error));
         dray_queue_close(queue);
     }
     dray_close(context);
@@ -237,7 +237,7 @@ static void ask_and_die(void *argument)
     dray_context *context = fixture_context(&f, "asker");
     dray_queue *queue = open_losing(context, "decline", 0);
     dray_refill refill = DRAY_REFILL_INIT;
-    OK(dray_refill_wait(queue, 20 * DRAY__SECOND, &refill, &error));
+    OK(dray_queue_refill_wait(queue, 20 * DRAY__SECOND, &refill, &error));
     kill(getpid(), SIGKILL);
 }
 
@@ -248,17 +248,17 @@ static void test_refill_is_declined(void **state)
     dray_context *context = fixture_context(&f, "decline");
     dray_queue *queue = open_losing(context, "decline", 0);
     insert_ints(queue, "0", 4, 1);
-    OK(dray_seal(queue, "0", 4, &error));
+    OK(dray_queue_seal(queue, "0", 4, &error));
     int status;
     pid_t asker = child(ask_and_die, NULL);
     fail_one(queue, 4, 3);
     waitpid(asker, &status, 0);
     assert_true(WIFSIGNALED(status));
     dray_refill refill = DRAY_REFILL_INIT;
-    OK(dray_refill_wait(queue, 20 * DRAY__SECOND, &refill, &error));
-    OK(dray_refill_decline(queue, refill.id, &error));
-    OK(dray_refill_decline(queue, refill.id, &error));
-    FAILS(DRAY_ENOENT, dray_refill_decline(queue, refill.id + 1, &error));
+    OK(dray_queue_refill_wait(queue, 20 * DRAY__SECOND, &refill, &error));
+    OK(dray_queue_refill_decline(queue, refill.id, &error));
+    OK(dray_queue_refill_decline(queue, refill.id, &error));
+    FAILS(DRAY_ENOENT, dray_queue_refill_decline(queue, refill.id + 1, &error));
     all_rows(queue, "rollout", "responses", 0, 3);
     OK(dray_queue_wait(queue, "0", "rollout", 0, &error));
     assert_true(status_has(queue, "\"dead\":1"));

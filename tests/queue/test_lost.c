@@ -30,7 +30,7 @@ static dray_batch *claim_of(dray_queue *queue, const char *task, const char *par
     dray_claim_options o = want(task, rows);
     o.partition = partition;
     o.timeout_ns = 20 * DRAY__SECOND;
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     return batch;
 }
 
@@ -104,10 +104,10 @@ static void test_insert_without_answer(void **state)
     o.column_count = 1;
     o.timeout_ns = 500 * DRAY__MILLISECOND; /* the coordinator counts from when it reads it */
     kill(f.coordinator_pid, SIGSTOP);
-    FAILS(DRAY_ETIMEDOUT, dray_insert(queue, &o, NULL, &error));
+    FAILS(DRAY_ETIMEDOUT, dray_queue_insert(queue, &o, NULL, &error));
     kill(f.coordinator_pid, SIGCONT);
-    OK(dray_clear(queue, "0", &error)); /* there is room for it now */
-    FAILS(DRAY_ENOENT, dray_seal(queue, "1", 4, &error));
+    OK(dray_queue_clear(queue, "0", &error)); /* there is room for it now */
+    FAILS(DRAY_ENOENT, dray_queue_seal(queue, "1", 4, &error));
     dray_queue_close(queue);
     dray_close(context);
 }
@@ -129,7 +129,7 @@ static void insert_and_wait(void *argument)
     o.partition = "large";
     o.rows = 8;
     o.timeout_ns = w->timeout_ns;
-    FAILS(DRAY_ETIMEDOUT, dray_insert(queue, &o, NULL, &error));
+    FAILS(DRAY_ETIMEDOUT, dray_queue_insert(queue, &o, NULL, &error));
     dray_queue_close(queue);
     dray_close(context);
 }
@@ -163,7 +163,7 @@ static void test_insert_behind_another(void **state)
     pid_t pid = child(insert_and_wait, &w);
     wait_for_waiter(queue);
     o.partition = "1";
-    OK(dray_insert(queue, &o, NULL, &error)); /* goes on when the other times out, */
+    OK(dray_queue_insert(queue, &o, NULL, &error)); /* goes on when the other times out, */
     join(pid);
     w.timeout_ns = 60 * DRAY__SECOND;
     pid = child(insert_and_wait, &w);
@@ -175,7 +175,7 @@ static void test_insert_behind_another(void **state)
         kill(pid, SIGKILL);
         _exit(0);
     }
-    OK(dray_insert(queue, &o, NULL, &error)); /* or dies */
+    OK(dray_queue_insert(queue, &o, NULL, &error)); /* or dies */
     int status;
     waitpid(killer, &status, 0);
     waitpid(pid, &status, 0);
@@ -231,11 +231,11 @@ static void test_closed_chunk_is_told(void **state)
     first = claim_of(worker, "rollout", "0", 4);
     set_large(first); /* in another chunk */
     dray_claim_options o = want("rolout", 1);
-    FAILS(DRAY_ENOENT, dray_claim(worker, &o, &none, &error));
-    FAILS(DRAY_ENOENT, dray_claim_start(worker, &o, 1, &error));
+    FAILS(DRAY_ENOENT, dray_queue_claim(worker, &o, &none, &error));
+    FAILS(DRAY_ENOENT, dray_queue_claim_start(worker, &o, 1, &error));
     OK(dray_batch_commit(first, &error));
     dray_batch_free(first);
-    OK(dray_clear(worker, "0", &error));
+    OK(dray_queue_clear(worker, "0", &error));
     assert_true(free_bytes(worker) >= 3 << 20); /* both are known to be free */
     insert_ints(queue, "1", 4, 1);
     uint64_t count = worker->storage.count;
@@ -266,7 +266,7 @@ static void test_chunk_in_a_lost_answer(void **state)
     OK(dray_batch_commit(batch, &error));
     dray_batch_free(batch);
     batch = claim_of(worker, "rollout", "1", 4);
-    OK(dray_clear(queue, "0", &error));
+    OK(dray_queue_clear(queue, "0", &error));
     int64_t timeout = worker->timeout_ns;
     worker->timeout_ns = 10 * DRAY__MILLISECOND;
     kill(f.coordinator_pid, SIGSTOP);

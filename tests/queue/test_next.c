@@ -11,11 +11,11 @@ static void test_commit_rides(void **state)
     dray_context *context = fixture_context(&f, "next");
     dray_queue *queue = open_queue(context, "next", 0, 0);
     insert_ints(queue, "0", 64, 1);
-    OK(dray_seal(queue, "0", 64, &error));
+    OK(dray_queue_seal(queue, "0", 64, &error));
     dray_claim_options o = want("rollout", 16);
     o.partition = "0";
     dray_batch *batch, *next;
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     for (int i = 0; i < 3; i++) {
         FAILS(DRAY_EINVALID, dray_batch_commit_claim(batch, &o, 1, NULL, &next, &error));
         set_ints(batch, "responses", 1000);
@@ -38,7 +38,7 @@ static void test_commit_rides(void **state)
     assert_true(status_has(queue, "\"claims\":0")); /* asking released them */
     int32_t values[64];
     o = want("reward", 64);
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     OK(dray_batch_gather(batch, "responses", values, sizeof values, NULL, &error));
     for (uint32_t i = 0; i < 64; i++)
         assert_int_equal(values[i], 1000 + (int32_t)dray_batch_row(batch, i)->slot);
@@ -62,14 +62,14 @@ static void test_refused_commit(void **state)
     insert_ints(queue, "0", 8, 1);
     dray_claim_options o = want("rollout", 4);
     dray_batch *batch, *next;
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     set_ints(batch, "responses", 0);
     OK(dray_batch_fail(batch, NULL, 0, "broken", &error));
     FAILS(DRAY_ESTALE, dray_batch_commit_claim(batch, &o, 1, NULL, &next, &error));
     dray_batch_free(batch);
     assert_true(status_has(queue, "\"taken\":0"));
     o.count = 8;
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     dray_batch_free(batch);
     dray_queue_close(queue);
     dray_close(context);
@@ -85,11 +85,12 @@ static void test_broken_connection(void **state)
     other = open_queue(context, "broken", 0, 0); /* of the same session, which lives on */
     dray_claim_options o = want("rollout", 4);
     dray_batch *held, *batch;
-    OK(dray_claim(other, &o, &held, &error));
+    OK(dray_queue_claim(other, &o, &held, &error));
     set_ints(held, "responses", 0);
     dray__channel_close(other->channel);
     OK(dray__channel_open(context, &other->channel, &error));
-    OK(dray_claim(queue, &o, &batch, &error)); /* waits for nothing but the end of the connection */
+    OK(dray_queue_claim(queue, &o, &batch,
+                        &error)); /* waits for nothing but the end of the connection */
     assert_int_equal(dray_batch_row(batch, 0)->attempt, 2);
     FAILS(DRAY_ENOENT, dray_batch_commit(held, &error));
     int32_t values[4];
@@ -138,7 +139,7 @@ static void test_columns_are_freed_early(void **state)
     assert_true(status_has(queue, "\"bytes\":32"));
     all_rows(queue, "actor", NULL, 0, 4);
     assert_true(status_has(queue, "\"bytes\":0"));
-    OK(dray_seal(queue, "0", 4, &error));
+    OK(dray_queue_seal(queue, "0", 4, &error));
     dray_queue_close(queue);
     dray_close(context);
 }

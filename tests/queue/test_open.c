@@ -63,7 +63,7 @@ static void insert(dray_queue *queue)
     o.rows = ROWS;
     o.columns = &column;
     o.column_count = 1;
-    OK(dray_insert(queue, &o, NULL, &error));
+    OK(dray_queue_insert(queue, &o, NULL, &error));
 }
 
 /* One context for all openings: its session goes on with whatever coordinator there is. */
@@ -133,7 +133,8 @@ static void open_through_deaths(bool keeps_sessions)
     dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
     o.task = "rollout";
     o.count = ROWS;
-    OK(dray_claim(queue, &o, &batch, &error)); /* what was there from the beginning still is */
+    OK(dray_queue_claim(queue, &o, &batch,
+                        &error)); /* what was there from the beginning still is */
     dray_batch_free(batch);
     dray_queue_close(queue);
     dray_close(context);

@@ -30,7 +30,7 @@ static dray_batch *claim_rows(dray_queue *queue, const char *task, uint32_t coun
     dray_batch *batch;
     dray_claim_options o = want(task, count);
     o.policy = policy;
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     return batch;
 }
 
@@ -82,7 +82,7 @@ static void test_rows_in_pieces(void **state)
     dray_context *context = fixture_context(&f, "pieces");
     dray_queue *queue = open_pieces(context, "pieces");
     insert_ints(queue, "0", 4, 1);
-    OK(dray_seal(queue, "0", 4, &error));
+    OK(dray_queue_seal(queue, "0", 4, &error));
     /* Rows 0 and 1: rows 0 stays open. Its own columns are not there before. */
     dray_batch *batch = claim_rows(queue, "rollout", 2, DRAY_POLICY_FIFO);
     dray_column column;
@@ -98,7 +98,7 @@ static void test_rows_in_pieces(void **state)
     dray_claim_options more = want("actor", 1);
     more.timeout_ns = 0;
     dray_batch *none;
-    FAILS(DRAY_ETIMEDOUT, dray_claim(queue, &more, &none, &error));
+    FAILS(DRAY_ETIMEDOUT, dray_queue_claim(queue, &more, &none, &error));
     dray_batch_free(batch);
     /* The row that is begun comes first, and reads what it has. */
     batch = claim_rows(queue, "rollout", 2, DRAY_POLICY_FIFO);
@@ -150,12 +150,12 @@ static void test_rows_in_pieces(void **state)
     more.version = 9;
     more.count = 3;
     more.up_to = 1;
-    OK(dray_claim(queue, &more, &batch, &error));
+    OK(dray_queue_claim(queue, &more, &batch, &error));
     assert_int_equal(dray_batch_rows(batch), 1); /* row 2, of version 8 */
     assert_int_equal(dray_batch_row(batch, 0)->slot, 2);
     dray_batch_free(batch);
     dray_refill refill = DRAY_REFILL_INIT;
-    OK(dray_refill_wait(queue, 0, &refill, &error));
+    OK(dray_queue_refill_wait(queue, 0, &refill, &error));
     assert_int_equal(refill.cause, DRAY_LOSS_STALE);
     refill_ints(queue, &refill, 1);
     dray_queue_close(queue);

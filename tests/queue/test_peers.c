@@ -45,7 +45,7 @@ static dray_batch *claim_one(dray_queue *queue, const char *task)
     dray_error error;
     dray_batch *batch;
     dray_claim_options o = want(task, 1);
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     return batch;
 }
 
@@ -67,16 +67,16 @@ static void ask_for_too_much(dray_queue *queue)
     dray_batch *none;
     dray_claim_options o = want("rollout", 9); /* a shortfall */
     o.timeout_ns = 0;
-    FAILS(DRAY_ETIMEDOUT, dray_claim(queue, &o, &none, &error));
+    FAILS(DRAY_ETIMEDOUT, dray_queue_claim(queue, &o, &none, &error));
     o = want("rollout", 4); /* what the balancer must refuse */
     o.policy = DRAY_POLICY_TOKEN_BALANCED;
     o.token_cap = 1;
     o.cost = "weight";
-    FAILS(DRAY_EFULL, dray_claim(queue, &o, &none, &error));
+    FAILS(DRAY_EFULL, dray_queue_claim(queue, &o, &none, &error));
     o.dp_rank = 3;
-    FAILS(DRAY_EINVALID, dray_claim(queue, &o, &none, &error));
+    FAILS(DRAY_EINVALID, dray_queue_claim(queue, &o, &none, &error));
     o = want("nobody", 1);
-    FAILS(DRAY_ENOENT, dray_claim(queue, &o, &none, &error));
+    FAILS(DRAY_ENOENT, dray_queue_claim(queue, &o, &none, &error));
 }
 
 /* Whatever a client sends, it alone hears of it: who waits is served when its row comes. */
@@ -89,7 +89,7 @@ static void test_a_bad_request_kills_the_controller(void **state)
     insert_ints(queue, "0", 4, 1);
     dray_batch *batch;
     dray_claim_options o = want("rollout", 4);
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     pid_t waits = child(wait_for_a_row, NULL);
     noisy = fixture_context(&f, "noisy");
     other = open_queue(noisy, "bad", 0, 0);
@@ -103,7 +103,7 @@ static void test_a_bad_request_kills_the_controller(void **state)
     in.column_count = 1;
     in.tags = &heavy;
     in.tag_count = 1;
-    OK(dray_insert(other, &in, NULL, &error));
+    OK(dray_queue_insert(other, &in, NULL, &error));
     for (int round = 0; round < 20; round++) {
         ask_for_too_much(other);
         for (uint16_t type = 0x0301; type < 0x0320;
@@ -148,10 +148,10 @@ static void one_group(dray_queue *queue, const uint32_t *done)
     for (uint32_t g = 0; g < GROUPS; g++)
         whole += done[g] == GROUP;
     if (!whole) {
-        FAILS(DRAY_ETIMEDOUT, dray_claim(queue, &o, &batch, &error));
+        FAILS(DRAY_ETIMEDOUT, dray_queue_claim(queue, &o, &batch, &error));
         return;
     }
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     assert_int_equal(dray_batch_rows(batch), GROUP);
     uint32_t group = dray_batch_row(batch, 0)->group;
     assert_int_equal(done[group], GROUP);
@@ -190,7 +190,7 @@ static void test_groups_mix_prompts(void **state)
             dray_batch_free(batch);
             one_group(queue, done);
         }
-        OK(dray_clear(queue, name, &error));
+        OK(dray_queue_clear(queue, name, &error));
     }
     dray_queue_close(queue);
     dray_close(context);
@@ -212,7 +212,7 @@ static void compare_tags(void *argument)
     o.up_to = 1;
     o.policy = policy[0] == 'f' ? DRAY_POLICY_FIFO : DRAY_POLICY_TOKEN_BALANCED;
     int rc;
-    while ((rc = dray_claim(queue, &o, &batch, &error)) == DRAY_OK) {
+    while ((rc = dray_queue_claim(queue, &o, &batch, &error)) == DRAY_OK) {
         int32_t values[TAGGED];
         OK(dray_batch_gather(batch, "responses", values, sizeof values, NULL, &error));
         for (uint32_t i = 0; i < dray_batch_rows(batch); i++) {
@@ -240,11 +240,11 @@ static void test_tags_are_visible_after_the_data(void **state)
         char name[16];
         snprintf(name, sizeof name, "%d", round);
         insert_ints(queue, name, TAGGED, 1);
-        OK(dray_seal(queue, name, TAGGED, &error));
+        OK(dray_queue_seal(queue, name, TAGGED, &error));
         for (uint32_t left = TAGGED; left;) {
             dray_batch *batch;
             dray_claim_options o = want("rollout", 1 + draw(left < 5 ? left : 5));
-            OK(dray_claim(queue, &o, &batch, &error));
+            OK(dray_queue_claim(queue, &o, &batch, &error));
             set_ints(batch, "responses", 1000 * round);
             left -= dray_batch_rows(batch);
             for (uint32_t i = 0; i < dray_batch_rows(batch); i++)
@@ -255,7 +255,7 @@ static void test_tags_are_visible_after_the_data(void **state)
             dray_batch_free(batch);
         }
         OK(dray_queue_wait(queue, name, "reward", 20 * DRAY__SECOND, &error));
-        OK(dray_clear(queue, name, &error));
+        OK(dray_queue_clear(queue, name, &error));
     }
     OK(dray_queue_end(queue, &error));
     join(readers[0]);
@@ -272,12 +272,12 @@ static void commit_to_nobody(dray_queue *queue)
     dray_batch *batch;
     dray_claim_options o = want("rollout", 4);
     insert_ints(queue, "2", 4, 1);
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     set_ints(batch, "responses", 10);
     fixture_end(f.coordinator_pid, SIGKILL);
     FAILS(DRAY_ECLOSED, dray_batch_commit(batch, &error));
     FAILS(DRAY_ECLOSED, dray_batch_commit(batch, &error));
-    FAILS(DRAY_ECLOSED, dray_seal(queue, "2", 4, &error));
+    FAILS(DRAY_ECLOSED, dray_queue_seal(queue, "2", 4, &error));
     dray_batch_free(batch);
     unlink(f.socket);
     f.coordinator_pid = fixture_spawn(&f, false);
@@ -297,7 +297,7 @@ static void test_a_lost_acknowledgement_is_success(void **state)
     insert_ints(queue, "0", 4, 1);
     dray_batch *batch;
     dray_claim_options o = want("rollout", 4);
-    OK(dray_claim(hasty, &o, &batch, &error));
+    OK(dray_queue_claim(hasty, &o, &batch, &error));
     set_ints(batch, "responses", 7);
     kill(f.coordinator_pid, SIGSTOP);
     FAILS(DRAY_ETIMEDOUT, dray_batch_commit(batch, &error)); /* nobody knows: no success */
@@ -312,7 +312,7 @@ static void test_a_lost_acknowledgement_is_success(void **state)
     /* An acknowledgement that comes too late for the claim. */
     insert_ints(queue, "1", 4, 1);
     o.max_hold_ns = DRAY__MILLISECOND;
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     set_ints(batch, "responses", 8);
     all_rows(queue, "rollout", "responses", 9, 4);
     FAILS(DRAY_ESTALE, dray_batch_commit(batch, &error));
@@ -337,12 +337,12 @@ static void test_a_stale_address_reads_another_sample(void **state)
     insert_ints(queue, "p", 8, 1);
     dray_batch *held, *batch;
     dray_claim_options o = want("rollout", 8);
-    OK(dray_claim(queue, &o, &held, &error));
+    OK(dray_queue_claim(queue, &o, &held, &error));
     uint32_t generation = dray_batch_row(held, 0)->generation;
     void *address;
     size_t size;
     OK(dray_batch_export(held, &address, &size, &error));
-    OK(dray_clear(queue, "p", &error));
+    OK(dray_queue_clear(queue, "p", &error));
     for (int round = 0; round < 50 * test_scale(); round++) {
         int32_t others[8];
         for (int i = 0; i < 8; i++)
@@ -353,7 +353,7 @@ static void test_a_stale_address_reads_another_sample(void **state)
         in.rows = 8;
         in.columns = &column;
         in.column_count = 1;
-        OK(dray_insert(queue, &in, NULL, &error));
+        OK(dray_queue_insert(queue, &in, NULL, &error));
         int32_t values[8];
         dray_batch *read;
         OK(dray_batch_import(queue, address, size, &read, &error));
@@ -362,12 +362,12 @@ static void test_a_stale_address_reads_another_sample(void **state)
         for (int i = 0; i < 8; i++)
             assert_int_equal(values[i], 10 * i);
         dray_batch_free(read);
-        OK(dray_claim(queue, &o, &batch, &error));
+        OK(dray_queue_claim(queue, &o, &batch, &error));
         assert_true(dray_batch_row(batch, 0)->generation != generation);
         OK(dray_batch_gather(batch, "prompts", values, sizeof values, NULL, &error));
         assert_memory_equal(values, others, sizeof values);
         dray_batch_free(batch);
-        OK(dray_clear(queue, "p", &error));
+        OK(dray_queue_clear(queue, "p", &error));
     }
     set_ints(held, "responses", 0);
     FAILS(DRAY_EGONE, dray_batch_commit(held, &error));
@@ -445,7 +445,7 @@ static void check_shares(dray_queue *queue, dray_claim_options *o, const double 
     dray_batch *batches[8];
     for (uint32_t rank = 0; rank < o->dp_size; rank++) {
         o->dp_rank = rank;
-        OK(dray_claim(queue, o, &batches[rank], &error));
+        OK(dray_queue_claim(queue, o, &batches[rank], &error));
         dray_batch *b = batches[rank];
         assert_true(dray_batch_micros(b) > 0);
         if (o->policy == DRAY_POLICY_LOCKSTEP && rank)
@@ -490,10 +490,10 @@ static void test_the_balancer_makes_bad_micro_batches(void **state)
             tokens[i] = 1 + draw(longest);
         tokens[draw(rows)] = longest;
         insert_ints(queue, "0", rows, 1);
-        OK(dray_seal(queue, "0", rows, &error));
+        OK(dray_queue_seal(queue, "0", rows, &error));
         dray_batch *batch;
         dray_claim_options o = want("rollout", rows);
-        OK(dray_claim(queue, &o, &batch, &error));
+        OK(dray_queue_claim(queue, &o, &batch, &error));
         set_ints(batch, "responses", 0);
         for (uint32_t i = 0; i < rows; i++)
             OK(dray_batch_set_tag(batch, i, DRAY_TAG_TOKENS, tokens[i], &error));
@@ -566,7 +566,7 @@ static void test_starting_up_deadlocks(void **state)
     assert_non_null(strstr(error.message, "nobody's"));
     queue = open_queue(context, "start", 0, 0);
     insert_ints(queue, "0", 16, 1);
-    OK(dray_seal(queue, "0", 16, &error));
+    OK(dray_queue_seal(queue, "0", 16, &error));
     OK(dray_queue_wait(queue, "0", NULL, 20 * DRAY__SECOND, &error));
     for (int i = 0; i < PROCESSES; i++)
         join(pids[i]);
@@ -634,12 +634,12 @@ static void test_a_put_doubles_the_memory(void **state)
     o.rows = PUT_ROWS;
     o.columns = columns;
     o.column_count = 2;
-    OK(dray_insert(queue, &o, NULL, &error));
-    OK(dray_seal(queue, "0", PUT_ROWS, &error));
+    OK(dray_queue_insert(queue, &o, NULL, &error));
+    OK(dray_queue_seal(queue, "0", PUT_ROWS, &error));
     dray_batch *batch;
     dray_claim_options c = want("rollout", PUT_ROWS);
     c.partition = "0";
-    OK(dray_claim(queue, &c, &batch, &error));
+    OK(dray_queue_claim(queue, &c, &batch, &error));
     dray_column read;
     OK(dray_batch_column(batch, "prompts", &read, &error));
     for (int i = 0; i < 3; i++) {

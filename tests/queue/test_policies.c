@@ -15,7 +15,7 @@ static void roll_out(dray_queue *queue, uint32_t rows, const char *key, const do
     dray_batch *batch;
     dray_claim_options o = want("rollout", rows);
     o.policy = DRAY_POLICY_ORDERED;
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     set_ints(batch, "responses", 0);
     for (uint32_t i = 0; i < rows; i++)
         OK(dray_batch_set_tag(batch, i, key, values[i], &error));
@@ -30,7 +30,7 @@ static void check_order(dray_queue *queue, int32_t policy, const uint32_t *slots
     for (uint32_t size = count; size > 0; size = size / 2) { /* any number: the best of them */
         dray_claim_options o = want("reward", size);
         o.policy = policy;
-        OK(dray_claim(queue, &o, &batch, &error));
+        OK(dray_queue_claim(queue, &o, &batch, &error));
         for (uint32_t i = 0; i < size; i++)
             assert_int_equal(dray_batch_row(batch, i)->slot, slots[i]);
         dray_batch_free(batch);
@@ -68,21 +68,21 @@ static void test_exact_to_the_end(void **state)
         snprintf(name, sizeof name, "exact%zu", i);
         dray_queue *queue = open_named(context, name);
         insert_ints(queue, "0", 10, 1);
-        OK(dray_seal(queue, "0", 10, &error));
+        OK(dray_queue_seal(queue, "0", 10, &error));
         dray_claim_options o = want("rollout", 4);
         o.partition = "0";
         o.policy = policies[i];
         static const uint32_t sizes[] = {4, 4, 2};
         for (int k = 0; k < 3; k++) {
             dray_batch *batch;
-            OK(dray_claim(queue, &o, &batch, &error));
+            OK(dray_queue_claim(queue, &o, &batch, &error));
             assert_int_equal(dray_batch_rows(batch), sizes[k]);
             set_ints(batch, "responses", 0);
             OK(dray_batch_commit(batch, &error));
             dray_batch_free(batch);
         }
         dray_batch *none;
-        FAILS(DRAY_EEND, dray_claim(queue, &o, &none, &error));
+        FAILS(DRAY_EEND, dray_queue_claim(queue, &o, &none, &error));
         dray_queue_close(queue);
     }
     dray_close(context);
@@ -101,7 +101,7 @@ static void test_ordered_has_no_gaps(void **state)
     dray_claim_options o = want("rollout", 10);
     o.policy = DRAY_POLICY_ORDERED;
     for (int i = 0; i < 4; i++) {
-        OK(dray_claim(queue, &o, i == 1 ? &open : &batch, &error));
+        OK(dray_queue_claim(queue, &o, i == 1 ? &open : &batch, &error));
         if (i != 1) { /* row 10 stays with its engine */
             set_ints(batch, "responses", 0);
             OK(dray_batch_commit(batch, &error));
@@ -112,7 +112,7 @@ static void test_ordered_has_no_gaps(void **state)
     o = want("reward", 64);
     o.policy = DRAY_POLICY_ORDERED;
     o.up_to = 1;
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     assert_int_equal(dray_batch_rows(batch), 10);
     dray_batch_free(batch);
     dray_batch_free(open);
@@ -141,7 +141,7 @@ static void insert_lengths(dray_queue *queue, const char *partition)
 {
     dray_error error;
     insert_ints(queue, partition, ROWS, 1);
-    OK(dray_seal(queue, partition, ROWS, &error));
+    OK(dray_queue_seal(queue, partition, ROWS, &error));
     roll_out(queue, ROWS, DRAY_TAG_TOKENS, lengths);
 }
 
@@ -179,7 +179,7 @@ static void test_lockstep(void **state)
     double most = 0, least = 1e9;
     for (uint32_t r = 0; r < RANKS; r++) {
         dray_claim_options o = in_step(RANKS - 1 - r, 0, 0);
-        OK(dray_claim(queue, &o, &batches[r], &error));
+        OK(dray_queue_claim(queue, &o, &batches[r], &error));
         assert_int_equal(dray_batch_micros(batches[r]), dray_batch_micros(batches[0]));
         double tokens = check_micros(batches[r], seen);
         most = tokens > most ? tokens : most;
@@ -195,7 +195,7 @@ static void test_lockstep(void **state)
     }
     OK(dray_queue_wait(queue, "0", "reward", 0, &error));
     dray_claim_options o = in_step(0, 0, 0);
-    FAILS(DRAY_ESTALE, dray_claim(queue, &o, &batches[0], &error));
+    FAILS(DRAY_ESTALE, dray_queue_claim(queue, &o, &batches[0], &error));
     dray_queue_close(queue);
     dray_close(context);
 }
@@ -208,14 +208,14 @@ static void test_padding(void **state)
     dray_context *context = fixture_context(&f, "padding");
     dray_queue *queue = open_named(context, "padding");
     insert_ints(queue, "0", 4, 1);
-    OK(dray_seal(queue, "0", 4, &error));
+    OK(dray_queue_seal(queue, "0", 4, &error));
     roll_out(queue, 4, DRAY_TAG_TOKENS, (double[]){10, 10, 10, 10});
     dray_batch *batches[RANKS];
     uint32_t padding = 0, own = 0;
     for (uint32_t r = 0; r < RANKS; r++) {
         dray_claim_options o = in_step(r, 0, 7);
         o.micro_rows = 1;
-        OK(dray_claim(queue, &o, &batches[r], &error));
+        OK(dray_queue_claim(queue, &o, &batches[r], &error));
         assert_int_equal(dray_batch_micros(batches[r]), 2);
         assert_int_equal(dray_batch_rows(batches[r]), 2);
         int32_t values[2];
@@ -249,9 +249,9 @@ static void test_peers(void **state)
     dray_batch *first, *second;
     o.dp_size = 1;
     o.peers = 2;
-    OK(dray_claim(leader, &o, &first, &error));
+    OK(dray_queue_claim(leader, &o, &first, &error));
     o.peer = 1;
-    OK(dray_claim(peer, &o, &second, &error));
+    OK(dray_queue_claim(peer, &o, &second, &error));
     assert_int_equal(dray_batch_rows(first), dray_batch_rows(second));
     for (uint32_t i = 0; i < dray_batch_rows(first); i++)
         assert_int_equal(dray_batch_row(first, i)->id, dray_batch_row(second, i)->id);
@@ -276,7 +276,7 @@ static void die_in_step(void *argument)
     dray_queue *queue = open_named(context, "death");
     dray_claim_options o = in_step(1, 0, 0);
     dray_batch *batch;
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     kill(getpid(), SIGKILL);
 }
 
@@ -289,12 +289,12 @@ static void test_death_voids_the_round(void **state)
     insert_lengths(queue, "0");
     dray_batch *batches[RANKS];
     dray_claim_options o = in_step(0, 0, 0);
-    OK(dray_claim(queue, &o, &batches[0], &error));
+    OK(dray_queue_claim(queue, &o, &batches[0], &error));
     int status;
     waitpid(child(die_in_step, NULL), &status, 0);
     o = in_step(2, 0, 0);
     o.timeout_ns = 20 * DRAY__SECOND;
-    int rc = dray_claim(other, &o, &batches[2], &error);
+    int rc = dray_queue_claim(other, &o, &batches[2], &error);
     if (!rc) { /* before its end was seen */
         for (int i = 0; i < 4000 && !(rc = dray_batch_hold(batches[2], 0, &error)); i++)
             usleep(5000);
@@ -304,18 +304,18 @@ static void test_death_voids_the_round(void **state)
     set_ints(batches[0], "rewards", 0);
     FAILS(DRAY_ESTALE, dray_batch_commit(batches[0], &error));
     dray_batch_free(batches[0]);
-    FAILS(DRAY_ESTALE, dray_claim(other, &o, &batches[2], &error));
+    FAILS(DRAY_ESTALE, dray_queue_claim(other, &o, &batches[2], &error));
     /* The group comes back: all rows are there again. */
     int seen[ROWS] = {0};
     for (uint32_t r = 0; r < RANKS; r++) {
         o = in_step(r, 1, 0);
-        OK(dray_claim(queue, &o, &batches[r], &error));
+        OK(dray_queue_claim(queue, &o, &batches[r], &error));
         check_micros(batches[r], seen);
     }
     for (int i = 0; i < ROWS; i++)
         assert_int_equal(seen[i], 1);
     o = in_step(1, 0, 1);
-    FAILS(DRAY_ESTALE, dray_claim(other, &o, &batches[0], &error));
+    FAILS(DRAY_ESTALE, dray_queue_claim(other, &o, &batches[0], &error));
     for (uint32_t r = 0; r < RANKS; r++)
         dray_batch_free(batches[r]);
     dray_queue_close(other);
@@ -339,7 +339,7 @@ static void test_token_balanced(void **state)
     for (int i = 0; i < MANY; i++)
         all += tokens[i] = 1 + (i * 37) % 90;
     insert_ints(queue, "0", MANY, 1);
-    OK(dray_seal(queue, "0", MANY, &error));
+    OK(dray_queue_seal(queue, "0", MANY, &error));
     roll_out(queue, MANY, DRAY_TAG_TOKENS, tokens);
     dray_claim_options o = want("reward", MANY / 2);
     o.policy = DRAY_POLICY_TOKEN_BALANCED;
@@ -349,7 +349,7 @@ static void test_token_balanced(void **state)
     for (int i = 0; i < 4; i++) {
         dray_batch *batch;
         o.dp_rank = ranks[i];
-        OK(dray_claim(queue, &o, &batch, &error));
+        OK(dray_queue_claim(queue, &o, &batch, &error));
         for (uint32_t m = 0; m < dray_batch_micros(batch); m++) {
             uint32_t first, count;
             double sum = 0;
@@ -373,10 +373,10 @@ static void test_token_balanced(void **state)
     roll_out(queue, 2, DRAY_TAG_TOKENS, (double[]){1, 129});
     dray_batch *none;
     o.count = 2;
-    FAILS(DRAY_EFULL, dray_claim(queue, &o, &none, &error));
+    FAILS(DRAY_EFULL, dray_queue_claim(queue, &o, &none, &error));
     assert_non_null(strstr(error.message, "row 1 has 129 tokens, a micro-batch at most 128"));
     o.dp_rank = 2;
-    FAILS(DRAY_EINVALID, dray_claim(queue, &o, &none, &error));
+    FAILS(DRAY_EINVALID, dray_queue_claim(queue, &o, &none, &error));
     dray_queue_close(queue);
     dray_close(context);
 }

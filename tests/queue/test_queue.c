@@ -13,14 +13,14 @@ static void test_rows_flow(void **state)
     dray_context *context = fixture_context(&f, "flow");
     dray_queue *queue = open_queue(context, "flow", 0, 0);
     insert_ints(queue, "0", 10, 1);
-    OK(dray_seal(queue, "0", 10, &error));
+    OK(dray_queue_seal(queue, "0", 10, &error));
     static const uint32_t expected[] = {4, 4, 2};
     for (int i = 0; i < 3; i++) {
         dray_claim_options o = want("rollout", 4);
         o.partition = "0";
         dray_batch *batch;
         dray_column column;
-        OK(dray_claim(queue, &o, &batch, &error));
+        OK(dray_queue_claim(queue, &o, &batch, &error));
         assert_int_equal(dray_batch_rows(batch), expected[i]);
         OK(dray_batch_column(batch, "prompts", &column, &error));
         for (uint32_t r = 0; r < expected[i]; r++) {
@@ -37,11 +37,11 @@ static void test_rows_flow(void **state)
     dray_claim_options o = want("rollout", 4);
     dray_batch *batch = NULL;
     o.partition = "0";
-    FAILS(DRAY_EEND, dray_claim(queue, &o, &batch, &error));
+    FAILS(DRAY_EEND, dray_queue_claim(queue, &o, &batch, &error));
     OK(dray_queue_wait(queue, "0", "rollout", 0, &error));
     FAILS(DRAY_ETIMEDOUT, dray_queue_wait(queue, "0", NULL, 1000, &error));
     o = want("reward", 10);
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     double tag;
     OK(dray_batch_tag(batch, 4, "length", &tag, &error));
     assert_true(tag == 7.5);
@@ -52,7 +52,7 @@ static void test_rows_flow(void **state)
     dray_batch_free(batch);
     o = want("actor", 10);
     o.policy = DRAY_POLICY_ORDERED;
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     int32_t gathered[10];
     size_t bytes;
     OK(dray_batch_gather(batch, "rewards", gathered, sizeof gathered, &bytes, &error));
@@ -66,9 +66,9 @@ static void test_rows_flow(void **state)
     OK(dray_queue_wait(queue, "0", NULL, 0, &error));
     OK(dray_queue_end(queue, &error));
     o = want("actor", 1);
-    FAILS(DRAY_EEND, dray_claim(queue, &o, &batch, &error));
-    OK(dray_clear(queue, "0", &error));
-    OK(dray_clear(queue, "0", &error));
+    FAILS(DRAY_EEND, dray_queue_claim(queue, &o, &batch, &error));
+    OK(dray_queue_clear(queue, "0", &error));
+    OK(dray_queue_clear(queue, "0", &error));
     dray_queue_close(queue);
     dray_close(context);
 }
@@ -100,12 +100,12 @@ static void test_reads_in_place(void **state)
     dray_queue *queue = open_queue(context, "place", 0, 0);
     dray_queue *reader = open_queue(other, "place", 0, 0);
     insert_ints(queue, "0", 8, 1);
-    OK(dray_seal(queue, "0", 8, &error));
+    OK(dray_queue_seal(queue, "0", 8, &error));
     all_rows(queue, "rollout", "responses", 500, 8);
     dray_claim_options o = want("reward", 8);
     dray_batch *batch;
     dray_column column;
-    OK(dray_claim(reader, &o, &batch, &error));
+    OK(dray_queue_claim(reader, &o, &batch, &error));
     OK(dray_batch_column(batch, "responses", &column, &error));
     for (int i = 0; i < 8; i++)
         assert_true(mapped_as(column.cells[i], "r--s", "dray-samples"));
@@ -113,7 +113,7 @@ static void test_reads_in_place(void **state)
     OK(dray_batch_commit(batch, &error));
     all_rows(queue, "actor", NULL, 0, 8);
     OK(dray_queue_wait(queue, "0", NULL, 0, &error));
-    OK(dray_clear(queue, "0", &error));
+    OK(dray_queue_clear(queue, "0", &error));
     /* The producer writes on, over many chunks' worth of values: what is pinned stays. */
     static int32_t wide[1 << 18];
     memset(wide, 0xFF, sizeof wide);
@@ -128,8 +128,8 @@ static void test_reads_in_place(void **state)
         in.rows = 1;
         in.columns = &big;
         in.column_count = 1;
-        OK(dray_insert(queue, &in, NULL, &error));
-        OK(dray_clear(queue, name, &error));
+        OK(dray_queue_insert(queue, &in, NULL, &error));
+        OK(dray_queue_clear(queue, name, &error));
     }
     for (int i = 0; i < 8; i++)
         assert_int_equal(*(const int32_t *)column.cells[i], 500 + i);
@@ -260,7 +260,7 @@ static void hop(void *argument)
     o.partition = "p";
     dray_batch *batch;
     int rc;
-    while ((rc = dray_claim(queue, &o, &batch, &error)) == DRAY_OK) {
+    while ((rc = dray_queue_claim(queue, &o, &batch, &error)) == DRAY_OK) {
         uint32_t rows = dray_batch_rows(batch), slots[HOP_MICRO];
         uint64_t offsets[HOP_MICRO + 1];
         static uint8_t values[HOP_MICRO * 16 * 24];
@@ -309,13 +309,13 @@ static void test_every_dtype(void **state)
         o.column_count = KINDS;
         o.at_slot = first + 1;
         uint32_t slot;
-        OK(dray_insert(queue, &o, &slot, &error));
+        OK(dray_queue_insert(queue, &o, &slot, &error));
         assert_int_equal(slot, first);
-        FAILS(DRAY_EEXIST, dray_insert(queue, &o, &slot, &error));
+        FAILS(DRAY_EEXIST, dray_queue_insert(queue, &o, &slot, &error));
     }
-    OK(dray_seal(queue, "p", HOP_ROWS, &error));
+    OK(dray_queue_seal(queue, "p", HOP_ROWS, &error));
     OK(dray_queue_wait(queue, "p", NULL, 20 * DRAY__SECOND, &error));
-    OK(dray_clear(queue, "p", &error)); /* late claims see the end all the same */
+    OK(dray_queue_clear(queue, "p", &error)); /* late claims see the end all the same */
     for (int i = 0; i < 4; i++)
         join(pids[i]);
     dray_queue_close(queue);
@@ -343,12 +343,12 @@ static void test_whole_groups(void **state)
     in.column_count = 1;
     in.tags = &tag;
     in.tag_count = 1;
-    OK(dray_insert(queue, &in, NULL, &error));
-    OK(dray_seal(queue, "g", 12, &error));
+    OK(dray_queue_insert(queue, &in, NULL, &error));
+    OK(dray_queue_seal(queue, "g", 12, &error));
     dray_batch *members[12], *batch;
     for (int i = 0; i < 12; i++) {
         dray_claim_options o = want("rollout", 1);
-        OK(dray_claim(queue, &o, &members[i], &error));
+        OK(dray_queue_claim(queue, &o, &members[i], &error));
         dray_column prompt;
         double epoch;
         OK(dray_batch_column(members[i], "prompts", &prompt, &error));
@@ -366,10 +366,10 @@ static void test_whole_groups(void **state)
         OK(dray_batch_commit(members[order[i]], &error));
         dray_batch_free(members[order[i]]);
         if (complete[i] < 0) {
-            FAILS(DRAY_ETIMEDOUT, dray_claim(queue, &o, &batch, &error));
+            FAILS(DRAY_ETIMEDOUT, dray_queue_claim(queue, &o, &batch, &error));
             continue;
         }
-        OK(dray_claim(queue, &o, &batch, &error));
+        OK(dray_queue_claim(queue, &o, &batch, &error));
         assert_int_equal(dray_batch_rows(batch), 4);
         for (uint32_t r = 0; r < 4; r++) {
             assert_int_equal(dray_batch_row(batch, r)->group, complete[i]);
@@ -380,10 +380,10 @@ static void test_whole_groups(void **state)
         dray_batch_free(batch);
     }
     o.count = 6;
-    FAILS(DRAY_ETIMEDOUT, dray_claim(queue, &o, &batch, &error));
+    FAILS(DRAY_ETIMEDOUT, dray_queue_claim(queue, &o, &batch, &error));
     o = want("actor", 6);
     o.policy = DRAY_POLICY_GROUP;
-    FAILS(DRAY_EINVALID, dray_claim(queue, &o, &batch, &error));
+    FAILS(DRAY_EINVALID, dray_queue_claim(queue, &o, &batch, &error));
     dray_queue_close(queue);
     dray_close(context);
 }
@@ -395,13 +395,13 @@ static void test_attempts(void **state)
     dray_context *context = fixture_context(&f, "attempts");
     dray_queue *queue = open_queue(context, "attempts", 0, 0);
     insert_ints(queue, "0", 4, 1);
-    OK(dray_seal(queue, "0", 4, &error));
+    OK(dray_queue_seal(queue, "0", 4, &error));
     dray_batch *batch;
     dray_claim_options o = want("rollout", 4);
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     dray_batch_free(batch); /* not counted */
     for (uint32_t attempt = 2; attempt <= 4; attempt++) {
-        OK(dray_claim(queue, &o, &batch, &error));
+        OK(dray_queue_claim(queue, &o, &batch, &error));
         assert_int_equal(dray_batch_rows(batch), 4);
         uint32_t bad = UINT32_MAX, out_of_range = 4;
         for (uint32_t i = 0; i < 4; i++) {
@@ -418,7 +418,7 @@ static void test_attempts(void **state)
         dray_batch_free(batch);
     }
     o.partition = "0";
-    FAILS(DRAY_EEND, dray_claim(queue, &o, &batch, &error));
+    FAILS(DRAY_EEND, dray_queue_claim(queue, &o, &batch, &error));
     OK(dray_queue_wait(queue, "0", "rollout", 0, &error));
     all_rows(queue, "reward", "rewards", 0, 3);
     char *text;
@@ -452,7 +452,7 @@ static void clear_later(void *argument)
             break;
         usleep(1000);
     }
-    OK(dray_clear(queue, "0", &error));
+    OK(dray_queue_clear(queue, "0", &error));
     dray_queue_close(queue);
     dray_close(context);
 }
@@ -468,22 +468,22 @@ static void test_capacity(void **state)
     o.partition = "1";
     o.rows = 3;
     o.timeout_ns = 0;
-    FAILS(DRAY_EFULL, dray_insert(queue, &o, NULL, &error));
+    FAILS(DRAY_EFULL, dray_queue_insert(queue, &o, NULL, &error));
     assert_non_null(strstr(error.message, "8 rows + 3 > 10"));
     o.timeout_ns = 1000000;
-    FAILS(DRAY_ETIMEDOUT, dray_insert(queue, &o, NULL, &error));
+    FAILS(DRAY_ETIMEDOUT, dray_queue_insert(queue, &o, NULL, &error));
     o.rows = 11; /* never */
     o.timeout_ns = DRAY_WAIT_DEFAULT;
-    FAILS(DRAY_EFULL, dray_insert(queue, &o, NULL, &error));
+    FAILS(DRAY_EFULL, dray_queue_insert(queue, &o, NULL, &error));
     o.rows = 1;
     o.row_bytes = 5000;
-    FAILS(DRAY_EFULL, dray_insert(queue, &o, NULL, &error));
+    FAILS(DRAY_EFULL, dray_queue_insert(queue, &o, NULL, &error));
     o.row_bytes = 4090; /* beside the 32 bytes that partition 0 holds */
     o.timeout_ns = 0;
-    FAILS(DRAY_EFULL, dray_insert(queue, &o, NULL, &error));
+    FAILS(DRAY_EFULL, dray_queue_insert(queue, &o, NULL, &error));
     o.timeout_ns = DRAY_WAIT_DEFAULT;
     pid_t pid = child(clear_later, NULL);
-    OK(dray_insert(queue, &o, NULL, &error));
+    OK(dray_queue_insert(queue, &o, NULL, &error));
     join(pid);
     dray_queue_close(queue);
     dray_close(context);
@@ -499,7 +499,7 @@ static void insert_later(void *argument)
     dray_queue *queue = open_queue(context, queue_name, 0, 0);
     usleep(20000);
     insert_ints(queue, "0", 5, 1);
-    OK(dray_seal(queue, "0", 5, &error));
+    OK(dray_queue_seal(queue, "0", 5, &error));
     OK(dray_queue_end(queue, &error));
     dray_queue_close(queue);
     dray_close(context);
@@ -514,13 +514,13 @@ static void test_waiters_are_woken(void **state)
     pid_t pid = child(insert_later, "wake");
     dray_claim_options o = want("rollout", 4);
     dray_batch *batch;
-    OK(dray_claim(queue, &o, &batch, &error)); /* the default timeout would be 20 s */
+    OK(dray_queue_claim(queue, &o, &batch, &error)); /* the default timeout would be 20 s */
     set_ints(batch, "responses", 0);
     OK(dray_batch_commit(batch, &error));
     dray_batch_free(batch);
     join(pid);
     all_rows(queue, "rollout", "responses", 0, 1);
-    FAILS(DRAY_EEND, dray_claim(queue, &o, &batch, &error));
+    FAILS(DRAY_EEND, dray_queue_claim(queue, &o, &batch, &error));
     dray_queue_close(queue);
     dray_close(context);
 }
@@ -535,29 +535,29 @@ static void test_choices_and_polling(void **state)
     dray_claim_options choices[] = {want("reward", 2), want("rollout", 2)};
     dray_batch *batch = NULL;
     uint32_t which = 9;
-    OK(dray_claim_start(queue, choices, 2, &error));
-    FAILS(DRAY_EBUSY, dray_claim_start(queue, choices, 2, &error));
-    FAILS(DRAY_EAGAIN, dray_claim_poll(queue, &which, &batch, &error));
+    OK(dray_queue_claim_start(queue, choices, 2, &error));
+    FAILS(DRAY_EBUSY, dray_queue_claim_start(queue, choices, 2, &error));
+    FAILS(DRAY_EAGAIN, dray_queue_claim_poll(queue, &which, &batch, &error));
     insert_ints(other, "0", 4, 1);
     insert_ints(queue, "1", 4, 1); /* other calls go on beside it */
     struct pollfd p = {.fd = dray_queue_fd(queue), .events = POLLIN};
     assert_int_equal(poll(&p, 1, 20000), 1);
-    OK(dray_claim_poll(queue, &which, &batch, &error));
+    OK(dray_queue_claim_poll(queue, &which, &batch, &error));
     assert_int_equal(which, 1);
     assert_string_equal(dray_batch_partition(batch), "0");
     set_ints(batch, "responses", 0);
     OK(dray_batch_commit(batch, &error));
     dray_batch_free(batch);
-    OK(dray_claim_any(queue, choices, 2, &which, &batch, &error));
+    OK(dray_queue_claim_any(queue, choices, 2, &which, &batch, &error));
     assert_int_equal(which, 0);
     dray_batch_free(batch);
-    OK(dray_claim_any(queue, choices, 2, &which, &batch, &error));
+    OK(dray_queue_claim_any(queue, choices, 2, &which, &batch, &error));
     assert_int_equal(which, 0);
     dray_batch_free(batch);
-    FAILS(DRAY_EINVALID, dray_claim_poll(queue, &which, &batch, &error));
+    FAILS(DRAY_EINVALID, dray_queue_claim_poll(queue, &which, &batch, &error));
     choices[0].count = 3;
     choices[0].partition = "nothing";
-    OK(dray_claim_start(queue, choices, 1, &error));
+    OK(dray_queue_claim_start(queue, choices, 1, &error));
     dray_queue_close(queue); /* gives up the started one */
     dray_queue_close(other);
     dray_close(context);
@@ -573,8 +573,8 @@ static void test_ordered(void **state)
     insert_ints(queue, "1", 2, 1);
     dray_batch *first, *second, *batch;
     dray_claim_options o = want("rollout", 3);
-    OK(dray_claim(queue, &o, &first, &error));
-    OK(dray_claim(queue, &o, &second, &error));
+    OK(dray_queue_claim(queue, &o, &first, &error));
+    OK(dray_queue_claim(queue, &o, &second, &error));
     set_ints(first, "responses", 0);
     set_ints(second, "responses", 0);
     OK(dray_batch_commit(second, &error));
@@ -582,16 +582,16 @@ static void test_ordered(void **state)
     r.policy = DRAY_POLICY_ORDERED;
     r.up_to = 1;
     r.timeout_ns = 0;
-    FAILS(DRAY_ETIMEDOUT, dray_claim(queue, &r, &batch, &error)); /* slot 0 comes first */
+    FAILS(DRAY_ETIMEDOUT, dray_queue_claim(queue, &r, &batch, &error)); /* slot 0 comes first */
     OK(dray_batch_commit(first, &error));
-    OK(dray_claim(queue, &r, &batch, &error));
+    OK(dray_queue_claim(queue, &r, &batch, &error));
     for (uint32_t i = 0; i < 6; i++)
         assert_int_equal(dray_batch_row(batch, i)->slot, (int)i);
     all_rows(queue, "rollout", "responses", 0, 2);
     dray_batch *later = NULL;
-    FAILS(DRAY_ETIMEDOUT, dray_claim(queue, &r, &later, &error)); /* 0 may still grow */
-    OK(dray_seal(queue, "0", 6, &error));
-    OK(dray_claim(queue, &r, &later, &error));
+    FAILS(DRAY_ETIMEDOUT, dray_queue_claim(queue, &r, &later, &error)); /* 0 may still grow */
+    OK(dray_queue_seal(queue, "0", 6, &error));
+    OK(dray_queue_claim(queue, &r, &later, &error));
     assert_string_equal(dray_batch_partition(later), "1");
     dray_batch_free(later);
     dray_batch_free(batch);
@@ -646,14 +646,14 @@ static void test_export(void **state)
     insert_ints(queue, "0", 4, 1);
     dray_batch *batch;
     dray_claim_options o = want("rollout", 4);
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     set_ints(batch, "responses", 40);
     for (uint32_t i = 0; i < 4; i++)
         OK(dray_batch_set_tag(batch, i, "length", i, &error));
     OK(dray_batch_commit(batch, &error));
     dray_batch_free(batch);
     o = want("reward", 4);
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     exported e;
     OK(dray_batch_export(batch, &e.data, &e.size, &error));
     join(child(import_there, &e));
@@ -676,7 +676,7 @@ static void *thread_of(void *argument)
     int32_t values[6];
     int rc;
     o.up_to = 1;
-    while ((rc = dray_claim(queue, &o, &batch, &error)) == DRAY_OK) {
+    while ((rc = dray_queue_claim(queue, &o, &batch, &error)) == DRAY_OK) {
         for (uint32_t n = 0; n < three_tasks[t].needs_count; n++)
             OK(dray_batch_gather(batch, three_tasks[t].needs[n], values, sizeof values, NULL,
                                  &error));
@@ -709,11 +709,11 @@ static void test_threads(void **state)
         char name[16];
         snprintf(name, sizeof name, "%d", i);
         insert_ints(queue, name, 12, 1);
-        OK(dray_seal(queue, name, 12, &error));
+        OK(dray_queue_seal(queue, name, 12, &error));
         if (i >= 4) {
             snprintf(name, sizeof name, "%d", i - 4);
             OK(dray_queue_wait(queue, name, NULL, DRAY_WAIT_DEFAULT, &error));
-            OK(dray_clear(queue, name, &error));
+            OK(dray_queue_clear(queue, name, &error));
         }
     }
     OK(dray_queue_end(queue, &error));
@@ -745,17 +745,17 @@ static void test_row_tags(void **state)
     in.tag_count = 2;
     in.row_tags = tags;
     in.row_tag_count = 3;
-    OK(dray_insert(queue, &in, NULL, &error));
+    OK(dray_queue_insert(queue, &in, NULL, &error));
     in.partition = "groups";
     in.rows = 8;
     in.group_size = 2;
     in.once_per_group = 1;
-    OK(dray_insert(queue, &in, NULL, &error));
+    OK(dray_queue_insert(queue, &in, NULL, &error));
     for (uint32_t size = 1; size <= 2; size++) {
         dray_batch *batch;
         dray_claim_options o = want("rollout", 4 * size);
         o.partition = size == 1 ? "rows" : "groups";
-        OK(dray_claim(queue, &o, &batch, &error));
+        OK(dray_queue_claim(queue, &o, &batch, &error));
         for (uint32_t i = 0; i < 4 * size; i++) {
             double tag;
             OK(dray_batch_tag(batch, i, "step", &tag, &error));
@@ -768,11 +768,11 @@ static void test_row_tags(void **state)
         dray_batch_free(batch);
     }
     tags[0].row = 8;
-    FAILS(DRAY_EINVALID, dray_insert(queue, &in, NULL, &error));
+    FAILS(DRAY_EINVALID, dray_queue_insert(queue, &in, NULL, &error));
     tags[0].row = 4; /* of 4 groups */
-    FAILS(DRAY_EINVALID, dray_insert(queue, &in, NULL, &error));
-    OK(dray_clear(queue, "rows", &error));
-    OK(dray_clear(queue, "groups", &error));
+    FAILS(DRAY_EINVALID, dray_queue_insert(queue, &in, NULL, &error));
+    OK(dray_queue_clear(queue, "rows", &error));
+    OK(dray_queue_clear(queue, "groups", &error));
     dray_queue_close(queue);
     dray_close(context);
 }

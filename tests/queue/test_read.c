@@ -29,7 +29,7 @@ static void insert_rows(dray_queue *queue, uint32_t first, uint32_t rows)
     o.rows = rows;
     o.columns = columns;
     o.column_count = 2;
-    OK(dray_insert(queue, &o, NULL, &error));
+    OK(dray_queue_insert(queue, &o, NULL, &error));
 }
 
 static dray_batch *claim_all(dray_context *context, dray_queue **queue)
@@ -48,7 +48,7 @@ static dray_batch *claim_all(dray_context *context, dray_queue **queue)
     insert_rows(*queue, FIRST, ROWS - FIRST);
     dray_claim_options o = want("read", ROWS);
     o.policy = DRAY_POLICY_ORDERED;
-    OK(dray_claim(*queue, &o, &batch, &error));
+    OK(dray_queue_claim(*queue, &o, &batch, &error));
     return batch;
 }
 

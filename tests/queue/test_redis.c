@@ -74,7 +74,7 @@ static int insert_rows(dray_queue *queue, const char *partition, uint32_t rows, 
     o.columns = columns;
     o.column_count = 2;
     o.refill = refill;
-    int rc = dray_insert(queue, &o, NULL, error);
+    int rc = dray_queue_insert(queue, &o, NULL, error);
     free(offsets);
     free(prompts);
     free(extra);
@@ -89,7 +89,7 @@ static int claim(dray_queue *queue, const char *task, uint32_t count, dray_batch
     o.count = count;
     o.up_to = 1;
     o.timeout_ns = 10 * DRAY__SECOND;
-    return dray_claim(queue, &o, out, error);
+    return dray_queue_claim(queue, &o, out, error);
 }
 
 static void check_prompts(dray_batch *batch)
@@ -204,7 +204,7 @@ static void round_trip_with(const char *address, redis_server *servers, int coun
     OK(insert_rows(queue, "cleared", 50, 600000, 0, &error));
     for (int s = 0; s < count; s++)
         assert_true(redis_keys(&servers[s]) > 0);
-    OK(dray_clear(queue, "cleared", &error));
+    OK(dray_queue_clear(queue, "cleared", &error));
     for (int s = 0; s < count; s++)
         redis_wait_keys(&servers[s], 0);
     OK(insert_rows(queue, "left", 20, 600000, 0, &error));
@@ -255,7 +255,7 @@ static void what_redis_lost_is_refilled(void **state)
     dray_context *context;
     dray_queue *queue = begin(&r, NULL, &f, &context);
     OK(insert_rows(queue, "p", 6, 100, 0, &error));
-    OK(dray_seal(queue, "p", 6, &error));
+    OK(dray_queue_seal(queue, "p", 6, &error));
     OK(claim(queue, "answer", 4, &batch, &error));
     redis_restart(&r, NULL);
     FAILS(DRAY_EGONE, dray_batch_column(batch, "extra", &column, &error));
@@ -268,7 +268,7 @@ static void what_redis_lost_is_refilled(void **state)
     dray_batch_free(batch);
     for (uint32_t i = 0; i < 6; i++) { /* rows of the same length as the lost */
         dray_refill refill = DRAY_REFILL_INIT;
-        OK(dray_refill_wait(queue, DRAY__SECOND, &refill, &error));
+        OK(dray_queue_refill_wait(queue, DRAY__SECOND, &refill, &error));
         assert_int_equal(refill.cause, DRAY_LOSS_BYTES);
         assert_non_null(strstr(refill.reason, "redis lost the bytes"));
         OK(insert_rows(queue, "p", refill.rows, 100, refill.id, &error));
@@ -364,8 +364,8 @@ static void nothing_hangs_past_its_deadline(void **state)
     assert_non_null(strstr(error.message, "did not answer in time"));
     FAILS(DRAY_ETIMEDOUT, insert_rows(queue, "r", 5, 3000000, 0, &error));
     assert_true(dray__now() - before <
-                8 * DRAY__SECOND);        /* two seconds, and room for a busy machine */
-    OK(dray_seal(queue, "p", 5, &error)); /* the controller is as quick as ever */
+                8 * DRAY__SECOND);              /* two seconds, and room for a busy machine */
+    OK(dray_queue_seal(queue, "p", 5, &error)); /* the controller is as quick as ever */
     kill(r.pid, SIGCONT);
     check_extra(batch, 3000000);
     OK(answer(batch, &error));
@@ -398,7 +398,7 @@ static void a_full_server_is_an_error_and_passes(void **state)
     assert_non_null(strstr(error.message, "out of memory (maxmemory)"));
     for (int i = 0; i < parts - 1; i++) {
         snprintf(name, sizeof name, "p%d", i);
-        OK(dray_clear(queue, name, &error));
+        OK(dray_queue_clear(queue, name, &error));
     }
     for (int i = 0; (rc = insert_rows(queue, "again", 4, 500000, 0, &error)) && i < 100; i++)
         usleep(50000); /* until what was cleared is dropped */

@@ -16,7 +16,7 @@ static void use_after_fork(void *argument)
     o.columns = &column;
     o.column_count = 1;
     FAILS(DRAY_ECLOSED, dray_queue_status(queue, &text, &error));
-    FAILS(DRAY_ECLOSED, dray_insert(queue, &o, NULL, &error));
+    FAILS(DRAY_ECLOSED, dray_queue_insert(queue, &o, NULL, &error));
 }
 
 static void test_forks_are_refused(void **state)
@@ -56,13 +56,13 @@ static void test_bad_arguments(void **state)
     insert_ints(queue, "0", 4, 1);
     dray_claim_options o = want("rolout", 1);
     dray_batch *batch = NULL;
-    FAILS(DRAY_ENOENT, dray_claim(queue, &o, &batch, &error));
+    FAILS(DRAY_ENOENT, dray_queue_claim(queue, &o, &batch, &error));
     assert_non_null(strstr(error.message, "did you mean 'rollout'"));
     o = want("rollout", 0);
-    FAILS(DRAY_EINVALID, dray_claim(queue, &o, &batch, &error));
+    FAILS(DRAY_EINVALID, dray_queue_claim(queue, &o, &batch, &error));
     o = want("rollout", 1);
     o.policy = 77;
-    FAILS(DRAY_EINVALID, dray_claim(queue, &o, &batch, &error));
+    FAILS(DRAY_EINVALID, dray_queue_claim(queue, &o, &batch, &error));
     int32_t values[4] = {0};
     dray_column_data column = int_column("responses", values);
     dray_insert_options in = DRAY_INSERT_OPTIONS_INIT;
@@ -70,31 +70,31 @@ static void test_bad_arguments(void **state)
     in.rows = 4;
     in.columns = &column;
     in.column_count = 1;
-    FAILS(DRAY_EINVALID, dray_insert(queue, &in, NULL, &error)); /* rollout's column */
+    FAILS(DRAY_EINVALID, dray_queue_insert(queue, &in, NULL, &error)); /* rollout's column */
     column = int_column("prompts", values);
     column.dtype = DRAY_F32;
-    FAILS(DRAY_EDTYPE, dray_insert(queue, &in, NULL, &error));
+    FAILS(DRAY_EDTYPE, dray_queue_insert(queue, &in, NULL, &error));
     column.dtype = 99;
-    FAILS(DRAY_EDTYPE, dray_insert(queue, &in, NULL, &error));
+    FAILS(DRAY_EDTYPE, dray_queue_insert(queue, &in, NULL, &error));
     column = int_column("prompts", values);
     column.ndim = 1;
     column.shape[0] = 1;
-    FAILS(DRAY_ESHAPE, dray_insert(queue, &in, NULL, &error));
+    FAILS(DRAY_ESHAPE, dray_queue_insert(queue, &in, NULL, &error));
     column.shape[0] = -1;
-    FAILS(DRAY_ESHAPE, dray_insert(queue, &in, NULL, &error));
+    FAILS(DRAY_ESHAPE, dray_queue_insert(queue, &in, NULL, &error));
     column = int_column("prompts", NULL);
-    FAILS(DRAY_EINVALID, dray_insert(queue, &in, NULL, &error));
+    FAILS(DRAY_EINVALID, dray_queue_insert(queue, &in, NULL, &error));
     in.column_count = 0;
     in.group_size = 3;
-    FAILS(DRAY_EINVALID, dray_insert(queue, &in, NULL, &error));
+    FAILS(DRAY_EINVALID, dray_queue_insert(queue, &in, NULL, &error));
     in.group_size = 2; /* the partition's are 1 */
-    FAILS(DRAY_EINVALID, dray_insert(queue, &in, NULL, &error));
-    FAILS(DRAY_EINVALID, dray_seal(queue, "0", 5, &error));
-    FAILS(DRAY_ENOENT, dray_seal(queue, "9", 5, &error));
-    FAILS(DRAY_ENOENT, dray_clear(queue, "9", &error));
-    FAILS(DRAY_EINVALID, dray_clear(queue, "", &error));
+    FAILS(DRAY_EINVALID, dray_queue_insert(queue, &in, NULL, &error));
+    FAILS(DRAY_EINVALID, dray_queue_seal(queue, "0", 5, &error));
+    FAILS(DRAY_ENOENT, dray_queue_seal(queue, "9", 5, &error));
+    FAILS(DRAY_ENOENT, dray_queue_clear(queue, "9", &error));
+    FAILS(DRAY_EINVALID, dray_queue_clear(queue, "", &error));
     o = want("rollout", 4);
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     column = int_column("rewards", values);
     FAILS(DRAY_EINVALID, dray_batch_set(batch, &column, &error));
     uint64_t offsets[5] = {0, 1, 3, 2, 4};
@@ -174,7 +174,7 @@ static void test_broken_producers(void **state)
     insert_ints(queue, "0", 3, 1);
     dray_batch *batch;
     dray_claim_options o = want("rollout", 3);
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     int32_t values[6] = {1, 2, 3, 4, 5, 6};
     uint64_t offsets[4] = {0, 1, 3, 6};
     dray_column_data column = int_column("responses", values);
@@ -211,13 +211,13 @@ static void test_broken_producers(void **state)
     for (size_t i = 0; i < sizeof forged / sizeof *forged; i++) {
         dray_column read;
         memcpy(written, forged[i], sizeof forged[i]);
-        OK(dray_claim(queue, &o, &batch, &error));
+        OK(dray_queue_claim(queue, &o, &batch, &error));
         FAILS(DRAY_EFORMAT, dray_batch_column(batch, "responses", &read, &error));
         dray_batch_free(batch);
     }
     memcpy(written, offsets, sizeof offsets);
     int32_t out[6];
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     OK(dray_batch_gather(batch, "responses", out, sizeof out, NULL, &error));
     assert_memory_equal(out, values, sizeof out);
     dray_batch_free(batch);
@@ -237,10 +237,10 @@ static void test_no_descriptors_are_left(void **state)
         dray_batch *batch;
         dray_column column;
         dray_claim_options o = want("rollout", 4);
-        OK(dray_claim(queue, &o, &batch, &error));
+        OK(dray_queue_claim(queue, &o, &batch, &error));
         OK(dray_batch_column(batch, "prompts", &column, &error));
         dray_batch_free(batch);
-        OK(dray_clear(queue, "0", &error));
+        OK(dray_queue_clear(queue, "0", &error));
         dray_queue_close(queue);
         dray_close(context);
         wait_for_chunks(&f, before);
@@ -275,10 +275,10 @@ static void test_no_keeper(void **state)
     dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
     o.partition = "0";
     o.rows = 1;
-    OK(dray_insert(queue, &o, NULL, &error));
+    OK(dray_queue_insert(queue, &o, NULL, &error));
     o.columns = &column;
     o.column_count = 1;
-    FAILS(DRAY_EUNSUPPORTED, dray_insert(queue, &o, NULL, &error));
+    FAILS(DRAY_EUNSUPPORTED, dray_queue_insert(queue, &o, NULL, &error));
     assert_non_null(strstr(error.message, "no keeper"));
     char *text;
     OK(dray_queue_status(queue, &text, &error));

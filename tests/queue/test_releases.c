@@ -31,7 +31,7 @@ static dray_batch *take(dray_queue *queue, const char *partition, uint32_t rows)
     dray_batch *batch;
     dray_claim_options o = want("read", rows);
     o.partition = partition;
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     assert_int_equal(dray_batch_rows(batch), rows);
     return batch;
 }
@@ -175,7 +175,7 @@ static void test_cleared_bytes(void **state)
     dray_batch *batch = take(queue, "0", ROWS);
     dray_column column;
     OK(dray_batch_column(batch, "prompts", &column, &error));
-    OK(dray_clear(queue, "0", &error));
+    OK(dray_queue_clear(queue, "0", &error));
     assert_int_equal(*(const int32_t *)column.cells[3], 30);
     assert_int_equal(kept_chunks(&f), 1);
     dray_batch_free(batch);
@@ -289,7 +289,7 @@ static void test_more_than_there_are_pages(void **state)
         dray_batch *batches[BATCHES];
         dray_claim_options o = want("rollout", 1);
         for (int b = 0; b < BATCHES; b++)
-            OK(dray_claim(queues[i], &o, &batches[b], &error));
+            OK(dray_queue_claim(queues[i], &o, &batches[b], &error));
         assert_true(status_has(one, "\"claims\":70"));
         for (int b = 0; b < BATCHES; b++)
             dray_batch_free(batches[b]);
@@ -313,7 +313,7 @@ static void test_lies_on_the_page(void **state)
     insert_ints(queue, "0", ROWS, 1);
     dray_claim_options o = want("rollout", ROWS);
     dray_batch *batch;
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     assert_non_null(liar->releases);
     for (uint32_t i = 0; i < 1000; i++) {
         liar->releases->tickets[i % DRAY__RELEASES] = i;

@@ -65,11 +65,11 @@ static void test_counts_once(void **state)
     begin_cut(queue, &fd, &thread);
     insert_ints(queue, "0", 4, 1);
     end_cut(thread);
-    OK(dray_seal(queue, "0", 4, &error)); /* and not 8 */
+    OK(dray_queue_seal(queue, "0", 4, &error)); /* and not 8 */
     dray_claim_options o = want("rollout", 4);
     o.partition = "0";
     dray_batch *batch;
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     dray_column column; /* the chunk of before is the keeper's still */
     OK(dray_batch_column(batch, "prompts", &column, &error));
     for (int i = 0; i < 4; i++)
@@ -80,7 +80,7 @@ static void test_counts_once(void **state)
     end_cut(thread);
     dray_batch_free(batch);
     o.task = "reward";
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     assert_int_equal(dray_batch_row(batch, 0)->attempt, 1);
     OK(dray_batch_column(batch, "responses", &column, &error));
     for (int i = 0; i < 4; i++)

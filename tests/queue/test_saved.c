@@ -43,7 +43,7 @@ static dray_queue *open_filled(dray_context *context)
     in.column_count = 1;
     uint32_t first;
     OK(open_saved(context, NULL, &queue, &error));
-    OK(dray_insert(queue, &in, &first, &error));
+    OK(dray_queue_insert(queue, &in, &first, &error));
     return queue;
 }
 
@@ -55,7 +55,7 @@ static void has_rows(dray_queue *queue)
     c.task = "train";
     c.partition = "0";
     c.count = 4;
-    OK(dray_claim(queue, &c, &batch, &error));
+    OK(dray_queue_claim(queue, &c, &batch, &error));
     assert_int_equal(dray_batch_rows(batch), 4);
     dray_batch_free(batch);
 }

@@ -17,7 +17,7 @@ static void read_stop_read(void *argument)
     dray_claim_options o = want("rollout", 64);
     dray_batch *batch;
     dray_column column;
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     OK(dray_batch_column(batch, "prompts", &column, &error));
     raise(SIGSTOP);
     for (uint32_t i = 0; i < 64; i++)
@@ -41,7 +41,7 @@ static void test_stopped_reader(void **state)
     int status;
     assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
     assert_true(WIFSTOPPED(status));
-    OK(dray_clear(queue, "0", &error));
+    OK(dray_queue_clear(queue, "0", &error));
     /* Many times as much as a chunk holds, over and over. */
     static int32_t values[1 << 18];
     memset(values, 0xEE, sizeof values);
@@ -54,8 +54,8 @@ static void test_stopped_reader(void **state)
         o.rows = 1 << 18;
         o.columns = &column;
         o.column_count = 1;
-        OK(dray_insert(queue, &o, NULL, &error));
-        OK(dray_clear(queue, name, &error));
+        OK(dray_queue_insert(queue, &o, NULL, &error));
+        OK(dray_queue_clear(queue, name, &error));
     }
     kill(pid, SIGCONT);
     join(pid);

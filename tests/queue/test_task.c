@@ -27,7 +27,7 @@ static void test_task(void **state)
     setenv("DRAY_RANK", "1", 1);
     OK(dray_task_open(reads, made, NULL, &task, &error));
     insert_ints(queue, "0", 40, 1);
-    OK(dray_seal(queue, "0", 40, &error));
+    OK(dray_queue_seal(queue, "0", 40, &error));
     OK(dray_queue_end(queue, &error));
     static const uint32_t expected[] = {32, 8};
     for (int i = 0; i < 2; i++) {
@@ -53,7 +53,7 @@ static void test_tags(void **state)
     dray_batch *batch;
     double value;
     dray_claim_options o = want("rollout", 3);
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     for (uint32_t i = 3; i-- > 0;)
         OK(dray_batch_set_tag(batch, i, i == 1 ? "b" : "a", i, &error));
     OK(dray_batch_set_tag(batch, 2, "a", 20, &error));
@@ -61,7 +61,7 @@ static void test_tags(void **state)
     OK(dray_batch_commit(batch, &error));
     dray_batch_free(batch);
     o = want("reward", 3);
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     OK(dray_batch_tag(batch, 0, "a", &value, &error));
     assert_true(value == 0);
     FAILS(DRAY_ENOENT, dray_batch_tag(batch, 1, "a", &value, &error));
@@ -74,7 +74,7 @@ static void test_tags(void **state)
     OK(dray_batch_commit(batch, &error));
     dray_batch_free(batch);
     o = want("actor", 3);
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     OK(dray_batch_tag(batch, 2, "a", &value, &error));
     assert_true(value == 30);
     dray_batch_free(batch);

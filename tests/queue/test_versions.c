@@ -43,7 +43,7 @@ static void roll_out(void *argument)
     bool frozen = false;
     dray_batch *batch;
     int rc;
-    while ((rc = dray_claim(queue, &o, &batch, &error)) != DRAY_EEND) {
+    while ((rc = dray_queue_claim(queue, &o, &batch, &error)) != DRAY_EEND) {
         OK(rc);
         uint64_t version = atomic_load(e->version);
         if (e->freezes && !frozen)
@@ -70,7 +70,7 @@ static void score(void *argument)
     o.up_to = 1;
     dray_batch *batch;
     int rc;
-    while ((rc = dray_claim(queue, &o, &batch, &error)) != DRAY_EEND) {
+    while ((rc = dray_queue_claim(queue, &o, &batch, &error)) != DRAY_EEND) {
         OK(rc);
         set_ints(batch, "rewards", 0);
         OK(dray_batch_commit(batch, &error));
@@ -88,7 +88,7 @@ static void answer_refills(void *argument)
     dray_queue *queue = open_refilling(context, "frozen");
     dray_refill refill = DRAY_REFILL_INIT;
     int rc;
-    while ((rc = dray_refill_wait(queue, 20 * DRAY__SECOND, &refill, &error)) != DRAY_EEND) {
+    while ((rc = dray_queue_refill_wait(queue, 20 * DRAY__SECOND, &refill, &error)) != DRAY_EEND) {
         OK(rc);
         assert_int_equal(refill.cause, DRAY_LOSS_STALE);
         refill_ints(queue, &refill, 1000);
@@ -111,7 +111,7 @@ static void test_frozen_engine(void **state)
     admission.staleness = ETA;
     OK(dray_queue_admit(queue, &admission, &error));
     insert_ints(queue, "all", B * STEPS, 1);
-    OK(dray_seal(queue, "all", B * STEPS, &error));
+    OK(dray_queue_seal(queue, "all", B * STEPS, &error));
     engine slow = {version, true}, fast = {version, false};
     pid_t frozen = child(roll_out, &slow);
     int status;
@@ -125,7 +125,7 @@ static void test_frozen_engine(void **state)
     for (uint64_t v = 0; v < STEPS; v++) {
         dray_batch *batch;
         o.version = v;
-        OK(dray_claim(queue, &o, &batch, &error));
+        OK(dray_queue_claim(queue, &o, &batch, &error));
         assert_int_equal(dray_batch_rows(batch), B);
         for (uint32_t i = 0; i < B; i++) {
             double made;
@@ -163,7 +163,7 @@ static uint32_t roll_out_some(dray_queue *queue, uint64_t version)
     o.up_to = 1;
     o.timeout_ns = 0;
     dray_batch *batch;
-    int rc = dray_claim(queue, &o, &batch, &error);
+    int rc = dray_queue_claim(queue, &o, &batch, &error);
     if (rc == DRAY_ETIMEDOUT) {
         assert_non_null(strstr(error.message, "0 more admitted"));
         return 0;
@@ -202,7 +202,7 @@ static void test_admission(void **state)
     dray_claim_options o = want("reward", 1);
     for (int attempt = 0; attempt < 3; attempt++) {
         o.policy = DRAY_POLICY_ORDERED;
-        OK(dray_claim(queue, &o, &batch, &error));
+        OK(dray_queue_claim(queue, &o, &batch, &error));
         assert_int_equal(dray_batch_row(batch, 0)->slot, 0);
         OK(dray_batch_fail(batch, NULL, 0, "broken", &error));
         dray_batch_free(batch);
@@ -249,8 +249,8 @@ static void test_dead_rows_are_not_accepted(void **state)
     for (int i = 0; i < 3; i++) {
         dray_batch *lost, *other;
         dray_claim_options o = want("rollout", 1);
-        OK(dray_claim(queue, &o, &lost, &error));
-        OK(dray_claim(queue, &o, &other, &error)); /* the other one of its group */
+        OK(dray_queue_claim(queue, &o, &lost, &error));
+        OK(dray_queue_claim(queue, &o, &other, &error)); /* the other one of its group */
         OK(dray_batch_fail(lost, NULL, 0, "broken", &error));
         set_ints(other, "responses", 0);
         OK(dray_batch_commit(other, &error));
@@ -279,10 +279,10 @@ static void test_admission_of_inserts(void **state)
     o.partition = "1";
     o.rows = 1;
     o.timeout_ns = 0;
-    FAILS(DRAY_EFULL, dray_insert(queue, &o, NULL, &error));
+    FAILS(DRAY_EFULL, dray_queue_insert(queue, &o, NULL, &error));
     assert_non_null(strstr(error.message, "staleness 1 at version 0"));
     OK(dray_queue_version(queue, 1, &error));
-    OK(dray_insert(queue, &o, NULL, &error));
+    OK(dray_queue_insert(queue, &o, NULL, &error));
     dray_queue_close(queue);
     dray_close(context);
 }
@@ -296,7 +296,7 @@ static void test_bad_versions(void **state)
     insert_ints(queue, "0", 1, 1);
     dray_batch *batch;
     dray_claim_options o = want("rollout", 1);
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     set_ints(batch, "responses", 0);
     OK(dray_batch_set_tag(batch, 0, DRAY_TAG_VERSION, 1.5, &error));
     FAILS(DRAY_EINVALID, dray_batch_commit(batch, &error));

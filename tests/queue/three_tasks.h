@@ -49,7 +49,7 @@ static inline void insert_ints(dray_queue *queue, const char *partition, uint32_
     o.group_size = group;
     o.columns = &column;
     o.column_count = 1;
-    OK(dray_insert(queue, &o, NULL, &error));
+    OK(dray_queue_insert(queue, &o, NULL, &error));
 }
 
 static inline dray_claim_options want(const char *task, uint32_t count)
@@ -76,7 +76,7 @@ static inline void all_rows(dray_queue *queue, const char *task, const char *out
     dray_error error;
     dray_batch *batch;
     dray_claim_options o = want(task, count);
-    OK(dray_claim(queue, &o, &batch, &error));
+    OK(dray_queue_claim(queue, &o, &batch, &error));
     assert_int_equal(dray_batch_rows(batch), count);
     if (output)
         set_ints(batch, output, base);
@@ -108,7 +108,7 @@ static inline void refill_ints(dray_queue *queue, const dray_refill *refill, int
     o.refill = refill->id;
     o.columns = &column;
     o.column_count = 1;
-    OK(dray_insert(queue, &o, NULL, &error));
+    OK(dray_queue_insert(queue, &o, NULL, &error));
 }
 
 #endif

@@ -77,8 +77,8 @@ static inline uint64_t number_heard(const dray_engine_info *engine)
     return engine->version + (engine->state == DRAY_GROUP_EMPTY ? 0 : numbers_less());
 }
 
-#define dray_publish(p, version, ready, error)                                                     \
-    (dray_publish)(p, number_given(version), ready, error)
+#define dray_publisher_publish(p, version, ready, error)                                           \
+    (dray_publisher_publish)(p, number_given(version), ready, error)
 #define dray_publisher_deliver(p, version, groups, count, timeout, error)                          \
     (dray_publisher_deliver)(p, number_given(version), groups, count, timeout, error)
 #define dray_publisher_wait(p, version, timeout, dropped, error)                                   \

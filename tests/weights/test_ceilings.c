@@ -84,7 +84,7 @@ static void run_trainer(void *user)
     options.regions = &region;
     options.staging_bytes = s->staging;
     MUST(dray_publisher_open(context, MODEL, l, &options, &publisher, error));
-    MUST(dray_publish(publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(publisher, 1, NULL, error));
     s->board->number[0] = getpid();
     raise_flag(s->board, 0);
     await_flag(s->board, 1);

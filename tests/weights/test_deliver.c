@@ -68,7 +68,7 @@ static void deliver_rounds(void *user)
     open_rank(&t, 2);
     for (uint64_t version = 1; version <= ROUNDS; version++) {
         fill(t.layout, t.region, t.tied, version);
-        MUST(dray_publish(t.publisher, version, NULL, error));
+        MUST(dray_publisher_publish(t.publisher, version, NULL, error));
         MUST(dray_publisher_deliver(t.publisher, version, version % 2 ? engine_name : NULL, 1, LONG,
                                     error));
         MUST(dray_publisher_wait(t.publisher, version, LONG, NULL, error));
@@ -107,7 +107,7 @@ static void test_missing_groups_are_named(void **state)
     open_rank(&t, 1);
     open_engine(&here, "here");
     assert_int_equal(dray_publisher_deliver(t.publisher, 1, NULL, 1, 0, NULL), DRAY_EINVALID);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     assert_int_equal(dray_publisher_deliver(t.publisher, 2, NULL, 1, 0, NULL), DRAY_EINVALID);
     assert_int_equal(dray_publisher_deliver(t.publisher, 1, NULL, 0, 0, NULL), DRAY_EINVALID);
     assert_int_equal(dray_publisher_deliver(t.publisher, 1, unnamed, 2, 0, NULL), DRAY_EINVALID);
@@ -130,7 +130,7 @@ static void test_missing_groups_are_named(void **state)
     assert_int_equal(dray_publisher_deliver(t.publisher, 1, NULL, 3, 0, &said), DRAY_ETIMEDOUT);
     assert_non_null(strstr(said.message, "no other group is open"));
     fill(t.layout, t.region, t.tied, 2);
-    MUST(dray_publish(t.publisher, 2, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 2, NULL, error));
     assert_int_equal(dray_publisher_deliver(t.publisher, 2, names, 2, 0, &said), DRAY_ETIMEDOUT);
     assert_non_null(strstr(said.message, "here (holds version "));
     take(&here, 2);
@@ -152,7 +152,7 @@ static void test_older_incarnations_do_not_count(void **state)
     open_engine(&commits, "commits");
     for (int i = 0; i < 2; i++) {
         open_rank(&t, 1);
-        MUST(dray_publish(t.publisher, 1, NULL, error));
+        MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
         if (i == 0) {
             take(&holds, 1);
             MUST(dray_prefetch_weights(commits.subscriber, NULL, NULL, error));
@@ -184,7 +184,7 @@ static void test_withdrawn_is_said(void **state)
     open_engine(&e, "engine");
     assert_int_equal(dray_update_weights(e.subscriber, &options, NULL, &said), DRAY_ETIMEDOUT);
     assert_null(strstr(said.message, "withdrawn"));
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
     assert_int_equal(dray_update_weights(e.subscriber, &options, NULL, &said), DRAY_ETIMEDOUT);
     assert_non_null(strstr(said.message, "was published and withdrawn"));
@@ -229,7 +229,7 @@ static void test_engine_that_dies(void **state)
     dray_error said;
     rank = 0;
     open_rank(&t, 1);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     int status = end_of(spawn(dying_engine, NULL));
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
     assert_int_equal(dray_publisher_deliver(t.publisher, 1, engine_name, 1, SHORT, &said),
@@ -247,7 +247,7 @@ static void rank_that_dies(void *user)
     (void)user;
     trainer t;
     open_rank(&t, 2);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     raise_flag(b, PUBLISHED);
     await_flag(b, DELIVERS);
     usleep(20000);
@@ -263,7 +263,7 @@ static void test_rank_that_dies(void **state)
     pid_t other = spawn(rank_that_dies, NULL);
     rank = 0;
     open_rank(&t, 2);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     await_flag(b, PUBLISHED);
     raise_flag(b, DELIVERS);
     int64_t begin = dray__now();
@@ -281,7 +281,7 @@ static void delivering_rank(void *user)
     (void)user;
     trainer t;
     open_rank(&t, 2);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     raise_flag(b, PUBLISHED + (int)rank);
     await_flag(b, DELIVERS);
     MUST(dray_publisher_deliver(t.publisher, 1, engine_name, 1, LONG, error));

@@ -57,7 +57,7 @@ static void run_trainer(void *user)
     MUST(dray_publisher_open(t.context, MODEL, t.layout, &options, &t.publisher, error));
     for (uint64_t version = 1; version <= VERSIONS; version++) {
         fill(t.layout, t.region, t.tied, version);
-        MUST(dray_publish(t.publisher, version, NULL, error));
+        MUST(dray_publisher_publish(t.publisher, version, NULL, error));
         MUST(dray_barrier(t.context, "updated", TRAINERS + ENGINES, DRAY_WAIT_DEFAULT, error));
         MUST(dray_publisher_wait(t.publisher, version, DRAY_WAIT_DEFAULT, NULL, error));
     }

@@ -44,7 +44,7 @@ static void run_trainer(void *user)
     trainer_open(&t, f.unix_address, &s->config, s->from, s->rank, s->world, s->seed, s->kind);
     for (uint64_t version = 1; version <= 3; version++) {
         fill(t.layout, t.region, t.tied, s->seed + version);
-        MUST(dray_publish(t.publisher, version, NULL, error));
+        MUST(dray_publisher_publish(t.publisher, version, NULL, error));
         MUST(dray_barrier(t.context, "updated", s->world + s->tp, DRAY_WAIT_DEFAULT, error));
         MUST(dray_publisher_wait(t.publisher, version, DRAY_WAIT_DEFAULT, NULL, error));
     }
@@ -165,7 +165,7 @@ static void test_bytes_and_ceiling(void **state)
     dray_model_config config = wide_config();
     pair p;
     pair_open(&p, &config, DRAY_F32, DRAY_BF16);
-    MUST(dray_publish(p.t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
     for (int32_t strategy = 0; strategy < 3; strategy++) {
         dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
         dray_update_report report = DRAY_UPDATE_REPORT_INIT;
@@ -210,7 +210,7 @@ static void test_faults(void **state)
     plan_of_faults plan = {0};
     dray__mover_faults(nth, &plan);
     pair_open(&p, &config, DRAY_F32, DRAY_F32);
-    MUST(dray_publish(p.t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
     int repaired = 0, found = 0;
     MUST(dray_update_weights(p.e.subscriber, NULL, NULL, error));
     int64_t calls = __atomic_load_n(&plan.calls, __ATOMIC_SEQ_CST);
@@ -329,7 +329,7 @@ static void test_forged_requests(void **state)
     dray_model_config config = small_config(false, 1);
     pair p;
     pair_open(&p, &config, DRAY_F32, DRAY_F32);
-    MUST(dray_publish(p.t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
     raw r = raw_open(&p);
     uint32_t ndim = dray_layout_tensor(p.t.layout, dray_layout_block(p.t.layout, 0)->tensor)->ndim;
     int64_t rows = dray_layout_block(p.t.layout, 0)->extent[0];
@@ -390,7 +390,7 @@ static void run_big_trainer(void *user)
     trainer t;
     fixture_host = "trainers";
     trainer_open(&t, f.unix_address, &s->config, s->from, 0, 1, 7, cluster_kind);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     raise_flag(s->board, 0);
     await_flag(s->board, 1);
     trainer_close(&t);
@@ -502,7 +502,7 @@ static void test_revoked(void **state)
     dray_model_config config = wide_config();
     pair p;
     pair_open(&p, &config, DRAY_F32, DRAY_F32);
-    MUST(dray_publish(p.t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
     start_some(&p.e, 20 * DRAY__SECOND);
     uint32_t dropped = 0;
     MUST(dray_publisher_wait(p.t.publisher, 1, 0, &dropped, error));
@@ -510,7 +510,7 @@ static void test_revoked(void **state)
     fill(p.t.layout, p.t.region, false, 8);
     dray_error said;
     assert_int_equal(finish(&p.e, &said), DRAY_ETORN);
-    MUST(dray_publish(p.t.publisher, 2, NULL, error));
+    MUST(dray_publisher_publish(p.t.publisher, 2, NULL, error));
     MUST(dray_update_weights(p.e.subscriber, NULL, NULL, error));
     assert_int_equal(engine_wrong(&p.e, 8), 0);
     pair_close(&p);
@@ -529,7 +529,7 @@ static void run_awaited_trainer(void *user)
     trainer_open(&t, f.unix_address, &s->config, s->from, 0, 1, 7, cluster_kind);
     raise_flag(s->board, 0);
     await_flag(s->board, 2);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     await_flag(s->board, 1);
     trainer_close(&t);
 }

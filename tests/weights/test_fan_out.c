@@ -60,10 +60,10 @@ static void run_trainer(void *user)
     trainer t;
     fixture_host = "trainers";
     trainer_open(&t, f.unix_address, &s->config, s->from, 0, 1, 7, cluster_kind);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     raise_flag(s->board, 0);
     await_flag(s->board, 2); /* the members wait for this one: they begin together */
-    MUST(dray_publish(t.publisher, 2, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 2, NULL, error));
     await_flag(s->board, 1);
     trainer_close(&t);
 }

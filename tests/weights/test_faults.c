@@ -128,7 +128,7 @@ static void steady_trainer(void *user)
     (void)user;
     trainer t;
     trainer_open(&t, f.unix_address, &s.config, DRAY_F32, s.rank, 2, s.seed, cluster_kind);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     await_flag(s.board, PARENT_SAYS_END);
     trainer_close(&t);
 }
@@ -211,18 +211,19 @@ static void surviving_trainer(void *user)
     trainer t;
     trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 2, s.seed, cluster_kind);
     dray_error said;
-    int first = dray_publish(t.publisher, 1, NULL, &said); /* rank 1 may be dead already */
+    int first =
+        dray_publisher_publish(t.publisher, 1, NULL, &said); /* rank 1 may be dead already */
     CHECK(first == DRAY_OK || (first == DRAY_ESTALE && strstr(said.message, "rank 1")));
     await_flag(s.board, RETRY);
     int rc = DRAY_OK; /* until the coordinator has seen that rank 1 died */
     for (uint64_t version = 2; version < 1000 && rc == DRAY_OK; version++, usleep(1000))
-        rc = dray_publish(t.publisher, version, NULL, &said);
+        rc = dray_publisher_publish(t.publisher, version, NULL, &said);
     CHECK(rc == DRAY_ESTALE && strstr(said.message, "rank 1"));
     if (first == DRAY_OK)
         MUST(dray_publisher_wait(t.publisher, 1, SHORT, NULL, error));
     trainer_close(&t);
     trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 2, s.seed + 1000, cluster_kind);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     await_flag(s.board, PARENT_SAYS_END);
     trainer_close(&t);
 }
@@ -237,7 +238,7 @@ static void dying_trainer(void *user)
         trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 1, 2, s.seed, cluster_kind);
         dray__weights_hook(kill_self, NULL);
     }
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     raise_flag(s.board, PUBLISHED);
     if (!s.again && strcmp(s.step, "never") != 0)
         MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
@@ -323,13 +324,13 @@ static void impatient_trainer(void *user)
     (void)user;
     trainer t;
     trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 1, s.seed, cluster_kind);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     await_flag(s.board, STOPPED);
     uint32_t dropped = 0;
     MUST(dray_publisher_wait(t.publisher, 1, SHORT / 10, &dropped, error));
     CHECK(dropped == 1);
     fill(t.layout, t.region, false, s.seed + 1);
-    MUST(dray_publish(t.publisher, 2, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 2, NULL, error));
     raise_flag(s.board, REPUBLISHED);
     await_flag(s.board, PARENT_SAYS_END);
     trainer_close(&t);
@@ -389,7 +390,7 @@ static void engine_without_coordinator(void *user)
     engine e;
     trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 1, s.seed, cluster_kind);
     engine_open(&e, f.unix_address, &s.config, DRAY_F32, DRAY_F32, "engine", 0, 1);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     dray__weights_hook(kill_coordinator, NULL);
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
     options.timeout_ns = LONG / 3;
@@ -401,7 +402,7 @@ static void engine_without_coordinator(void *user)
         CHECK(engine_wrong(&e, s.seed) == 0);
     CHECK(dray_subscriber_version(e.subscriber, NULL, NULL, NULL, NULL) == DRAY_ECLOSED);
     CHECK(dray_update_weights(e.subscriber, &options, NULL, NULL) == DRAY_ECLOSED);
-    CHECK(dray_publish(t.publisher, 2, NULL, NULL) == DRAY_ECLOSED);
+    CHECK(dray_publisher_publish(t.publisher, 2, NULL, NULL) == DRAY_ECLOSED);
     CHECK(dray_publisher_wait(t.publisher, 1, LONG / 3, NULL, NULL) == DRAY_ECLOSED);
     engine_close(&e);
     trainer_close(&t);
@@ -475,7 +476,7 @@ static void test_flipped_bits_are_found_and_named(void **state)
     (void)state;
     pair p;
     pair_open(&p, DRAY_REGION_HOST, DRAY_BF16);
-    MUST(dray_publish(p.t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
     assert_int_equal(dray_subscriber_verify(p.e.subscriber, NULL), DRAY_ENOENT);
     MUST(dray_update_weights(p.e.subscriber, NULL, NULL, error));
     uint64_t found = 0;
@@ -503,7 +504,7 @@ static void test_source_that_changed_is_found(void **state)
         pair p;
         s.seed++;
         pair_open(&p, cluster_kind, i % 2 ? DRAY_F32 : DRAY_BF16);
-        MUST(dray_publish(p.t.publisher, 1, NULL, error));
+        MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
         uint64_t at = mix(s.seed) % dray_layout_region(p.t.layout, 0)->bytes;
         const char *name = tensor_at(p.t.layout, at);
         dray_region *region = p.t.region[0];

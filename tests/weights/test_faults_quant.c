@@ -37,7 +37,7 @@ static void run_trainer(void *user)
     dray_model_config config = wide_config();
     trainer t;
     trainer_open(&t, f.unix_address, &config, DRAY_BF16, 0, 1, 3, cluster_kind);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     raise_flag(shared, PUBLISHED);
     await_flag(shared, END);
     trainer_close(&t);

@@ -52,11 +52,11 @@ static void run_trainer(void *user)
     (void)user;
     trainer t;
     trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 1, 1, cluster_kind);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     await_flag(s.board, FIRST_VERSION);
     MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
     fill(t.layout, t.region, t.tied, 2);
-    MUST(dray_publish(t.publisher, 2, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 2, NULL, error));
     raise_flag(s.board, SECOND_IS_THERE);
     await_flag(s.board, PARENT_SAYS_END);
     trainer_close(&t);
@@ -207,7 +207,7 @@ static void read_from_dying_peer(void *user)
     trainer t;
     pid_t child = spawn(peer, NULL);
     trainer_open(&t, f.unix_address, &s.config, DRAY_F32, 0, 1, 1, cluster_kind);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     await_flag(s.board, FIRST_VERSION);
     MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
     peer_process = child;
@@ -221,7 +221,7 @@ static void read_from_dying_peer(void *user)
         CHECK(engine_wrong(&e, 1) == 0);
     CHECK((now == DRAY_GROUP_WHOLE) == (rc == DRAY_OK));
     fill(t.layout, t.region, t.tied, 2);
-    MUST(dray_publish(t.publisher, 2, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 2, NULL, error));
     options.timeout_ns = LONG;
     MUST(dray_update_weights(e.subscriber, &options, &report, error));
     CHECK(report.version == 2);

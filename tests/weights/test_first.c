@@ -33,7 +33,7 @@ static void *publish_next(void *user)
 {
     next *n = user;
     fill(n->t->layout, n->t->region, n->t->tied, 2);
-    MUST(dray_publish(n->t->publisher, 2, NULL, error));
+    MUST(dray_publisher_publish(n->t->publisher, 2, NULL, error));
     __atomic_store_n(&n->published, 1, __ATOMIC_SEQ_CST);
     return NULL;
 }
@@ -65,7 +65,7 @@ static void test_snapshot_waits_for_its_readers(void **state)
     MUST(dray_publisher_open(t.context, MODEL, t.layout, &options, &t.publisher, error));
     assert_int_equal(dray_publisher_wait(t.publisher, 1, 0, NULL, NULL), DRAY_EINVALID);
     fill(t.layout, t.region, t.tied, 1);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     MUST(dray_publisher_wait(t.publisher, 1, 0, NULL, error));
     engine_open(&e, f.unix_address, &config, DRAY_F32, DRAY_F32, "engine", 0, 1);
     next n = {.t = &t};
@@ -94,9 +94,9 @@ static void publisher_of_first(void *user)
     (void)user;
     trainer t;
     trainer_open(&t, restarted->unix_address, &config, DRAY_F32, 0, 1, 1, DRAY_REGION_SHARED);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     restartable_restart(restarted);
-    CHECK(dray_publish(t.publisher, 1, NULL, NULL) == DRAY_EINVALID);
+    CHECK(dray_publisher_publish(t.publisher, 1, NULL, NULL) == DRAY_EINVALID);
     raise_flag(told, 0);
     await_flag(told, 1);
     MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));

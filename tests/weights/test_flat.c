@@ -67,7 +67,7 @@ static void one_update(trainer *t, engine *e, uint64_t version)
         MUST(dray_publisher_move(t->publisher, t->region, error));
     }
     memory_flip(t->region[0], 0, 1);
-    MUST(dray_publish(t->publisher, version, NULL, error));
+    MUST(dray_publisher_publish(t->publisher, version, NULL, error));
     if (strcmp(kind, "prefetch") == 0) {
         MUST(dray_prefetch_weights(e->subscriber, NULL, NULL, error));
         MUST(dray_commit_weights(e->subscriber, NULL, NULL, error));

@@ -85,7 +85,7 @@ static void run_trainer(void *user)
     options.rank = s->rank;
     options.world = world;
     MUST(dray_publisher_open(t.context, MODEL, t.layout, &options, &t.publisher, error));
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     MUST(dray_barrier(t.context, "over", s->trainers + s->engines, DRAY_WAIT_DEFAULT, error));
     trainer_close(&t);
 }

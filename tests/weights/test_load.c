@@ -203,7 +203,7 @@ static void run_trainer(void *user)
     dray_publisher *publisher = publish_first(context, l, &region, s->rank, WORLD);
     for (uint64_t version = 1; version <= VERSIONS + 2; version++) {
         fill(l, &region, false, seed + version);
-        MUST(dray_publish(publisher, version, NULL, error));
+        MUST(dray_publisher_publish(publisher, version, NULL, error));
         if (version == VERSIONS + 1 && s->rank == 1) /* what was announced is no longer there */
             memory_flip(region, 1000, 1);
         MUST(dray_barrier(context, "published", WORLD + RANKS, DRAY_WAIT_DEFAULT, error));
@@ -395,7 +395,7 @@ static void run_measured(void *user)
     dray_region *region;
     dray_publisher *publisher = publish_first(context, source, &region, 0, 1);
     memset(dray_region_base(region), 1, dray_region_bytes(region));
-    MUST(dray_publish(publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(publisher, 1, NULL, error));
     dray_load_options load = DRAY_LOAD_OPTIONS_INIT;
     load.load = measure;
     load.user = &most;

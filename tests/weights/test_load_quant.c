@@ -78,7 +78,7 @@ static void publish(side *s, dray_context *context, const char *as, bool floats)
     memory_close(s->region, bytes, true);
     options.regions = &s->region;
     MUST(dray_publisher_open(context, as, s->layout, &options, &s->publisher, error));
-    MUST(dray_publish(s->publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(s->publisher, 1, NULL, error));
 }
 
 static void end(side *s)

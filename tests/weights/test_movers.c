@@ -102,7 +102,7 @@ static void open_ranks(ranks *r, dray_dtype to, uint64_t seed)
     for (uint32_t i = 0; i < TRAINERS; i++)
         trainer_open(&r->t[i], f.unix_address, &config, DRAY_F32, i, TRAINERS, seed, cluster_kind);
     for (uint32_t i = 0; i < TRAINERS; i++)
-        MUST(dray_publish(r->t[i].publisher, 1, NULL, error));
+        MUST(dray_publisher_publish(r->t[i].publisher, 1, NULL, error));
     for (uint32_t i = 0; i < ENGINES; i++)
         engine_open(&r->e[i], f.unix_address, &config, DRAY_F32, to, "engine", i, ENGINES);
 }
@@ -393,7 +393,7 @@ static void open_cells(ranks *r, int32_t kind, bool floats_wanted, uint64_t seed
         MUST(dray_publisher_open(t->context, MODEL, t->layout, &options, &t->publisher, error));
     }
     for (uint32_t i = 0; i < (floats_wanted ? 1 : TRAINERS); i++)
-        MUST(dray_publish(r->t[i].publisher, 1, NULL, error));
+        MUST(dray_publisher_publish(r->t[i].publisher, 1, NULL, error));
     open_engines(r, floats_wanted ? DRAY_QUANT_NONE : kind);
 }
 

@@ -48,12 +48,12 @@ static void run_trainer(void *user)
     if (s.trainer_without)
         setenv("DRAY_NCCL_LIBRARY", "", 1);
     trainer_open(&t, f.unix_address, &s.config, s.from, rank, 2, 5, DRAY_REGION_CUDA);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     raise_flag(s.board, PUBLISHED + (int)rank * 4);
     await_flag(s.board, RETRY);
     MUST(dray_publisher_wait(t.publisher, 1, LONG, NULL, error));
     fill(t.layout, t.region, t.tied, 6);
-    MUST(dray_publish(t.publisher, 2, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 2, NULL, error));
     await_flag(s.board, OVER);
     trainer_close(&t);
 }
@@ -190,7 +190,7 @@ static void run_closing_trainer(void *user)
     setenv("FAKE_CUDA_HOST", "here", 1);
     setenv("FAKE_NCCL_FAIL", "enter:1", 1);
     trainer_open(&t, f.unix_address, &s.config, s.from, 0, 1, 5, DRAY_REGION_CUDA);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     raise_flag(s.board, PUBLISHED);
     await_flag(s.board, ASKED);
     usleep(1500000);

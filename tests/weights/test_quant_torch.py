@@ -377,7 +377,7 @@ def run_update(address, model, sources, group, hosts, runs, what, most_wire=None
         subscribers.append(s)
     reports = [Report(c.sizeof(Report)) for _ in group]
     for version, (strategy, bucket, verify) in enumerate(runs, 1):
-        together([lambda p=p: dray.call(lib.dray_publish, p, c.c_uint64(version), None)
+        together([lambda p=p: dray.call(lib.dray_publisher_publish, p, c.c_uint64(version), None)
                   for p in publishers])
         for m in group:
             m.poison()

@@ -49,7 +49,7 @@ static void both(int flag)
 static void write_version(trainer *t, uint64_t version)
 {
     fill(t->layout, t->region, t->tied, s.seed + version);
-    MUST(dray_publish(t->publisher, version, NULL, error));
+    MUST(dray_publisher_publish(t->publisher, version, NULL, error));
 }
 
 static void trainer_rank(void *user)

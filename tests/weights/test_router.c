@@ -21,7 +21,7 @@ static dray_model_config config;
 static void publish(trainer *t, uint64_t version)
 {
     fill(t->layout, t->region, t->tied, SEED + version);
-    MUST(dray_publish(t->publisher, version, NULL, error));
+    MUST(dray_publisher_publish(t->publisher, version, NULL, error));
 }
 
 static void update_to(engine *e, uint64_t version)

@@ -47,7 +47,7 @@ static void test_updates_end(void **state)
     trainer t;
     engine e;
     trainer_open(&t, f.unix_address, &config, DRAY_F32, 0, 1, 7, cluster_kind);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     dray__weights_hook(silence, NULL);
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;

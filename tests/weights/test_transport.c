@@ -47,7 +47,7 @@ static void run_trainer(void *user)
     trainer t;
     fixture_host = "trainers";
     trainer_open(&t, f.unix_address, &config, DRAY_F32, 0, 1, 7, DRAY_REGION_HOST);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     raise_flag(s->board, 0);
     await_flag(s->board, 1);
     trainer_close(&t);

@@ -94,7 +94,7 @@ static void test_read(void **state)
         pair p;
         int64_t moves[2] = {0};
         pair_open(&p, cases[i].from, cases[i].to);
-        MUST(dray_publish(p.t.publisher, 1, NULL, error));
+        MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
         for (int reads = 0; reads < 2; reads++) {
             setenv("DRAY_UCX_READS", reads ? "always" : "never", 1);
             dray_update_report report = DRAY_UPDATE_REPORT_INIT;
@@ -127,7 +127,7 @@ static void test_read(void **state)
         assert_true(cases[i].read ? moves[1] * 4 < moves[0] * 3 : moves[1] == moves[0]);
         /* the same connection, for as long as the reader behaves */
         fill(p.t.layout, p.t.region, false, 8);
-        MUST(dray_publish(p.t.publisher, 2, NULL, error));
+        MUST(dray_publisher_publish(p.t.publisher, 2, NULL, error));
         MUST(dray_update_weights(p.e.subscriber, NULL, NULL, error));
         assert_int_equal(engine_wrong(&p.e, 8), 0);
         pair_close(&p);
@@ -169,7 +169,7 @@ static void test_new_bytes_are_not_old_ones(void **state)
         pair p;
         dray_error said;
         pair_open(&p, DRAY_F32, DRAY_F32);
-        MUST(dray_publish(p.t.publisher, 1, NULL, error));
+        MUST(dray_publisher_publish(p.t.publisher, 1, NULL, error));
         start_some(&p.e, 20 * DRAY__SECOND);
         if (dropped) {
             uint32_t count = 0;
@@ -181,7 +181,7 @@ static void test_new_bytes_are_not_old_ones(void **state)
         assert_int_equal(finish(&p.e, &said), DRAY_ETORN);
         fprintf(stderr, "after %.1f s: %s\n", (double)(dray__now() - begin) * 1e-9, said.message);
         assert_non_null(strstr(said.message, dropped ? "dropped" : "differ"));
-        MUST(dray_publish(p.t.publisher, 2, NULL, error));
+        MUST(dray_publisher_publish(p.t.publisher, 2, NULL, error));
         MUST(dray_update_weights(p.e.subscriber, NULL, NULL, error));
         assert_int_equal(engine_wrong(&p.e, 8), 0);
         pair_close(&p);
@@ -200,7 +200,7 @@ static void run_trainer(void *user)
     config.vocab_size = 16384;
     fixture_host = "trainers";
     trainer_open(&t, f.unix_address, &config, DRAY_F32, 0, 1, 7, DRAY_REGION_SHARED);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     raise_flag(s->board, 0);
     await_flag(s->board, 1);
     trainer_close(&t);

@@ -26,7 +26,7 @@ static void run_trainer(void *user)
     trainer t;
     trainer_open(&t, f.unix_address, &s->config, s->from, s->rank, s->world, s->seed, cluster_kind);
     for (uint64_t version = 1; version <= 3; version++) {
-        MUST(dray_publish(t.publisher, version, NULL, error));
+        MUST(dray_publisher_publish(t.publisher, version, NULL, error));
         CHECK(dray_publisher_incarnation(t.publisher) > 0);
         MUST(dray_barrier(t.context, "updated", s->world + s->tp, DRAY_WAIT_DEFAULT, error));
         uint32_t dropped = 9;
@@ -187,7 +187,7 @@ static void test_one_process_with_private_memory(void **state)
         engine_open(&e[i], f.unix_address, &config, DRAY_F32, DRAY_BF16, "engine", i, 2);
     for (uint64_t version = 1; version < 4; version++) {
         for (uint32_t i = 0; i < 2; i++)
-            MUST(dray_publish(t[i].publisher, version, NULL, error));
+            MUST(dray_publisher_publish(t[i].publisher, version, NULL, error));
         for (uint32_t i = 0; i < 2; i++) {
             dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
             options.min_version = version;
@@ -210,7 +210,7 @@ static void test_one_process_with_private_memory(void **state)
     }
     /* a publisher that closes under its reader */
     for (uint32_t i = 0; i < 2; i++)
-        MUST(dray_publish(t[i].publisher, 9, NULL, error));
+        MUST(dray_publisher_publish(t[i].publisher, 9, NULL, error));
     for (uint32_t i = 0; i < 2; i++)
         MUST(dray_update_start(e[i].subscriber, NULL, error));
     while (dray_update_poll(e[0].subscriber, NULL) == DRAY_EAGAIN) {
@@ -287,13 +287,13 @@ static void test_two_groups_on_two_versions(void **state)
         engine_open(&b[i], f.unix_address, &config, DRAY_BF16, DRAY_F32, "b", i, 4);
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
     options.mode = DRAY_MODE_DISTRIBUTED; /* of one host: the same copies */
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     for (uint32_t i = 0; i < 2; i++)
         MUST(dray_update_start(a[i].subscriber, &options, error));
     poll_both(a, 2);
     MUST(dray_publisher_wait(t.publisher, 1, DRAY_WAIT_DEFAULT, NULL, error));
     fill(t.layout, t.region, false, 2);
-    MUST(dray_publish(t.publisher, 2, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 2, NULL, error));
     for (uint32_t i = 0; i < 4; i++)
         MUST(dray_update_start(b[i].subscriber, NULL, error));
     poll_both(b, 4);
@@ -339,7 +339,7 @@ static void test_replicated_trainers(void **state)
     }
     for (uint64_t version = 1; version <= 2; version++) {
         for (uint32_t i = 0; i < 2; i++)
-            MUST(dray_publish(publisher[i], version, NULL, error));
+            MUST(dray_publisher_publish(publisher[i], version, NULL, error));
         for (uint32_t i = 0; i < 2; i++)
             MUST(dray_update_start(e[i].subscriber, NULL, error));
         poll_both(e, 2);
@@ -371,7 +371,7 @@ static void run_private_trainer(void *user)
     const scene *s = user;
     trainer t;
     trainer_open(&t, f.unix_address, &s->config, DRAY_F32, 0, 1, 1, DRAY_REGION_HOST);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     await_flag(s->board, 0);
     trainer_close(&t);
 }
@@ -416,7 +416,7 @@ static void test_other_hosts(void **state)
     dray_model_config config = small_config(false, 0);
     trainer t;
     trainer_open(&t, f.unix_address, &config, DRAY_F32, 0, 1, 1, cluster_kind);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     dray_layout *layout;
     dray_region *region;
     dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
@@ -456,7 +456,7 @@ static void run_shared_trainer(void *user)
     const scene *s = user;
     trainer t;
     trainer_open(&t, f.unix_address, &s->config, DRAY_F32, 0, 1, 1, cluster_kind);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     await_flag(s->board, 0);
     trainer_close(&t);
 }
@@ -491,7 +491,7 @@ static void test_wrong_arguments(void **state)
     engine e;
     trainer_open(&t, f.unix_address, &config, DRAY_F32, 0, 1, 1, cluster_kind);
     engine_open(&e, f.unix_address, &other, DRAY_F32, DRAY_F32, "engine", 0, 1);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     dray_update_options options = DRAY_UPDATE_OPTIONS_INIT;
     dray_error said;
     assert_int_equal(dray_update_weights(e.subscriber, NULL, NULL, &said), DRAY_ESHAPE);
@@ -515,7 +515,7 @@ static void test_wrong_arguments(void **state)
     assert_non_null(strstr(said.message, numbers_less() ? "version >= 1" : "version >= 2"));
     assert_int_equal(dray_update_poll(e.subscriber, NULL), DRAY_EINVALID);
     assert_int_equal(dray_update_finish(e.subscriber, NULL, NULL), DRAY_EINVALID);
-    assert_int_equal(dray_publish(t.publisher, 1, NULL, NULL), DRAY_EINVALID);
+    assert_int_equal(dray_publisher_publish(t.publisher, 1, NULL, NULL), DRAY_EINVALID);
     assert_int_equal(dray_publisher_wait(t.publisher, 2, 0, NULL, NULL), DRAY_EINVALID);
     engine_close(&e);
     trainer_close(&t);

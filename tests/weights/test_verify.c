@@ -130,7 +130,7 @@ static void test_session(void **state)
     for (uint32_t i = 0; i < 3; i++)
         trainer_open(&t[i], f.unix_address, &config, DRAY_F32, i, 3, 7, cluster_kind);
     for (uint32_t i = 0; i < 3; i++)
-        MUST(dray_publish(t[i].publisher, 1, NULL, error));
+        MUST(dray_publisher_publish(t[i].publisher, 1, NULL, error));
     expect_equal(a, model);
     expect_difference(model, b, "model.norm.weight", "content", 1);
     int status;

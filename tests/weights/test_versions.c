@@ -33,7 +33,7 @@ static void open_engine(engine *e, const char *group, dray_dtype dtype)
 static void write_version(trainer *t, uint64_t version, uint64_t seed)
 {
     fill(t->layout, t->region, t->tied, seed);
-    MUST(dray_publish(t->publisher, version, NULL, error));
+    MUST(dray_publisher_publish(t->publisher, version, NULL, error));
 }
 
 static int32_t state_of(const engine *e, uint64_t *version)
@@ -181,7 +181,7 @@ static void test_commit_takes_several_polls(void **state)
     config.vocab_size = 300000;
     open_trainer(&t, 1);
     open_engine(&e, "engine", DRAY_F32);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     MUST(dray_prefetch_weights(e.subscriber, NULL, NULL, error));
     MUST(dray_commit_start(e.subscriber, NULL, error));
     while (dray_update_poll(e.subscriber, NULL) == DRAY_EAGAIN)
@@ -413,7 +413,7 @@ static void test_same_number_of_a_resumed_trainer(void **state)
     open_engine(&e, "engine", DRAY_BF16);
     for (uint64_t i = 0; i < 2; i++) {
         open_trainer(&t, i + 1);
-        MUST(dray_publish(t.publisher, 95, NULL, error));
+        MUST(dray_publisher_publish(t.publisher, 95, NULL, error));
         MUST(dray_update_weights(e.subscriber, NULL, &report, error));
         assert_int_equal(report.version, 95);
         incarnation[i] = report.incarnation;
@@ -449,7 +449,7 @@ static void test_snapshot_lets_the_trainer_go_on(void **state)
     open_snapshot_trainer(&t, 1);
     open_engine(&e, "engine", DRAY_BF16);
     for (uint64_t version = 1; version < 4; version++) {
-        MUST(dray_publish(t.publisher, version, NULL, error));
+        MUST(dray_publisher_publish(t.publisher, version, NULL, error));
         MUST(dray_publisher_wait(t.publisher, version, 0, NULL, error));
         fill(t.layout, t.region, t.tied, version + 1);
         MUST(dray_update_weights(e.subscriber, NULL, NULL, error));
@@ -461,9 +461,9 @@ static void test_snapshot_lets_the_trainer_go_on(void **state)
     assert_int_equal(engine_wrong(&late, 3), 0);
     /* freed, and made again */
     MUST(dray_publisher_release(t.publisher, LONG, NULL, 0, NULL, error));
-    assert_int_equal(dray_publish(t.publisher, 4, NULL, NULL), DRAY_ESTALE);
+    assert_int_equal(dray_publisher_publish(t.publisher, 4, NULL, NULL), DRAY_ESTALE);
     MUST(dray_publisher_move(t.publisher, t.region, error));
-    MUST(dray_publish(t.publisher, 4, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 4, NULL, error));
     MUST(dray_update_weights(late.subscriber, NULL, NULL, error));
     assert_int_equal(engine_wrong(&late, 4), 0);
     engine_close(&late);
@@ -509,7 +509,7 @@ static void release_with(bool stops)
     dray_pin pins[2];
     uint32_t count = 9;
     open_trainer(&t, 1);
-    MUST(dray_publish(t.publisher, 1, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
     raise_flag(told, PUBLISHED);
     await_flag(told, MAPPED);
     uint64_t bytes = dray_region_bytes(t.region[0]);
@@ -523,7 +523,7 @@ static void release_with(bool stops)
         assert_true(pins[0].bytes == bytes ||
                     (cluster_kind == DRAY_REGION_CUDA && pins[0].bytes > bytes));
     }
-    assert_int_equal(dray_publish(t.publisher, 2, NULL, NULL), DRAY_ESTALE);
+    assert_int_equal(dray_publisher_publish(t.publisher, 2, NULL, NULL), DRAY_ESTALE);
     dray_region_free(t.region[0]);
     /* a new region, maybe at the same address */
     MUST(dray_regions_for_layout(t.layout, 1, t.region, error));
@@ -660,7 +660,7 @@ static void test_layouts_change_with_memory(void **state)
                 relay(&t[i], regions[i], 10 * version + (uint64_t)i);
         for (int i = 0; i < 2; i++) {
             fill(t[i].layout, regions[i], t[i].tied, version);
-            MUST(dray_publish(t[i].publisher, version, NULL, error));
+            MUST(dray_publisher_publish(t[i].publisher, version, NULL, error));
         }
         MUST(dray_update_weights(e.subscriber, NULL, &report, error));
         assert_int_equal(report.version, version);
@@ -676,7 +676,7 @@ static void test_layouts_change_with_memory(void **state)
     MUST(dray_regions_for_layout(less, 1, &other, error));
     assert_int_equal(dray_publisher_relay(t[0].publisher, less, &other, NULL), DRAY_EINVALID);
     assert_int_equal(dray_publisher_relay(t[0].publisher, NULL, &other, NULL), DRAY_EINVALID);
-    MUST(dray_publish(t[0].publisher, 8, NULL, error));
+    MUST(dray_publisher_publish(t[0].publisher, 8, NULL, error));
     dray_region_free(other);
     dray_layout_free(less);
     engine_close(&e);
@@ -702,11 +702,11 @@ static void test_freed_regions_are_found(void **state)
     MUST(dray_regions_for_layout(t.layout, 1, t.region, error));
     fill(t.layout, t.region, t.tied, 2);
     dray_error said;
-    assert_int_equal(dray_publish(t.publisher, 2, NULL, &said), DRAY_ESTALE);
+    assert_int_equal(dray_publisher_publish(t.publisher, 2, NULL, &said), DRAY_ESTALE);
     assert_non_null(strstr(said.message, "freed"));
     MUST(dray_publisher_move(t.publisher, t.region, error));
     uint64_t incarnation = dray_publisher_incarnation(t.publisher);
-    MUST(dray_publish(t.publisher, 2, NULL, error));
+    MUST(dray_publisher_publish(t.publisher, 2, NULL, error));
     assert_int_equal(dray_publisher_incarnation(t.publisher), incarnation);
     dray_update_report report = DRAY_UPDATE_REPORT_INIT;
     MUST(dray_update_weights(e.subscriber, NULL, &report, error));
