@@ -1,4 +1,5 @@
-/* What test_kernels_python.py's programs read: elements from stdin, numbers from arguments. */
+/* test_kernels_python.py's programs: their numbers are arguments, their elements come on stdin, up
+ * to its end, or up to filter_size bytes where one process answers many requests. */
 #ifndef DRAY_TESTS_MOVER_FILTER_H
 #define DRAY_TESTS_MOVER_FILTER_H
 
@@ -7,12 +8,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+static size_t filter_size = SIZE_MAX;
+
 static inline uint8_t *filter_read(size_t *size)
 {
-    size_t capacity = 1 << 20;
+    size_t capacity = filter_size < SIZE_MAX ? filter_size + 1 : 1 << 20;
     uint8_t *data = malloc(capacity);
     for (*size = 0; data;) {
-        size_t n = fread(data + *size, 1, capacity - *size, stdin);
+        size_t wanted = capacity - *size, most = filter_size - *size;
+        size_t n = fread(data + *size, 1, wanted < most ? wanted : most, stdin);
         *size += n;
         if (!n)
             return data;

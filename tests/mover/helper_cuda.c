@@ -1,5 +1,7 @@
 /* For test_kernels_python.py, which it gives the GPU's arithmetic instead of the CPU's:
- * conversions, quantisation and sums of what comes on stdin, by one job each. */
+ * conversions, quantisation and sums, by one job each. A request is a line of arguments that ends
+ * with the size of the elements, and the elements; its answer a line with the size, and the bytes.
+ * One process answers all of them, because a GPU's driver takes a second to start. */
 #include "mover/cuda.h"
 
 #include "gpu/gpu.h"
@@ -10,6 +12,9 @@
 
 static const dray__cuda *cu;
 static dray__cuda_device *gpu;
+static CUdeviceptr made[8]; /* of the request that is answered */
+static int made_count;
+static FILE *answer;
 
 static void fine(int rc, const dray_error *e)
 {
@@ -32,6 +37,7 @@ static CUdeviceptr put(const void *data, size_t size)
 {
     CUdeviceptr at;
     cuda(cu->cuMemAlloc(&at, size + 16));
+    made[made_count++] = at;
     cuda(data ? cu->cuMemcpyHtoD(at, data, size) : cu->cuMemsetD8(at, 0xA5, size));
     cuda(cu->cuCtxSynchronize()); /* neither waits until the bytes are there */
     return at;
@@ -43,7 +49,7 @@ static int print(CUdeviceptr at, size_t size)
     if (!data)
         return 1;
     cuda(cu->cuMemcpyDtoH(data, at, size));
-    bool fully = fwrite(data, 1, size, stdout) == size;
+    bool fully = fwrite(data, 1, size, answer) == size;
     free(data);
     return fully ? 0 : 1;
 }
@@ -115,7 +121,8 @@ static int run_sum(char **arguments)
     item.source_base = put(data, size);
     dray__cuda_job_options options = {.sums = DRAY__CUDA_SUM_SOURCE};
     dray__cuda_job *job = run(layout, &item, 1, &options);
-    printf("%llu\n", (unsigned long long)dray__cuda_job_sums(job, DRAY__CUDA_SUM_SOURCE)[0]);
+    fprintf(answer, "%llu\n",
+            (unsigned long long)dray__cuda_job_sums(job, DRAY__CUDA_SUM_SOURCE)[0]);
     dray__cuda_job_close(job);
     dray_layout_free(layout);
     free(data);
@@ -163,6 +170,37 @@ static int run_quantise(char **arguments)
     return print(scales, scale_bytes) || print(quantised, elements) || print(floats, bytes);
 }
 
+static int run_request(int count, char **words)
+{
+    if (count == 7 && strcmp(words[0], "quantise") == 0)
+        return run_quantise(words + 1);
+    if (count == 4 && strcmp(words[0], "cast") == 0)
+        return run_cast(words[2], words[3]);
+    return count == 5 && strcmp(words[0], "sum") == 0 ? run_sum(words + 1) : 2;
+}
+
+static int answer_one(char *line)
+{
+    char *words[9], *bytes = NULL;
+    size_t size;
+    int count = 0;
+    line[strcspn(line, "\n")] = 0;
+    while (line && count < 9) /* a word may be empty */
+        words[count++] = strsep(&line, " ");
+    answer = open_memstream(&bytes, &size);
+    if (!answer)
+        return 2;
+    filter_size = (size_t)strtoull(words[count - 1], NULL, 10);
+    int rc = run_request(count - 1, words);
+    fclose(answer);
+    while (made_count)
+        cuda(cu->cuMemFree(made[--made_count]));
+    printf("%zu\n", size);
+    bool whole = fwrite(bytes, 1, size, stdout) == size && fflush(stdout) == 0;
+    free(bytes);
+    return rc ? rc : !whole;
+}
+
 int main(int argc, char **argv)
 {
     dray_error e;
@@ -175,9 +213,11 @@ int main(int argc, char **argv)
     fine(cu ? DRAY_OK : DRAY_EUNSUPPORTED, &e);
     fine(dray__cuda_device_at(0, &gpu, &e), &e);
     fine(dray__cuda_enter(gpu, &e), &e);
-    if (argc == 8 && strcmp(argv[1], "quantise") == 0)
-        return run_quantise(argv + 2);
-    if (argc == 5 && strcmp(argv[1], "cast") == 0)
-        return run_cast(argv[3], argv[4]);
-    return argc == 6 && strcmp(argv[1], "sum") == 0 ? run_sum(argv + 2) : 2;
+    char *line = NULL;
+    size_t room = 0;
+    int rc = 0;
+    while (!rc && getline(&line, &room, stdin) > 0)
+        rc = answer_one(line);
+    free(line);
+    return rc;
 }
