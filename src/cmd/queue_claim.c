@@ -110,6 +110,13 @@ static int holder_listen(holder *h, dray_error *error)
     return bad ? cmd_error(error, DRAY_ESYS, "socket %s: %s", h->path, strerror(why)) : DRAY_OK;
 }
 
+static void stop_listening(holder *h)
+{
+    if (h->path[0])
+        unlink(h->path);
+    h->path[0] = 0;
+}
+
 static json_t *claim_json(const holder *h)
 {
     json_t *rows = json_array();
@@ -303,6 +310,8 @@ static void serve_one(holder *h)
     int reading = dup(fd);
     json_t *request = reading < 0 ? NULL : read_json(reading);
     json_t *answer = answer_to(h, request);
+    if (h->over) /* before the answer: a command that comes after it finds no claim */
+        stop_listening(h);
     write_json(fd, answer);
     json_decref(request);
     json_decref(answer);
@@ -362,8 +371,7 @@ static void hold(const cmd_claim_request *request, int tell)
     close(tell);
     if (rc == DRAY_OK && !lost)
         holder_serve(&h, deadline);
-    if (h.path[0])
-        unlink(h.path);
+    stop_listening(&h);
     dray_batch_free(h.batch);
     dray_queue_close(h.queue);
     dray_close(h.context);
