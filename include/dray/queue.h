@@ -168,7 +168,8 @@ typedef struct dray_column_data {
     const char *name;
     int32_t dtype;
     int32_t content; /* dray_content */
-    uint32_t ndim;   /* dimensions of one row's value; the first is ragged with offsets */
+    uint32_t ndim;   /* dimensions of one row's value; the first is ragged with offsets. 0: each
+                        row has one number; numpy and torch give their arrays of (rows) so */
     int64_t shape[DRAY_MAX_DIMS]; /* of one row; shape[0] ignored where ragged */
     const uint64_t *offsets;      /* count + 1, in units of shape[1..] slices; NULL: fixed shape */
     const void *values;

@@ -198,7 +198,8 @@ static int check_column(const dray__table *table, const dray__client *client, in
     if (col && col->defined)
         rc = dray__spec_same(&col->spec, &column->spec, column->name, error);
     if (rc)
-        return rc;
+        return writer < 0 ? rc
+                          : dray__fail_prefix(error, rc, "task %s: ", table->tasks[writer].name);
     uint64_t size = 0;
     rc = check_place(table, client, column, &size, error);
     if (!rc)

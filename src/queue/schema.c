@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 
+#include <stdio.h>
 #include <string.h>
 
 int dray__name_check(const char *name, const char *what, dray_error *error)
@@ -63,25 +64,34 @@ int dray__spec_of(const dray_column_data *column, dray__column_spec *out, dray_e
     return dray__spec_check(out, column->name, error);
 }
 
+enum { SPEC_TEXT = 160 };
+
+/* "F32 [?, 3]"; a ragged dimension is "?", one number a row is "[]". */
+static const char *describe(const dray__column_spec *spec, char out[SPEC_TEXT])
+{
+    static const char *const contents[] = {"", " strings", " bytes"};
+    int n = snprintf(out, SPEC_TEXT, "%s [", dray_dtype_name((dray_dtype)spec->dtype));
+    if (spec->ragged)
+        n += snprintf(out + n, SPEC_TEXT - (size_t)n, "?");
+    for (uint32_t d = spec->ragged ? 1 : 0; d < spec->ndim; d++)
+        n += snprintf(out + n, SPEC_TEXT - (size_t)n, "%s%lld", d ? ", " : "",
+                      (long long)spec->shape[d]);
+    snprintf(out + n, SPEC_TEXT - (size_t)n, "]%s", contents[spec->content]);
+    return out;
+}
+
 int dray__spec_same(const dray__column_spec *column, const dray__column_spec *found,
                     const char *name, dray_error *error)
 {
-    if (column->dtype != found->dtype || column->content != found->content)
-        return dray__fail(error, DRAY_EDTYPE,
-                          "column %s: expected %s (content %d), found %s (content %d)", name,
-                          dray_dtype_name((dray_dtype)column->dtype), column->content,
-                          dray_dtype_name((dray_dtype)found->dtype), found->content);
-    if (column->ndim != found->ndim || column->ragged != found->ragged)
-        return dray__fail(error, DRAY_ESHAPE,
-                          "column %s: expected %u dimensions (%s), found %u (%s)", name,
-                          column->ndim, column->ragged ? "ragged" : "fixed", found->ndim,
-                          found->ragged ? "ragged" : "fixed");
-    for (uint32_t d = 0; d < column->ndim; d++)
-        if (column->shape[d] != found->shape[d])
-            return dray__fail(error, DRAY_ESHAPE,
-                              "column %s: expected extent %lld of dimension %u, found %lld", name,
-                              (long long)column->shape[d], d, (long long)found->shape[d]);
-    return DRAY_OK;
+    char was[SPEC_TEXT], is[SPEC_TEXT];
+    bool same = column->dtype == found->dtype && column->content == found->content;
+    int code = same ? DRAY_ESHAPE : DRAY_EDTYPE;
+    same &= column->ndim == found->ndim && column->ragged == found->ragged;
+    for (uint32_t d = 0; same && d < column->ndim; d++)
+        same = column->shape[d] == found->shape[d];
+    return same ? DRAY_OK
+                : dray__fail(error, code, "column %s: rows of %s expected, found %s", name,
+                             describe(column, was), describe(found, is));
 }
 
 uint64_t dray__spec_elements(const dray__column_spec *spec)

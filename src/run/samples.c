@@ -74,13 +74,12 @@ int dray__scalars_read(dray_batch *batch, const char *column, float *out, dray_e
 {
     dray_column from;
     int rc = column_of(batch, column, DRAY_F32, &from, error);
-    for (uint32_t i = 0; !rc && i < dray_batch_rows(batch); i++) {
-        if (from.lengths[i] != 1)
-            rc = dray__fail(error, DRAY_EFORMAT, "column %s: expected 1 value a row, found %llu",
-                            column, (unsigned long long)from.lengths[i]);
-        else
-            memcpy(&out[i], from.cells[i], sizeof(out[i]));
-    }
+    if (!rc && from.ndim)
+        rc = dray__fail(error, DRAY_ESHAPE,
+                        "column %s: expected one number a row (shape []), found %u dimension%s",
+                        column, from.ndim, from.ndim == 1 ? "" : "s");
+    for (uint32_t i = 0; !rc && i < dray_batch_rows(batch); i++)
+        memcpy(&out[i], from.cells[i], sizeof(out[i]));
     return rc;
 }
 
@@ -102,12 +101,8 @@ dray_column_data dray__ragged_column(const char *name, dray_dtype dtype, const u
 
 dray_column_data dray__scalar_column(const char *name, const float *values)
 {
-    return (dray_column_data){.name = name,
-                              .dtype = DRAY_F32,
-                              .content = DRAY_CONTENT_TENSOR,
-                              .ndim = 1,
-                              .shape = {1},
-                              .values = values};
+    return (dray_column_data){
+        .name = name, .dtype = DRAY_F32, .content = DRAY_CONTENT_TENSOR, .values = values};
 }
 
 int dray__response_text(const int32_t *tokens, uint64_t count, char **out, dray_error *error)

@@ -20,7 +20,7 @@ int dray__ragged_read(dray_batch *batch, const char *column, dray_dtype dtype, d
 /* Row i of a text column as a terminated string, malloc'ed. */
 int dray__text_read(dray_batch *batch, const char *column, uint32_t row, char **out,
                     dray_error *error);
-/* One float a row: as many as the batch has rows, into `out`. */
+/* One float a row (shape []): as many as the batch has rows, into `out`. DRAY_ESHAPE. */
 int dray__scalars_read(dray_batch *batch, const char *column, float *out, dray_error *error);
 
 dray__tokens dray__ragged_tokens(const dray__ragged *ragged);

@@ -80,6 +80,7 @@ static void test_bad_arguments(void **state)
     column.ndim = 1;
     column.shape[0] = 1;
     FAILS(DRAY_ESHAPE, dray_queue_insert(queue, &in, NULL, &error));
+    assert_string_equal(error.message, "column prompts: rows of I32 [] expected, found I32 [1]");
     column.shape[0] = -1;
     FAILS(DRAY_ESHAPE, dray_queue_insert(queue, &in, NULL, &error));
     column = int_column("prompts", NULL);
