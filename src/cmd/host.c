@@ -128,10 +128,10 @@ int cmd_host(int argc, char **argv)
 {
     static const struct argp_option options[] = {
         {"folder", FOLDER, "DIR", 0, "The run's folder", 0},
-        {"name", NAME, "HOST", 0, "Which host of the job", 0},
+        {"name", NAME, "ROLE", 0, "Which role of the job", 0},
         {"address", ADDRESS, "ADDRESS", 0, "The coordinator's", 0},
-        {"rank", RANK, "N", 0, "Rank within the host", 0},
-        {"epoch", EPOCH, "N", 0, "How often the host was started", 0},
+        {"rank", RANK, "N", 0, "Rank within the role", 0},
+        {"epoch", EPOCH, "N", 0, "How often the role was started", 0},
         {"group-fd", GROUP, "FD", 0, "Descriptor of the ranks' group; -1: none", 0},
         {"first-step", FIRST, "N", 0, "The checkpoint to start from", 0},
         {"eval-first", EVAL_FIRST, NULL, 0, "Measure held-out accuracy before the first step", 0},

@@ -25,7 +25,7 @@ static int desk_open(dray__host *host, dray_error *error)
         return dray__nomem(error);
     host->state = self;
     int rc = dray__grader_open(host->job, &self->grader, error);
-    if (!rc && dray__host_has(host->spec, "driver"))
+    if (!rc && dray__role_has(host->spec, "driver"))
         rc = dray__driver_start(host, &self->driver, error);
     return rc;
 }
@@ -50,7 +50,7 @@ static void desk_close(dray__host *host)
     free(self);
 }
 
-const dray__role_kind dray__desk_role = {
+const dray__program_kind dray__desk_program = {
     .open = desk_open, .finish = desk_finish, .close = desk_close};
 
 /* ---- reward and score ------------------------------------------------------------------------ */

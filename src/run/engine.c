@@ -1,4 +1,4 @@
-/* The engine host: rollout and eval on one generator, whose memory is a subscriber's. */
+/* The engine: rollout and eval on one generator, whose memory is a subscriber's. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "engine/generator.h"
@@ -54,7 +54,7 @@ static void engine_close(dray__host *host)
     free(self);
 }
 
-const dray__role_kind dray__engine_role = {.open = engine_open, .close = engine_close};
+const dray__program_kind dray__engine_program = {.open = engine_open, .close = engine_close};
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
@@ -97,7 +97,7 @@ static int report_update(dray__host *host, int64_t version, const dray_update_re
         return rc;
     return dray__host_report(
         host, "engine_update",
-        json_pack("{s:s, s:I, s:I, s:f, s:f, s:I, s:I}", "host", host->spec->name, "version",
+        json_pack("{s:s, s:I, s:I, s:f, s:f, s:I, s:I}", "role", host->spec->name, "version",
                   (json_int_t)version, "bytes", (json_int_t)sum.bytes, "seconds",
                   (double)sum.total_ns / (double)DRAY__SECOND, "wait_seconds",
                   (double)sum.wait_ns / (double)DRAY__SECOND, "copies", (json_int_t)report->copies,

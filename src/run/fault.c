@@ -39,7 +39,7 @@ static bool is_word(const char *word, const char *const *words, size_t count)
 
 #define COUNT(words) (sizeof(words) / sizeof((words)[0]))
 
-static int add(const char *text, const char *host, uint32_t rank, uint32_t epoch, dray_error *error)
+static int add(const char *text, const char *role, uint32_t rank, uint32_t epoch, dray_error *error)
 {
     char name[40] = "", end;
     unsigned of_rank;
@@ -49,7 +49,7 @@ static int add(const char *text, const char *host, uint32_t rank, uint32_t epoch
     bool always = got == 6 && end == '!';
     if (got != 5 && !always)
         return dray__fail(error, DRAY_EINVALID,
-                          "DRAY_FAULT: '%s': expected HOST:RANK:POINT:STEP:ACTION", text);
+                          "DRAY_FAULT: '%s': expected ROLE:RANK:POINT:STEP:ACTION", text);
     char hint[96];
     if (!is_word(f.point, points, COUNT(points)))
         return dray__fail(error, DRAY_EINVALID, "DRAY_FAULT: unknown point '%s'%s", f.point,
@@ -57,20 +57,20 @@ static int add(const char *text, const char *host, uint32_t rank, uint32_t epoch
     if (!is_word(f.action, actions, COUNT(actions)))
         return dray__fail(error, DRAY_EINVALID, "DRAY_FAULT: unknown action '%s'%s", f.action,
                           dray__word_hint(f.action, actions, COUNT(actions), hint, sizeof(hint)));
-    if (strcmp(name, host) == 0 && of_rank == rank && (epoch == 1 || always) &&
+    if (strcmp(name, role) == 0 && of_rank == rank && (epoch == 1 || always) &&
         fault_count < FAULTS)
         faults[fault_count++] = f;
     return DRAY_OK;
 }
 
-int dray__fault_open(const char *host, uint32_t rank, uint32_t epoch, dray_error *error)
+int dray__fault_open(const char *role, uint32_t rank, uint32_t epoch, dray_error *error)
 {
     const char *text = getenv("DRAY_FAULT");
     char *copy = text ? strdup(text) : NULL, *state = NULL;
     int rc = DRAY_OK;
     for (char *one = copy ? strtok_r(copy, ",", &state) : NULL; one && !rc;
          one = strtok_r(NULL, ",", &state))
-        rc = add(one, host, rank, epoch, error);
+        rc = add(one, role, rank, epoch, error);
     free(copy);
     return rc;
 }

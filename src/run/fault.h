@@ -1,6 +1,6 @@
-/* Faults that tests order: DRAY_FAULT="HOST:RANK:POINT:STEP:ACTION[,...]", for example
+/* Faults that tests order: DRAY_FAULT="ROLE:RANK:POINT:STEP:ACTION[,...]", for example
  * "trainer:0:after_step:7:kill". ACTION is kill (SIGKILL), exit (status 1), stop (SIGSTOP). Only
- * the first instance of a host obeys; with "!" behind the action every one does. The points are
+ * the first start of a role obeys; with "!" behind the action every one does. The points are
  * listed in docs/run.md. */
 #ifndef DRAY_RUN_FAULT_H
 #define DRAY_RUN_FAULT_H
@@ -8,7 +8,7 @@
 #include <dray/dray.h>
 
 /* Reads the variable. DRAY_EINVALID says what is wrong with it. */
-int dray__fault_open(const char *host, uint32_t rank, uint32_t epoch, dray_error *error);
+int dray__fault_open(const char *role, uint32_t rank, uint32_t epoch, dray_error *error);
 /* The process is at `point` of `step`. */
 void dray__fault_at(const char *point, int64_t step);
 

@@ -17,10 +17,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const dray__role_kind *const roles[DRAY__ROLE_COUNT] = {
-    [DRAY__ROLE_ENGINE] = &dray__engine_role,
-    [DRAY__ROLE_TRAINER] = &dray__trainer_role,
-    [DRAY__ROLE_DESK] = &dray__desk_role,
+static const dray__program_kind *const roles[DRAY__PROGRAM_COUNT] = {
+    [DRAY__PROGRAM_ENGINE] = &dray__engine_program,
+    [DRAY__PROGRAM_TRAINER] = &dray__trainer_program,
+    [DRAY__PROGRAM_DESK] = &dray__desk_program,
 };
 
 /* Followers wait for the leader to find work: longer than it may wait for it itself. */
@@ -241,20 +241,20 @@ static int run_loop(dray__host *host, dray_error *error)
 
 static int find_spec(dray__host *host, dray_error *error)
 {
-    for (uint32_t i = 0; i < host->job->host_count; i++)
-        if (strcmp(host->job->hosts[i].name, host->options.name) == 0)
-            host->spec = &host->job->hosts[i];
+    for (uint32_t i = 0; i < host->job->role_count; i++)
+        if (strcmp(host->job->roles[i].name, host->options.name) == 0)
+            host->spec = &host->job->roles[i];
     if (!host->spec)
-        return dray__fail(error, DRAY_ENOENT, "the job has no host '%s'", host->options.name);
+        return dray__fail(error, DRAY_ENOENT, "the job has no role '%s'", host->options.name);
     if (host->options.rank >= host->spec->ranks)
-        return dray__fail(error, DRAY_EINVALID, "host %s has %lld ranks, found rank %u",
+        return dray__fail(error, DRAY_EINVALID, "role %s has %lld ranks, found rank %u",
                           host->spec->name, (long long)host->spec->ranks, host->options.rank);
     return DRAY_OK;
 }
 
-static int role_of(const dray__host *host)
+static int program_of(const dray__host *host)
 {
-    return dray__task_find(host->spec->tasks[0])->role;
+    return dray__task_find(host->spec->tasks[0])->program;
 }
 
 /* One rank alone is a group too, so that tasks need no second way. */
@@ -263,7 +263,7 @@ static int open_group(dray__host *host, dray_error *error)
     int fd = host->options.group_fd, own = -1;
     uint32_t world = (uint32_t)host->spec->ranks;
     if (fd < 0 && world > 1)
-        return dray__fail(error, DRAY_EINVALID, "host %s: no group descriptor for %u ranks",
+        return dray__fail(error, DRAY_EINVALID, "role %s: no group descriptor for %u ranks",
                           host->spec->name, world);
     int rc = fd < 0 ? dray__group_create(1, 0, &own, error) : DRAY_OK;
     if (!rc)
@@ -282,7 +282,7 @@ static int open_context(dray__host *host, dray_error *error)
     dray_options options = DRAY_OPTIONS_INIT;
     options.address = host->options.address;
     options.name = name;
-    options.role = role_names[role_of(host)];
+    options.role = role_names[program_of(host)];
     options.rank = host->options.rank;
     options.timeout_ns = host->wait_ns;
     return dray_open(&options, &host->context, error);
@@ -339,8 +339,8 @@ int dray__host_main(const dray__host_options *options, dray_error *error)
     dray__process_begin();
     catch_term();
     int rc = open_host(&host, &job, error);
-    const dray__role_kind *role = host.spec ? roles[role_of(&host)] : NULL;
-    if (!rc && role != &dray__desk_role)
+    const dray__program_kind *role = host.spec ? roles[program_of(&host)] : NULL;
+    if (!rc && role != &dray__desk_program)
         rc = dray__blas_open(error);
     if (!rc)
         rc = role->open(&host, error);

@@ -1,5 +1,6 @@
-/* A host: one process of a job that runs tasks (one rank of an instance). `dray run` starts it as
- * `dray host`; what it is comes from the command line, what it does from the run's config.yaml. */
+/* A host: one process of a built-in program (one rank of an instance of a role). `dray run` starts
+ * it as `dray host`; what it is comes from the command line, what it does from the run's
+ * config.yaml. */
 #ifndef DRAY_RUN_HOST_H
 #define DRAY_RUN_HOST_H
 
@@ -13,7 +14,7 @@
 
 typedef struct dray__host_options {
     const char *folder;  /* the run's */
-    const char *name;    /* of the host, as in the job file */
+    const char *name;    /* of the role, as in the job file */
     const char *address; /* of the coordinator */
     uint32_t rank, epoch;
     int group_fd;       /* -1: one rank alone */
@@ -24,28 +25,28 @@ typedef struct dray__host_options {
 
 struct dray__host {
     const dray__job *job;
-    const dray__job_host *spec;
+    const dray__job_role *spec;
     dray__host_options options;
     dray_context *context;
     dray_queue *queue;
     dray__group *group;
     int64_t wait_ns;
     bool put_back; /* set by a task's run, on all ranks: the batch is given back as it was */
-    void *state;   /* the role's */
+    void *state;   /* the program's */
 };
 
 /* The name under which trainers publish and engines subscribe. */
 #define DRAY__MODEL_NAME "policy"
 
 /* What engine.c, trainer.c and desk.c give the loop. */
-typedef struct dray__role_kind {
+typedef struct dray__program_kind {
     int (*open)(dray__host *host, dray_error *error);
     /* Nothing more will come; NULL: nothing to do. On all ranks. */
     int (*finish)(dray__host *host, dray_error *error);
     void (*close)(dray__host *host);
-} dray__role_kind;
+} dray__program_kind;
 
-extern const dray__role_kind dray__engine_role, dray__trainer_role, dray__desk_role;
+extern const dray__program_kind dray__engine_program, dray__trainer_program, dray__desk_program;
 
 /* Runs until the queue ends. DRAY_OK: it ended. */
 int dray__host_main(const dray__host_options *options, dray_error *error);

@@ -23,18 +23,18 @@
 
 enum { FILE_MAX = 1 << 20 };
 
-const dray__job_host *dray__job_host_of(const dray__job *job, const char *task)
+const dray__job_role *dray__job_role_of(const dray__job *job, const char *task)
 {
-    for (uint32_t i = 0; i < job->host_count; i++)
-        if (dray__host_has(&job->hosts[i], task))
-            return &job->hosts[i];
+    for (uint32_t i = 0; i < job->role_count; i++)
+        if (dray__role_has(&job->roles[i], task))
+            return &job->roles[i];
     return NULL;
 }
 
-bool dray__host_has(const dray__job_host *host, const char *task)
+bool dray__role_has(const dray__job_role *role, const char *task)
 {
-    for (uint32_t i = 0; i < host->task_count; i++)
-        if (strcmp(host->tasks[i], task) == 0)
+    for (uint32_t i = 0; i < role->task_count; i++)
+        if (strcmp(role->tasks[i], task) == 0)
             return true;
     return false;
 }
@@ -204,29 +204,29 @@ static int rule_capacity(const dray__job *job, dray__node *root, dray_error *err
     return DRAY_OK;
 }
 
-static int host_tasks(const dray__job_host *host, dray__node *root, dray_error *error)
+static int role_tasks(const dray__job_role *role, dray__node *root, dray_error *error)
 {
     const dray__task_kind *first = NULL;
-    for (uint32_t i = 0; i < host->task_count; i++) {
-        const dray__task_kind *kind = dray__task_find(host->tasks[i]);
+    for (uint32_t i = 0; i < role->task_count; i++) {
+        const dray__task_kind *kind = dray__task_find(role->tasks[i]);
         if (!kind) {
             const char *known[DRAY__TASK_COUNT];
             char hint[96];
             for (uint32_t t = 0; t < DRAY__TASK_COUNT; t++)
                 known[t] = dray__tasks[t].name;
             return dray__schema_fail(
-                root, "hosts", error, "host %s: unknown task '%.64s'%s", host->name, host->tasks[i],
-                dray__word_hint(host->tasks[i], known, DRAY__TASK_COUNT, hint, sizeof(hint)));
+                root, "roles", error, "role %s: unknown task '%.64s'%s", role->name, role->tasks[i],
+                dray__word_hint(role->tasks[i], known, DRAY__TASK_COUNT, hint, sizeof(hint)));
         }
-        if (first && first->role != kind->role)
-            return dray__schema_fail(root, "hosts", error,
-                                     "host %s: %s and %s cannot share a host in this version",
-                                     host->name, first->name, kind->name);
+        if (first && first->program != kind->program)
+            return dray__schema_fail(root, "roles", error,
+                                     "role %s: %s and %s cannot share a role in this version",
+                                     role->name, first->name, kind->name);
         first = kind;
     }
-    if (first && first->role == DRAY__ROLE_DESK && host->ranks != 1)
-        return dray__schema_fail(root, "hosts", error, "host %s: %s takes 1 rank, found %lld",
-                                 host->name, first->name, (long long)host->ranks);
+    if (first && first->program == DRAY__PROGRAM_DESK && role->ranks != 1)
+        return dray__schema_fail(root, "roles", error, "role %s: %s takes 1 rank, found %lld",
+                                 role->name, first->name, (long long)role->ranks);
     return DRAY_OK;
 }
 
@@ -238,47 +238,48 @@ static bool name_ok(const char *name)
                length;
 }
 
-static int rule_hosts(const dray__job *job, dray__node *root, dray_error *error)
+static int rule_roles(const dray__job *job, dray__node *root, dray_error *error)
 {
-    for (uint32_t i = 0; i < job->host_count; i++) {
-        const dray__job_host *host = &job->hosts[i];
-        if (!name_ok(host->name) || strcmp(host->name, "coordinator") == 0)
-            return dray__schema_fail(root, "hosts", error,
-                                     "host name '%.64s': expected 1 to 32 letters, digits, _ or "
+    for (uint32_t i = 0; i < job->role_count; i++) {
+        const dray__job_role *role = &job->roles[i];
+        if (!name_ok(role->name) || strcmp(role->name, "coordinator") == 0)
+            return dray__schema_fail(root, "roles", error,
+                                     "role name '%.64s': expected 1 to 32 letters, digits, _ or "
                                      "-, and not 'coordinator'",
-                                     host->name);
+                                     role->name);
         for (uint32_t j = 0; j < i; j++)
-            if (strcmp(job->hosts[j].name, host->name) == 0)
-                return dray__schema_fail(root, "hosts", error, "two hosts are called %s",
-                                         host->name);
-        int rc = host_tasks(host, root, error);
+            if (strcmp(job->roles[j].name, role->name) == 0)
+                return dray__schema_fail(root, "roles", error, "two roles are called %s",
+                                         role->name);
+        int rc = role_tasks(role, root, error);
         if (rc)
             return rc;
     }
     return DRAY_OK;
 }
 
-/* Every task is run by exactly one host, and what shares an engine or a trainer shares a host. */
+/* Every task is run by exactly one role, and what shares an engine or a trainer shares a role. */
 static int rule_tasks(const dray__job *job, dray__node *root, dray_error *error)
 {
-    const dray__job_host *role_host[DRAY__ROLE_COUNT] = {NULL};
+    const dray__job_role *owner[DRAY__PROGRAM_COUNT] = {NULL};
     for (uint32_t t = 0; t < DRAY__TASK_COUNT; t++) {
         const dray__task_kind *kind = &dray__tasks[t];
-        uint32_t hosts = 0;
-        for (uint32_t i = 0; i < job->host_count; i++)
-            for (uint32_t j = 0; j < job->hosts[i].task_count; j++)
-                hosts += strcmp(job->hosts[i].tasks[j], kind->name) == 0;
-        if (hosts != 1)
-            return dray__schema_fail(root, "hosts", error,
-                                     "task %s: expected in one host, found in %u", kind->name,
-                                     hosts);
-        const dray__job_host *host = dray__job_host_of(job, kind->name);
-        if (kind->role != DRAY__ROLE_DESK && role_host[kind->role] && role_host[kind->role] != host)
-            return dray__schema_fail(root, "hosts", error,
-                                     "task %s: expected in host %s, beside the other tasks of its "
-                                     "model, found in host %s",
-                                     kind->name, role_host[kind->role]->name, host->name);
-        role_host[kind->role] = host;
+        uint32_t roles = 0;
+        for (uint32_t i = 0; i < job->role_count; i++)
+            for (uint32_t j = 0; j < job->roles[i].task_count; j++)
+                roles += strcmp(job->roles[i].tasks[j], kind->name) == 0;
+        if (roles != 1)
+            return dray__schema_fail(root, "roles", error,
+                                     "task %s: expected in one role, found in %u", kind->name,
+                                     roles);
+        const dray__job_role *role = dray__job_role_of(job, kind->name);
+        if (kind->program != DRAY__PROGRAM_DESK && owner[kind->program] &&
+            owner[kind->program] != role)
+            return dray__schema_fail(root, "roles", error,
+                                     "task %s: expected in role %s, beside the other tasks of its "
+                                     "model, found in role %s",
+                                     kind->name, owner[kind->program]->name, role->name);
+        owner[kind->program] = role;
     }
     return DRAY_OK;
 }
@@ -290,7 +291,7 @@ static int rule_model(const dray__job *job, dray__node *root, dray_error *error)
     dray_model_config config;
     dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
     dray_layout *layout = NULL;
-    const dray__job_host *engine = dray__job_host_of(job, "rollout");
+    const dray__job_role *engine = dray__job_role_of(job, "rollout");
     if (dray__job_model_config(job, &config, &inner))
         return dray__schema_fail(root, job->model.checkpoint[0] ? "model.checkpoint" : "model",
                                  error, "%s", inner.message);
@@ -298,7 +299,7 @@ static int rule_model(const dray__job *job, dray__node *root, dray_error *error)
     int rc = dray_layout_engine(&config, &spec, &layout, &inner);
     dray_layout_free(layout);
     if (rc)
-        return dray__schema_fail(root, "hosts", error, "host %s: %s", engine->name, inner.message);
+        return dray__schema_fail(root, "roles", error, "role %s: %s", engine->name, inner.message);
     int64_t longest = job->data.digits + 2 + job->rollout.max_new_tokens;
     if (job->data.source == DRAY__SOURCE_REVERSE && config.max_positions < longest)
         return dray__schema_fail(root, "model.max_positions", error,
@@ -311,7 +312,7 @@ static int check_rules(const dray__job *job, dray__node *root, dray_error *error
 {
     static const rule_fn all[] = {rule_batch,          rule_data,   rule_reward, rule_capacity,
                                   rule_capacity_bytes, rule_policy, rule_groups, rule_backend,
-                                  rule_metrics,        rule_hosts,  rule_tasks,  rule_model};
+                                  rule_metrics,        rule_roles,  rule_tasks,  rule_model};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         int rc = all[i](job, root, error);
         if (rc)

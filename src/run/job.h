@@ -99,12 +99,12 @@ typedef struct dray__job_limits {
     int64_t restarts;    /* starts in a row without progress before the run ends */
 } dray__job_limits;
 
-typedef struct dray__job_host {
+typedef struct dray__job_role {
     char *name;
     char **tasks;
     uint32_t task_count;
     int64_t ranks;
-} dray__job_host;
+} dray__job_role;
 
 typedef struct dray__job {
     char *name;
@@ -124,8 +124,8 @@ typedef struct dray__job {
     dray__job_checkpoint checkpoint;
     dray__job_queue queue;
     dray__job_limits limits;
-    dray__job_host *hosts;
-    uint32_t host_count;
+    dray__job_role *roles;
+    uint32_t role_count;
 } dray__job;
 
 /* Reads a job file, lays it over the defaults, and lays the settings ("actor.lr=1e-3") over both.
@@ -136,9 +136,9 @@ int dray__job_load(const char *path, const char *const *settings, uint32_t setti
                    dray__job **out, char **resolved, dray_error *error);
 void dray__job_free(dray__job *job);
 
-/* The host that runs `task`; NULL when none does. */
-const dray__job_host *dray__job_host_of(const dray__job *job, const char *task);
-bool dray__host_has(const dray__job_host *host, const char *task);
+/* The role that runs `task`; NULL when none does. */
+const dray__job_role *dray__job_role_of(const dray__job *job, const char *task);
+bool dray__role_has(const dray__job_role *role, const char *task);
 int64_t dray__job_batch(const dray__job *job); /* samples a step */
 int64_t dray__job_wait_ns(const dray__job *job);
 

@@ -1,4 +1,4 @@
-/* What trainer.c (the trainer host: its tasks and their order), learn.c (one step of learning) and
+/* What trainer.c (the trainer: its tasks and their order), learn.c (one step of learning) and
  * warmup.c share. */
 #ifndef DRAY_RUN_LEARN_H
 #define DRAY_RUN_LEARN_H

@@ -1,5 +1,5 @@
 /* What every process of the program that lives long begins with: servers, keepers, and the
- * supervisor and hosts of a run. The library changes nothing of the kind in its users' processes.
+ * supervisor and roles of a run. The library changes nothing of the kind in its users' processes.
  */
 #ifndef DRAY_RUN_PROCESS_H
 #define DRAY_RUN_PROCESS_H

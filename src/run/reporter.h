@@ -1,4 +1,4 @@
-/* The supervisor's second thread: watches the reports of the hosts, writes metrics.jsonl, and keeps
+/* The supervisor's second thread: watches the reports of the roles, writes metrics.jsonl, and keeps
  * what a person sees up to date. */
 #ifndef DRAY_RUN_REPORTER_H
 #define DRAY_RUN_REPORTER_H

@@ -1,4 +1,4 @@
-/* Reports from the hosts become rows of metrics.jsonl, and the state that the live view shows. */
+/* Reports of the roles become rows of metrics.jsonl, and the state that the live view shows. */
 #ifndef DRAY_RUN_ROWS_H
 #define DRAY_RUN_ROWS_H
 

@@ -184,15 +184,15 @@ static const cyaml_schema_field_t limits_fields[] = {
 static const cyaml_schema_value_t task_value = {
     CYAML_VALUE_STRING(CYAML_FLAG_POINTER, char, 1, 64),
 };
-static const cyaml_schema_field_t host_fields[] = {
-    TEXT("name", dray__job_host, name),
-    CYAML_FIELD_SEQUENCE_COUNT("tasks", CYAML_FLAG_POINTER, dray__job_host, tasks, task_count,
+static const cyaml_schema_field_t role_fields[] = {
+    TEXT("name", dray__job_role, name),
+    CYAML_FIELD_SEQUENCE_COUNT("tasks", CYAML_FLAG_POINTER, dray__job_role, tasks, task_count,
                                &task_value, 1, 16),
-    INT("ranks", dray__job_host, ranks),
+    INT("ranks", dray__job_role, ranks),
     CYAML_FIELD_END,
 };
-static const cyaml_schema_value_t host_value = {
-    CYAML_VALUE_MAPPING(CYAML_FLAG_DEFAULT, dray__job_host, host_fields),
+static const cyaml_schema_value_t role_value = {
+    CYAML_VALUE_MAPPING(CYAML_FLAG_DEFAULT, dray__job_role, role_fields),
 };
 static const cyaml_schema_field_t job_fields[] = {
     TEXT("name", dray__job, name),
@@ -213,8 +213,8 @@ static const cyaml_schema_field_t job_fields[] = {
     SECTION("checkpoint", checkpoint, checkpoint_fields),
     SECTION("queue", queue, queue_fields),
     SECTION("limits", limits, limits_fields),
-    CYAML_FIELD_SEQUENCE_COUNT("hosts", CYAML_FLAG_POINTER, dray__job, hosts, host_count,
-                               &host_value, 1, 16),
+    CYAML_FIELD_SEQUENCE_COUNT("roles", CYAML_FLAG_POINTER, dray__job, roles, role_count,
+                               &role_value, 1, 16),
     CYAML_FIELD_END,
 };
 const cyaml_schema_value_t dray__job_schema = {
@@ -284,7 +284,7 @@ static const range ranges[] = {
     {"queue.staleness", 0, 1000, false},
     {"limits.wait_seconds", 0.1, 86400, false},
     {"limits.restarts", 1, 1000, false},
-    {"hosts.ranks", 1, 64, false},
+    {"roles.ranks", 1, 64, false},
 };
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -441,6 +441,20 @@ static int check_text(const cyaml_schema_value_t *schema, const dray__node *node
 static int check_value(const cyaml_schema_value_t *schema, const dray__node *node, const char *path,
                        dray_error *error);
 
+/* What a key of the job was called before. */
+static const struct renamed {
+    const char *was, *is;
+} renamed[] = {{"hosts", "roles"}};
+
+static int refuse_renamed(const dray__node *node, dray_error *error)
+{
+    for (size_t i = 0; i < sizeof(renamed) / sizeof(renamed[0]); i++)
+        if (strcmp(renamed[i].was, node->key) == 0)
+            return refuse(node, node->key, error, "expected '%s%s' in its place, found '%s'",
+                          renamed[i].is, node->at.line ? ":" : "", node->key);
+    return DRAY_OK;
+}
+
 static int check_key(const cyaml_schema_field_t *fields, const dray__node *child, const char *path,
                      const cyaml_schema_field_t **found, dray_error *error)
 {
@@ -454,6 +468,9 @@ static int check_key(const cyaml_schema_field_t *fields, const dray__node *child
         if (count < 64)
             known[count++] = f->key;
     }
+    int rc = path[0] ? DRAY_OK : refuse_renamed(child, error);
+    if (rc)
+        return rc;
     char hint[96];
     return refuse(child, path, error, "unknown key '%.64s'%s", child->key,
                   dray__word_hint(child->key, known, count, hint, sizeof(hint)));

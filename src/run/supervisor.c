@@ -1,4 +1,4 @@
-/* The supervisor: starts the coordinator and the hosts, keeps the descriptors of the queue's
+/* The supervisor: starts the coordinator and the roles, keeps the descriptors of the queue's
  * chunks, starts engines and desks anew when they die, and sees to it that nothing outlives the
  * run. */
 #include "base/clock.h"
@@ -42,8 +42,8 @@ typedef struct process {
 } process;
 
 typedef struct instance {
-    const dray__job_host *spec;
-    int role;
+    const dray__job_role *spec;
+    int program; /* dray__program */
     uint32_t epoch;
     process *ranks;
     uint32_t deaths;   /* in a row without progress */
@@ -318,21 +318,21 @@ static void describe_end(const process *p, int status, char *out, size_t capacit
 
 static bool all_done(const supervisor *s)
 {
-    for (uint32_t i = 0; i < s->job->host_count; i++)
+    for (uint32_t i = 0; i < s->job->role_count; i++)
         for (uint32_t rank = 0; rank < s->instances[i].spec->ranks; rank++)
             if (!s->instances[i].ranks[rank].done)
                 return false;
     return true;
 }
 
-static void host_died(supervisor *s, process *p, int status)
+static void rank_died(supervisor *s, process *p, int status)
 {
     instance *i = p->instance;
     char how[400], what[PATH_MAX + 96];
     describe_end(p, status, how, sizeof(how));
     for (uint32_t rank = 0; rank < i->spec->ranks; rank++)
         end_process(&i->ranks[rank]);
-    if (i->role == DRAY__ROLE_TRAINER) {
+    if (i->program == DRAY__PROGRAM_TRAINER) {
         advice(s, what, sizeof(what));
         fail(s, DRAY_EDEAD, "%s rank %u %s; %s", i->spec->name, p->rank, how, what);
         return;
@@ -377,7 +377,7 @@ static void on_end(evutil_socket_t fd, short what, void *user)
         if (all_done(s))
             end_loop(s);
     } else {
-        host_died(s, p, status);
+        rank_died(s, p, status);
     }
 }
 
@@ -385,8 +385,8 @@ static void on_end(evutil_socket_t fd, short what, void *user)
 
 static void ask_driver(supervisor *s)
 {
-    for (uint32_t i = 0; i < s->job->host_count; i++)
-        if (dray__host_has(s->instances[i].spec, "driver") &&
+    for (uint32_t i = 0; i < s->job->role_count; i++)
+        if (dray__role_has(s->instances[i].spec, "driver") &&
             s->instances[i].ranks[0].child.pid > 0)
             kill(s->instances[i].ranks[0].child.pid, SIGTERM);
 }
@@ -450,13 +450,13 @@ static int prepare(supervisor *s, dray_error *error)
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     s->base = event_base_new();
     s->coordinator.child.pidfd = -1;
-    s->instances = calloc(s->job->host_count, sizeof(*s->instances));
+    s->instances = calloc(s->job->role_count, sizeof(*s->instances));
     if (!s->base || !s->instances)
         return dray__nomem(error);
-    for (uint32_t i = 0; i < s->job->host_count; i++) {
+    for (uint32_t i = 0; i < s->job->role_count; i++) {
         instance *at = &s->instances[i];
-        at->spec = &s->job->hosts[i];
-        at->role = dray__task_find(at->spec->tasks[0])->role;
+        at->spec = &s->job->roles[i];
+        at->program = dray__task_find(at->spec->tasks[0])->program;
         at->ranks = calloc((size_t)at->spec->ranks, sizeof(*at->ranks));
         if (!at->ranks)
             return dray__nomem(error);
@@ -515,14 +515,14 @@ static int start_all(supervisor *s, dray_error *error)
                            s->folder.resumed ? "going on with" : "job", s->job->name,
                            (long long)s->job->steps, (long long)s->folder.first_step,
                            s->folder.path);
-    for (uint32_t i = 0; i < s->job->host_count && !rc; i++)
+    for (uint32_t i = 0; i < s->job->role_count && !rc; i++)
         rc = start_instance(s, &s->instances[i], error);
     return rc;
 }
 
-static void end_hosts(supervisor *s)
+static void end_instances(supervisor *s)
 {
-    for (uint32_t i = 0; s->instances && i < s->job->host_count; i++) {
+    for (uint32_t i = 0; s->instances && i < s->job->role_count; i++) {
         for (uint32_t rank = 0; s->instances[i].ranks && rank < s->instances[i].spec->ranks; rank++)
             end_process(&s->instances[i].ranks[rank]);
         free(s->instances[i].ranks);
@@ -549,7 +549,7 @@ static void end_coordinator(supervisor *s)
     dray__child_end(&p->child);
 }
 
-/* Orphans of hosts came to this process (it is their subreaper): none may stay. */
+/* Orphans of roles came to this process (it is their subreaper): none may stay. */
 static void end_orphans(void)
 {
     char path[64], list[4096];
@@ -587,7 +587,7 @@ static void merge_traces(supervisor *s)
 static void end_all(supervisor *s)
 {
     dray_error late;
-    end_hosts(s);
+    end_instances(s);
     if (s->reporter && dray__reporter_stop(s->reporter, &late))
         fail(s, late.code, "%s", late.message);
     for (int i = 0; i < 3; i++)

@@ -10,37 +10,37 @@
  * together, and in which order it is summed, is the same in every run and after every restart.
  * Evaluations become ready all at once and in order, so first come, first served is that order. */
 const dray__task_kind dray__tasks[DRAY__TASK_COUNT] = {
-    {.name = "driver", .role = DRAY__ROLE_DESK},
+    {.name = "driver", .program = DRAY__PROGRAM_DESK},
     {.name = "rollout",
-     .role = DRAY__ROLE_ENGINE,
+     .program = DRAY__PROGRAM_ENGINE,
      .needs = {"prompt"},
      .writes = {"response", "rollout_log_prob"},
      .policy = DRAY_POLICY_ORDERED,
      .count = dray__rollout_count,
      .run = dray__rollout_run},
     {.name = "eval",
-     .role = DRAY__ROLE_ENGINE,
+     .program = DRAY__PROGRAM_ENGINE,
      .needs = {"eval_prompt"},
      .writes = {"eval_response"},
      .policy = DRAY_POLICY_FIFO,
      .count = dray__eval_count,
      .run = dray__eval_run},
     {.name = "reward",
-     .role = DRAY__ROLE_DESK,
+     .program = DRAY__PROGRAM_DESK,
      .needs = {"prompt", "answer", "response"},
      .writes = {"reward"},
      .policy = DRAY_POLICY_ORDERED,
      .count = dray__reward_count,
      .run = dray__reward_run},
     {.name = "reference",
-     .role = DRAY__ROLE_DESK,
+     .program = DRAY__PROGRAM_DESK,
      .needs = {"prompt", "response"},
      .writes = {"ref_log_prob"},
      .policy = DRAY_POLICY_ORDERED,
      .count = dray__reference_count,
      .run = dray__reference_run},
     {.name = "old_log_prob",
-     .role = DRAY__ROLE_TRAINER,
+     .program = DRAY__PROGRAM_TRAINER,
      .needs = {"prompt", "response"},
      .writes = {"old_log_prob"},
      .policy = DRAY_POLICY_ORDERED,
@@ -50,14 +50,14 @@ const dray__task_kind dray__tasks[DRAY__TASK_COUNT] = {
     /* The last thing that a sample gets, so that none of a group is lost after its advantages are
      * there, which are of all of its samples. */
     {.name = "advantage",
-     .role = DRAY__ROLE_DESK,
+     .program = DRAY__PROGRAM_DESK,
      .needs = {"reward", "old_log_prob", "ref_log_prob"},
      .writes = {"advantage"},
      .policy = DRAY_POLICY_ORDERED,
      .count = dray__advantage_count,
      .run = dray__advantage_run},
     {.name = "actor",
-     .role = DRAY__ROLE_TRAINER,
+     .program = DRAY__PROGRAM_TRAINER,
      .needs = {"prompt", "response", "rollout_log_prob", "reward", "old_log_prob", "advantage",
                "ref_log_prob"},
      .policy = DRAY_POLICY_ORDERED,
@@ -69,7 +69,7 @@ const dray__task_kind dray__tasks[DRAY__TASK_COUNT] = {
 
 const dray__task_kind dray__task_score = {
     .name = "score",
-    .role = DRAY__ROLE_DESK,
+    .program = DRAY__PROGRAM_DESK,
     .needs = {"eval_prompt", "eval_answer", "eval_response"},
     .writes = {"eval_reward"},
     .policy = DRAY_POLICY_FIFO,
@@ -90,14 +90,14 @@ static bool claims(const dray__job *job, const dray__task_kind *kind)
     return kind->run && (job->reference.enabled || strcmp(kind->name, "reference") != 0);
 }
 
-uint32_t dray__tasks_of(const dray__job *job, const dray__job_host *host,
+uint32_t dray__tasks_of(const dray__job *job, const dray__job_role *role,
                         const dray__task_kind **out)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < DRAY__TASK_COUNT; i++)
-        if (dray__host_has(host, dray__tasks[i].name) && claims(job, &dray__tasks[i]))
+        if (dray__role_has(role, dray__tasks[i].name) && claims(job, &dray__tasks[i]))
             out[count++] = &dray__tasks[i];
-    if (dray__host_has(host, "reward"))
+    if (dray__role_has(role, "reward"))
         out[count++] = &dray__task_score;
     return count;
 }

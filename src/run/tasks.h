@@ -1,5 +1,6 @@
 /* The tasks of a job and the columns between them. A task is one line of the table here and one
- * function that turns a claimed batch into its outputs; the hosts' loop (host.c) does the rest. */
+ * function that turns a claimed batch into its outputs; the loop of the built-in programs (host.c)
+ * does the rest. */
 #ifndef DRAY_RUN_TASKS_H
 #define DRAY_RUN_TASKS_H
 
@@ -9,17 +10,17 @@
 
 typedef struct dray__host dray__host;
 
-/* What a host holds for its tasks: an engine, a trainer, or neither. */
-typedef enum dray__role {
-    DRAY__ROLE_ENGINE = 0,
-    DRAY__ROLE_TRAINER,
-    DRAY__ROLE_DESK,
-    DRAY__ROLE_COUNT
-} dray__role;
+/* What the built-in program of a role holds: an engine, a trainer, or neither. */
+typedef enum dray__program {
+    DRAY__PROGRAM_ENGINE = 0,
+    DRAY__PROGRAM_TRAINER,
+    DRAY__PROGRAM_DESK,
+    DRAY__PROGRAM_COUNT
+} dray__program;
 
 typedef struct dray__task_kind {
     const char *name;
-    int role;
+    int program;                      /* dray__program */
     const char *needs[8], *writes[3]; /* ended by NULL */
     int32_t policy;                   /* dray_policy; ordered: unless the job says otherwise */
     /* Rows to claim now; 0: none. Asked on rank 0. NULL: the task claims nothing (driver). */
@@ -38,8 +39,8 @@ extern const dray__task_kind dray__tasks[DRAY__TASK_COUNT];
 extern const dray__task_kind dray__task_score;
 
 const dray__task_kind *dray__task_find(const char *name); /* NULL: none */
-/* The tasks that `host` claims for; returns how many. */
-uint32_t dray__tasks_of(const dray__job *job, const dray__job_host *host,
+/* The tasks that `role` claims for; returns how many. */
+uint32_t dray__tasks_of(const dray__job *job, const dray__job_role *role,
                         const dray__task_kind **out);
 
 /* The job's queue, with its closed set of tasks. */

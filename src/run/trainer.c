@@ -139,7 +139,7 @@ static void trainer_close(dray__host *host)
     free(self);
 }
 
-const dray__role_kind dray__trainer_role = {
+const dray__program_kind dray__trainer_program = {
     .open = trainer_open, .finish = trainer_finish, .close = trainer_close};
 
 /* ---- the end of a step ----------------------------------------------------------------------- */

@@ -314,7 +314,7 @@ static void replace(dray__node *to, dray__node *from)
     free(from);
 }
 
-/* hosts.engin.ranks=1: a section on a list names its entries. */
+/* roles.engine.ranks=1: a section on a list names its entries. */
 static int no_such_item(const dray__node *base, const dray__node *over, dray_error *error)
 {
     const char *names[16], *name = NULL;

@@ -41,7 +41,7 @@ int dray__tree_setting(const char *setting, dray__node **out, dray_error *error)
 void dray__tree_free(dray__node *node);
 
 /* Lays `over` on `base`: mappings key by key, everything else is replaced. A sequence of mappings
- * with a `name` is addressed by that name when `over` is a mapping (hosts.engine.ranks). Takes
+ * with a `name` is addressed by that name when `over` is a mapping (roles.engine.ranks). Takes
  * over's nodes; over is freed. */
 int dray__tree_merge(dray__node *base, dray__node *over, dray_error *error);
 /* NULL when the mapping has no such key. */

@@ -26,7 +26,7 @@ static void check_job(const char *path, const char *setting)
     fuzz_write(file, resolved, strlen(resolved));
     MUST(load(file, NULL, &again, &same) == DRAY_OK);
     MUST(strcmp(resolved, same) == 0 && again->steps == job->steps);
-    MUST(job->host_count == again->host_count && dray__job_batch(job) == dray__job_batch(again));
+    MUST(job->role_count == again->role_count && dray__job_batch(job) == dray__job_batch(again));
     free(resolved);
     free(same);
     dray__job_free(job);
@@ -83,13 +83,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 void fuzz_seeds(fuzz_put put, void *user)
 {
-    static const char *const settings[] = {"actor.lr=1e-3", "hosts=[{name: a, tasks: [driver]}]",
+    static const char *const settings[] = {"actor.lr=1e-3", "roles=[{name: a, tasks: [driver]}]",
                                            "name='it''s'", "model.family=qwen3"};
     fuzz_put_text(put, user, 0, dray__job_defaults);
     fuzz_put_text(
         put, user, 0,
         "name: \"a \\u00e9\"\nsteps: 3 # few\nactor: {lr: 1e-3, clip: .inf}\nqueue:\n"
-        "  backend: redis\n  backend_address: unix:/tmp/r\nhosts:\n- {name: all, tasks: "
+        "  backend: redis\n  backend_address: unix:/tmp/r\nroles:\n- {name: all, tasks: "
         "[rollout, eval,\n    old_log_prob, actor, driver, reward, reference, advantage], "
         "ranks: 1}\n");
     fuzz_put_text(put, user, 0, "a: &x [1, 2]\nb: *x\n");

@@ -64,12 +64,12 @@ check(done.returncode == 1 and "a run is there already" in done.stderr, f"{done.
 
 # The other ways that weights can go leave the same bits.
 for arguments in (["weights.mode=disk"], ["weights.strategy=bucket", "weights.bucket_bytes=131072"],
-                  ["weights.strategy=parameter"], ["hosts.engine.ranks=1"],):
+                  ["weights.strategy=parameter"], ["roles.engine.ranks=1"],):
     folder = work / "-".join(arguments).replace("=", "-")
     sets = [word for argument in arguments for word in ("--set", argument)]
     done = run(folder, *sets)
     check(done.returncode == 0, f"{arguments}: {done.stderr}")
-    if "hosts.engine.ranks=1" not in arguments:
+    if "roles.engine.ranks=1" not in arguments:
         check(same_folder(folder / "checkpoints/step-6/optimizer",
                           first / "checkpoints/step-6/optimizer"), f"{arguments}: another result")
 

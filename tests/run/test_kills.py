@@ -23,7 +23,7 @@ for number, fault in enumerate(faults):
     check([row["samples"] for row in rows(folder)] == [0] + [16] * 6, f"{fault}: samples")
     check_same_run(whole, folder, fault)
 
-# A host that dies again and again ends the run, and says why.
+# A role that dies again and again ends the run, and says why.
 folder = work / "hopeless"
 done = run(folder, "--set", "limits.restarts=3", fault="engine:0:claimed:2:exit!")
 check(done.returncode == 1 and "engine died 3 times in a row" in done.stderr, f"{done.stderr}")

@@ -1,5 +1,5 @@
 """Jobs over one's own prompts: lines that a job cannot train on are refused before anything starts; the
-driver may have a host of its own; a run that unlearns says so."""
+driver may have a role of its own; a run that unlearns says so."""
 from jobs import *
 
 OWN = ["--set", "data.source=jsonl", "--set", "data.path=train.jsonl", "--set", "data.eval_path=held.jsonl",
@@ -26,13 +26,13 @@ for lines, what in (
     check(done.returncode == 2 and what in done.stderr, f"{what}: {done.returncode}, {done.stderr}")
     check(not folder.exists(), f"{what}: {folder} was made")
 
-# Roles apart, each task in the host that it may have.
+# Roles apart, each task in the role that it may have.
 (work / "train.jsonl").write_text(good)
-hosts = ", ".join("{name: %s, tasks: [%s], ranks: 1}" % pair for pair in (
+roles = ", ".join("{name: %s, tasks: [%s], ranks: 1}" % pair for pair in (
     ("engine", "rollout, eval"), ("trainer", "old_log_prob, actor"), ("driver", "driver"), ("grader", "reward"),
     ("frozen", "reference"), ("adder", "advantage")))
 for name, extra in (("apart", []), ("no-reference", ["--set", "reference.enabled=false"])):
-    done = run(work / name, *OWN, "--set", f"hosts=[{hosts}]", *extra)
+    done = run(work / name, *OWN, "--set", f"roles=[{roles}]", *extra)
     check(done.returncode == 0 and "anew" not in done.stdout, f"{name}: {done.stdout} {done.stderr}")
     check(len(rows(work / name)) == 3, f"{name}: {len(rows(work / name))} rows")
 

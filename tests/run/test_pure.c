@@ -196,7 +196,7 @@ static void layers(void **state)
 {
     (void)state;
     const char text[] = "name: \"a: \\\"b\\\"\\n#c\"\nsteps: 7\nactor: {lr: 0.5}\n";
-    const char *const settings[] = {"actor.clip=0.3", "hosts.engine.ranks=4", "seed=3",
+    const char *const settings[] = {"actor.clip=0.3", "roles.engine.ranks=4", "seed=3",
                                     "reward.command=a 'b' # c", NULL};
     dray__job *job, *again;
     char *resolved, *twice;
@@ -208,9 +208,9 @@ static void layers(void **state)
     near(job->actor.lr, 0.5, 0);
     near(job->actor.clip, 0.3, 0);
     near(job->actor.beta1, 0.9, 0);
-    assert_int_equal(job->host_count, 3);
-    assert_int_equal(dray__job_host_of(job, "rollout")->ranks, 4);
-    assert_int_equal(dray__job_host_of(job, "actor")->ranks, 2);
+    assert_int_equal(job->role_count, 3);
+    assert_int_equal(dray__job_role_of(job, "rollout")->ranks, 4);
+    assert_int_equal(dray__job_role_of(job, "actor")->ranks, 2);
     if (load(resolved, NULL, &again, &twice, &error))
         fail_msg("%s", error.message);
     assert_string_equal(resolved, twice);
@@ -294,22 +294,26 @@ static void refusals(void **state)
         {"name: x\nmodel:\n  checkpoint: /nowhere\n", NULL,
          ":3:3: model.checkpoint: '/nowhere' is"},
         {"model: {max_positions: 13}\n", NULL, "model.max_positions: expected at least 14"},
-        {"name: x\n", "hosts.engine.ranks=3", "hosts: host engine: "},
-        {"hosts: []\n", NULL, "hosts: expected 1 to 16 entries, found 0"},
-        {"hosts: [{name: a, tasks: [rolout], ranks: 1}]\n", NULL,
-         ":1:1: hosts: host a: unknown task 'rolout'; did you mean 'rollout'?"},
-        {"hosts: [{name: a, tasks: [rollout, actor], ranks: 1}]\n", NULL,
-         "rollout and actor cannot share a host in this version"},
-        {"hosts: [{name: a, tasks: [driver], ranks: 2}]\n", NULL, "driver takes 1 rank, found 2"},
-        {"hosts: [{name: a, tasks: [rollout, eval], ranks: 1}]\n", NULL,
-         "task driver: expected in one host, found in 0"},
-        {"hosts: [{name: a/b, tasks: [rollout], ranks: 1}]\n", NULL, "host name 'a/b'"},
-        {"hosts: [{name: a, tasks: [rollout]}]\n", NULL, "hosts: key 'ranks' is missing"},
+        {"name: x\n", "roles.engine.ranks=3", "roles: role engine: "},
+        {"name: x\nhosts: [{name: a, tasks: [driver], ranks: 1}]\n", NULL,
+         ":2:1: hosts: expected 'roles:' in its place, found 'hosts'"},
+        {"name: x\n", "hosts.engine.ranks=1",
+         "--set: hosts: expected 'roles' in its place, found 'hosts'"},
+        {"roles: []\n", NULL, "roles: expected 1 to 16 entries, found 0"},
+        {"roles: [{name: a, tasks: [rolout], ranks: 1}]\n", NULL,
+         ":1:1: roles: role a: unknown task 'rolout'; did you mean 'rollout'?"},
+        {"roles: [{name: a, tasks: [rollout, actor], ranks: 1}]\n", NULL,
+         "rollout and actor cannot share a role in this version"},
+        {"roles: [{name: a, tasks: [driver], ranks: 2}]\n", NULL, "driver takes 1 rank, found 2"},
+        {"roles: [{name: a, tasks: [rollout, eval], ranks: 1}]\n", NULL,
+         "task driver: expected in one role, found in 0"},
+        {"roles: [{name: a/b, tasks: [rollout], ranks: 1}]\n", NULL, "role name 'a/b'"},
+        {"roles: [{name: a, tasks: [rollout]}]\n", NULL, "roles: key 'ranks' is missing"},
         {"name: x\n", "actor.lr", "--set actor.lr: expected KEY=VALUE"},
         {"name: x\n", "actor..lr=1", "a part of the key is empty"},
         {"name: x\n", "actr.lr=1", "--set: job: unknown key 'actr'; did you mean 'actor'?"},
-        {"name: x\n", "hosts.enginee.ranks=1",
-         "--set: hosts: expected a list, or the name of an entry, found 'enginee'; did you mean "
+        {"name: x\n", "roles.enginee.ranks=1",
+         "--set: roles: expected a list, or the name of an entry, found 'enginee'; did you mean "
          "'engine'?"},
         {"name: x\n", "steps=", "--set: steps: expected a whole number, found ''"},
     };
