@@ -171,7 +171,7 @@ static void attend_head(const dray__model *m, const float *q, const float *k, co
 }
 
 static void attend(const dray__model *m, const dray__batch *batch, int64_t layer,
-                   dray__cache *cache, dray__layer_state *s, float *scores)
+                   dray__cache *const *caches, dray__layer_state *s, float *scores)
 {
     int64_t width = m->config.head_dim, share = m->q_heads / m->kv_heads;
     for (uint32_t row = 0; row < batch->rows; row++) {
@@ -181,8 +181,9 @@ static void attend(const dray__model *m, const dray__batch *batch, int64_t layer
         const float *q = s->qkv + first * m->qkv_width;
         const float *k = q + m->q_width, *v = k + m->kv_width;
         int64_t stride = m->qkv_width;
-        if (cache) {
-            int64_t at = (layer * cache->entries + (int64_t)batch->cache_at[row]) * m->kv_width;
+        if (caches) {
+            dray__cache *cache = caches[row];
+            int64_t at = layer * cache->entries * m->kv_width;
             for (int64_t i = 0; i < n; i++) {
                 size_t bytes = (size_t)m->kv_width * sizeof(float);
                 memcpy(cache->k + at + (past + i) * m->kv_width, k + i * stride, bytes);
@@ -206,7 +207,7 @@ static void add(const float *a, const float *b, float *out, int64_t count)
 }
 
 static int run_layer(const dray__model *m, const dray__batch *batch, int64_t index,
-                     dray__cache *cache, dray__state *state, float *out, dray_error *error)
+                     dray__cache *const *caches, dray__state *state, float *out, dray_error *error)
 {
     const dray__layer *w = &m->weights.layers[index];
     dray__layer_state *s = &state->layers[index];
@@ -219,7 +220,7 @@ static int run_layer(const dray__model *m, const dray__batch *batch, int64_t ind
         for (int64_t i = 0; i < t; i++)
             dray__axpy(1, w->qkv_bias, s->qkv + i * m->qkv_width, m->qkv_width);
     position(m, batch, w, s);
-    attend(m, batch, index, cache, s, state->scores);
+    attend(m, batch, index, caches, s, state->scores);
     dray__gemm_nt(t, d, m->q_width, 1, s->attended, m->q_width, w->o, m->q_width, 0, state->partial,
                   d);
     int code = reduce(m, state->partial, t * d, error);
@@ -238,7 +239,7 @@ static int run_layer(const dray__model *m, const dray__batch *batch, int64_t ind
     return code;
 }
 
-int dray__forward(const dray__model *m, const dray__batch *batch, dray__cache *cache,
+int dray__forward(const dray__model *m, const dray__batch *batch, dray__cache *const *caches,
                   dray__state *state, dray_error *error)
 {
     int64_t d = m->config.hidden_size;
@@ -249,7 +250,7 @@ int dray__forward(const dray__model *m, const dray__batch *batch, dray__cache *c
         code = embed(m, batch, state->layers[0].x, error);
     for (int64_t i = 0; code == DRAY_OK && i < m->config.layers; i++) {
         float *out = i + 1 < m->config.layers ? state->layers[i + 1].x : state->last;
-        code = run_layer(m, batch, i, cache, state, out, error);
+        code = run_layer(m, batch, i, caches, state, out, error);
     }
     if (code == DRAY_OK)
         dray__rms_norm(state->last, m->weights.norm, state->hidden, batch->tokens, d, d, d,

@@ -37,7 +37,7 @@ int dray__generator_load(dray__generator *generator, const char *directory, dray
 typedef enum dray__finish {
     DRAY__FINISH_LENGTH = 0, /* max_new_tokens (or the model's positions) reached */
     DRAY__FINISH_EOS,        /* the last token is eos */
-    DRAY__FINISH_STOPPED     /* the stop function ended the call before the row was done */
+    DRAY__FINISH_NOT_YET     /* of a sampler's row that goes on (sampler.h) */
 } dray__finish;
 
 typedef struct dray__generate_options {
@@ -50,10 +50,6 @@ typedef struct dray__generate_options {
     uint32_t max_new_tokens;            /* a row; at least 1 */
     const uint32_t *row_max_new_tokens; /* one for each row instead; NULL: max_new_tokens for all */
     int32_t eos_token;                  /* -1: none */
-    /* Asked after each token of the batch on every rank; when it returns true on any of them, the
-     * call ends with what it has. NULL: never. */
-    int (*stop)(void *user);
-    void *user;
 } dray__generate_options;
 
 #define DRAY__GENERATE_OPTIONS_INIT                                                                \
@@ -71,13 +67,8 @@ typedef struct dray__generation {
     uint8_t *finish;   /* dray__finish of each row */
 } dray__generation;
 
-/* Samples a continuation for every prompt. The random number of a token is drawn from
- * (seed, the row's stream, its position in the sequence counted from the prompt's start): it does
- * not depend on the other rows, on the order of calls or on the world, and continuing a cut
- * sequence as a longer prompt draws what it would have drawn uncut. (The logits themselves differ
- * in their last bits with the shape of the batch, as matrix products do: a token can differ where
- * its random number lies that near to a boundary.) *out is the caller's: end it with
- * dray__generation_free. */
+/* Samples a continuation for every prompt, with a sampler of its own (sampler.h), which takes all
+ * rows at once. *out is the caller's: end it with dray__generation_free. */
 int dray__generate(dray__generator *generator, const dray__generate_options *options,
                    dray__generation *out, dray_error *error);
 void dray__generation_free(dray__generation *generation);

@@ -58,15 +58,15 @@ int dray__model_reach(dray__model *model, int64_t count, dray_error *error);
 typedef struct dray__batch {
     uint32_t rows;
     int64_t tokens;
-    const int32_t *ids;       /* [tokens] */
-    const uint64_t *offsets;  /* [rows + 1], from 0: the row's new tokens */
-    const uint64_t *past;     /* [rows]: tokens of the row that are in the cache; NULL: none */
-    const uint64_t *cache_at; /* [rows]: the row's first entry in the cache */
+    const int32_t *ids;      /* [tokens] */
+    const uint64_t *offsets; /* [rows + 1], from 0: the row's new tokens */
+    const uint64_t *past;    /* [rows]: tokens of the row that are in its cache; NULL: none */
 } dray__batch;
 
+/* Of one row. */
 typedef struct dray__cache {
     float *k, *v;    /* [layers, entries, kv_width] */
-    int64_t entries; /* a layer */
+    int64_t entries; /* tokens that it has room for */
 } dray__cache;
 
 /* What a forward pass computes. For a backward pass each layer has its own; else all layers share
@@ -97,9 +97,9 @@ typedef struct dray__state {
 } dray__state;
 
 void dray__state_free(dray__state *state);
-/* Hidden states after the last norm of all tokens into state->hidden. cache: may be NULL; else new
- * keys and values are added to it. Token ids must be within the vocabulary. */
-int dray__forward(const dray__model *model, const dray__batch *batch, dray__cache *cache,
+/* Hidden states after the last norm of all tokens into state->hidden. caches: one a row, to which
+ * new keys and values are added; NULL: none. Token ids must be within the vocabulary. */
+int dray__forward(const dray__model *model, const dray__batch *batch, dray__cache *const *caches,
                   dray__state *state, dray_error *error);
 
 /* Memory of a backward pass. */

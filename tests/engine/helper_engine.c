@@ -6,12 +6,14 @@
  *    "prompts": [[...]], "responses": [[...]], "temperature": 1}
  *   {"do": "generate", "model": DIR, "ranks": 2, "prompts": [[...]], "temperature": 1, "seed": 1,
  *    "max_new_tokens": 8, "eos": -1}
+ *   {"do": "update", "model": DIR, "then": DIR, "ranks": 2, "prompts": [[...]], "seed": 1,
+ *    "before": 3, "max_new_tokens": 8}: the other weights come after `before` tokens
  *   {"do": "init", "like": DIR, "ranks": 2, "seed": 1, "out": DIR}
  *   {"do": "train", "model": DIR, "ranks": 2, "options": {...}, "steps": [{"lr": 1e-3, "norm": 0,
  *    "batches": [{"loss": "sft" | "policy", "prompts": ..., "responses": ..., ...}]}], "out": DIR}
  *
  * An error of the library is the answer {"error": NAME, "message": TEXT}. */
-#include "engine/generator.h"
+#include "engine/sampler.h"
 #include "engine/trainer.h"
 
 #include <jansson.h>
@@ -136,6 +138,46 @@ static json_t *do_generate(const json_t *request, dray__generator *g)
                      list(out.logprobs, out.offsets[out.rows]));
 }
 
+static json_t *do_update(const json_t *request, dray__generator *g)
+{
+    dray__sampler_options options = DRAY__SAMPLER_OPTIONS_INIT;
+    dray__sampler *s;
+    uint64_t before = (uint64_t)number(request, "before", 0), streams[64];
+    uint32_t slots[64];
+    options.slots = (uint32_t)json_array_size(json_object_get(request, "prompts"));
+    options.seed = (uint64_t)number(request, "seed", 0);
+    for (uint32_t i = 0; i < options.slots; i++)
+        streams[i] = i;
+    dray__sampler_rows rows = {
+        .rows = {.rows = options.slots, .prompt = ragged(json_object_get(request, "prompts"))},
+        .streams = streams,
+        .max_new_tokens = (uint32_t)number(request, "max_new_tokens", 1)};
+    int code = dray__sampler_open(g, &options, &s, &error);
+    if (code == DRAY_OK)
+        code = dray__sampler_add(s, &rows, slots, &error);
+    for (uint64_t i = 0; code == DRAY_OK && dray__sampler_running(s) > 0; i++) {
+        if (i == before) {
+            code = dray__generator_load(g, text(request, "then"), &error);
+            dray__sampler_renew(s, 1);
+        }
+        if (code == DRAY_OK)
+            code = dray__sampler_step(s, &error);
+    }
+    if (code != DRAY_OK)
+        return failed(code);
+    json_t *responses = json_array(), *logprobs = json_array();
+    for (uint32_t i = 0; i < options.slots; i++) {
+        dray__sampled made = dray__sampler_look(s, slots[i]);
+        json_t *row = json_array();
+        for (uint64_t j = 0; j < made.count; j++)
+            json_array_append_new(row, json_integer(made.tokens[j]));
+        json_array_append_new(responses, row);
+        json_array_append_new(logprobs, list(made.logprobs, made.count));
+    }
+    dray__sampler_close(s);
+    return json_pack("{s:o, s:o}", "responses", responses, "logprobs", logprobs);
+}
+
 static json_t *with_generator(const json_t *request, dray__group *group,
                               json_t *(*function)(const json_t *, dray__generator *))
 {
@@ -252,6 +294,8 @@ static json_t *run(const json_t *request, dray__group *group)
         return with_generator(request, group, do_logits);
     if (strcmp(what, "generate") == 0)
         return with_generator(request, group, do_generate);
+    if (strcmp(what, "update") == 0)
+        return with_generator(request, group, do_update);
     if (strcmp(what, "logprobs") == 0 && with && strcmp(with, "trainer") == 0)
         return with_trainer(request, group, do_trainer_logprobs);
     if (strcmp(what, "logprobs") == 0)

@@ -1,7 +1,6 @@
 /* engine: sampling, training and their failures, in one process and over forked ranks. What the
  * numbers should be is in the Python tests; here the same calls run under the sanitizers. */
 #include "base/clock.h"
-#include "engine/generator.h"
 #include "engine/tokenizer.h"
 #include "engine/trainer.h"
 
@@ -19,57 +18,7 @@
 
 #include <cmocka.h>
 
-static dray_model_config small_config(void)
-{
-    return (dray_model_config){.family = "qwen2",
-                               .vocab_size = DRAY__BYTE_VOCABULARY,
-                               .hidden_size = 32,
-                               .intermediate_size = 48,
-                               .layers = 2,
-                               .heads = 4,
-                               .kv_heads = 2,
-                               .head_dim = 8,
-                               .max_positions = 40,
-                               .rms_norm_eps = 1e-6,
-                               .rope_theta = 10000,
-                               .qkv_bias = 1,
-                               .tied = 1,
-                               .dtype = DRAY_F32};
-}
-
-/* Fills a generator's memory with something that samples well: any bytes will do. */
-static void fill(dray__generator *g)
-{
-    dray_region *region = dray__generator_regions(g)[0];
-    float *values = dray_region_base(region);
-    for (uint64_t i = 0; i < dray_region_bytes(region) / sizeof *values; i++)
-        values[i] = 0.15f * sinf(0.7f * (float)i + 0.3f * (float)(i % 97));
-}
-
-static dray__generator *open_filled(dray__group *group)
-{
-    dray_model_config config = small_config();
-    dray__generator *g;
-    dray_error error;
-    if (dray__generator_open(&config, group, &g, &error) != DRAY_OK)
-        fail_msg("%s", error.message);
-    fill(g);
-    return g;
-}
-
-enum { ROWS = 9 };
-
-/* Rows of 1 to 9 tokens. */
-static void make_rows(int32_t *tokens, uint64_t *offsets)
-{
-    uint64_t at = 0;
-    for (uint32_t row = 0; row < ROWS; row++) {
-        offsets[row] = at;
-        for (uint32_t i = 0; i <= row; i++)
-            tokens[at++] = (int32_t)((row * 37 + i * 11) % 256);
-    }
-    offsets[ROWS] = at;
-}
+#include "engine/small.h"
 
 static dray__generate_options sampling(const int32_t *tokens, const uint64_t *offsets)
 {
@@ -110,48 +59,6 @@ static void a_row_does_not_depend_on_its_neighbours(void **state)
         dray__generation_free(&one);
     }
     dray__generation_free(&all);
-    dray__generator_close(g);
-}
-
-static int stop_at_third(void *user)
-{
-    return ++*(int *)user == 3;
-}
-
-/* Cut after three tokens and continued as a longer prompt: the same as uncut. */
-static void a_cut_row_goes_on_as_if_uncut(void **state)
-{
-    (void)state;
-    dray__generator *g = open_filled(NULL);
-    int32_t tokens[64], longer[128];
-    uint64_t offsets[ROWS + 1], longer_offsets[ROWS + 1] = {0};
-    make_rows(tokens, offsets);
-    dray__generate_options options = sampling(tokens, offsets);
-    dray__generation whole, begin, end;
-    assert_int_equal(dray__generate(g, &options, &whole, NULL), DRAY_OK);
-    int asked = 0;
-    options.stop = stop_at_third;
-    options.user = &asked;
-    assert_int_equal(dray__generate(g, &options, &begin, NULL), DRAY_OK);
-    uint64_t at = 0;
-    for (uint32_t row = 0; row < ROWS; row++) {
-        assert_int_equal(begin.finish[row], DRAY__FINISH_STOPPED);
-        assert_int_equal(begin.offsets[row + 1] - begin.offsets[row], 3);
-        for (uint64_t i = offsets[row]; i < offsets[row + 1]; i++)
-            longer[at++] = tokens[i];
-        for (uint64_t i = begin.offsets[row]; i < begin.offsets[row + 1]; i++)
-            longer[at++] = begin.tokens[i];
-        longer_offsets[row + 1] = at;
-    }
-    options = sampling(longer, longer_offsets);
-    options.max_new_tokens = 9;
-    assert_int_equal(dray__generate(g, &options, &end, NULL), DRAY_OK);
-    for (uint32_t row = 0; row < ROWS; row++)
-        assert_memory_equal(end.tokens + end.offsets[row], whole.tokens + whole.offsets[row] + 3,
-                            9 * sizeof *end.tokens);
-    dray__generation_free(&whole);
-    dray__generation_free(&begin);
-    dray__generation_free(&end);
     dray__generator_close(g);
 }
 
@@ -576,7 +483,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_row_does_not_depend_on_its_neighbours),
-        cmocka_unit_test(a_cut_row_goes_on_as_if_uncut),
         cmocka_unit_test(rows_end_where_they_should),
         cmocka_unit_test(bad_requests_are_refused),
         cmocka_unit_test(configurations_are_checked),

@@ -138,6 +138,25 @@ def samples_follow_the_distribution():
         assert chi < 80, f"seed {SEED}: chi-square {chi}"
 
 
+def rows_that_weights_change_under_go_on_with_the_new_ones():
+    with tempfile.TemporaryDirectory() as folder:
+        names = ("old", "new")
+        models = [save(make_model("qwen2"), f"{folder}/{name}") for name in names]
+        prompts, _ = random_rows(30)
+        before, count = 4, 11
+        for world in (0, 2):
+            found = call({"do": "update", "model": f"{folder}/old", "then": f"{folder}/new",
+                          "ranks": world, "prompts": prompts, "seed": SEED, "before": before,
+                          "max_new_tokens": count})
+            logprobs = torch.tensor(found["logprobs"])
+            with torch.no_grad():
+                old, new = (response_logprobs(model, prompts, found["responses"])[0]
+                            .reshape(-1, count) for model in models)
+            what = f"{world} ranks"
+            expect_close(f"before, {what}", logprobs[:, :before], old[:, :before], 1e-4)
+            expect_close(f"after, {what}", logprobs[:, before:], new[:, before:], 1e-4)
+
+
 REFUSED = [
     ("rope_scaling", {"rope_type": "linear", "factor": 2.0}),
     ("rope_scaling", {"type": "dynamic", "factor": 2.0}),
@@ -168,4 +187,5 @@ def what_is_not_computed_is_refused_by_name():
 
 main([logits_agree_both_ways, a_model_from_scratch_is_one_of_transformers, scores_agree,
       greedy_continuations_agree, samples_do_not_depend_on_the_world,
-      samples_follow_the_distribution, what_is_not_computed_is_refused_by_name])
+      samples_follow_the_distribution, rows_that_weights_change_under_go_on_with_the_new_ones,
+      what_is_not_computed_is_refused_by_name])

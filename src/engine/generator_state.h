@@ -1,0 +1,16 @@
+/* What the generator's files share. */
+#ifndef DRAY_ENGINE_GENERATOR_STATE_H
+#define DRAY_ENGINE_GENERATOR_STATE_H
+
+#include "engine/generator.h"
+#include "engine/model.h"
+
+struct dray__generator {
+    dray_layout *layout;
+    dray_region **regions;
+    uint32_t region_count;
+    dray__model model;
+    dray__state state; /* of the forward pass that was computed last */
+};
+
+#endif
