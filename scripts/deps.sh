@@ -19,8 +19,7 @@ liburing-dev   pc:liburing           files, read and written many ranges at once
 libzstd-dev    pc:libzstd            what changed between two versions, compressed on the wire
 libhiredis-dev pc:hiredis            queues whose bytes Redis holds
 libopenblas-dev pc:openblas          matrix products of the reference engine
-libcyaml-dev   pc:libcyaml           job files
-libyaml-dev    pc:yaml-0.1           job files (what libcyaml reads YAML with)
+libyaml-dev    pc:yaml-0.1           job files
 '
 for_check='
 g++            cmd:c++|cmd:g++       compiles the public headers as C++

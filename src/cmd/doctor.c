@@ -5,7 +5,6 @@
 #include "run/sandbox.h"
 
 #include <cblas.h>
-#include <cyaml/cyaml.h>
 #include <dray/gpu.h>
 #include <dray/queue.h>
 #include <errno.h>
@@ -22,6 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 #include <xxhash.h>
+#include <yaml.h>
 
 typedef struct finding {
     bool found;
@@ -219,9 +219,9 @@ static void look_xxhash(finding *f)
     found(f, "%u.%u.%u", v / 10000, v / 100 % 100, v % 100);
 }
 
-static void look_cyaml(finding *f)
+static void look_yaml(finding *f)
 {
-    found(f, "%s", cyaml_version_str);
+    found(f, "%s", yaml_get_version_string());
 }
 
 static void look_openblas(finding *f)
@@ -302,7 +302,7 @@ static const check checks[] = {
     {"jansson", look_jansson, REQUIRED, NULL, ""},
     {"xxhash", look_xxhash, REQUIRED, NULL, ""},
     {"hiredis", look_redis, OPTIONAL, NULL, "no queues whose bytes Redis holds"},
-    {"libcyaml", look_cyaml, REQUIRED, NULL, ""},
+    {"libyaml", look_yaml, REQUIRED, NULL, ""},
     {"OpenBLAS", look_openblas, REQUIRED, NULL, ""},
     {"CUDA driver", look_cuda, OPTIONAL, "devices",
      "no weights in GPU memory: host memory and files alone"},

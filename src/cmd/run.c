@@ -2,6 +2,7 @@
 #include "run/run.h"
 
 #include "cmd/cmd.h"
+#include "run/settings.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,7 @@ typedef struct arguments {
     dray__run_options run;
     const char *settings[SETTINGS];
     char seed[32];
+    bool settings_only;
 } arguments;
 
 static void add_setting(struct argp_state *state, arguments *a, const char *text)
@@ -27,7 +29,9 @@ static void check(struct argp_state *state, const arguments *a)
     for (size_t i = 0; i < sizeof(given) / sizeof(given[0]); i++)
         if (given[i] && !given[i][0])
             argp_error(state, "expected a path, found an empty one");
-    if (!a->run.resume && !a->run.job)
+    if (a->settings_only && (a->run.resume || a->run.job || a->run.out || a->run.setting_count))
+        argp_error(state, "--settings prints what job files may say, and runs none");
+    if (!a->settings_only && !a->run.resume && !a->run.job)
         argp_error(state, "expected a job file, as in: dray run examples/reverse.yaml");
     if (a->run.resume && (a->run.job || a->run.out || a->run.setting_count))
         argp_error(state, "--resume goes on with the run as it is: no job file, --set, --seed or "
@@ -52,6 +56,9 @@ static error_t parse(int key, char *text, struct argp_state *state)
     case 'r':
         a->run.resume = text;
         return 0;
+    case 'l':
+        a->settings_only = true;
+        return 0;
     case 'j':
         a->run.json = true;
         return 0;
@@ -68,6 +75,23 @@ static error_t parse(int key, char *text, struct argp_state *state)
     }
 }
 
+/* The keys of a job file stand behind the text of --help. */
+static char *help(int key, const char *text, void *input)
+{
+    (void)input;
+    char *keys = key == ARGP_KEY_HELP_POST_DOC ? dray__settings_keys() : NULL, *whole = NULL;
+    if (!keys || asprintf(&whole, "%s\n\nKeys of a job file: %s.", text, keys) < 0)
+        whole = (char *)(uintptr_t)text;
+    free(keys);
+    return whole;
+}
+
+static int print_settings(bool json)
+{
+    return dray__settings_print(stdout, json) ? CMD_OK
+                                              : cmd_failf("run", "the settings cannot be printed");
+}
+
 int cmd_run(int argc, char **argv)
 {
     static const struct argp_option options[] = {
@@ -75,24 +99,27 @@ int cmd_run(int argc, char **argv)
         {"out", 'o', "DIR", 0, "The run's folder. Default: runs/NAME, or runs/NAME-2, ...", 0},
         {"seed", 'S', "N", 0, "The same as --set seed=N", 0},
         {"json", 'j', NULL, 0, "Print one object a line", 0},
+        {"settings", 'l', NULL, 0,
+         "Print all settings of a job file with their defaults, as Markdown, and run nothing; with "
+         "--json one object a line",
+         0},
         {"resume", 'r', "DIR", 0, "Go on with the run in DIR from its last checkpoint", 0},
         {0}};
     static const struct argp argp = {
         .options = options,
         .parser = parse,
-        .args_doc = "JOB.yaml\n--resume DIR",
+        .args_doc = "JOB.yaml\n--resume DIR\n--settings",
         .doc = "Runs an RL job: rollout, rewards and training on this machine, samples through the "
                "queue, weights back to the engine.\v"
-               "Ctrl-C stops after the step and a checkpoint; a second one stops at once. The "
-               "settings of a job file: docs/run.md. Those of the queue: queue.capacity_rows, "
-               "capacity_bytes, max_attempts, on_loss (refill, end), policy (ordered, fifo, "
-               "group, oldest_version, token_balanced), token_cap, staleness, backend (builtin, "
-               "redis), backend_address, durability (none, checkpoint, journal), metrics. Exit "
-               "status: 0 done, 1 failed, 2 wrong usage or a job that is refused, 130 stopped by "
-               "Ctrl-C."};
+               "Ctrl-C stops after the step and a checkpoint; a second one stops at once. What the "
+               "settings of a job file mean: --settings. Exit status: 0 done, 1 failed, 2 wrong "
+               "usage or a job that is refused, 130 stopped by Ctrl-C.",
+        .help_filter = help};
     arguments a = {0};
     a.run.settings = a.settings;
     cmd_parse(&argp, argc, argv, &a);
+    if (a.settings_only)
+        return print_settings(a.run.json);
     dray__run_end end = DRAY__RUN_DONE;
     dray_error error;
     if (dray__run(&a.run, &end, &error)) {

@@ -1,4 +1,4 @@
-/* Job files: layers merged, checked against the schema and against each other, loaded. */
+/* Job files: read over the defaults, and their settings checked against each other. */
 #include "run/job.h"
 
 #include "base/clock.h"
@@ -7,9 +7,8 @@
 #include "run/advantage.h"
 #include "run/host.h"
 #include "run/metrics.h"
-#include "run/schema.h"
+#include "run/settings.h"
 #include "run/tasks.h"
-#include "run/tree.h"
 
 #include <dray/queue.h>
 #include <errno.h>
@@ -51,106 +50,106 @@ int64_t dray__job_wait_ns(const dray__job *job)
 
 /* ---- rules between settings ------------------------------------------------------------------ */
 
-typedef int (*rule_fn)(const dray__job *job, dray__node *root, dray_error *error);
+typedef int (*rule_fn)(const dray__job *job, const dray__places *at, dray_error *error);
 
-static int rule_batch(const dray__job *job, dray__node *root, dray_error *error)
+static int rule_batch(const dray__job *job, const dray__places *at, dray_error *error)
 {
     int64_t batch = dray__job_batch(job), parts = job->actor.optimiser_steps;
     if (batch > 1 << 24)
-        return dray__schema_fail(root, "rollout.samples", error,
-                                 "prompts x samples is %lld rows a step, at most %d expected",
-                                 (long long)batch, 1 << 24);
+        return dray__setting_fail(at, "rollout.samples", error,
+                                  "prompts x samples is %lld rows a step, at most %d expected",
+                                  (long long)batch, 1 << 24);
     if (batch % parts)
-        return dray__schema_fail(root, "actor.optimiser_steps", error,
-                                 "expected a divisor of the batch (%lld prompts x %lld samples = "
-                                 "%lld), found %lld",
-                                 (long long)job->rollout.prompts, (long long)job->rollout.samples,
-                                 (long long)batch, (long long)parts);
+        return dray__setting_fail(at, "actor.optimiser_steps", error,
+                                  "expected a divisor of the batch (%lld prompts x %lld samples = "
+                                  "%lld), found %lld",
+                                  (long long)job->rollout.prompts, (long long)job->rollout.samples,
+                                  (long long)batch, (long long)parts);
     int64_t part = batch / parts, micro = job->actor.micro_batch;
     if (micro < part && part % micro)
-        return dray__schema_fail(root, "actor.micro_batch", error,
-                                 "expected a divisor of the %lld samples of an optimiser step, "
-                                 "found %lld",
-                                 (long long)part, (long long)micro);
+        return dray__setting_fail(at, "actor.micro_batch", error,
+                                  "expected a divisor of the %lld samples of an optimiser step, "
+                                  "found %lld",
+                                  (long long)part, (long long)micro);
     return DRAY_OK;
 }
 
-static int rule_data(const dray__job *job, dray__node *root, dray_error *error)
+static int rule_data(const dray__job *job, const dray__places *at, dray_error *error)
 {
     if (job->data.source == DRAY__SOURCE_JSONL && !job->data.path[0])
-        return dray__schema_fail(root, "data.path", error, "expected a file for source jsonl");
+        return dray__setting_fail(at, "data.path", error, "expected a file for source jsonl");
     if (job->data.source == DRAY__SOURCE_JSONL && !job->data.eval_path[0])
-        return dray__schema_fail(root, "data.eval_path", error,
-                                 "expected a file of held-out prompts for source jsonl");
+        return dray__setting_fail(at, "data.eval_path", error,
+                                  "expected a file of held-out prompts for source jsonl");
     if (job->data.source == DRAY__SOURCE_REVERSE &&
         job->rollout.max_new_tokens < job->data.digits + 1)
-        return dray__schema_fail(root, "rollout.max_new_tokens", error,
-                                 "expected at least %lld (digits and the end token), found %lld",
-                                 (long long)job->data.digits + 1,
-                                 (long long)job->rollout.max_new_tokens);
+        return dray__setting_fail(at, "rollout.max_new_tokens", error,
+                                  "expected at least %lld (digits and the end token), found %lld",
+                                  (long long)job->data.digits + 1,
+                                  (long long)job->rollout.max_new_tokens);
     return DRAY_OK;
 }
 
-static int rule_reward(const dray__job *job, dray__node *root, dray_error *error)
+static int rule_reward(const dray__job *job, const dray__places *at, dray_error *error)
 {
     if (job->reward.rule == DRAY__RULE_COMMAND && !job->reward.command[0])
-        return dray__schema_fail(root, "reward.command", error,
-                                 "expected a command line for rule command");
+        return dray__setting_fail(at, "reward.command", error,
+                                  "expected a command line for rule command");
     if (job->rollout.samples < (int64_t)dray__advantages[job->advantage.method].least_samples)
-        return dray__schema_fail(
-            root, "rollout.samples", error, "expected at least %u for advantage %s, found %lld",
+        return dray__setting_fail(
+            at, "rollout.samples", error, "expected at least %u for advantage %s, found %lld",
             dray__advantages[job->advantage.method].least_samples,
             dray__advantages[job->advantage.method].name, (long long)job->rollout.samples);
     if (job->actor.kl > 0 && !job->reference.enabled)
-        return dray__schema_fail(root, "actor.kl", error,
-                                 "expected 0 without a reference, found %g", job->actor.kl);
+        return dray__setting_fail(at, "actor.kl", error, "expected 0 without a reference, found %g",
+                                  job->actor.kl);
     return DRAY_OK;
 }
 
-static int rule_backend(const dray__job *job, dray__node *root, dray_error *error)
+static int rule_backend(const dray__job *job, const dray__places *at, dray_error *error)
 {
     bool redis = job->queue.backend == DRAY_BACKEND_REDIS;
     bool given = job->queue.backend_address && *job->queue.backend_address;
     if (redis != given)
-        return dray__schema_fail(root, "queue.backend_address", error,
-                                 redis ? "expected unix:/path or tcp:HOST:PORT for backend redis"
-                                       : "expected none for backend builtin");
+        return dray__setting_fail(at, "queue.backend_address", error,
+                                  redis ? "expected unix:/path or tcp:HOST:PORT for backend redis"
+                                        : "expected none for backend builtin");
     return DRAY_OK;
 }
 
-static int rule_metrics(const dray__job *job, dray__node *root, dray_error *error)
+static int rule_metrics(const dray__job *job, const dray__places *at, dray_error *error)
 {
     dray_error inner;
     return job->queue.metrics[0] && dray__metrics_check(job->queue.metrics, &inner)
-               ? dray__schema_fail(root, "queue.metrics", error, "%s", inner.message)
+               ? dray__setting_fail(at, "queue.metrics", error, "%s", inner.message)
                : DRAY_OK;
 }
 
-static int rule_policy(const dray__job *job, dray__node *root, dray_error *error)
+static int rule_policy(const dray__job *job, const dray__places *at, dray_error *error)
 {
     bool balanced = job->queue.policy == DRAY_POLICY_TOKEN_BALANCED;
     int64_t longest = job->rollout.max_new_tokens +
                       (job->data.source == DRAY__SOURCE_REVERSE ? job->data.digits + 2 : 1);
     if (job->queue.token_cap && !balanced)
-        return dray__schema_fail(root, "queue.token_cap", error,
-                                 "expected 0 without policy token_balanced, found %lld",
-                                 (long long)job->queue.token_cap);
+        return dray__setting_fail(at, "queue.token_cap", error,
+                                  "expected 0 without policy token_balanced, found %lld",
+                                  (long long)job->queue.token_cap);
     if (job->queue.token_cap && job->queue.token_cap < longest)
-        return dray__schema_fail(root, "queue.token_cap", error,
-                                 "expected at least %lld (a sample can be that long), found %lld",
-                                 (long long)longest, (long long)job->queue.token_cap);
+        return dray__setting_fail(at, "queue.token_cap", error,
+                                  "expected at least %lld (a sample can be that long), found %lld",
+                                  (long long)longest, (long long)job->queue.token_cap);
     if (job->queue.staleness)
-        return dray__schema_fail(root, "queue.staleness", error,
-                                 "expected 0 with schedule sync, where samples are of the version "
-                                 "that is trained, found %lld",
-                                 (long long)job->queue.staleness);
+        return dray__setting_fail(at, "queue.staleness", error,
+                                  "expected 0 with schedule sync, where samples are of the version "
+                                  "that is trained, found %lld",
+                                  (long long)job->queue.staleness);
     return DRAY_OK;
 }
 
 /* Whole groups are claimed: what is claimed at once, and what an optimiser step takes, must be
  * some.
  */
-static int rule_groups(const dray__job *job, dray__node *root, dray_error *error)
+static int rule_groups(const dray__job *job, const dray__places *at, dray_error *error)
 {
     int64_t group = job->rollout.samples;
     const struct {
@@ -165,10 +164,10 @@ static int rule_groups(const dray__job *job, dray__node *root, dray_error *error
     for (size_t i = 0;
          job->queue.policy == DRAY_POLICY_GROUP && i < sizeof(claims) / sizeof(*claims); i++)
         if (claims[i].rows % group)
-            return dray__schema_fail(root, claims[i].path, error,
-                                     "policy group takes whole groups of %lld samples, and this "
-                                     "makes it %lld at once",
-                                     (long long)group, (long long)claims[i].rows);
+            return dray__setting_fail(at, claims[i].path, error,
+                                      "policy group takes whole groups of %lld samples, and this "
+                                      "makes it %lld at once",
+                                      (long long)group, (long long)claims[i].rows);
     return DRAY_OK;
 }
 
@@ -179,32 +178,33 @@ static int64_t row_bytes(const dray__job *job)
     return prompt + 16 * job->rollout.max_new_tokens + 256;
 }
 
-static int rule_capacity_bytes(const dray__job *job, dray__node *root, dray_error *error)
+static int rule_capacity_bytes(const dray__job *job, const dray__places *at, dray_error *error)
 {
     int64_t rows = dray__job_batch(job) + job->eval.prompts, each = row_bytes(job);
     if (job->queue.capacity_bytes / each < rows)
-        return dray__schema_fail(root, "queue.capacity_bytes", error,
-                                 "expected at least %lld (a batch of %lld and an evaluation of "
-                                 "%lld, %lld bytes a sample), found %lld",
-                                 (long long)(rows * each), (long long)dray__job_batch(job),
-                                 (long long)job->eval.prompts, (long long)each,
-                                 (long long)job->queue.capacity_bytes);
+        return dray__setting_fail(at, "queue.capacity_bytes", error,
+                                  "expected at least %lld (a batch of %lld and an evaluation of "
+                                  "%lld, %lld bytes a sample), found %lld",
+                                  (long long)(rows * each), (long long)dray__job_batch(job),
+                                  (long long)job->eval.prompts, (long long)each,
+                                  (long long)job->queue.capacity_bytes);
     return DRAY_OK;
 }
 
-static int rule_capacity(const dray__job *job, dray__node *root, dray_error *error)
+static int rule_capacity(const dray__job *job, const dray__places *at, dray_error *error)
 {
     int64_t rows = 2 * dray__job_batch(job) + 2 * job->eval.prompts;
     if (job->queue.capacity_rows < rows)
-        return dray__schema_fail(root, "queue.capacity_rows", error,
-                                 "expected at least %lld (two batches of %lld and two evaluations "
-                                 "of %lld are open at once), found %lld",
-                                 (long long)rows, (long long)dray__job_batch(job),
-                                 (long long)job->eval.prompts, (long long)job->queue.capacity_rows);
+        return dray__setting_fail(at, "queue.capacity_rows", error,
+                                  "expected at least %lld (two batches of %lld and two evaluations "
+                                  "of %lld are open at once), found %lld",
+                                  (long long)rows, (long long)dray__job_batch(job),
+                                  (long long)job->eval.prompts,
+                                  (long long)job->queue.capacity_rows);
     return DRAY_OK;
 }
 
-static int role_tasks(const dray__job_role *role, dray__node *root, dray_error *error)
+static int role_tasks(const dray__job_role *role, const dray__places *at, dray_error *error)
 {
     const dray__task_kind *first = NULL;
     for (uint32_t i = 0; i < role->task_count; i++) {
@@ -214,19 +214,19 @@ static int role_tasks(const dray__job_role *role, dray__node *root, dray_error *
             char hint[96];
             for (uint32_t t = 0; t < DRAY__TASK_COUNT; t++)
                 known[t] = dray__tasks[t].name;
-            return dray__schema_fail(
-                root, "roles", error, "role %s: unknown task '%.64s'%s", role->name, role->tasks[i],
+            return dray__setting_fail(
+                at, "roles", error, "role %s: unknown task '%.64s'%s", role->name, role->tasks[i],
                 dray__word_hint(role->tasks[i], known, DRAY__TASK_COUNT, hint, sizeof(hint)));
         }
         if (first && first->program != kind->program)
-            return dray__schema_fail(root, "roles", error,
-                                     "role %s: %s and %s cannot share a role in this version",
-                                     role->name, first->name, kind->name);
+            return dray__setting_fail(at, "roles", error,
+                                      "role %s: %s and %s cannot share a role in this version",
+                                      role->name, first->name, kind->name);
         first = kind;
     }
     if (first && first->program == DRAY__PROGRAM_DESK && role->ranks != 1)
-        return dray__schema_fail(root, "roles", error, "role %s: %s takes 1 rank, found %lld",
-                                 role->name, first->name, (long long)role->ranks);
+        return dray__setting_fail(at, "roles", error, "role %s: %s takes 1 rank, found %lld",
+                                  role->name, first->name, (long long)role->ranks);
     return DRAY_OK;
 }
 
@@ -238,20 +238,20 @@ static bool name_ok(const char *name)
                length;
 }
 
-static int rule_roles(const dray__job *job, dray__node *root, dray_error *error)
+static int rule_roles(const dray__job *job, const dray__places *at, dray_error *error)
 {
     for (uint32_t i = 0; i < job->role_count; i++) {
         const dray__job_role *role = &job->roles[i];
         if (!name_ok(role->name) || strcmp(role->name, "coordinator") == 0)
-            return dray__schema_fail(root, "roles", error,
-                                     "role name '%.64s': expected 1 to 32 letters, digits, _ or "
-                                     "-, and not 'coordinator'",
-                                     role->name);
+            return dray__setting_fail(at, "roles", error,
+                                      "role name '%.64s': expected 1 to 32 letters, digits, _ or "
+                                      "-, and not 'coordinator'",
+                                      role->name);
         for (uint32_t j = 0; j < i; j++)
             if (strcmp(job->roles[j].name, role->name) == 0)
-                return dray__schema_fail(root, "roles", error, "two roles are called %s",
-                                         role->name);
-        int rc = role_tasks(role, root, error);
+                return dray__setting_fail(at, "roles", error, "two roles are called %s",
+                                          role->name);
+        int rc = role_tasks(role, at, error);
         if (rc)
             return rc;
     }
@@ -259,7 +259,7 @@ static int rule_roles(const dray__job *job, dray__node *root, dray_error *error)
 }
 
 /* Every task is run by exactly one role, and what shares an engine or a trainer shares a role. */
-static int rule_tasks(const dray__job *job, dray__node *root, dray_error *error)
+static int rule_tasks(const dray__job *job, const dray__places *at, dray_error *error)
 {
     const dray__job_role *owner[DRAY__PROGRAM_COUNT] = {NULL};
     for (uint32_t t = 0; t < DRAY__TASK_COUNT; t++) {
@@ -269,23 +269,23 @@ static int rule_tasks(const dray__job *job, dray__node *root, dray_error *error)
             for (uint32_t j = 0; j < job->roles[i].task_count; j++)
                 roles += strcmp(job->roles[i].tasks[j], kind->name) == 0;
         if (roles != 1)
-            return dray__schema_fail(root, "roles", error,
-                                     "task %s: expected in one role, found in %u", kind->name,
-                                     roles);
+            return dray__setting_fail(at, "roles", error,
+                                      "task %s: expected in one role, found in %u", kind->name,
+                                      roles);
         const dray__job_role *role = dray__job_role_of(job, kind->name);
         if (kind->program != DRAY__PROGRAM_DESK && owner[kind->program] &&
             owner[kind->program] != role)
-            return dray__schema_fail(root, "roles", error,
-                                     "task %s: expected in role %s, beside the other tasks of its "
-                                     "model, found in role %s",
-                                     kind->name, owner[kind->program]->name, role->name);
+            return dray__setting_fail(at, "roles", error,
+                                      "task %s: expected in role %s, beside the other tasks of its "
+                                      "model, found in role %s",
+                                      kind->name, owner[kind->program]->name, role->name);
         owner[kind->program] = role;
     }
     return DRAY_OK;
 }
 
 /* What the engine would refuse minutes later is refused here, with the line. */
-static int rule_model(const dray__job *job, dray__node *root, dray_error *error)
+static int rule_model(const dray__job *job, const dray__places *at, dray_error *error)
 {
     dray_error inner = {0};
     dray_model_config config;
@@ -293,28 +293,28 @@ static int rule_model(const dray__job *job, dray__node *root, dray_error *error)
     dray_layout *layout = NULL;
     const dray__job_role *engine = dray__job_role_of(job, "rollout");
     if (dray__job_model_config(job, &config, &inner))
-        return dray__schema_fail(root, job->model.checkpoint[0] ? "model.checkpoint" : "model",
-                                 error, "%s", inner.message);
+        return dray__setting_fail(at, job->model.checkpoint[0] ? "model.checkpoint" : "model",
+                                  error, "%s", inner.message);
     spec.tp = (uint32_t)engine->ranks;
     int rc = dray_layout_engine(&config, &spec, &layout, &inner);
     dray_layout_free(layout);
     if (rc)
-        return dray__schema_fail(root, "roles", error, "role %s: %s", engine->name, inner.message);
+        return dray__setting_fail(at, "roles", error, "role %s: %s", engine->name, inner.message);
     int64_t longest = job->data.digits + 2 + job->rollout.max_new_tokens;
     if (job->data.source == DRAY__SOURCE_REVERSE && config.max_positions < longest)
-        return dray__schema_fail(root, "model.max_positions", error,
-                                 "expected at least %lld (prompt and response), found %lld",
-                                 (long long)longest, (long long)config.max_positions);
+        return dray__setting_fail(at, "model.max_positions", error,
+                                  "expected at least %lld (prompt and response), found %lld",
+                                  (long long)longest, (long long)config.max_positions);
     return DRAY_OK;
 }
 
-static int check_rules(const dray__job *job, dray__node *root, dray_error *error)
+static int check_rules(const dray__job *job, const dray__places *at, dray_error *error)
 {
     static const rule_fn all[] = {rule_batch,          rule_data,   rule_reward, rule_capacity,
                                   rule_capacity_bytes, rule_policy, rule_groups, rule_backend,
                                   rule_metrics,        rule_roles,  rule_tasks,  rule_model};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
-        int rc = all[i](job, root, error);
+        int rc = all[i](job, at, error);
         if (rc)
             return rc;
     }
@@ -355,152 +355,56 @@ static int read_file(const char *path, char **out, size_t *size, dray_error *err
     return DRAY_OK;
 }
 
-/* Paths of a job file are meant from its folder, those of --set from where the person stands. */
-static int make_absolute(dray__node *root, const char *job_path, dray_error *error)
+/* Lays the file over the defaults, and the settings over both. */
+static int read_layers(const char *path, const char *const *settings, uint32_t setting_count,
+                       dray__job *job, dray__places *places, dray_error *error)
 {
-    static const char *const keys[] = {"model.checkpoint", "data.path", "data.eval_path"};
-    char folder[PATH_MAX], whole[2 * PATH_MAX];
-    const char *slash = strrchr(job_path, '/');
-    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
-        dray__node *node = dray__tree_find(root, keys[i]);
-        if (!node || node->kind != DRAY__NODE_SCALAR || !node->value[0] || node->value[0] == '/')
-            continue;
-        bool from_file = node->source == job_path && slash;
-        char *base = from_file ? strndup(job_path, (size_t)(slash - job_path) + 1) : strdup(".");
-        bool ok = base && realpath(base, folder);
-        free(base);
-        if (!ok)
-            return dray__fail_errno(error, errno, "%s: folder of the job file", job_path);
-        snprintf(whole, sizeof(whole), "%s/%s", folder, node->value);
-        int rc = dray__tree_assign(node, whole, error);
-        if (rc)
-            return rc;
-    }
-    return DRAY_OK;
-}
-
-/* The default of qkv_bias is the family's: of those that the engine computes, Qwen2 alone has it.
- */
-static int settle_bias(dray__node *root, dray_error *error)
-{
-    const dray__node *family = dray__tree_find(root, "model.family");
-    dray__node *bias = dray__tree_find(root, "model.qkv_bias");
-    if (!family || !bias || bias->source != dray__job_defaults_name ||
-        strcmp(family->value, "qwen2") == 0)
-        return DRAY_OK;
-    return dray__tree_assign(bias, "false", error);
-}
-
-static int merge_layers(const char *path, const char *text, size_t size,
-                        const char *const *settings, uint32_t setting_count, dray__node **out,
-                        dray_error *error)
-{
-    dray__node *root = NULL, *over = NULL;
-    int rc = dray__tree_parse(dray__job_defaults, strlen(dray__job_defaults),
-                              dray__job_defaults_name, &root, error);
+    char *text = NULL;
+    size_t size = 0;
+    dray__node *tree = NULL;
+    int rc = read_file(path, &text, &size, error);
     if (!rc)
-        rc = dray__tree_parse(text, size, path, &over, error);
-    if (!rc && over->kind != DRAY__NODE_MAPPING) {
-        rc = dray__fail(error, DRAY_EFORMAT, "%s: expected sections with keys, found a %s", path,
-                        over->kind == DRAY__NODE_SCALAR ? "value" : "list");
-        dray__tree_free(over);
-    }
+        rc = dray__tree_parse(text, size, path, &tree, error);
     if (!rc)
-        rc = dray__tree_merge(root, over, error);
+        rc = dray__settings_read(job, tree, places, error);
+    free(text);
+    dray__tree_free(tree);
     for (uint32_t i = 0; i < setting_count && !rc; i++) {
-        rc = dray__tree_setting(settings[i], &over, error);
+        tree = NULL;
+        rc = dray__tree_setting(settings[i], &tree, error);
         if (!rc)
-            rc = dray__tree_merge(root, over, error);
+            rc = dray__settings_read(job, tree, places, error);
+        dray__tree_free(tree);
     }
-    if (rc)
-        dray__tree_free(root);
-    else
-        *out = root;
-    return rc;
-}
-
-static void cyaml_message(cyaml_log_t level, void *context, const char *format, va_list arguments)
-{
-    (void)level;
-    char *message = context;
-    if (!message[0])
-        vsnprintf(message, 256, format, arguments);
-}
-
-static cyaml_config_t cyaml_options(char *message)
-{
-    return (cyaml_config_t){.log_fn = cyaml_message,
-                            .log_ctx = message,
-                            .mem_fn = cyaml_mem,
-                            .log_level = CYAML_LOG_ERROR};
-}
-
-static int load_text(const char *path, const dray__writer *text, dray__job **out, dray_error *error)
-{
-    char message[256] = "";
-    cyaml_config_t options = cyaml_options(message);
-    dray__job *job = NULL;
-    cyaml_err_t problem = cyaml_load_data(text->data, text->size, &options, &dray__job_schema,
-                                          (cyaml_data_t **)&job, NULL);
-    if (problem != CYAML_OK)
-        return dray__fail(error, DRAY_EFORMAT, "%s: %s: %s", path, cyaml_strerror(problem),
-                          message);
-    *out = job;
-    return DRAY_OK;
-}
-
-void dray__job_free(dray__job *job)
-{
-    char message[256] = "";
-    cyaml_config_t options = cyaml_options(message);
-    if (job)
-        cyaml_free(&options, &dray__job_schema, job, 0);
-}
-
-static int finish_load(const char *path, dray__node *root, dray__job **out, char **resolved,
-                       dray_error *error)
-{
-    dray__writer text = {0};
-    dray__job *job = NULL;
-    int rc = dray__schema_check(root, error);
-    if (!rc)
-        rc = make_absolute(root, path, error);
-    if (!rc)
-        rc = settle_bias(root, error);
-    if (!rc) {
-        dray__tree_emit(root, &text);
-        dray__put_u8(&text, 0);
-        rc = dray__writer_check(&text, error);
-        text.size -= rc ? 0 : 1;
-    }
-    if (!rc)
-        rc = load_text(path, &text, &job, error);
-    if (!rc)
-        rc = check_rules(job, root, error);
-    if (!rc && resolved) {
-        *resolved = (char *)text.data;
-        text.data = NULL;
-    }
-    dray__writer_free(&text);
-    if (rc)
-        dray__job_free(job);
-    else
-        *out = job;
     return rc;
 }
 
 int dray__job_load(const char *path, const char *const *settings, uint32_t setting_count,
                    dray__job **out, char **resolved, dray_error *error)
 {
-    char *text = NULL;
-    size_t size = 0;
-    dray__node *root = NULL;
-    int rc = read_file(path, &text, &size, error);
+    dray__job *job = NULL;
+    dray__places *places = NULL;
+    int rc = dray__places_open(path, &places, error);
     if (!rc)
-        rc = merge_layers(path, text, size, settings, setting_count, &root, error);
+        rc = dray__settings_default(&job, error);
     if (!rc)
-        rc = finish_load(path, root, out, resolved, error);
-    dray__tree_free(root);
-    free(text);
+        rc = read_layers(path, settings, setting_count, job, places, error);
+    /* The default is the family's: of those that the engine computes, Qwen2 alone has biases. */
+    if (!rc && !dray__setting_given(places, "model.qkv_bias"))
+        job->model.qkv_bias = strcmp(job->model.family, "qwen2") == 0;
+    if (!rc)
+        rc = check_rules(job, places, error);
+    if (!rc && resolved)
+        rc = dray__settings_yaml(job, resolved, error);
+    dray__places_close(places);
+    if (rc)
+        dray__settings_free(job);
+    else
+        *out = job;
     return rc;
+}
+
+void dray__job_free(dray__job *job)
+{
+    dray__settings_free(job);
 }

@@ -1,5 +1,5 @@
 /* A job file: what `dray run` is to do, as plain values. The settings, their defaults and what each
- * accepts are in job.c's tables and defaults.c's text; docs/run.md is the reference for people. */
+ * accepts are in settings.c's table; docs/run.md is the reference for people. */
 #ifndef DRAY_RUN_JOB_H
 #define DRAY_RUN_JOB_H
 
@@ -141,8 +141,5 @@ const dray__job_role *dray__job_role_of(const dray__job *job, const char *task);
 bool dray__role_has(const dray__job_role *role, const char *task);
 int64_t dray__job_batch(const dray__job *job); /* samples a step */
 int64_t dray__job_wait_ns(const dray__job *job);
-
-/* Defaults as a job file (defaults.c), and what their nodes have as source. */
-extern const char dray__job_defaults[], dray__job_defaults_name[];
 
 #endif

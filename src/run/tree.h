@@ -1,9 +1,7 @@
-/* YAML documents as trees whose nodes know where they came from: layers of a job file (defaults,
- * the file, --set) are merged as trees, so that a message about the result still names the line. */
+/* YAML documents as trees whose nodes know where they came from, so that a message about a value
+ * names its line. */
 #ifndef DRAY_RUN_TREE_H
 #define DRAY_RUN_TREE_H
-
-#include "base/wire.h"
 
 #include <dray/dray.h>
 
@@ -40,17 +38,7 @@ int dray__tree_parse(const char *text, size_t size, const char *source, dray__no
 int dray__tree_setting(const char *setting, dray__node **out, dray_error *error);
 void dray__tree_free(dray__node *node);
 
-/* Lays `over` on `base`: mappings key by key, everything else is replaced. A sequence of mappings
- * with a `name` is addressed by that name when `over` is a mapping (roles.engine.ranks). Takes
- * over's nodes; over is freed. */
-int dray__tree_merge(dray__node *base, dray__node *over, dray_error *error);
 /* NULL when the mapping has no such key. */
 dray__node *dray__tree_child(const dray__node *mapping, const char *key);
-/* "a.b.c"; NULL when not there. */
-dray__node *dray__tree_find(dray__node *root, const char *path);
-/* Replaces a scalar's value. */
-int dray__tree_assign(dray__node *scalar, const char *value, dray_error *error);
-/* Block-style YAML that parses to the same tree. */
-void dray__tree_emit(const dray__node *root, dray__writer *out);
 
 #endif

@@ -7,7 +7,7 @@
 #include "fuzz/fuzz.h"
 
 #include "run/data.h"
-#include "run/job.h"
+#include "run/settings.h"
 
 const int fuzz_rounds = 60;
 
@@ -85,7 +85,13 @@ void fuzz_seeds(fuzz_put put, void *user)
 {
     static const char *const settings[] = {"actor.lr=1e-3", "roles=[{name: a, tasks: [driver]}]",
                                            "name='it''s'", "model.family=qwen3"};
-    fuzz_put_text(put, user, 0, dray__job_defaults);
+    dray__job *job;
+    char *defaults;
+    MUST(dray__settings_default(&job, NULL) == DRAY_OK);
+    MUST(dray__settings_yaml(job, &defaults, NULL) == DRAY_OK);
+    fuzz_put_text(put, user, 0, defaults);
+    free(defaults);
+    dray__job_free(job);
     fuzz_put_text(
         put, user, 0,
         "name: \"a \\u00e9\"\nsteps: 3 # few\nactor: {lr: 1e-3, clip: .inf}\nqueue:\n"

@@ -1,0 +1,249 @@
+/* The table of settings: a new one is one line here, and a member of its struct in job.h. */
+#include "run/settings.h"
+
+#include "run/advantage.h"
+
+#include <dray/queue.h>
+#include <dray/weights.h>
+
+/* ---- words ----------------------------------------------------------------------------------- */
+
+#define NOT_YET "is not in this version"
+#define FIXED_COUNT "is not for runs, where each step trains prompts x samples samples"
+
+static const dray__word schedules[] = {{"sync", DRAY__SCHEDULE_SYNC, NULL},
+                                       {"colocated", 0, NOT_YET},
+                                       {"one_step_async", 0, NOT_YET},
+                                       {"rolling", 0, NOT_YET},
+                                       {"async", 0, NOT_YET},
+                                       {NULL, 0, NULL}};
+static const dray__word sources[] = {
+    {"reverse", DRAY__SOURCE_REVERSE, NULL}, {"jsonl", DRAY__SOURCE_JSONL, NULL}, {NULL, 0, NULL}};
+static const dray__word rules[] = {{"exact_match", DRAY__RULE_EXACT_MATCH, NULL},
+                                   {"command", DRAY__RULE_COMMAND, NULL},
+                                   {NULL, 0, NULL}};
+static const dray__word methods[] = {{"grpo", DRAY__ADVANTAGE_GRPO, NULL},
+                                     {"rloo", DRAY__ADVANTAGE_RLOO, NULL},
+                                     {"reinforce++", 0, NOT_YET},
+                                     {"gae", 0, NOT_YET},
+                                     {NULL, 0, NULL}};
+static const dray__word decays[] = {
+    {"linear", DRAY__DECAY_LINEAR, NULL}, {"none", DRAY__DECAY_NONE, NULL}, {NULL, 0, NULL}};
+static const dray__word modes[] = {{"tensor", DRAY_MODE_TENSOR, NULL},
+                                   {"disk", DRAY_MODE_DISK, NULL},
+                                   {"distributed", 0, NOT_YET},
+                                   {NULL, 0, NULL}};
+static const dray__word strategies[] = {{"direct", DRAY_STRATEGY_DIRECT, NULL},
+                                        {"bucket", DRAY_STRATEGY_BUCKET, NULL},
+                                        {"parameter", DRAY_STRATEGY_PARAMETER, NULL},
+                                        {NULL, 0, NULL}};
+static const dray__word losses[] = {{"refill", DRAY_ON_LOSS_REFILL, NULL},
+                                    {"end", DRAY_ON_LOSS_SHRINK_GROUP, NULL},
+                                    {"shrink_group", 0, FIXED_COUNT},
+                                    {"drop_group", 0, FIXED_COUNT},
+                                    {NULL, 0, NULL}};
+static const dray__word policies[] = {
+    {"ordered", DRAY_POLICY_ORDERED, NULL},
+    {"fifo", DRAY_POLICY_FIFO, NULL},
+    {"oldest_version", DRAY_POLICY_OLDEST_VERSION, NULL},
+    {"token_balanced", DRAY_POLICY_TOKEN_BALANCED, NULL},
+    {"group", DRAY_POLICY_GROUP, NULL},
+    {"priority", 0, "is not for runs, where nothing gives samples the tag priority"},
+    {"lockstep", 0,
+     "is not for runs, where rank 0 of the trainer claims for all its ranks, which cannot get "
+     "unequal counts"},
+    {NULL, 0, NULL}};
+static const dray__word backends[] = {
+    {"builtin", DRAY_BACKEND_BUILTIN, NULL}, {"redis", DRAY_BACKEND_REDIS, NULL}, {NULL, 0, NULL}};
+static const dray__word durabilities[] = {{"none", DRAY_DURABILITY_NONE, NULL},
+                                          {"checkpoint", DRAY_DURABILITY_CHECKPOINT, NULL},
+                                          {"journal", DRAY_DURABILITY_JOURNAL, NULL},
+                                          {NULL, 0, NULL}};
+
+/* ---- how a line is written ------------------------------------------------------------------- */
+
+/* Where a member is; does not compile where its type is another one. */
+#define AT(member, holds)                                                                          \
+    .at = offsetof(STRUCT, member) + 0 * sizeof(_Generic(((STRUCT *)0)->member, holds : 1))
+#define LINE(member, kind, holds, value, means)                                                    \
+    .key = #member, .type = DRAY__SETTING_##kind, AT(member, holds), .text = value, .meaning = means
+
+/* The default stands as a job file would say it, and is read as one would be. INT, REAL: from low
+ * to high; ABOVE: a real number of more than low. TEXT's and PATH's default is a C string, and NULL
+ * where the key must be there; so is that of TEXTS, with blanks between its entries. */
+/* clang-format off */
+#define INT(member, value, from, to, means)                                                        \
+    {LINE(member, INT, int64_t, #value, means), .low = (from), .high = (to)}
+#define REAL(member, value, from, to, means)                                                       \
+    {LINE(member, REAL, double, #value, means), .low = (from), .high = (to)}
+#define ABOVE(member, value, from, to, means)                                                      \
+    {LINE(member, REAL, double, #value, means), .low = (from), .high = (to), .above = true}
+#define BOOL(member, value, means) {LINE(member, BOOL, bool, #value, means)}
+#define WORD(member, value, list, means) {LINE(member, WORD, int32_t, #value, means), .words = list}
+#define TEXT(member, value, means) {LINE(member, TEXT, char *, value, means)}
+#define PATH(member, value, means) {LINE(member, PATH, char *, value, means)}
+#define TEXTS(member, count, value, from, to, means)                                               \
+    {LINE(member, TEXTS, char **, value, means), .count_at = offsetof(STRUCT, count),              \
+     .low = (from), .high = (to)}
+#define RECORDS(member, count, item, from, to, means)                                              \
+    {LINE(member, RECORDS, item *, "", means), .count_at = offsetof(STRUCT, count),                \
+     .low = (from), .high = (to), .record = &item##_record}
+#define END {.key = NULL}
+/* clang-format on */
+
+/* ---- lists of records ------------------------------------------------------------------------ */
+
+#define STRUCT dray__job_role
+static const dray__setting role_settings[] = {
+    TEXT(name, NULL, "1 to 32 letters, digits, `_` or `-`"),
+    TEXTS(tasks, task_count, NULL, 1, 16,
+          "each task in one role, the driver alone in one if you like; `rollout` with `eval`, "
+          "`old_log_prob` with `actor`"),
+    INT(ranks, 1, 1, 64, "processes; desks have 1"), END};
+#undef STRUCT
+static const char *const role_presets[][DRAY__PRESET_TEXTS] = {
+    {"name", "engine", "tasks", "rollout eval", "ranks", "2"},
+    {"name", "trainer", "tasks", "old_log_prob actor", "ranks", "2"},
+    {"name", "desk", "tasks", "driver reward reference advantage"}};
+static const dray__record dray__job_role_record = {sizeof(dray__job_role), role_settings,
+                                                   role_presets,
+                                                   sizeof(role_presets) / sizeof(*role_presets)};
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+#define MICRO "samples that are claimed and computed at once"
+
+#define STRUCT dray__job
+const dray__setting dray__settings[] = {
+    TEXT(name, "job", "the folder's name without `--out`: no `/`, and no `.` at its beginning"),
+    INT(seed, 1, 0, 9007199254740992.0, "of all random numbers"),
+    WORD(schedule, sync, schedules, "which version makes the samples of a step"),
+    INT(steps, 400, 1, 1e6, "training steps"),
+
+    PATH(model.checkpoint, "",
+         "a Hugging Face folder to start from (Llama, Qwen2, Qwen3; at least 259 tokens); without "
+         "one, a model from scratch with the sizes below"),
+    TEXT(model.family, "qwen2", "`llama`, `qwen2` or `qwen3`"),
+    INT(model.hidden_size, 64, 1, 65536, "a multiple of `heads`"),
+    INT(model.intermediate_size, 192, 1, 262144, "of the feed-forward layers"),
+    INT(model.layers, 2, 1, 1024, "of the transformer"),
+    INT(model.heads, 4, 1, 1024, "of attention; a multiple of the engine's ranks"),
+    INT(model.kv_heads, 2, 1, 1024, "heads of keys and values; divides `heads`"),
+    INT(model.max_positions, 64, 2, 1048576, "tokens of a prompt with its response"),
+    ABOVE(model.rope_theta, 10000, 0, 1e9, "base of the rotary position embedding"),
+    ABOVE(model.rms_norm_eps, 1e-6, 0, 1, "epsilon of the norms"),
+    BOOL(model.qkv_bias, true,
+         "biases of queries, keys and values; where it is not given: the family's, of which "
+         "`qwen2` alone has them"),
+    BOOL(model.tied, true, "the embedding is the output matrix, too"),
+    ABOVE(model.embedding_std, 0.02, 0, 100, "deviation of the random embedding"),
+    ABOVE(model.weight_std, 0.02, 0, 100, "deviation of the other random matrices"),
+
+    WORD(data.source, reverse, sources,
+         "`reverse`: `1234=` is answered by `4321`, one number in eight is held out; `jsonl`: "
+         "lines of `{\"prompt\": …, \"answer\": …}`"),
+    INT(data.digits, 4, 2, 18, "of `reverse`"),
+    PATH(data.path, "", "`jsonl`: training lines"),
+    PATH(data.eval_path, "", "`jsonl`: held-out lines"),
+
+    REAL(warmup.reward, 0.1, 0, 1,
+         "ends when the mean probability that a sample is the right answer is that much"),
+    INT(warmup.max_steps, 5000, 0, 1e7, "0: no warm-up"),
+    INT(warmup.batch, 64, 1, 65536, "answers of a step"),
+    ABOVE(warmup.lr, 1e-3, 0, 1, "learning rate"),
+    INT(warmup.check_every, 10, 1, 1e6, "steps between two looks at the reward"),
+
+    INT(rollout.prompts, 32, 1, 65536, "of a step"),
+    INT(rollout.samples, 8, 1, 4096, "of each prompt: a group"),
+    ABOVE(rollout.temperature, 1, 0, 100, "divides the logits"),
+    INT(rollout.max_new_tokens, 8, 1, 1048576, "of a response, with its end token"),
+    INT(rollout.micro_batch, 64, 1, 65536, MICRO),
+
+    WORD(reward.rule, exact_match, rules,
+         "`exact_match`: 1 when the response is the answer; `command`: a program grades"),
+    TEXT(reward.command, "",
+         "a shell command that stays, run where `dray run` was typed: reads `{\"prompt\", "
+         "\"answer\", \"response\"}` a line, writes a finite number (single precision) a line; "
+         "its environment is that of `dray run` without `DRAY_TOKEN`, `DRAY_REDIS_PASSWORD` and "
+         "their `_FILE`s"),
+    ABOVE(reward.timeout_seconds, 30, 0, 86400, "for an answer of the command"),
+    INT(reward.micro_batch, 64, 1, 65536, MICRO),
+
+    BOOL(reference.enabled, true, "log-probs of the first model; without them no KL"),
+    INT(reference.micro_batch, 64, 1, 65536, MICRO),
+    INT(old_log_prob.micro_batch, 64, 1, 65536, MICRO),
+
+    WORD(advantage.method, grpo, methods,
+         "`grpo`: reward − group mean; `rloo`: reward − mean of the others"),
+    BOOL(advantage.divide_by_deviation, false, "by the group's standard deviation"),
+    INT(advantage.micro_batch, 64, 1, 65536, MICRO ", rounded to whole groups"),
+
+    INT(actor.optimiser_steps, 4, 1, 4096, "of a batch; divides prompts × samples"),
+    INT(actor.epochs, 1, 1, 1024, "passes over the batch"),
+    INT(actor.micro_batch, 64, 1, 65536, MICRO),
+    ABOVE(actor.lr, 1e-4, 0, 1, "learning rate of AdamW"),
+    ABOVE(actor.beta1, 0.9, 0, 0.999999, "of AdamW"),
+    ABOVE(actor.beta2, 0.95, 0, 0.999999, "of AdamW"),
+    ABOVE(actor.epsilon, 1e-8, 0, 1, "of AdamW"),
+    REAL(actor.weight_decay, 0, 0, 1, "of AdamW"),
+    INT(actor.warmup_steps, 10, 0, 1e6, "in which the learning rate grows from 0"),
+    WORD(actor.decay, linear, decays, "of the learning rate, over all steps"),
+    REAL(actor.final_lr, 0.05, 0, 1, "fraction to which the learning rate decays"),
+    ABOVE(actor.clip, 0.2, 0, 1, "PPO's clip"),
+    REAL(actor.kl, 0, 0, 100, "coefficient of the KL divergence from the reference (k3)"),
+    REAL(actor.grad_norm, 1, 0, 1e6, "to which gradients are clipped; 0: they are not"),
+
+    INT(eval.every, 50, 0, 1e6, "steps, and at the beginning and the end; 0: only then"),
+    INT(eval.prompts, 1024, 1, 1e6, "held out"),
+    INT(eval.micro_batch, 128, 1, 65536, MICRO),
+
+    WORD(weights.mode, tensor, modes,
+         "`tensor`: straight from the trainer's memory; `disk`: files"),
+    WORD(weights.strategy, direct, strategies, "how updates are cut ([weights](weights.md))"),
+    INT(weights.bucket_bytes, 67108864, 131072, 1099511627776.0, "64 MiB; of `bucket`"),
+    BOOL(weights.verify, true, "checksums of every update"),
+
+    INT(checkpoint.every, 100, 1, 1e6, "steps, and at the end"),
+    INT(checkpoint.keep, 3, 1, 1e6, "the newest; step 0 is always kept"),
+
+    INT(queue.capacity_rows, 1000000, 1, 1e9,
+        "a job that cannot fit is refused, with the arithmetic"),
+    INT(queue.capacity_bytes, 1073741824, 4096, 1099511627776.0, "1 GiB; the same"),
+    INT(queue.max_attempts, 3, 1, 1000,
+        "a sample whose claims died, or failed, that often is lost"),
+    WORD(
+        queue.on_loss, refill, losses,
+        "`refill`: a group that is lost as a whole is replaced by another prompt, other samples by "
+        "new ones of their prompt; `end`: a lost sample ends the run"),
+    WORD(
+        queue.policy, ordered, policies,
+        "which samples of a step tasks take first. `ordered`: by slot, so that every run gives the "
+        "same bits; `group`: whole groups, first complete first: every `micro_batch`, and the "
+        "samples of an optimiser step, must be whole groups; `token_balanced`: the actor's are "
+        "divided into micro-batches of at most `token_cap` tokens, and the other tasks take what "
+        "is ready first. Advantages are of whole groups in any case"),
+    INT(queue.token_cap, 0, 0, 1e9,
+        "with `token_balanced`: tokens of a micro-batch, prompts with responses; 0: no cap"),
+    INT(queue.staleness, 0, 0, 1000,
+        "versions that a sample may be behind the one that is trained; older ones are dropped and "
+        "replaced. `sync` is on-policy: only 0"),
+    WORD(queue.backend, builtin, backends, "where the bytes lie ([queue](queue.md))"),
+    TEXT(queue.backend_address, "", "of `redis`: `unix:/path` or `tcp:HOST:PORT`"),
+    WORD(queue.durability, none, durabilities,
+         "`checkpoint`: what the queue holds is saved with every checkpoint, in `queue` of the "
+         "run's folder; a run that goes on (`--resume`) does not make again what had been made by "
+         "then for the step after it. `journal`: what was committed is kept there at once, so that "
+         "nothing of that step is made again, unless it was trained"),
+    TEXT(queue.metrics, "",
+         "where the coordinator answers `GET /metrics` while the run lasts: `9400` or "
+         "`127.0.0.1:9400` ([queue](queue.md))"),
+
+    REAL(limits.wait_seconds, 120, 0.1, 86400, "the longest that anything waits for anything"),
+    INT(limits.restarts, 5, 1, 1000, "starts of a role in a row without a finished step"),
+
+    RECORDS(roles, role_count, dray__job_role, 1, 16,
+            "who runs the tasks; `--set roles.engine.ranks=1` changes one of an entry"),
+    END};
+#undef STRUCT
+
+const char *const dray__settings_renamed[][2] = {{"hosts", "roles"}, {NULL, NULL}};
