@@ -17,6 +17,7 @@
  * XX(name, summary). An empty summary keeps one out of the list (those that the program starts). */
 #define CMD_MAP(XX)                                                                                \
     XX(run, "run a job: rollout, rewards and training, to its last checkpoint")                    \
+    XX(study, "compare schedules of a job over seeds: what they learn, and how fast")              \
     XX(host, "")                                                                                   \
     XX(inspect, "print what a checkpoint holds, and whether it is complete")                       \
     XX(verify, "say whether two checkpoints or sessions hold the same weights")                    \

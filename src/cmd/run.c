@@ -3,17 +3,19 @@
 
 #include "cmd/cmd.h"
 #include "run/settings.h"
+#include "run/spawn.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { INTERRUPTED = 130, SETTINGS = 64 };
+enum { INTERRUPTED = 130, SETTINGS = 64, PARENT = 1001 };
 
 typedef struct arguments {
     dray__run_options run;
     const char *settings[SETTINGS];
     char seed[32];
     bool settings_only;
+    pid_t parent; /* 0: none that this process would end with */
 } arguments;
 
 static void add_setting(struct argp_state *state, arguments *a, const char *text)
@@ -62,6 +64,9 @@ static error_t parse(int key, char *text, struct argp_state *state)
     case 'j':
         a->run.json = true;
         return 0;
+    case PARENT:
+        a->parent = (pid_t)cmd_number(state, "process", text, 1, INT32_MAX);
+        return 0;
     case ARGP_KEY_ARG:
         if (a->run.job)
             argp_error(state, "one job file expected, found '%s' too", text);
@@ -104,6 +109,7 @@ int cmd_run(int argc, char **argv)
          "--json one object a line",
          0},
         {"resume", 'r', "DIR", 0, "Go on with the run in DIR from its last checkpoint", 0},
+        {"parent", PARENT, "PID", OPTION_HIDDEN, "The study that this run ends with", 0},
         {0}};
     static const struct argp argp = {
         .options = options,
@@ -122,6 +128,8 @@ int cmd_run(int argc, char **argv)
         return print_settings(a.run.json);
     dray__run_end end = DRAY__RUN_DONE;
     dray_error error;
+    if (a.parent && dray__child_follow(a.parent, &error))
+        return cmd_fail("run", &error);
     if (dray__run(&a.run, &end, &error)) {
         int status = cmd_refuse("run", &error);
         return error.code == DRAY_EFORMAT && a.run.job ? CMD_USAGE : status; /* a job's syntax */

@@ -20,7 +20,7 @@ top=$work/top
 mkdir -p "$top/build" "$top/runs"
 for entry in *; do
     case $entry in
-    build | runs) ;;
+    build | runs | studies) ;;
     *) ln -s "$PWD/$entry" "$top/$entry" ;;
     esac
 done

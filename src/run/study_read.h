@@ -1,0 +1,36 @@
+/* One run of a study, read from its folder. */
+#ifndef DRAY_RUN_STUDY_READ_H
+#define DRAY_RUN_STUDY_READ_H
+
+#include "run/job.h"
+#include "run/statistics.h"
+
+#include <jansson.h>
+
+/* Held-out accuracy at one evaluation. seconds: sums of step_seconds, so without start, warm-up and
+ * what lay between a stop and going on. */
+typedef struct dray__study_point {
+    double step, samples, seconds, accuracy;
+} dray__study_point;
+
+typedef struct dray__study_run {
+    bool finished;    /* it has its last row, with its evaluation; else nothing below is set */
+    json_t *measures; /* name: number */
+    dray__study_point *points;
+    uint32_t count;
+    double samples, seconds; /* of the whole run */
+    char diverged[96];       /* how it did; "": it did not */
+} dray__study_run;
+
+/* A folder that is not there, or whose run did not end, is no error. DRAY_EFORMAT: metrics.jsonl.
+ */
+int dray__study_read(const char *folder, const dray__job *job, dray__study_run *out,
+                     dray_error *error);
+void dray__study_run_free(dray__study_run *run);
+
+/* busy.ROLE, transfer.ROLE, idle.ROLE, idle.ROLE.CAUSE and unaccounted.ROLE, as shares of the time
+ * from step 2 on, into `measures`; nothing where the folder holds no spans. Of the part since the
+ * run was last resumed. */
+int dray__study_idle(const char *folder, json_t *measures, dray_error *error);
+
+#endif
