@@ -84,39 +84,14 @@ int dray__trainer_logprobs(dray__trainer *t, const dray__sequences *sequences, d
 
 /* ---- losses ---------------------------------------------------------------------------------- */
 
-/* The loss of one response token: its value goes into the sums. Returns its derivative by the
- * token's log-prob. policy NULL: supervised. */
-static double token_loss(const dray__policy_batch *policy, uint64_t token, uint32_t row,
-                         double logprob, double entropy, dray__sums *sums)
+/* -log p of one response token. */
+static dray__slopes supervised(double logprob, double entropy, dray__policy_sums *sums)
 {
+    sums->loss -= logprob;
     sums->entropy += entropy;
-    if (!policy) {
-        sums->loss -= logprob;
-        sums->ratio += 1;
-        sums->ratio_max = fmax(sums->ratio_max, 1);
-        return -1;
-    }
-    double advantage = policy->advantages[policy->token_advantages ? token : row];
-    double weight = policy->token_weights ? policy->token_weights[token] : 1;
-    double ratio = policy->old_logprobs ? exp(logprob - policy->old_logprobs[token]) : 1;
-    double bounded = fmin(fmax(ratio, 1 - policy->clip_low), 1 + policy->clip_high);
-    bool clipped = bounded * advantage < ratio * advantage;
-    double loss = -weight * advantage * (clipped ? bounded : ratio);
-    double slope = clipped ? 0 : -weight * advantage * ratio;
-    if (policy->ref_logprobs) { /* k3 (Schulman, "Approximating KL Divergence") */
-        double difference = policy->ref_logprobs[token] - logprob;
-        double k3 = expm1(difference) - difference;
-        sums->kl += k3;
-        if (policy->kl_coefficient != 0) { /* what is only measured may be infinite */
-            loss += policy->kl_coefficient * k3;
-            slope -= policy->kl_coefficient * expm1(difference);
-        }
-    }
-    sums->loss += loss - policy->entropy_coefficient * entropy;
-    sums->clipped += clipped;
-    sums->ratio += ratio;
-    sums->ratio_max = fmax(sums->ratio_max, ratio);
-    return slope;
+    sums->ratio += 1;
+    sums->ratio_max = fmax(sums->ratio_max, 1);
+    return (dray__slopes){.logprob = -1};
 }
 
 /* logits becomes the gradient of the loss by them; exps is used up. */
@@ -125,18 +100,20 @@ static void differentiate(dray__trainer *t, const dray__chunk *chunk,
                           const dray__summary *summaries, float *logits, const float *exps)
 {
     int64_t width = t->model.vocab_rows;
-    double bonus = policy ? policy->entropy_coefficient : 0;
     for (int64_t i = 0; i < chunk->targets_count; i++) {
         const dray__summary *s = &summaries[i];
         double normaliser = (double)s->max + log(s->sum);
-        double entropy = normaliser - s->weighted / s->sum;
-        double slope = token_loss(policy, chunk->first + (uint64_t)i, chunk->row_of[i],
-                                  (double)s->target - normaliser, entropy, &t->sums);
+        double entropy = normaliser - s->weighted / s->sum,
+               logprob = (double)s->target - normaliser;
+        dray__slopes slopes = policy
+                                  ? dray__policy_token(policy, chunk->first + (uint64_t)i,
+                                                       chunk->row_of[i], logprob, entropy, &t->sums)
+                                  : supervised(logprob, entropy, &t->sums);
         float *row = logits + i * width;
         const float *e = exps + i * width;
-        float share = (float)(-slope / s->sum) * inverse_temperature;
-        if (bonus != 0) { /* d(-entropy) by z is p · (log p + entropy) */
-            float factor = (float)(bonus / s->sum) * inverse_temperature;
+        float share = (float)(-slopes.logprob / s->sum) * inverse_temperature;
+        if (slopes.entropy != 0) { /* d(-entropy) by z is p · (log p + entropy) */
+            float factor = (float)(-slopes.entropy / s->sum) * inverse_temperature;
             float shift = (float)(entropy - normaliser);
             for (int64_t j = 0; j < width; j++)
                 row[j] = e[j] * (share + factor * (row[j] * inverse_temperature + shift));
@@ -144,7 +121,7 @@ static void differentiate(dray__trainer *t, const dray__chunk *chunk,
             for (int64_t j = 0; j < width; j++)
                 row[j] = e[j] * share;
         }
-        row[chunk->targets[i]] += (float)slope * inverse_temperature;
+        row[chunk->targets[i]] += (float)slopes.logprob * inverse_temperature;
     }
 }
 
@@ -199,9 +176,13 @@ static int accumulate(dray__trainer *t, const dray__sequences *sequences,
             code = accumulate_chunk(t, &chunk, policy, error);
         dray__chunk_free(&chunk);
     }
-    if (code == DRAY_OK)
-        t->tokens += dray__response_tokens(sequences);
-    return code;
+    if (code != DRAY_OK)
+        return code;
+    t->begun |= dray__response_tokens(sequences) > 0;
+    uint64_t tokens = dray__response_tokens(sequences);
+    t->divisor += policy ? dray__policy_divisor(policy, &tokens) : (double)tokens;
+    t->tokens += tokens;
+    return DRAY_OK;
 }
 
 int dray__trainer_accumulate_sft(dray__trainer *t, const dray__sequences *sequences,
@@ -213,19 +194,7 @@ int dray__trainer_accumulate_sft(dray__trainer *t, const dray__sequences *sequen
 int dray__trainer_accumulate_policy(dray__trainer *t, const dray__policy_batch *batch,
                                     dray_error *error)
 {
-    if (batch->size != sizeof *batch)
-        return dray__fail(error, DRAY_EINVALID, "policy batch of %zu bytes, expected %zu",
-                          batch->size, sizeof *batch);
-    dray__policy_batch policy = *batch;
-    policy.temperature = policy.temperature == 0 ? 1 : policy.temperature;
-    policy.clip_low = policy.clip_low == 0 ? 0.2 : policy.clip_low;
-    policy.clip_high = policy.clip_high == 0 ? 0.2 : policy.clip_high;
-    if (!(policy.temperature > 0) || isinf(policy.temperature))
-        return dray__fail(error, DRAY_EINVALID, "policy batch: temperature %g", policy.temperature);
-    if (!(policy.clip_low > 0 && policy.clip_low <= 1 && policy.clip_high > 0))
-        return dray__fail(error, DRAY_EINVALID, "policy batch: clip range -%g +%g", policy.clip_low,
-                          policy.clip_high);
-    if (!policy.advantages)
-        return dray__fail(error, DRAY_EINVALID, "policy batch: no advantages");
-    return accumulate(t, &batch->sequences, &policy, error);
+    dray__policy_batch policy;
+    int code = dray__policy_check(batch, &policy, error);
+    return code ? code : accumulate(t, &batch->sequences, &policy, error);
 }

@@ -297,8 +297,10 @@ int dray__trainer_init_as(dray__trainer *t, double embeddings, double weights, u
 void dray__trainer_discard(dray__trainer *t)
 {
     memset(t->whole_gradient, 0, t->whole_floats * sizeof(float));
+    t->begun = false;
     t->tokens = 0;
-    t->sums = (dray__sums){0};
+    t->divisor = 0;
+    t->sums = (dray__policy_sums){0};
 }
 
 /* ---- the step -------------------------------------------------------------------------------- */
@@ -322,10 +324,10 @@ static int scatter_gradients(dray__trainer *t, dray_error *error)
 }
 
 /* Sums this rank's numbers, and the squares of its gradients, over the ranks in rank order. */
-static int total(dray__trainer *t, dray__sums *sums, double *squares, dray_error *error)
+static int total(dray__trainer *t, dray__policy_sums *sums, double *squares, dray_error *error)
 {
     typedef struct part {
-        dray__sums sums;
+        dray__policy_sums sums;
         double squares;
     } part;
     part own = {t->sums, 0}, all[DRAY__GROUP_MAX_WORLD];
@@ -341,16 +343,10 @@ static int total(dray__trainer *t, dray__sums *sums, double *squares, dray_error
         if (code != DRAY_OK)
             return code;
     }
-    *sums = (dray__sums){0};
+    *sums = (dray__policy_sums){0};
     *squares = 0;
     for (uint32_t rank = 0; rank < t->world; rank++) {
-        const dray__sums *s = &all[rank].sums;
-        sums->loss += s->loss;
-        sums->entropy += s->entropy;
-        sums->clipped += s->clipped;
-        sums->kl += s->kl;
-        sums->ratio += s->ratio;
-        sums->ratio_max = fmax(sums->ratio_max, s->ratio_max);
+        dray__policy_sums_add(sums, &all[rank].sums);
         *squares += all[rank].squares;
     }
     return DRAY_OK;
@@ -379,6 +375,26 @@ static void adamw(dray__trainer *t, double learning_rate, float gradient_scale)
     }
 }
 
+static dray__step_stats stats_of(const dray__trainer *t, const dray__policy_sums *sums, double norm,
+                                 double divisor)
+{
+    double tokens = t->tokens ? (double)t->tokens : 1;
+    return (dray__step_stats){.step = t->steps,
+                              .tokens = t->tokens,
+                              .loss = sums->loss / divisor,
+                              .gradient_norm = norm,
+                              .entropy = sums->entropy / tokens,
+                              .clip_fraction = sums->clipped / tokens,
+                              .dual_clip_fraction = sums->dual_clipped / tokens,
+                              .truncated_fraction = sums->truncated / tokens,
+                              .kl = sums->kl / tokens,
+                              .ratio_mean = sums->ratio / tokens,
+                              .ratio_max = sums->ratio_max,
+                              .behaviour_mean = sums->behaviour / tokens,
+                              .behaviour_square = sums->behaviour_square / tokens,
+                              .behaviour_max = sums->behaviour_max};
+}
+
 int dray__trainer_step(dray__trainer *t, const dray__step_options *options, dray__step_stats *stats,
                        dray_error *error)
 {
@@ -388,17 +404,17 @@ int dray__trainer_step(dray__trainer *t, const dray__step_options *options, dray
     if (!(options->learning_rate >= 0) || !(options->max_norm >= 0))
         return dray__fail(error, DRAY_EINVALID, "step: learning rate %g, gradient norm %g",
                           options->learning_rate, options->max_norm);
-    if (t->tokens == 0)
+    if (!t->begun)
         return dray__fail(error, DRAY_EINVALID, "step: no response token was accumulated");
-    dray__sums sums;
+    dray__policy_sums sums;
     double squares;
     int code = scatter_gradients(t, error);
     if (code == DRAY_OK)
         code = total(t, &sums, &squares, error);
     if (code != DRAY_OK)
         return code;
-    double divisor = (double)(options->tokens ? options->tokens : t->tokens);
-    double tokens = (double)t->tokens, norm = sqrt(squares) / divisor, scale = 1 / divisor;
+    double divisor = t->divisor > 0 ? t->divisor : 1; /* 0: all rows are masked, all sums 0 */
+    double norm = sqrt(squares) / divisor, scale = 1 / divisor;
     if (!isfinite(norm)) {
         dray__trainer_discard(t);
         return dray__fail(error, DRAY_EINVALID, "step %" PRIu64 ": the gradient norm is %g",
@@ -410,15 +426,7 @@ int dray__trainer_step(dray__trainer *t, const dray__step_options *options, dray
     adamw(t, options->learning_rate, (float)scale);
     t->gathered = false;
     if (stats)
-        *stats = (dray__step_stats){.step = t->steps,
-                                    .tokens = t->tokens,
-                                    .loss = sums.loss / divisor,
-                                    .gradient_norm = norm,
-                                    .entropy = sums.entropy / tokens,
-                                    .clip_fraction = sums.clipped / tokens,
-                                    .kl = sums.kl / tokens,
-                                    .ratio_mean = sums.ratio / tokens,
-                                    .ratio_max = sums.ratio_max};
+        *stats = stats_of(t, &sums, norm, divisor);
     dray__trainer_discard(t);
     return DRAY_OK;
 }

@@ -18,6 +18,7 @@
 #define DRAY_ENGINE_TRAINER_H
 
 #include "engine/engine.h"
+#include "engine/policy.h"
 #include "group/group.h"
 
 #include <dray/memory.h>
@@ -70,31 +71,7 @@ int dray__trainer_logprobs(dray__trainer *trainer, const dray__sequences *sequen
 int dray__trainer_accumulate_sft(dray__trainer *trainer, const dray__sequences *sequences,
                                  dray_error *error);
 
-/* One micro-batch of policy optimisation. Arrays per response token are as dray__sequences says. */
-typedef struct dray__policy_batch {
-    size_t size;
-    dray__sequences sequences;
-    double temperature;         /* that the responses were sampled at; 0: 1 */
-    const float *advantages;    /* one a row; or, with token_advantages, one a response token */
-    int32_t token_advantages;   /* 1: advantages are per response token */
-    const float *old_logprobs;  /* per response token: the proximal policy of the ratio; NULL: the
-                                   present one (ratio 1, gradient of REINFORCE) */
-    const float *ref_logprobs;  /* per response token; NULL: no KL */
-    const float *token_weights; /* per response token: factor on the policy term, such as truncated
-                                   importance weights; NULL: 1 */
-    double clip_low, clip_high; /* the ratio is clipped to [1 - low, 1 + high]; 0: 0.2 */
-    double kl_coefficient;      /* on the k3 estimator exp(ref - new) - (ref - new) - 1 */
-    double entropy_coefficient; /* entropy bonus; default 0 */
-} dray__policy_batch;
-
-#define DRAY__POLICY_BATCH_INIT                                                                    \
-    {                                                                                              \
-        .size = sizeof(dray__policy_batch)                                                         \
-    }
-
-/* Adds the gradients of Σ over response tokens of
- *     -w · min(ratio · A, clip(ratio) · A) + kl_coefficient · k3 - entropy_coefficient · entropy
- * with ratio = exp(new - old), to those accumulated. */
+/* Adds the gradients of the batch's loss (policy.h), as a sum, to those accumulated. */
 int dray__trainer_accumulate_policy(dray__trainer *trainer, const dray__policy_batch *batch,
                                     dray_error *error);
 
@@ -105,7 +82,6 @@ typedef struct dray__step_options {
     size_t size;
     double learning_rate;
     double max_norm; /* global gradient norm is clipped to this; 0: not */
-    uint64_t tokens; /* accumulated sums are divided by this; 0: the response tokens accumulated */
 } dray__step_options;
 
 #define DRAY__STEP_OPTIONS_INIT                                                                    \
@@ -113,22 +89,27 @@ typedef struct dray__step_options {
         .size = sizeof(dray__step_options)                                                         \
     }
 
-/* Means over the accumulated response tokens of all ranks. */
+/* Means over the accumulated response tokens of all ranks, without those of masked rows. */
 typedef struct dray__step_stats {
     uint64_t step;                /* number of this step, from 1 */
-    uint64_t tokens;              /* response tokens accumulated */
+    uint64_t tokens;              /* that the means are over */
     double loss;                  /* the accumulated sum over the divisor of the gradients */
     double gradient_norm;         /* before clipping */
     double entropy;               /* nats */
     double clip_fraction;         /* tokens whose clipped term was the smaller */
+    double dual_clip_fraction;    /* tokens that dual clip bounded */
+    double truncated_fraction;    /* tokens whose weight was cut to `truncate` */
     double kl;                    /* k3 to the reference; 0 without one */
     double ratio_mean, ratio_max; /* importance ratio new / old; 1 without old */
+    double behaviour_mean, behaviour_square, behaviour_max; /* ratio proximal / behaviour, its
+                                                               square; 1 without behaviour */
 } dray__step_stats;
 
-/* Divides the accumulated sums by the token count, clips, and takes one AdamW step. Because sums
- * are accumulated, cutting a batch into micro-batches in another way gives the same step up to
- * rounding. Nothing accumulated is DRAY_EINVALID. A gradient that is not finite is DRAY_EINVALID
- * too: parameters and optimiser stay, the accumulated is forgotten. stats may be NULL. */
+/* Divides the accumulated sums as the batches' `aggregate` says (supervised: by the tokens), clips,
+ * and takes one AdamW step. Because sums are accumulated, cutting a batch into micro-batches in
+ * another way gives the same step up to rounding. Nothing accumulated is DRAY_EINVALID; where all
+ * rows were masked, the gradient is 0. A gradient that is not finite is DRAY_EINVALID too:
+ * parameters and optimiser stay, the accumulated is forgotten. stats may be NULL. */
 int dray__trainer_step(dray__trainer *trainer, const dray__step_options *options,
                        dray__step_stats *stats, dray_error *error);
 

@@ -14,11 +14,6 @@ typedef struct dray__piece {
     uint64_t counts[DRAY__GROUP_MAX_WORLD];
 } dray__piece;
 
-/* Sums over this rank's response tokens since the last step. */
-typedef struct dray__sums {
-    double loss, entropy, clipped, kl, ratio, ratio_max;
-} dray__sums;
-
 struct dray__trainer {
     dray_model_config config;
     dray__trainer_options options;
@@ -46,8 +41,10 @@ struct dray__trainer {
     dray__backward backward;
 
     uint64_t steps;
-    uint64_t tokens; /* response tokens accumulated by all ranks */
-    dray__sums sums;
+    bool begun;             /* a response token was accumulated by some rank */
+    uint64_t tokens;        /* that count, of all ranks */
+    double divisor;         /* of the sums */
+    dray__policy_sums sums; /* of this rank's tokens */
 };
 
 /* Makes `whole` (whole_floats long) of the shards that lie like t->shard. */

@@ -106,6 +106,74 @@ def response_logprobs(model, prompts, responses, temperature=1.0):
     return torch.cat(logprobs), torch.cat(entropies)
 
 
+AGGREGATES = ("token", "sample", "length")  # dray__aggregate
+
+
+def random_policy(prompts, responses, logprobs, **changes):
+    """A batch off policy enough that every bound works, with every term switched on."""
+    rows, count = len(prompts), len(logprobs)
+    noise = lambda size: size * torch.randn(count)
+    # of a batch of mixed versions: each row's policy was another distance away
+    old = logprobs + noise(0.3)
+    apart = torch.cat([torch.full((len(r),), rng.choice([0.0, 0.1, 0.5])) for r in responses])
+    batch = {"loss": "policy", "prompts": prompts, "responses": responses,
+             "advantages": torch.randn(rows).tolist(), "old": old.tolist(),
+             "ref": (logprobs + noise(0.5)).tolist(),
+             "behaviour": (old + apart * torch.randn(count)).tolist(),
+             "decoupled": rng.random() < 0.5, "truncate": rng.choice([0, 0.9, 1.2]),
+             "aggregate": rng.randrange(3), "length": 11.0,
+             "masked": [rng.random() < 0.25 for _ in range(rows)],
+             "clip_low": 0.15, "clip_high": 0.25, "dual_clip": rng.choice([0, 1.1, 1.3]),
+             "kl": 0.3, "entropy": 0.2}
+    batch.update(changes)
+    return batch
+
+
+def policy_loss(batch, logprobs, entropies):
+    """The sum that policy.h states, written with what PyTorch has; what it is divided by; and what
+    statistics should say. The computation has the dtype of logprobs."""
+    tensor = lambda key: torch.tensor(batch[key], dtype=logprobs.dtype)
+    lengths = torch.tensor([len(r) for r in batch["responses"]])
+    masked = torch.tensor(batch.get("masked", [False] * len(lengths)))
+    counts = ~masked.repeat_interleave(lengths)
+    advantages = tensor("advantages")
+    if not batch.get("token_advantages"):
+        advantages = advantages.repeat_interleave(lengths)
+    old = tensor("old") if "old" in batch else logprobs.detach()
+    ratio = (logprobs - old).exp()
+    behaviour = (old - tensor("behaviour")).exp() if "behaviour" in batch else torch.ones_like(old)
+    weight = torch.ones_like(old)
+    if batch.get("decoupled") or batch.get("truncate"):
+        weight = behaviour.clamp(max=batch.get("truncate") or float("inf"))
+    bounded = ratio.clamp(1 - batch.get("clip_low", 0.2), 1 + batch.get("clip_high", 0.2))
+    term = torch.minimum(ratio * advantages, bounded * advantages)
+    dual = torch.zeros_like(counts)
+    if batch.get("dual_clip"):
+        floor = batch["dual_clip"] * advantages
+        dual = (advantages < 0) & (floor > term)
+        term = torch.where(advantages < 0, torch.maximum(term, floor), term)
+    loss = -term * weight
+    mean = lambda of: of[counts].double().mean().item() if counts.any() else 0.0
+    most = lambda of: of[counts].max().item() if counts.any() else 0.0
+    stats = {"entropy": mean(entropies), "ratio_mean": mean(ratio), "ratio_max": most(ratio),
+             "clip_fraction": mean(bounded * advantages < ratio * advantages),
+             "dual_clip_fraction": mean(dual), "behaviour_mean": mean(behaviour),
+             "behaviour_square": mean(behaviour ** 2), "behaviour_max": most(behaviour),
+             "truncated_fraction": mean(behaviour > (batch.get("truncate") or float("inf")))}
+    if "ref" in batch:
+        difference = tensor("ref") - logprobs
+        k3 = difference.exp() - difference - 1
+        loss = loss + batch.get("kl", 0) * k3
+        stats["kl"] = mean(k3)
+    loss = (loss - batch.get("entropy", 0) * entropies) * counts
+    how = AGGREGATES[batch.get("aggregate", 0)]
+    if how == "sample":
+        loss = loss / lengths.repeat_interleave(lengths)
+    divisor = {"token": counts.sum().item(), "sample": ((lengths > 0) & ~masked).sum().item(),
+               "length": len(lengths) * batch.get("length", 0)}[how]
+    return loss.sum(), divisor, stats
+
+
 def expect_close(what, found, expected, tolerance):
     found, expected = torch.as_tensor(found).double(), torch.as_tensor(expected).double()
     if found.shape != expected.shape:

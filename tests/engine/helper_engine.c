@@ -11,6 +11,7 @@
  *   {"do": "init", "like": DIR, "ranks": 2, "seed": 1, "out": DIR}
  *   {"do": "train", "model": DIR, "ranks": 2, "options": {...}, "steps": [{"lr": 1e-3, "norm": 0,
  *    "batches": [{"loss": "sft" | "policy", "prompts": ..., "responses": ..., ...}]}], "out": DIR}
+ *   {"do": "loss", "cases": [{"batch": {...}, "logprobs": [...], "entropies": [...]}]}
  *
  * An error of the library is the answer {"error": NAME, "message": TEXT}. */
 #include "engine/sampler.h"
@@ -63,9 +64,9 @@ static dray__sequences sequences(const json_t *json)
 
 static float *floats(const json_t *json)
 {
-    if (!json_array_size(json))
+    if (!json_is_array(json))
         return NULL;
-    float *values = calloc(json_array_size(json), sizeof *values);
+    float *values = calloc(json_array_size(json) + 1, sizeof *values);
     for (size_t i = 0; i < json_array_size(json); i++)
         values[i] = (float)json_number_value(json_array_get(json, i));
     return values;
@@ -195,31 +196,102 @@ static json_t *with_generator(const json_t *request, dray__group *group,
 
 /* ---- the trainer ----------------------------------------------------------------------------- */
 
-static int accumulate(const json_t *json, dray__trainer *t)
+static bool *flags(const json_t *json)
+{
+    bool *values = json ? calloc(json_array_size(json) + 1, sizeof *values) : NULL;
+    for (size_t i = 0; i < json_array_size(json); i++)
+        values[i] = json_is_true(json_array_get(json, i));
+    return values;
+}
+
+static dray__policy_batch policy_batch(const json_t *json)
 {
     dray__policy_batch batch = DRAY__POLICY_BATCH_INIT;
     batch.sequences = sequences(json);
-    if (strcmp(text(json, "loss"), "sft") == 0)
-        return dray__trainer_accumulate_sft(t, &batch.sequences, &error);
     batch.temperature = number(json, "temperature", 1);
     batch.advantages = floats(json_object_get(json, "advantages"));
     batch.token_advantages = json_is_true(json_object_get(json, "token_advantages"));
     batch.old_logprobs = floats(json_object_get(json, "old"));
+    batch.behaviour_logprobs = floats(json_object_get(json, "behaviour"));
     batch.ref_logprobs = floats(json_object_get(json, "ref"));
-    batch.token_weights = floats(json_object_get(json, "weights"));
+    batch.masked = flags(json_object_get(json, "masked"));
+    batch.loss =
+        json_is_true(json_object_get(json, "decoupled")) ? DRAY__LOSS_DECOUPLED : DRAY__LOSS_PPO;
+    batch.aggregate = (int32_t)number(json, "aggregate", DRAY__AGGREGATE_TOKEN);
+    batch.length = number(json, "length", 0);
+    batch.truncate = number(json, "truncate", 0);
     batch.clip_low = number(json, "clip_low", 0);
     batch.clip_high = number(json, "clip_high", 0);
+    batch.dual_clip = number(json, "dual_clip", 0);
     batch.kl_coefficient = number(json, "kl", 0);
     batch.entropy_coefficient = number(json, "entropy", 0);
-    return dray__trainer_accumulate_policy(t, &batch, &error);
+    return batch;
+}
+
+static int accumulate(const json_t *json, dray__trainer *t)
+{
+    dray__policy_batch batch = policy_batch(json);
+    return strcmp(text(json, "loss"), "sft") == 0
+               ? dray__trainer_accumulate_sft(t, &batch.sequences, &error)
+               : dray__trainer_accumulate_policy(t, &batch, &error);
+}
+
+static json_t *loss_of(const json_t *request)
+{
+    const json_t *logprobs = json_object_get(request, "logprobs");
+    const json_t *entropies = json_object_get(request, "entropies");
+    dray__policy_batch batch = policy_batch(json_object_get(request, "batch")), policy;
+    const uint64_t *offsets = batch.sequences.response.offsets;
+    dray__policy_sums sums = {0};
+    uint64_t tokens;
+    int code = dray__policy_check(&batch, &policy, &error);
+    if (code != DRAY_OK)
+        return failed(code);
+    json_t *by_logprob = json_array(), *by_entropy = json_array();
+    for (uint32_t row = 0; row < policy.sequences.rows; row++)
+        for (uint64_t i = offsets[row]; i < offsets[row + 1]; i++) {
+            dray__slopes slopes =
+                dray__policy_token(&policy, i, row, json_number_value(json_array_get(logprobs, i)),
+                                   json_number_value(json_array_get(entropies, i)), &sums);
+            json_array_append_new(by_logprob, json_real(slopes.logprob));
+            json_array_append_new(by_entropy, json_real(slopes.entropy));
+        }
+    double divisor = dray__policy_divisor(&policy, &tokens);
+    return json_pack("{s:f, s:f, s:I, s:o, s:o}", "loss", sums.loss, "divisor", divisor, "tokens",
+                     (json_int_t)tokens, "by_logprob", by_logprob, "by_entropy", by_entropy);
+}
+
+static json_t *do_loss(const json_t *request)
+{
+    const json_t *cases = json_object_get(request, "cases");
+    json_t *answers = json_array();
+    for (size_t i = 0; i < json_array_size(cases); i++)
+        json_array_append_new(answers, loss_of(json_array_get(cases, i)));
+    return json_pack("{s:o}", "answers", answers);
 }
 
 static json_t *step_answer(const dray__step_stats *s)
 {
-    return json_pack("{s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "step", (json_int_t)s->step,
-                     "tokens", (json_int_t)s->tokens, "loss", s->loss, "norm", s->gradient_norm,
-                     "entropy", s->entropy, "clip_fraction", s->clip_fraction, "kl", s->kl,
-                     "ratio_mean", s->ratio_mean, "ratio_max", s->ratio_max);
+    const struct {
+        const char *key;
+        double value;
+    } reals[] = {{"loss", s->loss},
+                 {"norm", s->gradient_norm},
+                 {"entropy", s->entropy},
+                 {"clip_fraction", s->clip_fraction},
+                 {"dual_clip_fraction", s->dual_clip_fraction},
+                 {"truncated_fraction", s->truncated_fraction},
+                 {"kl", s->kl},
+                 {"ratio_mean", s->ratio_mean},
+                 {"ratio_max", s->ratio_max},
+                 {"behaviour_mean", s->behaviour_mean},
+                 {"behaviour_square", s->behaviour_square},
+                 {"behaviour_max", s->behaviour_max}};
+    json_t *answer =
+        json_pack("{s:I, s:I}", "step", (json_int_t)s->step, "tokens", (json_int_t)s->tokens);
+    for (size_t i = 0; i < sizeof reals / sizeof *reals; i++)
+        json_object_set_new(answer, reals[i].key, json_real(reals[i].value));
+    return answer;
 }
 
 static json_t *do_train(const json_t *request, dray__trainer *t)
@@ -234,7 +306,6 @@ static json_t *do_train(const json_t *request, dray__trainer *t)
         dray__step_options options = DRAY__STEP_OPTIONS_INIT;
         options.learning_rate = number(step, "lr", 0);
         options.max_norm = number(step, "norm", 0);
-        options.tokens = (uint64_t)number(step, "tokens", 0);
         dray__step_stats stats;
         if (code == DRAY_OK)
             code = dray__trainer_step(t, &options, &stats, &error);
@@ -290,6 +361,8 @@ static json_t *run(const json_t *request, dray__group *group)
 {
     const char *what = text(request, "do");
     const char *with = text(request, "with");
+    if (strcmp(what, "loss") == 0)
+        return do_loss(request);
     if (strcmp(what, "logits") == 0)
         return with_generator(request, group, do_logits);
     if (strcmp(what, "generate") == 0)
@@ -314,7 +387,7 @@ static int run_rank(const json_t *request, int fd, uint32_t rank, uint32_t ranks
     json_t *answer = code == DRAY_OK ? run(request, group) : failed(code);
     int bad = json_object_get(answer, "error") != NULL;
     if (rank == 0) {
-        json_dumpf(answer, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
+        json_dumpf(answer, stdout, JSON_COMPACT | JSON_REAL_PRECISION(17));
         fflush(stdout);
     }
     dray__group_close(group);
