@@ -577,6 +577,21 @@ int dray_checkpoint_layout(const char *path, dray_layout **out, char **base, dra
  * directory/step-000007/ for each version, and directory/latest, which leads to the newest. A
  * folder has its name only when it is whole and on the disk: a writer that dies leaves what was
  * there, and the next one clears up. */
+/* Tensors that lie beside the model's, as the state of an optimiser does: in a folder of the
+ * checkpoint, where they are a checkpoint by themselves; always whole. */
+typedef struct dray_checkpoint_part {
+    const char *name; /* of the folder: 1 to 63 bytes without '/', the same on all ranks */
+    const dray_layout *layout;
+    dray_region *const *regions;
+} dray_checkpoint_part;
+
+/* A file beside the tensors. */
+typedef struct dray_checkpoint_file {
+    const char *name; /* 1 to 63 bytes without '/' */
+    const void *data;
+    size_t bytes;
+} dray_checkpoint_file;
+
 typedef struct dray_checkpoint_options {
     size_t size;
     uint64_t version;        /* the number of the folder; one that is there already is replaced */
@@ -590,17 +605,27 @@ typedef struct dray_checkpoint_options {
      * version is written first, then rank 0 compares it with the one before: the others wait that
      * long. */
     uint32_t deltas;
+    /* What is written together with the model, and is there when the checkpoint is. Borrowed for
+     * the call; of files rank 0's count, such as the cursor of a queue (dray_queue_cursor). */
+    const dray_checkpoint_part *parts;
+    const dray_checkpoint_file *files;
+    uint32_t part_count, file_count;
+    const uint64_t *stay; /* versions that stay although `keep` newer ones are there */
+    uint32_t stay_count;
+    uint32_t unused; /* 0 */
 } dray_checkpoint_options;
 
 #define DRAY_CHECKPOINT_OPTIONS_INIT                                                               \
     {                                                                                              \
-        sizeof(dray_checkpoint_options), 0, 0, 0, 0, NULL, NULL, 0, 0                              \
+        sizeof(dray_checkpoint_options), 0, 0, 0, 0, NULL, NULL, 0, 0, NULL, NULL, 0, 0, NULL, 0,  \
+            0                                                                                      \
     }
 
 /* Writes a version, each rank the blocks that it has (what several have is written by one), and
  * puts it in place when all of them are done. Together they must hold every element: DRAY_EHOLE.
  * context: for the ranks to meet; NULL where world is 1. The folder must be of a file system that
- * all ranks share. Regions must be memory. Returns DRAY_EBUSY (another process writes there),
+ * all ranks share. Regions must be memory. Returns DRAY_EINVALID (a name of a part or a file that
+ * is none, is there twice, or is the model's), DRAY_EBUSY (another process writes there),
  * DRAY_ECANCELED (another rank failed: it is named), DRAY_EDEAD, DRAY_ETIMEDOUT (ranks), DRAY_ESYS
  * (the file and the tensor are named). Threads: one version of a folder at a time. Blocks for the
  * disk and the other ranks. */

@@ -1,9 +1,13 @@
 #include "base/io.h"
 
+#include "base/error.h"
+
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <linux/openat2.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -74,4 +78,29 @@ FILE *dray__open_stream(const char *path, const char *mode)
     if (fd >= 0 && !file)
         close(fd);
     return file;
+}
+
+static int remove_entry(const char *path, const struct stat *st, int flag, struct FTW *ftw)
+{
+    (void)st, (void)flag, (void)ftw;
+    return remove(path) && errno != ENOENT ? -1 : 0;
+}
+
+int dray__remove_tree(const char *path, dray_error *error)
+{
+    struct stat st;
+    if (lstat(path, &st) < 0)
+        return errno == ENOENT ? DRAY_OK : dray__fail_errno(error, errno, "%.300s", path);
+    if (nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS) && errno != ENOENT)
+        return dray__fail_errno(error, errno, "removing %.300s", path);
+    return DRAY_OK;
+}
+
+int dray__sync_folder(const char *path, dray_error *error)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int rc = fd < 0 || fsync(fd) ? dray__fail_errno(error, errno, "%.300s: fsync", path) : DRAY_OK;
+    if (fd >= 0)
+        close(fd);
+    return rc;
 }

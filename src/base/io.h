@@ -2,6 +2,7 @@
 #ifndef DRAY_BASE_IO_H
 #define DRAY_BASE_IO_H
 
+#include <dray/dray.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <sys/types.h>
@@ -18,5 +19,9 @@ int dray__open_beneath(int folder, const char *name, int flags, mode_t mode);
 /* fopen of "r", "w" or "a", close-on-exec, and not where the path ends in a symbolic link (ELOOP):
  * what others put into our folders leads nowhere else. */
 FILE *dray__open_stream(const char *path, const char *mode);
+/* Removes a folder and all that is in it; that it is not there is fine. */
+int dray__remove_tree(const char *path, dray_error *error);
+/* Returns when what the folder lists is on the disk. */
+int dray__sync_folder(const char *path, dray_error *error);
 
 #endif

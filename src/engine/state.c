@@ -1,6 +1,6 @@
-/* The trainer's state on disk: Hugging Face checkpoints, and beside them the optimiser's moments as
- * tensors "exp_avg.NAME" and "exp_avg_sq.NAME" (torch.optim.AdamW's words) and "step". All of it is
- * written whole, so that it can be read in any world. */
+/* The trainer's state on disk: Hugging Face checkpoints, and beside them, in optimizer/, the
+ * optimiser's moments as tensors "exp_avg.NAME" and "exp_avg_sq.NAME" (torch.optim.AdamW's words)
+ * and "step". Each rank writes its own pieces; what is written can be read in any world. */
 #include "engine/trainer_state.h"
 
 #include "base/error.h"
@@ -12,6 +12,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define OPTIMIZER "optimizer" /* the folder */
 
 enum { PARAMETER, MOMENT, MOMENT_SQUARE, KINDS };
 static const char *const prefixes[KINDS] = {"", "exp_avg.", "exp_avg_sq."};
@@ -44,16 +46,14 @@ static int add_region(memory *m, void *base, uint64_t bytes, uint32_t *index, dr
     return code;
 }
 
-/* Adds all parameters under `prefix` at `base`: whole, as they lie in the whole model; or this
- * rank's pieces, as they lie among the shards. */
+/* Adds this rank's pieces of all parameters under `prefix`, which lie at `base` like its shards. */
 static int add_parameters(const dray__trainer *t, memory *m, const char *prefix, float *base,
-                          bool whole, dray_error *error)
+                          dray_error *error)
 {
-    uint64_t floats = whole ? t->whole_floats : t->shard_floats;
     uint32_t region = 0;
     int code = DRAY_OK;
-    if (floats > 0)
-        code = add_region(m, base, floats * sizeof *base, &region, error);
+    if (t->shard_floats > 0)
+        code = add_region(m, base, t->shard_floats * sizeof *base, &region, error);
     for (uint32_t i = 0; code == DRAY_OK && i < t->piece_count; i++) {
         const dray__piece *piece = &t->pieces[i];
         const dray_tensor_info *tensor = dray_layout_tensor(t->layout, piece->tensor);
@@ -64,18 +64,16 @@ static int add_parameters(const dray__trainer *t, memory *m, const char *prefix,
         code = dray_layout_add_tensor(m->layout, name, DRAY_F32, tensor->ndim, tensor->shape,
                                       &index, error);
         uint64_t count = piece->counts[t->rank], row = 1;
-        if (code != DRAY_OK || (!whole && count == 0))
+        if (code != DRAY_OK || count == 0)
             continue;
         for (uint32_t j = 0; j < tensor->ndim; j++) {
             extent[j] = tensor->shape[j];
             row *= j > 0 ? (uint64_t)tensor->shape[j] : 1;
         }
-        if (!whole) {
-            start[0] = (int64_t)(piece->start / row);
-            extent[0] = (int64_t)(count / row);
-        }
+        start[0] = (int64_t)(piece->start / row);
+        extent[0] = (int64_t)(count / row);
         code = dray_layout_add_dense(m->layout, index, region, start, extent,
-                                     (whole ? piece->whole : piece->shard) * sizeof *base, error);
+                                     piece->shard * sizeof *base, error);
     }
     return code;
 }
@@ -92,102 +90,64 @@ static int add_step(memory *m, int64_t *step, dray_error *error)
     return code;
 }
 
-/* ---- writing --------------------------------------------------------------------------------- */
-
-static int optimizer_path(const char *directory, char *path, dray_error *error)
+/* The moments and the step, as the ranks have them. */
+static int add_optimizer(const dray__trainer *t, memory *m, float *const *pieces, int64_t *step,
+                         dray_error *error)
 {
-    int length = snprintf(path, PATH_MAX, "%s/optimizer", directory);
-    if (length < 0 || length >= PATH_MAX)
-        return dray__fail(error, DRAY_EINVALID, "%.200s: path too long", directory);
-    return DRAY_OK;
+    int code = DRAY_OK;
+    for (int kind = MOMENT; code == DRAY_OK && kind < KINDS; kind++)
+        code = add_parameters(t, m, prefixes[kind], pieces[kind], error);
+    return code == DRAY_OK ? add_step(m, step, error) : code;
 }
 
-static int write_model(dray__trainer *t, const char *directory, dray_error *error)
+/* ---- writing --------------------------------------------------------------------------------- */
+
+int dray__trainer_save(dray__trainer *t, dray_context *context, const char *directory,
+                       const dray_checkpoint_options *how, bool optimizer, dray_error *error)
 {
-    char *config;
-    int code = dray__engine_config_json(&t->config, t->options.eos_token, &config, error);
-    if (code != DRAY_OK)
-        return code;
+    dray_checkpoint_options options = *how;
+    dray_checkpoint_part part = {.name = OPTIMIZER};
+    float *const pieces[KINDS] = {t->shard, t->moment, t->moment_square};
+    int64_t step = (int64_t)t->steps;
     memory m = {0};
-    code = add_parameters(t, &m, "", dray_region_base(t->whole_region), true, error);
+    char *config = NULL;
+    int code = dray__engine_config_json(&t->config, t->options.eos_token, &config, error);
+    if (code == DRAY_OK && optimizer)
+        code = add_optimizer(t, &m, pieces, &step, error);
+    part.layout = m.layout;
+    part.regions = m.regions;
+    options.rank = t->rank;
+    options.world = t->world;
+    options.config_json = config;
+    options.parts = &part;
+    options.part_count = optimizer;
+    /* A rank that cannot begin would keep the others waiting. */
+    code = dray__trainer_agree(t, code, error);
     if (code == DRAY_OK)
-        code = dray_checkpoint_write(directory, m.layout, m.regions, config, error);
+        code = dray_checkpoint_save(context, directory, t->layout, t->regions, &options, error);
     memory_free(&m);
     free(config);
     return code;
 }
 
-/* All ranks gather; the first one writes. */
-int dray__trainer_write_model(dray__trainer *t, const char *directory, dray_error *error)
-{
-    int code = DRAY_OK;
-    if (!t->gathered)
-        code = dray__trainer_gather(t, t->shard, dray_region_base(t->whole_region), error);
-    if (code != DRAY_OK)
-        return code;
-    t->gathered = true;
-    if (t->rank == 0)
-        code = write_model(t, directory, error);
-    return dray__trainer_agree(t, code, error);
-}
-
-static int write_optimizer(dray__trainer *t, const char *directory, float *const *moments,
-                           dray_error *error)
-{
-    char path[PATH_MAX];
-    memory m = {0};
-    int64_t step = (int64_t)t->steps;
-    int code = optimizer_path(directory, path, error);
-    for (int kind = MOMENT; code == DRAY_OK && kind < KINDS; kind++)
-        code = add_parameters(t, &m, prefixes[kind], moments[kind], true, error);
-    if (code == DRAY_OK)
-        code = add_step(&m, &step, error);
-    if (code == DRAY_OK)
-        code = dray_checkpoint_write(path, m.layout, m.regions, NULL, error);
-    memory_free(&m);
-    return code;
-}
-
-int dray__trainer_save(dray__trainer *t, const char *directory, dray_error *error)
-{
-    int code = dray__trainer_write_model(t, directory, error);
-    if (code != DRAY_OK)
-        return code;
-    float *wholes[KINDS] = {NULL, calloc(t->whole_floats + 1, sizeof(float)),
-                            calloc(t->whole_floats + 1, sizeof(float))};
-    code = wholes[MOMENT] && wholes[MOMENT_SQUARE] ? DRAY_OK : dray__nomem(error);
-    code = dray__trainer_agree(t, code, error);
-    if (code == DRAY_OK)
-        code = dray__trainer_gather(t, t->moment, wholes[MOMENT], error);
-    if (code == DRAY_OK)
-        code = dray__trainer_gather(t, t->moment_square, wholes[MOMENT_SQUARE], error);
-    if (code == DRAY_OK) {
-        if (t->rank == 0)
-            code = write_optimizer(t, directory, wholes, error);
-        code = dray__trainer_agree(t, code, error);
-    }
-    free(wholes[MOMENT]);
-    free(wholes[MOMENT_SQUARE]);
-    return code;
-}
-
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* Reads this rank's pieces of the parameters, or of both moments and the step. */
-static int read_pieces(dray__trainer *t, const char *directory, float *const *to, int first,
-                       int last, int64_t *step, dray_error *error)
+/* Reads this rank's pieces of the parameters; with `step` of the optimiser's state. */
+static int read_pieces(dray__trainer *t, const char *directory, float *const *to, int64_t *step,
+                       dray_error *error)
 {
     memory m = {0};
-    int code = DRAY_OK;
-    for (int kind = first; code == DRAY_OK && kind <= last; kind++)
-        code = add_parameters(t, &m, prefixes[kind], to[kind], false, error);
-    if (code == DRAY_OK && step)
-        code = add_step(&m, step, error);
+    char path[PATH_MAX];
+    int length = snprintf(path, sizeof path, "%s%s", directory, step ? "/" OPTIMIZER : "");
+    if (length < 0 || length >= (int)sizeof path)
+        return dray__fail(error, DRAY_EINVALID, "%.200s: path too long", directory);
+    int code = step ? add_optimizer(t, &m, to, step, error)
+                    : add_parameters(t, &m, "", to[PARAMETER], error);
     if (code == DRAY_OK && m.layout)
-        code = dray_checkpoint_read(directory, m.layout, m.regions, error);
+        code = dray_checkpoint_read(path, m.layout, m.regions, error);
     memory_free(&m);
     if (code == DRAY_OK && step && *step < 0)
-        code = dray__fail(error, DRAY_EFORMAT, "%.300s: step %" PRId64, directory, *step);
+        code = dray__fail(error, DRAY_EFORMAT, "%.300s: step %" PRId64, path, *step);
     return code;
 }
 
@@ -202,14 +162,10 @@ static int read_state(dray__trainer *t, const char *directory, bool optimizer, d
         if (!aside[kind])
             code = dray__nomem(error);
     }
-    char path[PATH_MAX];
     if (code == DRAY_OK)
-        code = read_pieces(t, directory, aside, PARAMETER, PARAMETER, NULL, error);
-    if (code == DRAY_OK && optimizer) {
-        code = optimizer_path(directory, path, error);
-        if (code == DRAY_OK)
-            code = read_pieces(t, path, aside, MOMENT, MOMENT_SQUARE, &step, error);
-    }
+        code = read_pieces(t, directory, aside, NULL, error);
+    if (code == DRAY_OK && optimizer)
+        code = read_pieces(t, directory, aside, &step, error);
     code = dray__trainer_agree(t, code, error);
     float *const to[KINDS] = {t->shard, t->moment, t->moment_square};
     for (int kind = 0; kind < KINDS; kind++) {

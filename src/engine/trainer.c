@@ -286,12 +286,17 @@ int dray__trainer_init_as(dray__trainer *t, double embeddings, double weights, u
             t->shard[piece->shard + j] = (float)value;
         }
     }
+    t->gathered = false;
+    dray__trainer_forget(t);
+    return DRAY_OK;
+}
+
+void dray__trainer_forget(dray__trainer *t)
+{
     memset(t->moment, 0, t->shard_floats * sizeof(float));
     memset(t->moment_square, 0, t->shard_floats * sizeof(float));
     t->steps = 0;
-    t->gathered = false;
     dray__trainer_discard(t);
-    return DRAY_OK;
 }
 
 void dray__trainer_discard(dray__trainer *t)

@@ -22,6 +22,8 @@
 #include "group/group.h"
 
 #include <dray/memory.h>
+#include <dray/weights.h>
+#include <stdbool.h>
 
 typedef struct dray__trainer dray__trainer;
 
@@ -113,13 +115,18 @@ typedef struct dray__step_stats {
 int dray__trainer_step(dray__trainer *trainer, const dray__step_options *options,
                        dray__step_stats *stats, dray_error *error);
 
-/* Writes the parameters as a Hugging Face checkpoint (config.json and safetensors, float32). */
-int dray__trainer_write_model(dray__trainer *trainer, const char *directory, dray_error *error);
-/* The full state for a resume: DIRECTORY is the Hugging Face checkpoint, DIRECTORY/optimizer has
- * the moments and the step. Gradients accumulated but not stepped are not part of it. There is no
- * random state: the trainer draws nothing after _init. */
-int dray__trainer_save(dray__trainer *trainer, const char *directory, dray_error *error);
-/* Goes on from what _save wrote, in any world; in the same world bit-identically. */
+/* Forgets the optimiser's state, and what was accumulated; the parameters stay. */
+void dray__trainer_forget(dray__trainer *trainer);
+
+/* Writes a version into DIRECTORY (dray_checkpoint_save): the parameters as a Hugging Face
+ * checkpoint (config.json and safetensors, float32), each rank its own pieces; with `optimizer`, in
+ * optimizer/, the moments and the step, too: the full state for a resume. Gradients accumulated but
+ * not stepped are not part of it. There is no random state: the trainer draws nothing after _init.
+ * how: ranks, config and parts are the trainer's to say. context: NULL for one rank. */
+int dray__trainer_save(dray__trainer *trainer, dray_context *context, const char *directory,
+                       const dray_checkpoint_options *how, bool optimizer, dray_error *error);
+/* Goes on from what _save wrote (the version's folder), in any world; in the same world
+ * bit-identically. */
 int dray__trainer_restore(dray__trainer *trainer, const char *directory, dray_error *error);
 
 #endif

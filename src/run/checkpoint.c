@@ -1,178 +1,96 @@
 #include "run/checkpoint.h"
 
+#include "base/clock.h"
 #include "base/error.h"
+#include "control/reports.h"
 #include "run/fault.h"
+#include "run/reporter.h"
+#include "weights/hook.h"
 
 #include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <ftw.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum { WEIGHTS_KEPT = 2 };
 
-static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *ftw)
+/* Where tests kill: while all of it is written, and when it is whole, but not yet the newest. */
+static void on_step(void *user, const char *step)
 {
-    (void)st;
-    (void)kind;
-    (void)ftw;
-    return remove(path) < 0 && errno != ENOENT ? -1 : 0;
+    dray__host *host = user;
+    if (host->saving < 0)
+        return;
+    if (strcmp(step, "save written") == 0)
+        dray__fault_at("in_checkpoint", host->saving);
+    else if (strcmp(step, "save named") == 0)
+        dray__fault_at("checkpoint_named", host->saving);
 }
 
-int dray__remove_tree(const char *path, dray_error *error)
+void dray__checkpoint_open(dray__host *host)
 {
-    struct stat st;
-    if (lstat(path, &st) < 0)
-        return errno == ENOENT ? DRAY_OK : dray__fail_errno(error, errno, "%s", path);
-    return nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS) < 0
-               ? dray__fail_errno(error, errno, "%s: cannot be removed", path)
-               : DRAY_OK;
+    host->saving = -1;
+    dray__weights_hook(on_step, host);
 }
 
-static int sync_folder(const char *path, dray_error *error)
+/* A run goes on from its newest checkpoint: the rows of its steps must be there by then. */
+static int wait_for_row(const dray__host *host, int64_t step, dray_error *error)
 {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
-        return dray__fail_errno(error, errno, "%s", path);
-    int rc = fsync(fd) < 0 ? dray__fail_errno(error, errno, "%s: fsync", path) : DRAY_OK;
-    close(fd);
+    dray__channel *channel;
+    uint64_t cursor = 0;
+    int64_t deadline = dray__deadline(host->wait_ns), written = -1;
+    int rc = dray__channel_open(host->context, &channel, error);
+    if (rc)
+        return rc;
+    while (!rc && written < step) {
+        json_t *rows = NULL, *row;
+        size_t i;
+        rc = dray__reports_watch(channel, DRAY__REPORT_ROW, &cursor, deadline, &rows, error);
+        json_array_foreach(rows, i, row)
+        {
+            json_int_t of = json_integer_value(json_object_get(row, "step"));
+            written = of > written ? of : written;
+        }
+        json_decref(rows);
+    }
+    dray__channel_close(channel);
     return rc;
-}
-
-/* ---- numbered folders ------------------------------------------------------------------------ */
-
-/* The number of an entry called PREFIX-N; -1: it is something else. */
-static int64_t number_of(const char *name, const char *prefix)
-{
-    size_t length = strlen(prefix);
-    if (strncmp(name, prefix, length) != 0 || name[length] != '-' || name[length + 1] < '0' ||
-        name[length + 1] > '9')
-        return -1;
-    char *end;
-    long long number = strtoll(name + length + 1, &end, 10);
-    return *end ? -1 : number;
-}
-
-/* The largest number in `folder` that is at most `most`; -1: none. */
-static int64_t largest(const char *folder, const char *prefix, int64_t most)
-{
-    DIR *listing = opendir(folder);
-    int64_t best = -1;
-    for (struct dirent *entry; listing && (entry = readdir(listing));) {
-        int64_t number = number_of(entry->d_name, prefix);
-        if (number > best && number <= most)
-            best = number;
-    }
-    if (listing)
-        closedir(listing);
-    return best;
-}
-
-int dray__checkpoint_newest(const char *folder, int64_t most, int64_t *step, dray_error *error)
-{
-    char path[PATH_MAX];
-    dray__path(path, sizeof(path), "%s/checkpoints", folder);
-    int64_t best = largest(path, "step", most);
-    if (best < 0)
-        return dray__fail(error, DRAY_ENOENT, "%s: no checkpoint to go on from", path);
-    *step = best;
-    return DRAY_OK;
-}
-
-/* Removes all but the newest `keep` numbered folders, and number `spared`. */
-static int prune(const char *folder, const char *prefix, int64_t keep, int64_t spared,
-                 dray_error *error)
-{
-    int64_t at = INT64_MAX;
-    int rc = DRAY_OK;
-    while (!rc && (at = largest(folder, prefix, at == INT64_MAX ? at : at - 1)) >= 0) {
-        if (keep-- > 0 || at == spared)
-            continue;
-        char path[PATH_MAX];
-        dray__path(path, sizeof(path), "%s/%s-%lld", folder, prefix, (long long)at);
-        rc = dray__remove_tree(path, error);
-    }
-    return rc;
-}
-
-/* ---- writing --------------------------------------------------------------------------------- */
-
-static int make_folder(const char *path, dray_error *error)
-{
-    return mkdir(path, 0777) < 0 && errno != EEXIST ? dray__fail_errno(error, errno, "%s", path)
-                                                    : DRAY_OK;
-}
-
-static int write_text(const char *path, const char *text, dray_error *error)
-{
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
-    if (fd < 0)
-        return dray__fail_errno(error, errno, "%s", path);
-    size_t size = strlen(text), done = 0;
-    ssize_t n = 0;
-    while (done < size && n >= 0) {
-        n = write(fd, text + done, size - done);
-        done += n > 0 ? (size_t)n : 0;
-    }
-    int problem = n < 0 || fsync(fd) < 0 ? errno : 0;
-    if (close(fd) < 0 && !problem)
-        problem = errno;
-    return problem ? dray__fail_errno(error, problem, "%s", path) : DRAY_OK;
 }
 
 /* What a checkpoint says of itself. Nothing that depends on time: resumed runs end with the same
  * bytes. */
-static int write_card(const dray__host *host, const char *folder, int64_t step, dray_error *error)
+static char *card(const dray__host *host, int64_t step)
 {
-    char path[PATH_MAX];
-    dray__path(path, sizeof(path), "%s/dray.json", folder);
-    json_t *card = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I}", "format", 1, "job", host->job->name,
-                             "seed", (json_int_t)host->job->seed, "step", (json_int_t)step,
-                             "weight_version", (json_int_t)step, "samples_trained",
-                             (json_int_t)(step * dray__job_batch(host->job)));
-    char *text = card ? json_dumps(card, JSON_INDENT(2)) : NULL;
-    json_decref(card);
-    int rc = text ? write_text(path, text, error) : dray__nomem(error);
-    free(text);
-    return rc;
+    json_t *object = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I}", "format", 1, "job",
+                               host->job->name, "seed", (json_int_t)host->job->seed, "step",
+                               (json_int_t)step, "weight_version", (json_int_t)step,
+                               "samples_trained", (json_int_t)(step * dray__job_batch(host->job)));
+    char *text = object ? json_dumps(object, JSON_INDENT(2)) : NULL;
+    json_decref(object);
+    return text;
 }
 
-typedef int (*write_fn)(dray__trainer *trainer, const char *directory, dray_error *error);
-
-/* All ranks write into a folder beside the place, which rank 0 then renames. */
-static int write_numbered(dray__host *host, dray__trainer *trainer, write_fn write,
-                          const char *parent, const char *prefix, int64_t number, dray_error *error)
+static int save_in(dray__host *host, dray__trainer *trainer, const char *folder,
+                   dray_checkpoint_options *options, bool optimizer, dray_error *error)
 {
-    char folder[PATH_MAX], partial[PATH_MAX], whole[PATH_MAX];
-    bool lead = dray__host_leads(host);
-    dray__host_path(host, folder, sizeof(folder), "%s", parent);
-    dray__host_path(host, partial, sizeof(partial), "%s/.%s-%lld.partial", parent, prefix,
-                    (long long)number);
-    dray__host_path(host, whole, sizeof(whole), "%s/%s-%lld", parent, prefix, (long long)number);
-    int rc = lead ? dray__remove_tree(partial, error) : DRAY_OK;
-    if (!rc && lead)
-        rc = make_folder(partial, error);
-    if (!rc)
-        rc = dray__group_barrier(host->group, DRAY_WAIT_DEFAULT, error);
-    if (!rc)
-        rc = write(trainer, partial, error);
-    dray__fault_at("in_checkpoint", number);
-    if (!rc)
-        rc = dray__group_barrier(host->group, DRAY_WAIT_DEFAULT, error);
-    if (!rc && lead)
-        rc = write_card(host, partial, number, error);
-    if (!rc && lead)
-        rc = sync_folder(partial, error);
-    if (!rc && lead && access(whole, F_OK) == 0)
-        rc = dray__remove_tree(whole, error);
-    if (!rc && lead && rename(partial, whole) < 0)
-        rc = dray__fail_errno(error, errno, "%s", whole);
-    return rc || !lead ? rc : sync_folder(folder, error);
+    char path[4096];
+    int64_t number = (int64_t)options->version;
+    char *text = card(host, number);
+    if (!text)
+        return dray__nomem(error);
+    dray__host_path(host, path, sizeof(path), "%s", folder);
+    const dray_checkpoint_file file = {.name = "dray.json", .data = text, .bytes = strlen(text)};
+    options->name = folder;
+    options->files = &file;
+    options->file_count = 1;
+    options->timeout_ns = host->wait_ns;
+    host->saving = optimizer ? number : -1;
+    int rc = dray__trainer_save(trainer, host->context, path, options, optimizer, error);
+    host->saving = -1;
+    free(text);
+    return rc;
 }
 
 /* ---- the queue's samples --------------------------------------------------------------------- */
@@ -189,15 +107,12 @@ static void prune_queue(const dray__host *host)
     dray__host_path(host, folder, sizeof(folder), "queue");
     DIR *listing = opendir(folder);
     for (struct dirent *entry; listing && (entry = readdir(listing));) {
-        char name[64];
-        snprintf(name, sizeof(name), "%.63s", entry->d_name);
-        char *ending = strstr(name, ".checkpoint");
-        if (!ending || ending[strlen(".checkpoint")])
+        int64_t step;
+        int end = 0;
+        if (sscanf(entry->d_name, "step-%" SCNd64 ".checkpoint%n", &step, &end) != 1 || !end)
             continue;
-        *ending = 0;
-        int64_t step = number_of(name, "step");
         dray__checkpoint_path(host->options.folder, step, path, sizeof(path));
-        if (step >= 0 && access(path, F_OK) < 0)
+        if (access(path, F_OK) < 0)
             unlinkat(dirfd(listing), entry->d_name, 0);
     }
     if (listing)
@@ -219,12 +134,16 @@ static int save_queue(const dray__host *host, int64_t step, dray_error *error)
 
 int dray__checkpoint_save(dray__host *host, dray__trainer *trainer, int64_t step, dray_error *error)
 {
+    static const uint64_t first = 0; /* the reference */
     int64_t begin = dray_trace_now();
-    char folder[PATH_MAX];
-    dray__host_path(host, folder, sizeof(folder), "checkpoints");
-    int rc = write_numbered(host, trainer, dray__trainer_save, "checkpoints", "step", step, error);
-    if (!rc && dray__host_leads(host))
-        rc = prune(folder, "step", host->job->checkpoint.keep, 0, error);
+    dray_checkpoint_options options = DRAY_CHECKPOINT_OPTIONS_INIT;
+    options.version = (uint64_t)step;
+    options.keep = (uint32_t)host->job->checkpoint.keep;
+    options.stay = &first;
+    options.stay_count = 1;
+    int rc = dray__host_leads(host) && step > 0 ? wait_for_row(host, step, error) : DRAY_OK;
+    if (!rc)
+        rc = save_in(host, trainer, "checkpoints", &options, true, error);
     if (!rc && dray__host_leads(host))
         rc = save_queue(host, step, error);
     if (!rc && dray__host_leads(host))
@@ -238,29 +157,8 @@ int dray__checkpoint_save(dray__host *host, dray__trainer *trainer, int64_t step
 int dray__checkpoint_weights(dray__host *host, dray__trainer *trainer, int64_t version,
                              dray_error *error)
 {
-    char folder[PATH_MAX];
-    dray__host_path(host, folder, sizeof(folder), "weights");
-    int rc = write_numbered(host, trainer, dray__trainer_write_model, "weights", "version", version,
-                            error);
-    return rc || !dray__host_leads(host) ? rc : prune(folder, "version", WEIGHTS_KEPT, -1, error);
-}
-
-int dray__checkpoint_reset(dray__host *host, dray__trainer *trainer, dray_error *error)
-{
-    char path[PATH_MAX];
-    dray__host_path(host, path, sizeof(path), "checkpoints/.start.partial");
-    int rc = dray__host_leads(host) ? dray__remove_tree(path, error) : DRAY_OK;
-    if (!rc && dray__host_leads(host))
-        rc = make_folder(path, error);
-    if (!rc)
-        rc = dray__group_barrier(host->group, DRAY_WAIT_DEFAULT, error);
-    if (!rc)
-        rc = dray__trainer_write_model(trainer, path, error);
-    if (!rc)
-        rc = dray__group_barrier(host->group, DRAY_WAIT_DEFAULT, error);
-    if (!rc)
-        rc = dray__trainer_load(trainer, path, error);
-    if (!rc)
-        rc = dray__group_barrier(host->group, DRAY_WAIT_DEFAULT, error);
-    return rc || !dray__host_leads(host) ? rc : dray__remove_tree(path, error);
+    dray_checkpoint_options options = DRAY_CHECKPOINT_OPTIONS_INIT;
+    options.version = (uint64_t)version;
+    options.keep = WEIGHTS_KEPT;
+    return save_in(host, trainer, "weights", &options, false, error);
 }

@@ -124,7 +124,7 @@ static int need_version(dray__host *host, int64_t version, dray_error *error)
     options.timeout_ns = host->wait_ns;
     int rc = DRAY_OK;
     if (weights->mode == DRAY_MODE_DISK) {
-        dray__host_path(host, path, sizeof(path), "weights/version-%lld", (long long)version);
+        dray__host_path(host, path, sizeof(path), "weights/step-%06lld", (long long)version);
         options.path = path;
         options.path_version = (uint64_t)version;
         rc = wait_for_folder(host, path, error);

@@ -25,7 +25,7 @@ static const char *const points[] = {
     "claimed",       "generated",    "committed",     "updating",         "updated",
     "inserted",      "sealed",       "finished",      "cleared",          "scored",
     "rewarded",      "in_warmup",    "after_warmup",  "after_backward",   "after_step",
-    "after_publish", "after_commit", "in_checkpoint", "after_checkpoint",
+    "after_publish", "after_commit", "in_checkpoint", "after_checkpoint", "checkpoint_named",
 };
 static const char *const actions[] = {"kill", "exit", "stop"};
 

@@ -4,11 +4,11 @@
 #include "base/io.h"
 #include "base/json.h"
 #include "base/wire.h"
-#include "run/checkpoint.h"
 #include "run/data.h"
 #include "run/host.h"
 
 #include <dray/trace.h>
+#include <dray/weights.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -168,11 +168,22 @@ static int place_sockets(dray__folder *folder, dray_error *error)
 
 /* ---- resuming -------------------------------------------------------------------------------- */
 
+static int64_t step_of(const json_t *row)
+{
+    return json_integer_value(json_object_get(row, "step"));
+}
+
+static int64_t last_of(const json_t *rows)
+{
+    size_t count = json_array_size(rows);
+    return count ? step_of(json_array_get(rows, count - 1)) : -1;
+}
+
 /* The rows that are whole lines and steps in order; whatever is behind a bad line is lost work. */
-static int read_rows(const dray__folder *folder, json_t *rows, dray_error *error)
+static int read_rows(const dray__folder *folder, const char *name, json_t *rows, dray_error *error)
 {
     char path[PATH_MAX];
-    dray__folder_path(folder, "metrics.jsonl", path);
+    dray__folder_path(folder, name, path);
     FILE *file = dray__open_stream(path, "r");
     if (!file)
         return errno == ENOENT ? DRAY_OK : dray__fail_errno(error, errno, "%s", path);
@@ -185,7 +196,7 @@ static int read_rows(const dray__folder *folder, json_t *rows, dray_error *error
         ok = line[length - 1] == '\n' &&
              dray__json_parse(line, (size_t)length, path, &row, NULL) == DRAY_OK &&
              json_is_integer(json_object_get(row, "step"));
-        if (ok)
+        if (ok && step_of(row) > last_of(rows))
             json_array_append_new(rows, row);
         else
             json_decref(row);
@@ -195,15 +206,23 @@ static int read_rows(const dray__folder *folder, json_t *rows, dray_error *error
     return DRAY_OK;
 }
 
-static int64_t step_of(const json_t *row)
+int dray__folder_checkpoint(const dray__folder *folder, int64_t *step, dray_error *error)
 {
-    return json_integer_value(json_object_get(row, "step"));
+    char path[PATH_MAX], *newest = NULL;
+    uint64_t version = 0;
+    dray__folder_path(folder, "checkpoints", path);
+    int rc = dray_checkpoint_latest(path, &version, &newest, error);
+    dray_free(newest);
+    if (!rc)
+        *step = (int64_t)version;
+    return rc;
 }
 
-static int write_rows(const dray__folder *folder, dray_error *error)
+int dray__folder_write_rows(const dray__folder *folder, const char *name, const json_t *rows,
+                            dray_error *error)
 {
     char path[PATH_MAX], partial[PATH_MAX];
-    dray__folder_path(folder, "metrics.jsonl", path);
+    dray__folder_path(folder, name, path);
     dray__folder_path(folder, ".metrics.partial", partial);
     FILE *file = dray__open_stream(partial, "w");
     if (!file)
@@ -211,33 +230,49 @@ static int write_rows(const dray__folder *folder, dray_error *error)
     size_t i;
     json_t *row;
     bool ok = true;
-    json_array_foreach(folder->rows, i, row)
+    json_array_foreach(rows, i, row)
     {
         ok = ok && json_dumpf(row, file, JSON_COMPACT) == 0 && fputc('\n', file) >= 0;
     }
     return put_file(file, ok, partial, path, error);
 }
 
+/* The last row waits for its evaluation, as before. */
+static int hold_row(dray__folder *folder, dray_error *error)
+{
+    json_t *held = json_array();
+    size_t last = json_array_size(folder->rows) - 1;
+    folder->held = json_incref(json_array_get(folder->rows, last));
+    int rc = held && json_array_append(held, folder->held) == 0
+                 ? dray__folder_write_rows(folder, DRAY__ROWS_PENDING, held, error)
+                 : dray__nomem(error);
+    json_array_remove(folder->rows, last);
+    json_decref(held);
+    return rc;
+}
+
 static int choose_start(dray__folder *folder, const dray__job *job, dray_error *error)
 {
     folder->rows = json_array();
-    int rc = folder->rows ? read_rows(folder, folder->rows, error) : dray__nomem(error);
+    int rc =
+        folder->rows ? read_rows(folder, "metrics.jsonl", folder->rows, error) : dray__nomem(error);
+    if (!rc)
+        rc = read_rows(folder, DRAY__ROWS_PENDING, folder->rows, error);
+    if (!rc)
+        rc = dray__folder_checkpoint(folder, &folder->first_step, error);
+    if (rc == DRAY_ENOENT) /* it ended before its first checkpoint: from the beginning */
+        folder->first_step = rc = 0;
     if (rc)
         return rc;
     size_t count = json_array_size(folder->rows);
-    int64_t last = count ? step_of(json_array_get(folder->rows, count - 1)) : 0;
-    if (dray__checkpoint_newest(folder->path, last, &folder->first_step, NULL))
-        folder->first_step = 0; /* it ended before its first checkpoint: from the beginning */
     while (count && step_of(json_array_get(folder->rows, count - 1)) > folder->first_step)
         json_array_remove(folder->rows, --count);
     json_t *row = count ? json_array_get(folder->rows, count - 1) : NULL;
     folder->eval_first = dray__job_eval_due(job, folder->first_step) &&
                          (!row || !json_is_number(json_object_get(row, "eval_accuracy")));
-    if (row && folder->eval_first) {
-        folder->held = json_incref(row);
-        json_array_remove(folder->rows, count - 1);
-    }
-    return write_rows(folder, error);
+    if (row && folder->eval_first)
+        rc = hold_row(folder, error);
+    return rc ? rc : dray__folder_write_rows(folder, "metrics.jsonl", folder->rows, error);
 }
 
 /* Keeps the timeline of the run until now as trace-N.json: the processes to come begin new ones.
@@ -258,6 +293,14 @@ static void keep_timeline(const dray__folder *folder)
     dray__remove_tree(spans, NULL);
 }
 
+/* Versions that engines read from disk: what goes on writes them again. */
+static int forget_weights(const dray__folder *folder, dray_error *error)
+{
+    char path[PATH_MAX];
+    dray__folder_path(folder, "weights", path);
+    return dray__remove_tree(path, error);
+}
+
 static int open_resumed(const dray__run_options *options, dray__folder *folder, dray__job **job,
                         dray_error *error)
 {
@@ -275,6 +318,8 @@ static int open_resumed(const dray__run_options *options, dray__folder *folder, 
         rc = take_lock(folder, error);
     if (!rc)
         rc = choose_start(folder, *job, error);
+    if (!rc)
+        rc = forget_weights(folder, error);
     if (rc)
         return rc;
     keep_timeline(folder);

@@ -34,6 +34,13 @@ int dray__folder_open(const dray__run_options *options, dray__folder *out, dray_
 void dray__folder_close(dray__folder *folder);
 /* Path below the folder. */
 void dray__folder_path(const dray__folder *folder, const char *name, char out[PATH_MAX]);
+/* The checkpoint that a run goes on from: the newest one. DRAY_ENOENT: there is none. */
+int dray__folder_checkpoint(const dray__folder *folder, int64_t *step, dray_error *error);
+/* Replaces a file of rows. */
+int dray__folder_write_rows(const dray__folder *folder, const char *name, const json_t *rows,
+                            dray_error *error);
+/* The row that waits for its evaluation. */
+#define DRAY__ROWS_PENDING ".metrics.pending"
 bool dray__job_eval_due(const dray__job *job, int64_t step);
 
 #endif

@@ -87,7 +87,7 @@ void dray__path(char *out, size_t capacity, const char *format, ...)
 
 void dray__checkpoint_path(const char *folder, int64_t step, char *out, size_t capacity)
 {
-    dray__path(out, capacity, "%s/checkpoints/step-%lld", folder, (long long)step);
+    dray__path(out, capacity, "%s/checkpoints/step-%06lld", folder, (long long)step);
 }
 
 /* ---- the loop -------------------------------------------------------------------------------- */

@@ -31,8 +31,9 @@ struct dray__host {
     dray_queue *queue;
     dray__group *group;
     int64_t wait_ns;
-    bool put_back; /* set by a task's run, on all ranks: the batch is given back as it was */
-    void *state;   /* the program's */
+    bool put_back;  /* set by a task's run, on all ranks: the batch is given back as it was */
+    int64_t saving; /* the checkpoint that is being written; -1: none (checkpoint.c) */
+    void *state;    /* the program's */
 };
 
 /* The name under which trainers publish and engines subscribe. */
@@ -75,7 +76,7 @@ int dray__job_model_config(const dray__job *job, dray_model_config *out, dray_er
 /* snprintf for paths; run folders are short enough (folder.c) that none is cut. */
 void dray__path(char *out, size_t capacity, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* A checkpoint's folder below the run's: "checkpoints/step-7". */
+/* A checkpoint's folder below the run's: "checkpoints/step-000007". */
 void dray__checkpoint_path(const char *folder, int64_t step, char *out, size_t capacity);
 
 #endif

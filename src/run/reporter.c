@@ -82,6 +82,18 @@ static void take(dray__reporter *self, json_t *report)
     atomic_store(&self->heard_ns, dray__now());
 }
 
+/* The trainer waits for this before a checkpoint (checkpoint.c). */
+static void confirm(dray__reporter *self, const json_t *report)
+{
+    char text[64];
+    const char *kind = json_string_value(json_object_get(report, "kind"));
+    if (self->failure.code || !kind || strcmp(kind, "step") != 0)
+        return;
+    snprintf(text, sizeof(text), "{\"step\":%lld}",
+             (long long)json_integer_value(json_object_get(report, "step")));
+    dray_report_post(self->context, DRAY__REPORT_ROW, text, NULL);
+}
+
 static void ask_queue(dray__reporter *self)
 {
     char *text = NULL;
@@ -124,6 +136,7 @@ static void *watch(void *user)
         json_array_foreach(reports, i, report)
         {
             take(self, report);
+            confirm(self, report);
         }
         json_decref(reports);
         draw(self);
@@ -269,7 +282,7 @@ void dray__reporter_summary(dray__reporter *self, const dray__folder *folder, co
     if (strcmp(outcome, "stopped") == 0 && rows->checkpoint >= 0)
         printf("go on:      dray run --resume %s\n", folder->path);
     if (rows->checkpoint >= 0)
-        printf("checkpoint: %s/checkpoints/step-%lld (transformers loads it; dray inspect looks "
+        printf("checkpoint: %s/checkpoints/step-%06lld (transformers loads it; dray inspect looks "
                "into it)\n",
                folder->path, (long long)rows->checkpoint);
     printf("timeline:   %s/trace.json (open it at https://ui.perfetto.dev)\n"

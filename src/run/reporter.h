@@ -7,6 +7,9 @@
 
 typedef struct dray__reporter dray__reporter;
 
+/* Of the reporter: the row of a step is on its way to metrics.jsonl, and outlives a kill. */
+#define DRAY__REPORT_ROW "row"
+
 /* address: the coordinator's, which must be up. */
 int dray__reporter_start(const dray__folder *folder, const dray__job *job, const char *address,
                          bool json, dray__reporter **out, dray_error *error);

@@ -3,11 +3,11 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/io.h"
-#include "run/checkpoint.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static double number(const json_t *object, const char *key)
 {
@@ -42,6 +42,7 @@ int dray__rows_open(const dray__folder *folder, const dray__job *job, dray__rows
 {
     char path[PATH_MAX];
     *out = (dray__rows){.job = job,
+                        .folder = folder,
                         .last_step = -1,
                         .version = -1,
                         .checkpoint = -1,
@@ -100,6 +101,17 @@ static void add_phases(dray__rows *rows, json_t *row, int64_t step)
     json_object_clear(rows->phases);
 }
 
+/* A run that is killed while the row waits goes on from the checkpoint of its step. */
+static int keep_pending(const dray__rows *rows, dray_error *error)
+{
+    json_t *one = json_array();
+    int rc = one && json_array_append(one, rows->pending) == 0
+                 ? dray__folder_write_rows(rows->folder, DRAY__ROWS_PENDING, one, error)
+                 : dray__nomem(error);
+    json_decref(one);
+    return rc;
+}
+
 /* The trainer's numbers, completed by the clock and by the update that the step's samples waited
  * for. Rows that an earlier run wrote are not written again. */
 static int take_step(dray__rows *rows, const json_t *report, json_t **row, dray_error *error)
@@ -125,7 +137,8 @@ static int take_step(dray__rows *rows, const json_t *report, json_t **row, dray_
     add_phases(rows, made, step);
     json_decref(rows->pending);
     rows->pending = made;
-    return dray__job_eval_due(rows->job, step) ? DRAY_OK : complete(rows, row, error);
+    return dray__job_eval_due(rows->job, step) ? keep_pending(rows, error)
+                                               : complete(rows, row, error);
 }
 
 /* Row 0: before the first step. */
@@ -256,7 +269,11 @@ double dray__rows_median_update(const dray__rows *rows)
 
 int dray__rows_end(dray__rows *rows, dray_error *error)
 {
+    char path[PATH_MAX];
     int rc = rows->pending ? write_row(rows, rows->pending, error) : DRAY_OK;
+    dray__folder_path(rows->folder, DRAY__ROWS_PENDING, path);
+    if (!rc)
+        unlink(path);
     if (fclose(rows->metrics) != 0 && !rc)
         rc = dray__fail_errno(error, errno, "metrics.jsonl");
     rows->metrics = NULL;

@@ -16,6 +16,7 @@ typedef struct dray__phase {
 
 typedef struct dray__rows {
     const dray__job *job;
+    const dray__folder *folder;
     FILE *metrics;
     json_t *pending;   /* trainer's row, waiting for its evaluation; NULL: none */
     json_t *done;      /* the row completed last */

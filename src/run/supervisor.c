@@ -97,7 +97,7 @@ static void fail(supervisor *s, int code, const char *format, ...)
 /* "dray run --resume FOLDER", as the person may type it. */
 static void advice(const supervisor *s, char *out, size_t capacity)
 {
-    bool any = dray__checkpoint_newest(s->folder.path, INT64_MAX, &(int64_t){0}, NULL) == DRAY_OK;
+    bool any = dray__folder_checkpoint(&s->folder, &(int64_t){0}, NULL) == DRAY_OK;
     snprintf(out, capacity, "%s: dray run --resume %s",
              any ? "go on from the last checkpoint" : "no checkpoint yet; from the beginning again",
              s->folder.path);

@@ -34,8 +34,8 @@ static int open_trainer(dray__host *host, dray__learner *self, dray_error *error
     return rc ? rc : dray__trainer_open(&config, host->group, &options, &self->trainer, error);
 }
 
-/* A new run: the model, warmed up, becomes checkpoint 0; reading it back gives an optimiser that
- * knows nothing of the warm-up. A resumed run starts from its checkpoint. */
+/* A new run: the model, warmed up, becomes checkpoint 0; its optimiser knows nothing of the
+ * warm-up. A resumed run starts from its checkpoint. */
 static int begin(dray__host *host, dray_error *error)
 {
     dray__learner *self = host->state;
@@ -55,7 +55,7 @@ static int begin(dray__host *host, dray_error *error)
     if (!rc && job->warmup.max_steps > 0)
         rc = dray__warmup(host, NULL, NULL, error);
     if (!rc)
-        rc = dray__checkpoint_reset(host, self->trainer, error);
+        dray__trainer_forget(self->trainer);
     if (!rc)
         rc = dray__checkpoint_save(host, self->trainer, 0, error);
     dray__fault_at("after_warmup", 0);
@@ -99,6 +99,7 @@ static int trainer_open(dray__host *host, dray_error *error)
         return dray__nomem(error);
     host->state = self;
     self->step = host->options.first_step + 1;
+    dray__checkpoint_open(host);
     int rc = open_trainer(host, self, error);
     if (!rc)
         rc = begin(host, error);

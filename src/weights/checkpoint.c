@@ -70,16 +70,17 @@ int dray__copy_all(const dray_layout *from, dray_region *const *sources, const c
 }
 
 /* Under another name first, so that a reader sees the old file or the new one. */
-int dray__checkpoint_config(const char *directory, const char *text, dray_error *error)
+int dray__checkpoint_file(const char *directory, const char *name, const void *data, size_t size,
+                          dray_error *error)
 {
     char *path = NULL, *partial = NULL;
-    if (asprintf(&path, "%s/config.json", directory) < 0 ||
-        asprintf(&partial, "%s/config.json.partial", directory) < 0) {
+    if (asprintf(&path, "%s/%s", directory, name) < 0 ||
+        asprintf(&partial, "%s/%s.partial", directory, name) < 0) {
         free(path);
         return dray__nomem(error);
     }
     int fd = open(partial, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    int failed = fd < 0 || dray__write_all(fd, text, strlen(text)) < 0 || fsync(fd) < 0;
+    int failed = fd < 0 || dray__write_all(fd, data, size) < 0 || fsync(fd) < 0;
     int errnum = errno;
     if (fd >= 0 && close(fd) && !failed) {
         failed = 1;
@@ -171,7 +172,8 @@ int dray_checkpoint_write(const char *directory, const dray_layout *layout,
         rc = fill(layout, regions, files, opened, error);
     free_regions(opened, files);
     if (rc == DRAY_OK && config_json)
-        rc = dray__checkpoint_config(directory, config_json, error);
+        rc = dray__checkpoint_file(directory, "config.json", config_json, strlen(config_json),
+                                   error);
     if (rc == DRAY_OK)
         rc = dray_safetensors_finish(directory, files, error);
     if (rc)

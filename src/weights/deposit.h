@@ -18,6 +18,8 @@ int dray__deposit(const dray_plan *plan, uint32_t self, dray_region *const *regi
 /* Lays out the files, with room for the sums of what they will hold. */
 int dray__checkpoint_begin(const char *directory, const dray_layout *layout, dray_layout **files,
                            dray_error *error);
-int dray__checkpoint_config(const char *directory, const char *text, dray_error *error);
+/* Writes a file beside the tensors, whole, and on the disk. */
+int dray__checkpoint_file(const char *directory, const char *name, const void *data, size_t size,
+                          dray_error *error);
 
 #endif

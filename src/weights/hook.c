@@ -1,5 +1,7 @@
-/* The test hook: a process can be killed at an exact step of an update. */
-#include "weights/internal.h"
+/* The test hook: a process can be killed at an exact step. */
+#include "weights/hook.h"
+
+#include <stddef.h>
 
 static dray__weights_hook_fn hook;
 static void *hook_user;

@@ -5,6 +5,7 @@
 #include "base/options.h"
 #include "control/channel.h"
 #include "control/sums.h"
+#include "weights/hook.h"
 
 #include <dray/weights.h>
 #include <stdbool.h>
@@ -15,11 +16,6 @@ struct dray__arena;      /* weights/arena.h */
 /* Copies and checksums go in pieces that stay in a core's own cache between the two. */
 #define DRAY__SLICE_BYTES ((uint64_t)256 << 10)
 #define DRAY__FILE_SLICE_BYTES ((uint64_t)1 << 20)
-
-/* ---- hook.c: a callback at each step of an update, for fault tests -------------------------- */
-typedef void (*dray__weights_hook_fn)(void *user, const char *step);
-void dray__weights_hook(dray__weights_hook_fn fn, void *user); /* before threads start */
-void dray__weights_step(const char *step);
 
 /* ---- local.c: what members of this process hold, for readers here and for its data server -----
  */

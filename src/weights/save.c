@@ -1,6 +1,7 @@
 /* A run's checkpoints: one folder a version, a pointer to the newest, the last N kept.
  *
- *   DIR/step-000007/        whole; step-000007.2 when the number was written before
+ *   DIR/step-000007/        whole; step-000007.2 when the number was written before, and read
+ *   DIR/step-000007/PART/   what the options name beside the model, as its files
  *   DIR/latest              a symbolic link to the newest, replaced atomically
  *   DIR/step-000009/        may be what changed since another one (overlay.h), which stays then
  *   DIR/.step-000008.partial/   being written; in it .parts/, by which ranks tell each other
@@ -12,18 +13,14 @@
  *
  * Several ranks meet at barriers of the coordinator between the steps; what they have to tell lies
  * in files, so that nothing large passes through it. */
+#include "weights/save.h"
 #include "base/error.h"
 #include "base/io.h"
-#include "control/channel.h"
-#include "weights/deposit.h"
 #include "weights/overlay.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,274 +30,20 @@
 
 #define FIRST dray__end_of(dray_checkpoint_options, timeout_ns)
 
-enum { PATH_ROOM = 96 }; /* what this file appends to the caller's folder */
-
-typedef struct save {
-    dray_context *context;
-    const dray_layout *layout;
-    dray_region *const *regions;
-    dray_checkpoint_options options;
-    char folder[PATH_MAX - PATH_ROOM]; /* DIR */
-    char partial[PATH_MAX];
-    uint32_t number;       /* which delta after it */
-    char base[64];         /* rank 0's: the step that this one is a delta on; "": none */
-    int lock;              /* rank 0's, on DIR */
-    uint32_t meetings;     /* so far */
-    dray__party_of party;  /* who came */
-    dray_layout **layouts; /* of all ranks */
-    dray_layout *files;
-    dray_plan *plan;
-    dray__sums sums;
-} save;
-
-/* ---- folders --------------------------------------------------------------------------------- */
-
-static int remove_entry(const char *path, const struct stat *st, int flag, struct FTW *ftw)
-{
-    (void)st, (void)flag, (void)ftw;
-    return remove(path) && errno != ENOENT ? -1 : 0;
-}
-
-static int remove_tree(const char *path, dray_error *error)
-{
-    if (nftw(path, remove_entry, 16, FTW_DEPTH | FTW_PHYS) && errno != ENOENT)
-        return dray__fail_errno(error, errno, "removing %.300s", path);
-    return DRAY_OK;
-}
-
-static int sync_folder(const char *path, dray_error *error)
-{
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int rc = fd < 0 || fsync(fd) ? dray__fail_errno(error, errno, "%.300s: fsync", path) : DRAY_OK;
-    if (fd >= 0)
-        close(fd);
-    return rc;
-}
-
-/* The version and the repetition of "step-000007.2"; false: another name. */
-static bool parse_step(const char *name, uint64_t *version, unsigned *again)
-{
-    char rest[16] = "", text[64];
-    *again = 1;
-    if (sscanf(name, "step-%" SCNu64 "%15s", version, rest) < 1)
-        return false;
-    if (rest[0] && (sscanf(rest, ".%u", again) != 1 || *again < 2))
-        return false;
-    int n = snprintf(text, sizeof text, "step-%06" PRIu64, *version);
-    if (rest[0])
-        snprintf(text + n, sizeof text - (size_t)n, ".%u", *again);
-    return strcmp(text, name) == 0;
-}
-
-typedef struct step {
-    struct timespec made;
-    uint64_t version;
-    unsigned again;
-    char name[64];
-} step;
-
-static int by_age(const void *a, const void *b)
-{
-    const step *x = a, *y = b;
-    if (x->made.tv_sec != y->made.tv_sec)
-        return x->made.tv_sec < y->made.tv_sec ? -1 : 1;
-    if (x->made.tv_nsec != y->made.tv_nsec)
-        return x->made.tv_nsec < y->made.tv_nsec ? -1 : 1;
-    return x->version < y->version ? -1 : x->version > y->version;
-}
-
-/* Whole checkpoints, the oldest first. With `clear`, what writers that died left is removed. */
-static int list_steps(const char *folder, bool clear, step **out, size_t *count, dray_error *error)
-{
-    char path[PATH_MAX];
-    size_t capacity = 0;
-    int rc = DRAY_OK;
-    DIR *dir = opendir(folder);
-    *out = NULL;
-    *count = 0;
-    if (!dir)
-        return dray__fail_errno(error, errno, "%.300s", folder);
-    errno = 0;
-    for (struct dirent *entry; !rc && (entry = readdir(dir)); errno = 0) {
-        step one;
-        struct stat st;
-        snprintf(path, sizeof path, "%.*s/%.80s", PATH_MAX - PATH_ROOM, folder, entry->d_name);
-        if (clear && strncmp(entry->d_name, ".step-", 6) == 0)
-            rc = remove_tree(path, error);
-        if (rc || strlen(entry->d_name) >= sizeof one.name ||
-            !parse_step(entry->d_name, &one.version, &one.again) || stat(path, &st) ||
-            !S_ISDIR(st.st_mode))
-            continue;
-        one.made = st.st_mtim;
-        strcpy(one.name, entry->d_name);
-        if (*count == capacity) {
-            capacity = capacity ? 2 * capacity : 16;
-            step *more = realloc(*out, capacity * sizeof *more);
-            if (!more) {
-                rc = dray__nomem(error);
-                break;
-            }
-            *out = more;
-        }
-        (*out)[(*count)++] = one;
-    }
-    if (!rc && errno) /* of half a list, what the rest needs would be removed */
-        rc = dray__fail_errno(error, errno, "%.300s", folder);
-    closedir(dir);
-    if (!rc && *count)
-        qsort(*out, *count, sizeof **out, by_age);
-    return rc;
-}
-
-/* ---- publishing ------------------------------------------------------------------------------ */
-
-static int point_at(const char *folder, const char *name, dray_error *error)
-{
-    char link[PATH_MAX], path[PATH_MAX];
-    snprintf(link, sizeof link, "%s/.step-latest", folder);
-    snprintf(path, sizeof path, "%s/latest", folder);
-    if ((unlink(link) && errno != ENOENT) || symlink(name, link) || rename(link, path))
-        return dray__fail_errno(error, errno, "%.300s", path);
-    return sync_folder(folder, error);
-}
-
-/* Gives a whole folder a name of its own. */
-static int name_it(const save *s, const step *steps, size_t count, char *name, size_t capacity,
-                   dray_error *error)
-{
-    char path[PATH_MAX];
-    unsigned again = 0;
-    for (size_t i = 0; i < count; i++)
-        if (steps[i].version == s->options.version && steps[i].again > again)
-            again = steps[i].again;
-    int n = snprintf(name, capacity, "step-%06" PRIu64, s->options.version);
-    if (again)
-        snprintf(name + n, capacity - (size_t)n, ".%u", again + 1);
-    snprintf(path, sizeof path, "%s/%.64s", s->folder, name);
-    if (rename(s->partial, path))
-        return dray__fail_errno(error, errno, "%.300s", path);
-    return sync_folder(s->folder, error);
-}
-
-/* Under another name first: nobody finds half of it. */
-static int retire(const char *folder, const char *name, dray_error *error)
-{
-    char path[PATH_MAX], gone[PATH_MAX];
-    snprintf(path, sizeof path, "%s/%.64s", folder, name);
-    snprintf(gone, sizeof gone, "%s/.%.64s.gone", folder, name);
-    if (rename(path, gone))
-        return errno == ENOENT ? DRAY_OK : dray__fail_errno(error, errno, "%.300s", path);
-    return remove_tree(gone, error);
-}
-
-static int base_of(const char *folder, const char *name, char base[64], uint32_t *number,
-                   dray_error *error)
-{
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%.*s/%.64s", PATH_MAX - PATH_ROOM, folder, name);
-    return dray__overlay_base_name(path, base, number, error);
-}
-
-/* By age and number alone, the new one being the newest. */
-static bool stays(const save *s, const step *steps, size_t count, size_t i)
-{
-    size_t kept = 2; /* the new one, and this */
-    for (size_t k = i + 1; k < count; k++)
-        kept += steps[k].version != s->options.version;
-    return steps[i].version != s->options.version && (!s->options.keep || kept <= s->options.keep);
-}
-
-/* Does a step build on another one, itself or through its bases? One that cannot be read now may;
- * one that is no checkpoint does not. */
-static bool builds_on(const save *s, const char *name, const char *other)
-{
-    char at[64];
-    snprintf(at, sizeof at, "%.63s", name);
-    for (uint32_t i = 0; i <= DRAY__OVERLAY_CHAIN; i++) {
-        char base[64];
-        int rc = base_of(s->folder, at, base, NULL, NULL);
-        if (rc || !base[0])
-            return rc && rc != DRAY_EFORMAT;
-        if (strcmp(base, other) == 0)
-            return true;
-        snprintf(at, sizeof at, "%s", base);
-    }
-    return false;
-}
-
-/* Do the new one, or one that stays, need it? */
-static bool needed(const save *s, const step *steps, size_t count, size_t at)
-{
-    bool is = strcmp(s->base, steps[at].name) == 0 ||
-              (s->base[0] && builds_on(s, s->base, steps[at].name));
-    for (size_t i = 0; i < count && !is; i++)
-        is = stays(s, steps, count, i) && builds_on(s, steps[i].name, steps[at].name);
-    return is;
-}
-
-/* Can a delta be told from it? Files of other writers carry no sums. */
-static bool has_sums(const save *s, const char *name)
-{
-    char path[PATH_MAX];
-    uint64_t sum = 0;
-    snprintf(path, sizeof path, "%.*s/%.64s", PATH_MAX - PATH_ROOM, s->folder, name);
-    return dray__overlay_result_sum(path, &sum, NULL) == DRAY_OK && sum;
-}
-
-/* The newest step but the one that is replaced, unless as many deltas as may be end with it. What
- * is wrong with an earlier one stops no later one: it is whole then. */
-static void choose_base(save *s, const step *steps, size_t count)
-{
-    char base[64];
-    uint32_t number = 0;
-    const char *replaced = "";
-    for (size_t i = 0; i < count; i++)
-        if (steps[i].version == s->options.version)
-            replaced = steps[i].name;
-    while (count && steps[count - 1].version == s->options.version)
-        count--;
-    if (!s->options.deltas || !count)
-        return;
-    const char *newest = steps[count - 1].name;
-    if (base_of(s->folder, newest, base, &number, NULL) || number >= s->options.deltas ||
-        builds_on(s, newest, replaced) || !has_sums(s, newest))
-        return;
-    snprintf(s->base, sizeof s->base, "%s", newest);
-    s->number = number + 1;
-}
-
-static int publish(const save *s, dray_error *error)
-{
-    step *steps;
-    size_t count;
-    char name[64];
-    int rc = list_steps(s->folder, false, &steps, &count, error);
-    if (!rc)
-        rc = name_it(s, steps, count, name, sizeof name, error);
-    dray__weights_step("save named");
-    if (!rc)
-        rc = point_at(s->folder, name, error);
-    dray__weights_step("save published");
-    /* The new one is not in the list. Of its own number the older ones go, too. */
-    for (size_t i = 0; i < count && !rc; i++)
-        if (!stays(s, steps, count, i) && !needed(s, steps, count, i))
-            rc = retire(s->folder, steps[i].name, error);
-    free(steps);
-    return rc;
-}
+enum { NAME_ROOM = 64 }; /* of parts and files */
 
 /* ---- what ranks tell each other -------------------------------------------------------------- */
 
-static void part_path(const save *s, const char *what, uint32_t rank, char *out)
+static void word_path(const dray__save *s, const char *what, uint32_t rank, char *out)
 {
-    snprintf(out, PATH_MAX, "%.*s/.parts/%s-%" PRIu32, PATH_MAX - 64, s->partial, what, rank);
+    snprintf(out, PATH_MAX, "%.*s/.parts/%.90s-%" PRIu32, PATH_MAX - 128, s->partial, what, rank);
 }
 
-static int write_part(const save *s, const char *what, const void *data, size_t size,
-                      dray_error *error)
+static int tell(const dray__save *s, const char *what, const void *data, size_t size,
+                dray_error *error)
 {
     char path[PATH_MAX];
-    part_path(s, what, s->options.rank, path);
+    word_path(s, what, s->options.rank, path);
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     int rc = fd < 0 || dray__write_all(fd, data, size)
                  ? dray__fail_errno(error, errno, "%.300s", path)
@@ -310,12 +53,12 @@ static int write_part(const save *s, const char *what, const void *data, size_t 
     return rc;
 }
 
-static int read_part(const save *s, const char *what, uint32_t rank, void **out, size_t *size,
-                     dray_error *error)
+static int hear(const dray__save *s, const char *what, uint32_t rank, void **out, size_t *size,
+                dray_error *error)
 {
     char path[PATH_MAX];
     struct stat st;
-    part_path(s, what, rank, path);
+    word_path(s, what, rank, path);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     void *data = NULL;
     int rc = fd < 0 || fstat(fd, &st) ? dray__fail_errno(error, errno, "%.300s", path) : DRAY_OK;
@@ -334,19 +77,19 @@ static int read_part(const save *s, const char *what, uint32_t rank, void **out,
     return DRAY_OK;
 }
 
-static void parts_path(const save *s, char out[PATH_MAX])
+static void parts_path(const dray__save *s, char out[PATH_MAX])
 {
     snprintf(out, PATH_MAX, "%.*s/.parts", PATH_MAX - 16, s->partial);
 }
 
 /* Why another rank could not go on before this meeting; one that is fast may fail again before a
  * slow one has looked. */
-static int failed_rank(const save *s, const char *failed, dray_error *error)
+static int failed_rank(const dray__save *s, const char *failed, dray_error *error)
 {
     for (uint32_t rank = 0; rank < s->options.world; rank++) {
         void *text;
         size_t size;
-        if (read_part(s, failed, rank, &text, &size, NULL))
+        if (hear(s, failed, rank, &text, &size, NULL))
             continue;
         int rc =
             dray__fail(error, DRAY_ECANCELED, "rank %" PRIu32 " could not write its part: %.*s",
@@ -358,7 +101,7 @@ static int failed_rank(const save *s, const char *failed, dray_error *error)
 }
 
 /* A rank that came to the last meeting and died since then is missed at once. */
-static int wait_for_all(save *s, dray_error *error)
+static int wait_for_all(dray__save *s, dray_error *error)
 {
     char name[200];
     snprintf(name, sizeof name, "%.120s/%" PRIu64 "/%" PRIu32,
@@ -370,7 +113,7 @@ static int wait_for_all(save *s, dray_error *error)
 
 /* Rank 0 may have found no place to say that it failed in. Then it meets the others once more. If
  * it does not, it had begun, and has cleared up because another one did not come. */
-static int find_begun(save *s, dray_error *error)
+static int find_begun(dray__save *s, dray_error *error)
 {
     char parts[PATH_MAX];
     parts_path(s, parts);
@@ -384,7 +127,7 @@ static int find_begun(save *s, dray_error *error)
 
 /* Waits for all ranks. One that failed (status) comes, too, and says so: all of them end here, and
  * meet once more, so that nobody clears up what another has not read. */
-static int meet(save *s, int status, dray_error *error)
+static int meet(dray__save *s, int status, dray_error *error)
 {
     dray_error why = {0};
     char failed[32];
@@ -393,8 +136,7 @@ static int meet(save *s, int status, dray_error *error)
     snprintf(failed, sizeof failed, "failed-%" PRIu32, s->meetings);
     bool tells = s->options.rank || s->lock >= 0;
     if (status && tells)
-        write_part(s, failed, error ? error->message : "?", error ? strlen(error->message) : 1,
-                   NULL);
+        tell(s, failed, error ? error->message : "?", error ? strlen(error->message) : 1, NULL);
     int rc = wait_for_all(s, &why);
     dray__weights_step("save met");
     if (!rc && (status || (rc = failed_rank(s, failed, &why))))
@@ -412,11 +154,9 @@ static int meet(save *s, int status, dray_error *error)
 /* ---- the steps ------------------------------------------------------------------------------- */
 
 /* Rank 0: a folder that nobody else wrote to. */
-static int make_partial(save *s, dray_error *error)
+static int make_partial(dray__save *s, dray_error *error)
 {
     char parts[PATH_MAX];
-    step *steps = NULL;
-    size_t count;
     s->lock = open(s->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (s->lock < 0)
         return dray__fail_errno(error, errno, "%.300s", s->folder);
@@ -429,34 +169,47 @@ static int make_partial(save *s, dray_error *error)
                                 "%.300s: another process writes a checkpoint there", s->folder)
                    : dray__fail_errno(error, why, "%.300s", s->folder);
     }
-    int rc = list_steps(s->folder, true, &steps, &count, error);
-    if (!rc)
-        choose_base(s, steps, count);
-    free(steps);
+    int rc = dray__save_clear(s, error);
     parts_path(s, parts);
     if (!rc && (mkdir(s->partial, 0777) || mkdir(parts, 0777)))
         rc = dray__fail_errno(error, errno, "%.300s", s->partial);
     return rc;
 }
 
-static int tell_layout(const save *s, dray_error *error)
+/* What is told of a part. */
+static const char *word(const char *what, const dray__save_part *part, char out[96])
+{
+    snprintf(out, 96, "%s%s%s", what, part->name[0] ? "-" : "", part->name);
+    return out;
+}
+
+static int tell_layout(const dray__save *s, const dray__save_part *part, dray_error *error)
 {
     void *data;
     size_t size;
-    int rc = dray_layout_pack(s->layout, &data, &size, error);
+    char what[96];
+    int rc = dray_layout_pack(part->layout, &data, &size, error);
     if (rc)
         return rc;
-    rc = write_part(s, "layout", data, size, error);
+    rc = tell(s, word("layout", part, what), data, size, error);
     free(data);
     return rc;
 }
 
-static int read_layout(const save *s, const char *what, uint32_t rank, dray_layout **out,
+static int tell_layouts(const dray__save *s, dray_error *error)
+{
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < s->part_count && !rc; i++)
+        rc = tell_layout(s, &s->parts[i], error);
+    return rc;
+}
+
+static int hear_layout(const dray__save *s, const char *what, uint32_t rank, dray_layout **out,
                        dray_error *error)
 {
     void *data;
     size_t size;
-    int rc = read_part(s, what, rank, &data, &size, error);
+    int rc = hear(s, what, rank, &data, &size, error);
     if (rc)
         return rc;
     rc = dray_layout_unpack(data, size, out, error);
@@ -464,14 +217,15 @@ static int read_layout(const save *s, const char *what, uint32_t rank, dray_layo
     return rc;
 }
 
-static int read_layouts(save *s, dray_error *error)
+static int hear_layouts(const dray__save *s, dray__save_part *part, dray_error *error)
 {
+    char what[96];
     int rc = DRAY_OK;
-    s->layouts = calloc((size_t)s->options.world + 1, sizeof(dray_layout *));
-    if (!s->layouts)
+    part->layouts = calloc((size_t)s->options.world + 1, sizeof(dray_layout *));
+    if (!part->layouts)
         return dray__nomem(error);
     for (uint32_t rank = 0; rank < s->options.world && !rc; rank++)
-        rc = read_layout(s, "layout", rank, &s->layouts[rank], error);
+        rc = hear_layout(s, word("layout", part, what), rank, &part->layouts[rank], error);
     return rc;
 }
 
@@ -505,49 +259,63 @@ static int merge(dray_layout *all, const dray_layout *layout, uint32_t rank, dra
     return DRAY_OK;
 }
 
-/* Where the whole version is written, of which a delta is made. */
-static void whole_path(const save *s, char out[PATH_MAX])
+/* Where the part is written whole: of the model a delta may be made then. */
+static void whole_path(const dray__save *s, const dray__save_part *part, char out[PATH_MAX])
 {
-    snprintf(out, PATH_MAX, "%.*s%s", PATH_MAX - 16, s->partial, s->base[0] ? "/.whole" : "");
+    const char *name = part->name[0] ? part->name : s->base[0] ? ".whole" : "";
+    snprintf(out, PATH_MAX, "%.*s%s%s", PATH_MAX - NAME_ROOM - 1, s->partial, name[0] ? "/" : "",
+             name);
 }
 
 /* Rank 0: lays out the files for what all ranks have together. */
-static int lay_out(save *s, dray_error *error)
+static int lay_out(const dray__save *s, dray__save_part *part, dray_error *error)
 {
     dray_layout *all;
     void *data = NULL;
     size_t size;
-    char whole[PATH_MAX];
-    whole_path(s, whole);
+    char whole[PATH_MAX], what[96];
+    whole_path(s, part, whole);
     int rc = dray_layout_new(&all, error);
     if (rc)
         return rc;
     for (uint32_t rank = 0; rank < s->options.world && !rc; rank++)
-        rc = merge(all, s->layouts[rank], rank, error);
+        rc = merge(all, part->layouts[rank], rank, error);
     if (!rc)
-        rc = dray__checkpoint_begin(whole, all, &s->files, error);
+        rc = dray__checkpoint_begin(whole, all, &part->files, error);
     dray_layout_free(all);
     if (!rc)
-        rc = dray_layout_pack(s->files, &data, &size, error);
+        rc = dray_layout_pack(part->files, &data, &size, error);
     if (!rc)
-        rc = write_part(s, "files", data, size, error);
+        rc = tell(s, word("files", part, what), data, size, error);
     free(data);
     return rc;
 }
 
-static int plan_it(save *s, dray_error *error)
+/* All ranks: what there is; rank 0: where it goes. */
+static int arrange(const dray__save *s, dray_error *error)
+{
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < s->part_count && !rc; i++) {
+        rc = hear_layouts(s, &s->parts[i], error);
+        if (!rc && s->options.rank == 0)
+            rc = lay_out(s, &s->parts[i], error);
+    }
+    return rc;
+}
+
+static int plan_it(const dray__save *s, dray__save_part *part, dray_error *error)
 {
     char(*names)[32] = calloc(s->options.world, sizeof *names);
     dray_plan_member *sources = calloc(s->options.world, sizeof *sources);
-    dray_plan_member files = {.layout = s->files, .host = 1, .process = 1};
+    dray_plan_member files = {.layout = part->files, .host = 1, .process = 1};
     int rc = names && sources ? DRAY_OK : dray__nomem(error);
     for (uint32_t rank = 0; rank < s->options.world && !rc; rank++) {
         snprintf(names[rank], sizeof names[rank], "rank %" PRIu32, rank);
         sources[rank] = (dray_plan_member){
-            .layout = s->layouts[rank], .name = names[rank], .host = 1, .process = 2 + rank};
+            .layout = part->layouts[rank], .name = names[rank], .host = 1, .process = 2 + rank};
     }
     if (!rc)
-        rc = dray_plan_new(sources, s->options.world, &files, NULL, &s->plan, error);
+        rc = dray_plan_new(sources, s->options.world, &files, NULL, &part->plan, error);
     free(names);
     free(sources);
     return rc;
@@ -561,46 +329,63 @@ static int sync_files(const dray_layout *files, dray_region *const *opened, dray
     return DRAY_OK;
 }
 
-/* Every rank: its own bytes, and what they add up to. */
-static int write_own(save *s, dray_error *error)
+static int deposit(const dray__save *s, dray__save_part *part, dray_error *error)
 {
-    int rc = s->files ? DRAY_OK : read_layout(s, "files", 0, &s->files, error);
-    if (!rc)
-        rc = plan_it(s, error);
-    if (rc)
-        return rc;
-    uint32_t count = dray_layout_region_count(s->files);
+    uint32_t count = dray_layout_region_count(part->files);
     dray_region **opened = calloc((size_t)count + 1, sizeof *opened);
-    rc = opened ? dray_regions_for_layout(s->files, 1, opened, error) : dray__nomem(error);
+    int rc = opened ? dray_regions_for_layout(part->files, 1, opened, error) : dray__nomem(error);
     if (!rc) {
-        rc = dray__deposit(s->plan, s->options.rank, s->regions, s->files, opened, &s->sums, error);
+        rc = dray__deposit(part->plan, s->options.rank, part->regions, part->files, opened,
+                           &part->sums, error);
         if (!rc)
-            rc = sync_files(s->files, opened, error);
+            rc = sync_files(part->files, opened, error);
         for (uint32_t i = 0; i < count; i++)
             dray_region_free(opened[i]);
     }
     free(opened);
-    dray__writer w = {0};
-    dray__sums_put(&w, &s->sums);
-    if (!rc && w.failed)
-        rc = dray__nomem(error);
+    return rc;
+}
+
+/* Every rank: its own bytes, and what they add up to. */
+static int write_own(const dray__save *s, dray__save_part *part, dray_error *error)
+{
+    char what[96];
+    int rc =
+        part->files ? DRAY_OK : hear_layout(s, word("files", part, what), 0, &part->files, error);
     if (!rc)
-        rc = write_part(s, "sums", w.data, w.size, error);
+        rc = plan_it(s, part, error);
+    if (!rc)
+        rc = deposit(s, part, error);
+    if (rc)
+        return rc;
+    dray__writer w = {0};
+    dray__sums_put(&w, &part->sums);
+    rc = w.failed ? dray__nomem(error) : tell(s, word("sums", part, what), w.data, w.size, error);
     dray__writer_free(&w);
     return rc;
 }
 
-static int gather_sums(save *s, dray_error *error)
+static int write_all(const dray__save *s, dray_error *error)
 {
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < s->part_count && !rc; i++)
+        rc = write_own(s, &s->parts[i], error);
+    return rc;
+}
+
+static int gather_sums(const dray__save *s, dray__save_part *part, dray_error *error)
+{
+    char what[96];
     for (uint32_t rank = 1; rank < s->options.world; rank++) {
         void *data;
         size_t size;
-        int rc = read_part(s, "sums", rank, &data, &size, error);
+        int rc = hear(s, word("sums", part, what), rank, &data, &size, error);
         if (rc)
             return rc;
         dray__reader r = dray__reader_of(data, size);
-        rc = dray__sums_get(&r, &s->sums, NULL) ? dray__reader_finish(&r, "sums of a rank", error)
-                                                : dray__nomem(error);
+        rc = dray__sums_get(&r, &part->sums, NULL)
+                 ? dray__reader_finish(&r, "sums of a rank", error)
+                 : dray__nomem(error);
         free(data);
         if (rc)
             return rc;
@@ -608,68 +393,142 @@ static int gather_sums(save *s, dray_error *error)
     return DRAY_OK;
 }
 
-static int finish_whole(save *s, dray_error *error)
+static int finish_whole(const dray__save *s, const dray__save_part *part, dray_error *error)
 {
-    int rc = dray__values_set(s->files, &s->sums, error);
-    return rc ? rc : dray_safetensors_finish(s->partial, s->files, error);
+    char whole[PATH_MAX];
+    whole_path(s, part, whole);
+    int rc = dray__values_set(part->files, &part->sums, error);
+    return rc ? rc : dray_safetensors_finish(whole, part->files, error);
 }
 
-static int finish_delta(save *s, dray_error *error)
+static int finish_delta(const dray__save *s, const dray__save_part *part, dray_error *error)
 {
     char whole[PATH_MAX], base[PATH_MAX];
-    whole_path(s, whole);
+    whole_path(s, part, whole);
     snprintf(base, sizeof base, "%s/%.63s", s->folder, s->base);
-    uint32_t count = dray_layout_region_count(s->files);
+    uint32_t count = dray_layout_region_count(part->files);
     dray_region **opened = calloc((size_t)count + 1, sizeof *opened);
-    int rc = opened ? dray_regions_for_layout(s->files, 0, opened, error) : dray__nomem(error);
+    int rc = opened ? dray_regions_for_layout(part->files, 0, opened, error) : dray__nomem(error);
     if (!rc) {
-        rc = dray__overlay_write(s->partial, base, s->number, s->files, opened, &s->sums, error);
+        rc = dray__overlay_write(s->partial, base, s->number, part->files, opened, &part->sums,
+                                 error);
         for (uint32_t i = 0; i < count; i++)
             dray_region_free(opened[i]);
     }
     free(opened);
-    return rc ? rc : remove_tree(whole, error);
+    return rc ? rc : dray__remove_tree(whole, error);
+}
+
+static int finish_part(const dray__save *s, dray__save_part *part, dray_error *error)
+{
+    int rc = gather_sums(s, part, error);
+    if (rc)
+        return rc;
+    return part == s->parts && s->base[0] ? finish_delta(s, part, error)
+                                          : finish_whole(s, part, error);
+}
+
+static int write_files(const dray__save *s, dray_error *error)
+{
+    const char *config = s->options.config_json;
+    int rc = config
+                 ? dray__checkpoint_file(s->partial, "config.json", config, strlen(config), error)
+                 : DRAY_OK;
+    for (uint32_t i = 0; i < s->options.file_count && !rc; i++) {
+        const dray_checkpoint_file *file = &s->options.files[i];
+        rc = dray__checkpoint_file(s->partial, file->name, file->data, file->bytes, error);
+    }
+    return rc;
 }
 
 /* Rank 0, when all have written. */
-static int finish(save *s, dray_error *error)
+static int finish(dray__save *s, dray_error *error)
 {
     char parts[PATH_MAX];
-    int rc = gather_sums(s, error);
-    if (!rc && s->options.config_json)
-        rc = dray__checkpoint_config(s->partial, s->options.config_json, error);
-    if (!rc)
-        rc = s->base[0] ? finish_delta(s, error) : finish_whole(s, error);
+    int rc = write_files(s, error);
+    for (uint32_t i = 0; i < s->part_count && !rc; i++)
+        rc = finish_part(s, &s->parts[i], error);
     dray__weights_step("save finished");
     parts_path(s, parts);
     if (!rc)
-        rc = remove_tree(parts, error);
+        rc = dray__remove_tree(parts, error);
     if (!rc)
-        rc = sync_folder(s->partial, error);
-    return rc ? rc : publish(s, error);
+        rc = dray__sync_folder(s->partial, error);
+    return rc ? rc : dray__save_publish(s, error);
 }
 
-static int run(save *s, dray_error *error)
+static int run(dray__save *s, dray_error *error)
 {
     bool first = s->options.rank == 0;
     int rc = meet(s, first ? make_partial(s, error) : DRAY_OK, error);
     dray__weights_step("save begun");
     if (!rc)
-        rc = meet(s, tell_layout(s, error), error);
+        rc = meet(s, tell_layouts(s, error), error);
     if (!rc) {
-        rc = read_layouts(s, error);
-        if (!rc && first)
-            rc = lay_out(s, error);
+        rc = arrange(s, error);
         dray__weights_step("save laid out");
         rc = meet(s, rc, error);
     }
     if (!rc)
-        rc = meet(s, write_own(s, error), error);
+        rc = meet(s, write_all(s, error), error);
     dray__weights_step("save written");
     return rc ? rc : meet(s, first ? finish(s, error) : DRAY_OK, error);
 }
 
-static int check(save *s, const char *directory, dray_error *error)
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static int check_memory(const dray_layout *layout, dray_region *const *regions, dray_error *error)
+{
+    int rc = dray__regions_check(layout, regions, error);
+    for (uint32_t i = 0; !rc && i < dray_layout_region_count(layout); i++)
+        if (dray_region_get_kind(regions[i]) == DRAY_REGION_FILE)
+            rc = dray__fail(error, DRAY_EUNSUPPORTED, "region %s: memory expected, not a file",
+                            dray_region_name(regions[i]));
+    return rc;
+}
+
+/* Of a file or a folder beside the model's files, that is none of them. */
+static int check_name(const char *name, dray_error *error)
+{
+    static const char *const ours[] = {"config.json", DRAY__OVERLAY_FILE,
+                                       "model.safetensors.index.json"};
+    const char *ending = name ? strrchr(name, '.') : NULL;
+    bool taken = ending && strcmp(ending, ".safetensors") == 0;
+    for (size_t i = 0; name && i < sizeof ours / sizeof *ours; i++)
+        taken = taken || strcmp(name, ours[i]) == 0;
+    if (!name || !name[0] || name[0] == '.' || strchr(name, '/') || strlen(name) >= NAME_ROOM)
+        return dray__fail(
+            error, DRAY_EINVALID,
+            "checkpoint: '%.80s': a name of 1 to %d bytes expected, without '/', that "
+            "does not begin with '.'",
+            name ? name : "(none)", NAME_ROOM - 1);
+    return taken ? dray__fail(error, DRAY_EINVALID,
+                              "checkpoint: '%s' is the name of a file of the model", name)
+                 : DRAY_OK;
+}
+
+static int check_names(const dray_checkpoint_options *o, dray_error *error)
+{
+    uint32_t count = o->part_count + o->file_count;
+    const char *name[2];
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < count && !rc; i++) {
+        for (uint32_t k = 0; k <= i && !rc; k++) {
+            const uint32_t at[2] = {i, k};
+            for (int n = 0; n < 2; n++)
+                name[n] = at[n] < o->part_count ? o->parts[at[n]].name
+                                                : o->files[at[n] - o->part_count].name;
+            if (k == i)
+                rc = check_name(name[0], error);
+            else if (name[0] && strcmp(name[0], name[1]) == 0)
+                rc =
+                    dray__fail(error, DRAY_EINVALID, "checkpoint: two have the name '%s'", name[0]);
+        }
+    }
+    return rc;
+}
+
+static int check_options(dray__save *s, dray_error *error)
 {
     dray_checkpoint_options *o = &s->options;
     o->world = o->world ? o->world : 1;
@@ -682,10 +541,18 @@ static int check(save *s, const char *directory, dray_error *error)
     if (o->deltas > DRAY__OVERLAY_CHAIN)
         return dray__fail(error, DRAY_EINVALID, "deltas %" PRIu32 ": at most %d expected",
                           o->deltas, DRAY__OVERLAY_CHAIN);
-    for (uint32_t i = 0; i < dray_layout_region_count(s->layout); i++)
-        if (dray_region_get_kind(s->regions[i]) == DRAY_REGION_FILE)
-            return dray__fail(error, DRAY_EUNSUPPORTED, "region %s: memory expected, not a file",
-                              dray_region_name(s->regions[i]));
+    if ((o->part_count && !o->parts) || (o->file_count && !o->files) ||
+        (o->stay_count && !o->stay) || o->part_count > UINT32_MAX / 2 ||
+        o->file_count > UINT32_MAX / 2)
+        return dray__fail(error, DRAY_EINVALID,
+                          "%" PRIu32 " parts, %" PRIu32 " files, %" PRIu32 " versions that stay: "
+                          "each list must be given",
+                          o->part_count, o->file_count, o->stay_count);
+    return check_names(o, error);
+}
+
+static int find_folder(dray__save *s, const char *directory, dray_error *error)
+{
     char real[PATH_MAX];
     if (mkdir(directory, 0777) && errno != EEXIST)
         return dray__fail_errno(error, errno, "%.300s", directory);
@@ -695,19 +562,45 @@ static int check(save *s, const char *directory, dray_error *error)
         return dray__fail(error, DRAY_EINVALID, "%.300s...: path too long", directory);
     strcpy(s->folder, real);
     snprintf(s->partial, sizeof s->partial, "%s/.step-%06" PRIu64 ".partial", s->folder,
-             o->version);
+             s->options.version);
     return DRAY_OK;
 }
 
-static void end(save *s)
+static int open_parts(dray__save *s, const dray_layout *layout, dray_region *const *regions,
+                      dray_error *error)
 {
-    for (uint32_t rank = 0; s->layouts && rank < s->options.world; rank++)
-        dray_layout_free(s->layouts[rank]);
-    free(s->layouts);
+    int rc = DRAY_OK;
+    s->parts = calloc((size_t)s->options.part_count + 1, sizeof *s->parts);
+    if (!s->parts)
+        return dray__nomem(error);
+    s->part_count = s->options.part_count + 1;
+    s->parts[0] = (dray__save_part){.name = "", .layout = layout, .regions = regions};
+    for (uint32_t i = 1; i < s->part_count; i++) {
+        const dray_checkpoint_part *given = &s->options.parts[i - 1];
+        s->parts[i] = (dray__save_part){
+            .name = given->name, .layout = given->layout, .regions = given->regions};
+    }
+    for (uint32_t i = 0; i < s->part_count && !rc; i++)
+        rc = s->parts[i].layout
+                 ? check_memory(s->parts[i].layout, s->parts[i].regions, error)
+                 : dray__fail(error, DRAY_EINVALID, "checkpoint: part '%s' has no layout",
+                              s->parts[i].name);
+    return rc;
+}
+
+static void end(dray__save *s)
+{
+    for (uint32_t i = 0; s->parts && i < s->part_count; i++) {
+        dray__save_part *part = &s->parts[i];
+        for (uint32_t rank = 0; part->layouts && rank < s->options.world; rank++)
+            dray_layout_free(part->layouts[rank]);
+        free(part->layouts);
+        dray_layout_free(part->files);
+        dray_plan_free(part->plan);
+        dray__sums_free(&part->sums);
+    }
+    free(s->parts);
     free(s->party.members);
-    dray_layout_free(s->files);
-    dray_plan_free(s->plan);
-    dray__sums_free(&s->sums);
     if (s->lock >= 0)
         close(s->lock);
 }
@@ -718,43 +611,21 @@ int dray_checkpoint_save(dray_context *context, const char *directory, const dra
 {
     if (!directory || !layout || !given)
         return dray__fail(error, DRAY_EINVALID, "directory, layout and options must be given");
-    save s = {.context = context, .layout = layout, .regions = regions, .lock = -1};
+    dray__save s = {.context = context, .lock = -1};
     s.options = (dray_checkpoint_options)DRAY_CHECKPOINT_OPTIONS_INIT;
     int rc = dray__options_read(&s.options, sizeof s.options, FIRST, given,
                                 "dray_checkpoint_options", error);
     if (!rc)
-        rc = dray__regions_check(layout, regions, error);
+        rc = check_options(&s, error);
     if (!rc)
-        rc = check(&s, directory, error);
+        rc = open_parts(&s, layout, regions, error);
+    if (!rc)
+        rc = find_folder(&s, directory, error);
     if (!rc) {
         rc = run(&s, error);
         if (rc && s.lock >= 0)
-            remove_tree(s.partial, NULL);
+            dray__remove_tree(s.partial, NULL);
     }
     end(&s);
     return rc;
-}
-
-int dray_checkpoint_latest(const char *directory, uint64_t *version, char **path, dray_error *error)
-{
-    char link[PATH_MAX], real[PATH_MAX];
-    unsigned again;
-    uint64_t found;
-    if (!directory || !path)
-        return dray__fail(error, DRAY_EINVALID, "directory and path must be given");
-    if (snprintf(link, sizeof link, "%s/latest", directory) >= (int)sizeof link)
-        return dray__fail(error, DRAY_EINVALID, "%.300s...: path too long", directory);
-    if (!realpath(link, real))
-        return errno == ENOENT ? dray__fail(error, DRAY_ENOENT, "%.300s: no checkpoint", directory)
-                               : dray__fail_errno(error, errno, "%.300s", link);
-    const char *name = strrchr(real, '/') + 1;
-    if (!parse_step(name, &found, &again))
-        return dray__fail(error, DRAY_EFORMAT, "%.300s: leads to %.100s, not to a step", link,
-                          name);
-    *path = strdup(real);
-    if (!*path)
-        return dray__nomem(error);
-    if (version)
-        *version = found;
-    return DRAY_OK;
 }

@@ -14,6 +14,7 @@
  *   {"do": "loss", "cases": [{"batch": {...}, "logprobs": [...], "entropies": [...]}]}
  *
  * An error of the library is the answer {"error": NAME, "message": TEXT}. */
+#include "control/fixture.h"
 #include "engine/sampler.h"
 #include "engine/trainer.h"
 
@@ -294,6 +295,28 @@ static json_t *step_answer(const dray__step_stats *s)
     return answer;
 }
 
+/* Where ranks meet to save. */
+static coordinator_fixture coordinator;
+static dray_context *meeting;
+static uint32_t own_rank;
+
+/* A version in a folder beside `path`, which then takes that name. */
+static int save(dray__trainer *t, const char *path, bool optimizer)
+{
+    static uint64_t saved;
+    char folder[512], version[600], command[600];
+    dray_checkpoint_options options = DRAY_CHECKPOINT_OPTIONS_INIT;
+    options.version = saved++;
+    snprintf(folder, sizeof folder, "%s.saved", path);
+    snprintf(version, sizeof version, "%s/step-%06llu", folder,
+             (unsigned long long)options.version);
+    snprintf(command, sizeof command, "rm -rf '%s'", path);
+    int code = dray__trainer_save(t, meeting, folder, &options, optimizer, &error);
+    if (code == DRAY_OK && own_rank == 0 && (system(command) || rename(version, path)))
+        abort();
+    return code;
+}
+
 static json_t *do_train(const json_t *request, dray__trainer *t)
 {
     json_t *answers = json_array();
@@ -312,10 +335,10 @@ static json_t *do_train(const json_t *request, dray__trainer *t)
         if (code == DRAY_OK)
             json_array_append_new(answers, step_answer(&stats));
         if (code == DRAY_OK && text(step, "save"))
-            code = dray__trainer_save(t, text(step, "save"), &error);
+            code = save(t, text(step, "save"), true);
     }
     if (code == DRAY_OK && text(request, "out"))
-        code = dray__trainer_write_model(t, text(request, "out"), &error);
+        code = save(t, text(request, "out"), false);
     return code == DRAY_OK ? json_pack("{s:o}", "steps", answers) : failed(code);
 }
 
@@ -384,12 +407,16 @@ static int run_rank(const json_t *request, int fd, uint32_t rank, uint32_t ranks
     int code = DRAY_OK;
     if (fd >= 0)
         code = dray__group_open(fd, rank, ranks, 0, &group, &error);
+    own_rank = rank;
+    if (ranks > 1)
+        meeting = fixture_open(&coordinator, "rank", "trainer", rank);
     json_t *answer = code == DRAY_OK ? run(request, group) : failed(code);
     int bad = json_object_get(answer, "error") != NULL;
     if (rank == 0) {
         json_dumpf(answer, stdout, JSON_COMPACT | JSON_REAL_PRECISION(17));
         fflush(stdout);
     }
+    dray_close(meeting);
     dray__group_close(group);
     return bad;
 }
@@ -406,11 +433,15 @@ int main(int argc, char **argv)
     int fd = -1;
     if (ranks > 0 && dray__group_create(ranks, 0, &fd, &error) != DRAY_OK)
         return 3;
+    if (ranks > 1)
+        fixture_fork(&coordinator, NULL);
     for (uint32_t rank = 1; rank < ranks; rank++)
         if (fork() == 0)
             _exit(run_rank(request, fd, rank, ranks));
     int bad = run_rank(request, fd, 0, ranks), status;
-    while (wait(&status) > 0)
-        bad |= status != 0;
+    for (uint32_t rank = 1; rank < ranks; rank++)
+        bad |= wait(&status) < 0 || status != 0;
+    if (ranks > 1)
+        fixture_stop(&coordinator);
     return bad;
 }

@@ -239,7 +239,7 @@ static void a_checkpoint_that_cannot_be_read_changes_nothing(void **state)
     (void)state;
     char folder[] = "/tmp/dray-engine-XXXXXX", good[64], bad[64], cut[160];
     assert_non_null(mkdtemp(folder));
-    snprintf(good, sizeof good, "%s/good", folder);
+    snprintf(good, sizeof good, "%s/step-000000", folder);
     snprintf(bad, sizeof bad, "%s/bad", folder);
     dray_model_config config = small_config();
     dray__trainer *t;
@@ -248,7 +248,8 @@ static void a_checkpoint_that_cannot_be_read_changes_nothing(void **state)
     assert_int_equal(dray__trainer_open(&config, NULL, NULL, &t, &error), DRAY_OK);
     assert_int_equal(dray__trainer_init(t, 1, &error), DRAY_OK);
     assert_int_equal(train(t, &stats, &error), DRAY_OK);
-    if (dray__trainer_save(t, good, &error) != DRAY_OK)
+    dray_checkpoint_options options = DRAY_CHECKPOINT_OPTIONS_INIT;
+    if (dray__trainer_save(t, NULL, folder, &options, true, &error) != DRAY_OK)
         fail_msg("%s", error.message);
     assert_int_equal(train(t, &stats, &error), DRAY_OK);
     dray_region *region = dray__trainer_regions(t)[0];

@@ -120,8 +120,12 @@ def same_folder(a, b):
     return files(a) == files(b) and all(filecmp.cmp(a / f, b / f, shallow=False) for f in files(a))
 
 
+def checkpoint(folder, step):
+    return folder / "checkpoints" / f"step-{step:06}"
+
+
 def check_same_run(folder, other, what, steps=6):
-    a, b = (f / "checkpoints" / f"step-{steps}" for f in (folder, other))
+    a, b = (checkpoint(f, steps) for f in (folder, other))
     check(b.is_dir() and same_folder(a, b), f"{what}: the last checkpoint differs")
     check(lasting(folder) == lasting(other), f"{what}: the metrics differ")
 

@@ -34,7 +34,7 @@ for row in table[1:]:
 names = {p.name for p in first.iterdir()}
 check({"config.yaml", "metrics.jsonl", "checkpoints", "logs", "trace.json"} <= names, f"{names}")
 check({p.name for p in (first / "checkpoints").iterdir()} ==
-      {"step-0", "step-2", "step-4", "step-6"}, "checkpoints")
+      {"latest", "step-000000", "step-000002", "step-000004", "step-000006"}, "checkpoints")
 events = json.loads((first / "trace.json").read_text())
 spans = {e["name"] for e in (events["traceEvents"] if isinstance(events, dict) else events)
          if e.get("ph") == "X"}
@@ -70,8 +70,8 @@ for arguments in (["weights.mode=disk"], ["weights.strategy=bucket", "weights.bu
     done = run(folder, *sets)
     check(done.returncode == 0, f"{arguments}: {done.stderr}")
     if "roles.engine.ranks=1" not in arguments:
-        check(same_folder(folder / "checkpoints/step-6/optimizer",
-                          first / "checkpoints/step-6/optimizer"), f"{arguments}: another result")
+        check(same_folder(folder / "checkpoints/step-000006/optimizer",
+                          first / "checkpoints/step-000006/optimizer"), f"{arguments}: another result")
 
 # Epochs, a reward command, RLOO, no reference: they run, and learn from every sample.
 folder = work / "varied"

@@ -84,10 +84,10 @@ static int new_run(const char *fault, const char *name)
 
 static void same_end(const char *name)
 {
-    must(
-        0,
-        run_shell("diff -r %s/whole/checkpoints/step-4 %s/%s/checkpoints/step-4", work, work, name),
-        name);
+    must(0,
+         run_shell("diff -r %s/whole/checkpoints/step-000004 %s/%s/checkpoints/step-000004", work,
+                   work, name),
+         name);
 }
 
 static void undisturbed(void **state)

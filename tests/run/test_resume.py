@@ -11,6 +11,7 @@ faults = ["trainer:0:after_backward:3:kill", "trainer:1:after_step:3:kill",
           "trainer:0:in_checkpoint:4:kill", "trainer:1:in_checkpoint:4:kill",
           "trainer:0:after_checkpoint:4:kill", "trainer:0:after_checkpoint:6:kill",
           "trainer:0:after_publish:6:kill", "trainer:0:in_checkpoint:0:kill",
+          "trainer:0:checkpoint_named:4:kill", "trainer:0:checkpoint_named:0:kill",
           "trainer:1:after_commit:3:exit"]
 for number, fault in enumerate(faults):
     folder = work / f"killed-{number}"
@@ -61,7 +62,7 @@ for number, sent in enumerate((signal.SIGINT, signal.SIGTERM)):
     check_nothing_left(folder)
     last = rows(folder)[-1]["step"]
     check(process.returncode in (130, 0), f"stopped: status {process.returncode}: {err}")
-    check((folder / "checkpoints" / f"step-{last}").is_dir(), f"stopped: no checkpoint {last}")
+    check(checkpoint(folder, last).is_dir(), f"stopped: no checkpoint {last}")
     check(run(folder, resume=True).returncode == 0, "stopped, resumed")
     check_same_run(whole, folder, "stopped and resumed") if last % 2 == 0 else None
     check(lasting(whole) == lasting(folder), "stopped and resumed: metrics")

@@ -25,7 +25,7 @@ for family in ("qwen2", "llama", "qwen3"):
         "eval.every=1", "checkpoint.every=1") for word in ("--set", setting)])
     check(done.returncode == 0, f"{family}: {done.stderr}")
     for row in rows(folder):
-        path = folder / "checkpoints" / f"step-{row['step']}"
+        path = checkpoint(folder, row["step"])
         model = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
         check(model.config.model_type == family, f"{family}: {model.config.model_type}")
         prompts = torch.tensor([[BEGIN, *p.encode()] for p, _ in held])

@@ -52,16 +52,26 @@ static int count_entries(const char *prefix)
 }
 
 static uint32_t deltas; /* of all saves */
+static uint64_t stays;  /* this version stays; 0: none */
+
+enum { OF_PART = 1000 }; /* added to the seed of what lies beside the model */
 
 /* A rank's save of `version`, which is also the seed of its values. */
 static int save(dray_context *context, uint32_t rank, uint32_t world, uint64_t version,
                 uint32_t keep, dray_error *said)
 {
     dray_layout *layout;
-    dray_region *region;
+    dray_region *region, *beside;
     dray_checkpoint_options options = DRAY_CHECKPOINT_OPTIONS_INIT;
+    dray_checkpoint_part part = {"optimizer", NULL, &beside};
+    dray_checkpoint_file file = {"note", &version, sizeof version};
     options.version = version;
     options.keep = keep;
+    options.parts = &part;
+    options.files = &file;
+    options.part_count = options.file_count = 1;
+    options.stay = &stays;
+    options.stay_count = stays > 0;
     options.rank = rank;
     options.world = world;
     options.config_json = "{}";
@@ -69,11 +79,31 @@ static int save(dray_context *context, uint32_t rank, uint32_t world, uint64_t v
     options.timeout_ns = PATIENCE;
     MUST(dray_layout_fsdp(&config, DRAY_F32, rank, world, DRAY_REGION_HOST, &layout, error));
     MUST(dray_regions_for_layout(layout, 1, &region, error));
+    MUST(dray_regions_for_layout(layout, 1, &beside, error));
     fill(layout, &region, false, version);
+    fill(layout, &beside, false, version + OF_PART);
+    part.layout = layout;
     int rc = dray_checkpoint_save(context, folder, layout, &region, &options, said);
     dray_region_free(region);
+    dray_region_free(beside);
     dray_layout_free(layout);
     return rc;
+}
+
+/* What lies beside the model came with it. */
+static void check_beside(const char *path, const dray_layout *layout, dray_region *region,
+                         uint64_t version)
+{
+    char name[256];
+    uint64_t note = 0;
+    snprintf(name, sizeof name, "%s/optimizer", path);
+    poison(layout, &region);
+    MUST(dray_checkpoint_read(name, layout, &region, error));
+    CHECK(wrong_elements(layout, &region, false, version + OF_PART, DRAY_F32) == 0);
+    snprintf(name, sizeof name, "%s/note", path);
+    int fd = open(name, O_RDONLY | O_CLOEXEC);
+    CHECK(read(fd, &note, sizeof note) == (ssize_t)sizeof note && note == version);
+    close(fd);
 }
 
 /* Reads the newest version, as an engine rank of two would; 0: there is none. Aborts where it is
@@ -98,6 +128,8 @@ static uint64_t read_newest(bool may_go, dray_error *said)
     }
     if (!rc)
         CHECK(wrong_elements(layout, &region, false, version, DRAY_F32) == 0);
+    if (!rc && !may_go)
+        check_beside(path, layout, region, version);
     dray_region_free(region);
     dray_layout_free(layout);
     dray_free(path);
@@ -141,6 +173,58 @@ static void test_versions_and_retention(void **state)
                      DRAY_EINVALID);
     dray_region_free(region);
     dray_layout_free(layout);
+}
+
+/* What the options name beside the model is refused before anything is written. */
+static void test_names_are_checked(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *part, *file, *says;
+    } cases[] = {{"", "note", "a name of"},
+                 {"a/b", "note", "a name of"},
+                 {".hidden", "note", "a name of"},
+                 {"optimizer", "..", "a name of"},
+                 {"optimizer", NULL, "(none)"},
+                 {"optimizer", "optimizer", "two have the name 'optimizer'"},
+                 {"optimizer", "config.json", "of a file of the model"},
+                 {"model.safetensors", "note", "of a file of the model"},
+                 {"optimizer", "delta.json", "of a file of the model"}};
+    dray_layout *layout;
+    dray_region *region;
+    dray_error said;
+    MUST(dray_layout_full(&config, DRAY_F32, DRAY_REGION_HOST, &layout, error));
+    MUST(dray_regions_for_layout(layout, 1, &region, error));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        dray_checkpoint_options options = DRAY_CHECKPOINT_OPTIONS_INIT;
+        dray_checkpoint_part part = {cases[i].part, layout, &region};
+        dray_checkpoint_file file = {cases[i].file, "x", 1};
+        options.parts = &part;
+        options.files = &file;
+        options.part_count = options.file_count = 1;
+        assert_int_equal(dray_checkpoint_save(NULL, folder, layout, &region, &options, &said),
+                         DRAY_EINVALID);
+        assert_non_null(strstr(said.message, cases[i].says));
+    }
+    assert_int_equal(count_entries("."), 2);
+    assert_int_equal(count_entries("step-"), 0);
+    dray_region_free(region);
+    dray_layout_free(layout);
+}
+
+/* A version that stays does not count among those that are kept. */
+static void test_a_version_stays(void **state)
+{
+    (void)state;
+    stays = 1;
+    for (uint64_t version = 1; version <= 5; version++)
+        MUST(save(NULL, 0, 1, version, 2, error));
+    stays = 0;
+    assert_int_equal(count_entries("step-"), 3);
+    assert_int_equal(count_entries("step-000001"), 1);
+    assert_int_equal(count_entries("step-000004"), 1);
+    MUST(save(NULL, 0, 1, 6, 2, error));
+    assert_int_equal(count_entries("step-"), 2);
 }
 
 /* ---- several ranks --------------------------------------------------------------------------- */
@@ -319,6 +403,35 @@ static void test_killed_writers(void **state)
     assert_int_equal(count_entries("step-"), 2);
 }
 
+/* A writer that died between the name and the pointer: the run goes on from the version before, and
+ * writes that number again, under its own name, as nobody was led to the first one. */
+static void test_a_number_that_was_never_published(void **state)
+{
+    (void)state;
+    for (uint64_t before = 0; before < 2; before++) { /* nothing before it; one before it */
+        if (before)
+            MUST(save(NULL, 0, 1, 1, 2, error));
+        pid_t writer = fork();
+        if (writer == 0) {
+            rank_job job = {.step = "save named"};
+            dray__weights_hook(die_at, &job);
+            save(NULL, 0, 1, 2, 2, NULL);
+            _exit(1); /* was not killed */
+        }
+        int status;
+        assert_int_equal(waitpid(writer, &status, 0), writer);
+        assert_true(WIFSIGNALED(status));
+        assert_int_equal(count_entries("step-000002"), 1);
+        MUST(save(NULL, 0, 1, 2, 2, error));
+        assert_int_equal(read_newest(false, NULL), 2);
+        assert_int_equal(count_entries("step-000002"), 1);
+        assert_int_equal(count_entries("step-000002."), 0);
+        char command[256];
+        snprintf(command, sizeof command, "rm -rf '%s'/*", folder);
+        assert_int_equal(system(command), 0);
+    }
+}
+
 /* The same of versions that are kept as what changed, in a chain of three. */
 static void test_killed_writers_of_deltas(void **state)
 {
@@ -449,6 +562,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_versions_and_retention, start, stop),
+        cmocka_unit_test_setup_teardown(test_names_are_checked, start, stop),
+        cmocka_unit_test_setup_teardown(test_a_version_stays, start, stop),
+        cmocka_unit_test_setup_teardown(test_a_number_that_was_never_published, start, stop),
         cmocka_unit_test_setup_teardown(test_ranks_write_together, start, stop),
         cmocka_unit_test_setup_teardown(test_killed_writers, start, stop),
         cmocka_unit_test_setup_teardown(test_killed_writers_of_deltas, start, stop),
