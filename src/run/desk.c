@@ -168,7 +168,7 @@ uint32_t dray__reference_count(const dray__host *host)
     return (uint32_t)host->job->reference.micro_batch;
 }
 
-/* The frozen model is the one that training started from: checkpoints/step-0. */
+/* The frozen model is the one that training started from: checkpoints/step-000000. */
 static int open_reference(dray__host *host, dray_error *error)
 {
     desk *self = host->state;
