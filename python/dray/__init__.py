@@ -7,11 +7,12 @@ import importlib
 from . import gpu, trace, weights
 from ._library import DrayError, DrayTimeout, library_path, version
 
-__all__ = ["Batch", "Claim", "DrayError", "DrayTimeout", "Queue", "Refill", "StreamDataLoader", "Task",
-           "gpu", "library_path", "trace", "version", "weights"]
+__all__ = ["Batch", "Claim", "DrayError", "DrayTimeout", "Queue", "Refill", "Role", "RunEnded", "StreamDataLoader",
+           "Task", "gpu", "library_path", "trace", "version", "weights"]
 
 _LAZY = {"Queue": "queue", "Claim": "queue", "Refill": "queue", "Task": "queue",
-         "StreamDataLoader": "loader", "Batch": "loader"}
+         "StreamDataLoader": "loader", "Batch": "loader",
+         "Role": "role", "RunEnded": "role"}
 
 
 def __getattr__(name):

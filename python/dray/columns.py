@@ -25,7 +25,7 @@ NUMPY = {name: np.dtype(dtype) for name, dtype in {
 TORCH = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
 
-_ROW = np.dtype([("slot", "u4"), ("generation", "u4"), ("attempt", "u4"), ("group", "u4"), ("id", "u8")])
+ROW = np.dtype([("slot", "u4"), ("generation", "u4"), ("attempt", "u4"), ("group", "u4"), ("id", "u8")])
 
 
 _SMALL = 1 << 14  # bytes that are copied sooner than they are looked at in place
@@ -166,7 +166,7 @@ class Rows(dict):
         self._small = 0 if copy is not None else _SMALL
         self._contents, self._live = {}, True
         self.partition = library().dray_batch_partition(batch).decode()
-        self._rows = c.string_at(library().dray_batch_row(batch, first), rows * _ROW.itemsize) \
+        self._rows = c.string_at(library().dray_batch_row(batch, first), rows * ROW.itemsize) \
             if rows else b""
         if padded:
             self.weights = np.empty(rows)
@@ -178,7 +178,7 @@ class Rows(dict):
 
     @functools.cached_property
     def _found(self) -> np.ndarray:
-        return np.frombuffer(self._rows, _ROW) if self._rows else np.empty(0, _ROW)
+        return np.frombuffer(self._rows, ROW) if self._rows else np.empty(0, ROW)
 
     @functools.cached_property
     def slots(self) -> np.ndarray:

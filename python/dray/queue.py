@@ -78,12 +78,13 @@ def _claim(task, partition, count, policy, timeout_ns, max_hold_ns, **more):
 class Session:
     """A session with the coordinator, and a queue of it."""
 
-    def __init__(self, name: str, address: Optional[str] = None, role: str = "task", rank: int = 0,
-                 timeout: float = 60.0, options: Optional[_l.QueueOptions] = None):
+    def __init__(self, name: str, address: Optional[str] = None, role: Optional[str] = "task",
+                 rank: int = 0, timeout: float = 60.0, options: Optional[_l.QueueOptions] = None,
+                 session: str = "python"):
         self.context, self.queue = c.c_void_p(), c.c_void_p()
         self._pid = os.getpid()
         call("dray_open",
-             _l.Options(address=text(address), name=b"python", role=text(role), rank=rank,
+             _l.Options(address=text(address), name=text(session), role=text(role), rank=rank,
                         timeout_ns=_l.nanoseconds(timeout)), c.byref(self.context))
         try:
             call("dray_queue_open", self.context, text(name),
@@ -110,11 +111,13 @@ class Claim(Rows):
     """Claimed rows: columns are read by name, see columns.Rows. As a context manager it commits at
     the end of the block; an exception gives the rows back as a failed attempt."""
 
-    def __init__(self, owner: Queue, batch: int, framework: str,
-                 copy: Optional[bool], options: _l.Claim):
-        super().__init__(owner._pins, batch, 0, library().dray_batch_rows(batch), framework, copy,
-                         padded=options.policy >= _PADS)
-        self._owner, self._settled, self._follows = owner, False, options.peer > 0
+    def __init__(self, owner: Queue, batch: int, framework: str, copy: Optional[bool], padded: bool,
+                 follows: bool, first: int = 0, rows: Optional[int] = None):
+        super().__init__(owner._pins, batch, first,
+                         library().dray_batch_rows(batch) if rows is None else rows, framework, copy,
+                         padded=padded)
+        self._owner, self._settled, self._follows = owner, False, follows
+        owner._claims[batch] = weakref.ref(self)
 
     def set(self, name: str, values: Any, offsets: Any = None) -> None:
         """An output column, a value a row: as Queue.insert takes them. Visible after commit."""
@@ -184,14 +187,15 @@ class Queue:
     """A queue of the coordinator. With `tasks` ({name: (needs, writes)}) it is made where it is not
     there; without, it must exist, and is waited for. One thread at a time; not across fork.
 
+    session: what messages and `dray status` call this process. role None: the token's.
     on_loss: "refill", "shrink_group" or "drop_group"; durability: "none", "checkpoint" or "journal";
     further keywords are those of dray_queue_options: max_attempts, capacity_rows, batch_rows, ..."""
 
-    def __init__(self, name: str = "samples", address: Optional[str] = None, role: str = "task",
-                 rank: int = 0, timeout: float = 60.0,
+    def __init__(self, name: str = "samples", address: Optional[str] = None,
+                 role: Optional[str] = "task", rank: int = 0, timeout: float = 60.0,
                  tasks: Optional[Mapping[str, Union[Task, Sequence[Sequence[str]]]]] = None,
                  on_loss: str = "refill", durability: str = "none",
-                 provisional: Iterable[str] = (), **more: Any):
+                 provisional: Iterable[str] = (), session: str = "python", **more: Any):
         self._pins = None
         _l.check_word("on_loss", on_loss, _ON_LOSS)
         _l.check_word("durability", durability, _DURABILITY)
@@ -217,7 +221,7 @@ class Queue:
         elif more:
             raise TypeError(f"{', '.join(more)}: only with tasks, by whom the queue is made")
         self.name = name
-        self._session = Session(name, address, role, rank, timeout, options)
+        self._session = Session(name, address, role, rank, timeout, options, session)
         self._pins = Pins(f"queue {name}", self._session, library().dray_batch_free)
         self._claims = {}  # batch: a weak reference to its claim
 
@@ -345,13 +349,34 @@ class Queue:
         _l.check_word("framework", framework, ("numpy", "torch"))
         options = claim_options(task, count, partition, policy, timeout, max_hold,
                                 up_to=int(up_to), **more)
+        batch, _ = self._claim_any([options])
+        return Claim(self, batch, framework, copy, options.policy >= _PADS, options.peer > 0)
+
+    def _claim_any(self, options: Sequence[_l.Claim], timeout: Optional[float] = None) -> tuple:
+        """(the batch, held, and the number of its options): of several the first that can be filled.
+        timeout: instead of theirs."""
+        batch, which, first = c.c_void_p(), c.c_uint32(), c.byref(options[0])
+        if len(options) > 1 or timeout is not None:
+            first = (_l.Claim * len(options))(*options)
+            first[0].timeout_ns = options[0].timeout_ns if timeout is None else _l.nanoseconds(timeout)
+        with self._pins:
+            try:
+                self._call_within("dray_queue_claim_any", first, len(options), c.byref(which), c.byref(batch))
+                self._pins.hold(batch.value)
+            except BaseException:  # a signal's handler raised, although there was an answer
+                if batch.value and batch.value not in self._pins.held:
+                    library().dray_batch_free(batch)
+                raise
+        return batch.value, which.value
+
+    def _import(self, exported: bytes) -> int:
+        """A batch of another rank's, held."""
         batch = c.c_void_p()
         with self._pins:
-            self._call_within("dray_queue_claim", c.byref(options), c.byref(batch))
+            self._call_within("dray_batch_import", exported, len(exported), c.byref(batch))
             self._pins.hold(batch.value)
-        claim = Claim(self, batch.value, framework, copy, options)
-        self._claims[batch.value] = weakref.ref(claim)
-        return claim
+        return batch.value
+
 
     def wait(self, partition: str, task: Optional[str] = None,
              timeout: Optional[float] = None) -> None:

@@ -1,0 +1,173 @@
+"""dray.Role.steps and roles of several ranks: two ranks of a trainer share what rank 0 claims, whole groups
+to each, publish versions, commit provisionally, and save the queue's cursor; killed in a step and resumed,
+each row is trained once. A step that the queue's end cuts gives its rows back."""
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+
+import numpy as np
+
+from python_fixture import coordinator, dray, wrong
+
+try:
+    import torch
+except ImportError as missing:
+    print(missing)
+    sys.exit(77)
+
+ROWS, GROUP = 12, 2
+TRAINER = """
+    import json, os, sys, torch, torch.distributed as dist
+    import dray
+    dist.init_process_group("gloo")
+    model = torch.nn.Linear(2, 1)
+    torch.nn.init.zeros_(model.weight), torch.nn.init.zeros_(model.bias)
+    folder = sys.argv[1]
+
+    def save(number, files):
+        if role.rank == 0:
+            versions = [v["version"] for v in json.loads(os.popen("$DRAY_PROGRAM status --json").read())["versions"]]
+            tasks = [p["tasks"]["train"] for p in role.queue.status()["partitions"]]
+            with open(f"{folder}/{number}.json", "w") as file:
+                json.dump({"versions": versions, "taken": sum(t["taken"] for t in tasks)}, file)
+            for name, data in files.items():
+                with open(f"{folder}/{number}.{name}", "wb") as file:
+                    file.write(data)
+        dist.barrier()
+
+    with dray.Role(timeout=20) as role:
+        publisher = role.publisher(model)
+        for step in role.steps(publisher, ["response"], rows=%d, micro=2, last=3, every=1, policy="group",
+                               save=save):
+            for batch in step:
+                values, offsets = batch["response"]
+                assert (batch.groups[::2] == batch.groups[1::2]).all(), batch.groups
+                print(json.dumps([step.number, batch.partition, batch.slots.tolist(), batch.weights.tolist(),
+                                  values.tolist()]), flush=True)
+                if os.environ.get("KILL") == f"{role.rank}:{step.number}":
+                    os.kill(os.getpid(), 9)
+            publisher.wait()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 1
+            step.report(loss=float("nan"))
+    print("ended", flush=True)
+""" % ROWS
+
+
+def start(folder, *, step=0, kill=""):
+    """Both ranks, as a run would start them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    shared = dict(os.environ, DRAY_QUEUE="steps", DRAY_TASK="train", DRAY_ROLE="trainer", DRAY_STEP=str(step),
+                  WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port, KILL=kill, OMP_NUM_THREADS="1",
+                  PYTHONPATH=os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
+    return [subprocess.Popen([sys.executable, "-c", textwrap.dedent(TRAINER), folder], text=True,
+                             env=dict(shared, RANK=str(rank), DRAY_RANK=str(rank)), stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE) for rank in range(2)]
+
+
+def finish(ranks, kill=False):
+    """What they said of their batches, and how they ended."""
+    said, codes = [], []
+    for rank in ranks:
+        out, errors = rank.communicate(timeout=90)
+        codes.append(rank.returncode)
+        said.append(out.splitlines())
+        assert kill or rank.returncode == 0, errors
+    return said, codes
+
+
+def trained(said):
+    """{step: slots} of all ranks together; padding does not count."""
+    found = {}
+    for lines in said:
+        for line in lines:
+            if line.startswith("["):
+                step, partition, slots, weights, values = json.loads(line)
+                assert partition == f"step-{step}", line
+                found.setdefault(step, []).extend(s for s, w in zip(slots, weights) if w)
+    return {step: sorted(slots) for step, slots in found.items()}
+
+
+def roll_out(queue, step, rows=ROWS):
+    name = f"step-{step}"
+    queue.insert({"prompt": [f"{i}" for i in range(ROWS // GROUP)]}, name, rows=ROWS, group_size=GROUP,
+                 once_per_group=True, seal=True)
+    with queue.claim("rollout", rows, partition=name, policy="ordered") as batch:
+        batch.set("response", [np.full(1 + slot, step, np.int32) for slot in batch.slots])
+        batch.set_tag("version", [step - 1] * rows)
+
+
+def state(folder, number):
+    with open(f"{folder}/{number}.json") as file:
+        return json.load(file)
+
+
+def subscribed(context, version):
+    model = torch.nn.Linear(2, 1)
+    with dray.weights.Subscriber(context, "policy", model, group="engine") as subscriber:
+        assert subscriber.update(min_version=version)["version"] == version
+    return model.weight.detach().flatten().tolist()
+
+
+def test_killed_and_resumed(folder, queue):
+    roll_out(queue, 1)
+    roll_out(queue, 2)
+    ranks = start(folder, kill="1:2")
+    with dray.weights.Context(role="engine") as context:
+        assert subscribed(context, 0)[0] in (0, -1)
+    said, codes = finish(ranks, kill=True)
+    assert codes[1] == -signal.SIGKILL and codes[0] != 0, codes
+    assert trained(said)[1] == list(range(ROWS)), said
+    assert sum(line.startswith("[1, ") for line in said[0]) == 3, said  # 12 rows, 2 for each rank at once
+    assert not os.path.exists(f"{folder}/2.json"), "step 2 was not finished, and is saved"
+    assert 1 in state(folder, 1)["versions"] and state(folder, 1)["taken"] == 0, state(folder, 1)
+    with open(f"{folder}/1.queue.cursor", "rb") as file:
+        assert queue.resume(file.read()) == 1
+
+
+def test_end_in_a_step(folder, queue):
+    """Goes on from step 1; step 3 does not become whole: its rows are given back, nothing of it is saved."""
+    roll_out(queue, 3, rows=ROWS - GROUP)
+    ranks = start(folder, step=1)
+    lines = [[], []]
+    for rank, said in zip(ranks, lines):
+        while not (said and said[-1].startswith("[3, ")):
+            said.append(rank.stdout.readline())
+            assert said[-1], rank.stderr.read()
+    for rank in ranks:
+        rank.send_signal(signal.SIGTERM)
+    said, _ = finish(ranks)
+    assert [rest[-1] for rest in said] == ["ended"] * 2, said
+    assert trained(lines)[2] == list(range(ROWS)), lines
+    assert sorted(os.listdir(folder)) == [f"{n}.{name}" for n in range(3) for name in ("json", "queue.cursor")]
+    tasks = {p["name"]: p["tasks"]["train"] for p in queue.status()["partitions"]}
+    assert [tasks[f"step-{step}"]["committed"] for step in (1, 2, 3)] == [ROWS, ROWS, 0], tasks
+    assert (tasks["step-3"]["taken"], tasks["step-3"]["ready"]) == (0, ROWS - GROUP), tasks
+    assert sum(p["uncovered"] for p in queue.status()["partitions"]) == 0
+
+
+def test_misused(queue):
+    os.environ.update(DRAY_QUEUE="steps", DRAY_TASK="train")
+    with dray.Role() as role:
+        wrong(dray.DrayError, "$DRAY_CONFIG is not set", role.steps, None)
+        wrong(TypeError, "save: a function", role.steps, None, rows=1, micro=1, last=1, save="folder")
+    os.environ["WORLD_SIZE"] = "2"
+    with dray.Role() as role:
+        wrong(RuntimeError, "init_process_group", next, role.batches())
+    del os.environ["WORLD_SIZE"]
+
+
+with coordinator(), tempfile.TemporaryDirectory() as folder, dray.Queue("steps", tasks={
+        "rollout": (["prompt"], ["response"]), "train": (["response"], [])}, provisional=["train"]) as queue:
+    test_killed_and_resumed(folder, queue)
+    test_end_in_a_step(folder, queue)
+    test_misused(queue)
+print("ok")
