@@ -60,7 +60,7 @@ static int insert(dray__driver *self, const dray__partition_kind *kind, int64_t 
     options.tags = &tag;
     options.tag_count = 1;
     /* response, three log-probs of each token, reward, advantage */
-    options.row_bytes = p.longest + 16 * (uint64_t)job->rollout.max_new_tokens + 256;
+    options.row_bytes = p.longest + 20 * (uint64_t)job->rollout.max_new_tokens + 256;
     options.timeout_ns = self->host->wait_ns;
     options.at_slot = 1;
     rc = dray_queue_insert(self->queue, &options, NULL, error);

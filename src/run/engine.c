@@ -5,6 +5,7 @@
 #include "engine/tokenizer.h"
 #include "run/fault.h"
 #include "run/host.h"
+#include "run/rollout.h"
 #include "run/samples.h"
 
 #include <dray/weights.h>
@@ -16,6 +17,7 @@
 
 typedef struct engine {
     dray__generator *generator;
+    dray__rollout *rollout;
     dray_subscriber *subscriber;
     int64_t version; /* held; -1: none yet */
 } engine;
@@ -31,6 +33,8 @@ static int engine_open(dray__host *host, dray_error *error)
     int rc = dray__job_model_config(host->job, &config, error);
     if (!rc)
         rc = dray__generator_open(&config, host->group, &self->generator, error);
+    if (!rc)
+        rc = dray__rollout_open(host, self->generator, &self->rollout, error);
     if (rc)
         return rc;
     dray_subscriber_options options = DRAY_SUBSCRIBER_OPTIONS_INIT;
@@ -50,11 +54,25 @@ static void engine_close(dray__host *host)
     if (!self)
         return;
     dray_subscriber_close(self->subscriber);
+    dray__rollout_close(self->rollout);
     dray__generator_close(self->generator);
     free(self);
 }
 
-const dray__program_kind dray__engine_program = {.open = engine_open, .close = engine_close};
+static bool engine_busy(const dray__host *host)
+{
+    const engine *self = host->state;
+    return dray__rollout_busy(self->rollout);
+}
+
+static int engine_turn(dray__host *host, dray_error *error)
+{
+    engine *self = host->state;
+    return dray__rollout_turn(self->rollout, error);
+}
+
+const dray__program_kind dray__engine_program = {
+    .open = engine_open, .busy = engine_busy, .turn = engine_turn, .close = engine_close};
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
@@ -150,7 +168,8 @@ static int need_version(dray__host *host, int64_t version, dray_error *error)
 
 uint32_t dray__rollout_count(const dray__host *host)
 {
-    return (uint32_t)host->job->rollout.micro_batch;
+    const engine *self = host->state;
+    return dray__rollout_room(self->rollout);
 }
 
 uint32_t dray__eval_count(const dray__host *host)
@@ -158,36 +177,48 @@ uint32_t dray__eval_count(const dray__host *host)
     return (uint32_t)host->job->eval.micro_batch;
 }
 
-/* Each sample draws from a stream of its own, named by step and slot (less than 2^24); so does one
- * that takes the place of a lost one. */
-static uint64_t *streams_of(const dray_batch *batch, int64_t step)
+/* Rows under way are finished with the weights that they began with. */
+static int change_version(dray__host *host, int64_t version, dray_error *error)
 {
-    uint32_t rows = dray_batch_rows(batch);
-    uint64_t *streams = malloc(rows * sizeof(*streams));
-    for (uint32_t i = 0; streams && i < rows; i++) {
-        double refill = 0;
-        dray_batch_tag(batch, i, DRAY__TAG_REFILL, &refill, NULL);
-        streams[i] =
-            (uint64_t)step << 32 | ((uint64_t)refill & 255) << 24 | dray_batch_row(batch, i)->slot;
-    }
-    return streams;
+    engine *self = host->state;
+    if (self->version == version)
+        return DRAY_OK;
+    int rc = dray__rollout_drain(self->rollout, error);
+    if (!rc)
+        rc = need_version(host, version, error);
+    if (!rc)
+        dray__rollout_renew(self->rollout, version);
+    return rc;
 }
 
-static int generate(dray__host *host, dray_batch *batch, const char *column, int64_t step,
-                    double temperature, dray__generation *out, dray_error *error)
+int dray__rollout_run(dray__host *host, dray_batch *batch, dray_error *error)
+{
+    engine *self = host->state;
+    int64_t step;
+    int rc = dray__batch_step(batch, &step, error);
+    if (!rc)
+        rc = change_version(host, step - 1, error);
+    if (!rc)
+        rc = dray__rollout_take(self->rollout, batch, step, error);
+    host->kept = !rc && host->job->rollout.batching == DRAY__BATCHING_CONTINUOUS;
+    return rc || host->kept ? rc : dray__rollout_drain(self->rollout, error);
+}
+
+static int answer(dray__host *host, dray_batch *batch, int64_t step, dray__generation *out,
+                  dray_error *error)
 {
     engine *self = host->state;
     dray__ragged prompt;
-    int rc = dray__ragged_read(batch, column, DRAY_I32, &prompt, error);
+    int rc = dray__ragged_read(batch, "eval_prompt", DRAY_I32, &prompt, error);
     if (rc)
         return rc;
-    uint64_t *streams = streams_of(batch, step);
+    uint64_t *streams = dray__rollout_streams(batch, step);
     dray__generate_options options = DRAY__GENERATE_OPTIONS_INIT;
     options.rows = prompt.rows;
     options.prompt = dray__ragged_tokens(&prompt);
     options.streams = streams;
     options.seed = (uint64_t)host->job->seed;
-    options.temperature = temperature;
+    options.temperature = 0;
     options.max_new_tokens = (uint32_t)host->job->rollout.max_new_tokens;
     options.eos_token = DRAY__TOKEN_EOS;
     rc = streams ? dray__generate(self->generator, &options, out, error) : dray__nomem(error);
@@ -196,57 +227,19 @@ static int generate(dray__host *host, dray_batch *batch, const char *column, int
     return rc;
 }
 
-static int set_rollout(dray_batch *batch, const dray__generation *made, int64_t version,
-                       dray_error *error)
-{
-    dray_column_data response =
-        dray__ragged_column("response", DRAY_I32, made->offsets, made->tokens);
-    dray_column_data logprob =
-        dray__ragged_column("rollout_log_prob", DRAY_F32, made->offsets, made->logprobs);
-    int rc = dray_batch_set(batch, &response, error);
-    if (!rc)
-        rc = dray_batch_set(batch, &logprob, error);
-    dray_column prompt;
-    if (!rc)
-        rc = dray_batch_column(batch, "prompt", &prompt, error);
-    for (uint32_t i = 0; i < made->rows && !rc; i++) {
-        uint64_t tokens = prompt.lengths[i] + made->offsets[i + 1] - made->offsets[i];
-        rc = dray_batch_set_tag(batch, i, DRAY_TAG_VERSION, (double)version, error);
-        if (!rc)
-            rc = dray_batch_set_tag(batch, i, DRAY_TAG_TOKENS, (double)tokens, error);
-    }
-    return rc;
-}
-
-int dray__rollout_run(dray__host *host, dray_batch *batch, dray_error *error)
+int dray__eval_run(dray__host *host, dray_batch *batch, dray_error *error)
 {
     engine *self = host->state;
     int64_t step, begin;
     dray__generation made = {0};
     int rc = dray__batch_step(batch, &step, error);
     if (!rc)
-        rc = need_version(host, step - 1, error);
+        rc = change_version(host, step, error);
+    if (!rc)
+        rc = dray__rollout_pause(self->rollout, error);
     begin = dray_trace_now();
     if (!rc)
-        rc = generate(host, batch, "prompt", step, host->job->rollout.temperature, &made, error);
-    if (!rc)
-        dray__fault_at("generated", step);
-    if (!rc && dray__host_leads(host))
-        rc = set_rollout(batch, &made, self->version, error);
-    dray__generation_free(&made);
-    return rc ? rc : dray__host_phase(host, "rollout", step, begin, error);
-}
-
-int dray__eval_run(dray__host *host, dray_batch *batch, dray_error *error)
-{
-    int64_t step, begin;
-    dray__generation made = {0};
-    int rc = dray__batch_step(batch, &step, error);
-    if (!rc)
-        rc = need_version(host, step, error);
-    begin = dray_trace_now();
-    if (!rc)
-        rc = generate(host, batch, "eval_prompt", step, 0, &made, error);
+        rc = answer(host, batch, step, &made, error);
     if (!rc && dray__host_leads(host)) {
         dray_column_data response =
             dray__ragged_column("eval_response", DRAY_I32, made.offsets, made.tokens);

@@ -8,6 +8,7 @@
 #include "run/samples.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -92,40 +93,109 @@ void dray__checkpoint_path(const char *folder, int64_t step, char *out, size_t c
 
 /* ---- the loop -------------------------------------------------------------------------------- */
 
-/* What the leader tells the other ranks before every batch. */
+/* What the leader tells the other ranks before every batch, and every turn. */
 typedef struct order {
-    uint32_t task; /* index; END: nothing more comes; IDLE: nothing came yet */
+    uint32_t task; /* index; END: nothing more comes; IDLE: nothing came yet; TURN: no batch */
     uint32_t reserved;
     uint64_t bytes; /* of the batch's description, which follows */
 } order;
 
-enum { END = UINT32_MAX, IDLE = UINT32_MAX - 1, TASKS = DRAY__TASK_COUNT + 1 };
+enum {
+    END = UINT32_MAX,
+    IDLE = UINT32_MAX - 1,
+    TURN = UINT32_MAX - 2,
+    TASKS = DRAY__TASK_COUNT + 1
+};
 
 typedef struct loop {
     dray__host *host;
+    const dray__program_kind *program;
     const dray__task_kind *tasks[TASKS];
     uint32_t count;
+    uint32_t of_option[TASKS]; /* of the claim made last: the task of each option */
+    bool claiming;             /* it was started between two turns, and has no answer yet */
     int64_t flushed_ns;
 } loop;
 
-static int claim(loop *l, uint32_t *task, dray_batch **out, dray_error *error)
+/* How long a turn is put off for the answer to a claim: that there are rows is told sooner. */
+#define ANSWER_NS (DRAY__MILLISECOND / 2)
+
+/* What may be claimed now; returns how many options. 0: nothing, or (busy) not for every task. */
+static uint32_t claims_of(loop *l, bool busy, dray_claim_options *options)
 {
-    dray_claim_options options[TASKS];
-    uint32_t of_option[TASKS], count = 0, which;
+    uint32_t count = 0;
     for (uint32_t i = 0; i < l->count; i++) {
         uint32_t rows = l->tasks[i]->count(l->host);
+        if (!rows && busy) /* a claim that waits would keep this task from claiming */
+            return 0;
         if (!rows)
             continue;
         dray__task_claim(l->host, l->tasks[i], rows, &options[count]);
-        of_option[count++] = i;
+        l->of_option[count++] = i;
     }
-    if (!count) /* the driver alone, or a reference that is off: there is nothing to claim */
-        return DRAY_EEND;
+    return count;
+}
+
+/* Waits for the answer to the claim that is started; DRAY_EAGAIN: there is none yet. */
+static int answer_of(loop *l, int64_t patience_ns, uint32_t *which, dray_batch **out,
+                     dray_error *error)
+{
+    struct pollfd fd = {.fd = dray_queue_fd(l->host->queue), .events = POLLIN};
+    int64_t deadline = dray__deadline(patience_ns);
+    int rc;
+    while ((rc = dray_queue_claim_poll(l->host->queue, which, out, error)) == DRAY_EAGAIN) {
+        int64_t left = deadline - dray__now();
+        if (left <= 0)
+            break;
+        ppoll(&fd, 1,
+              &(struct timespec){.tv_sec = left / DRAY__SECOND, .tv_nsec = left % DRAY__SECOND},
+              NULL);
+    }
+    l->claiming = rc == DRAY_EAGAIN;
+    return rc;
+}
+
+/* Between two turns a claim is started, and looked after again after each turn. */
+static int claim_between(loop *l, uint32_t *which, dray_batch **out, dray_error *error)
+{
+    bool asked = l->claiming;
+    if (!asked) {
+        dray_claim_options options[TASKS];
+        uint32_t count = claims_of(l, true, options);
+        if (!count)
+            return DRAY_EAGAIN;
+        int rc = dray_queue_claim_start(l->host->queue, options, count, error);
+        if (rc)
+            return rc;
+        l->claiming = true;
+    }
+    int rc = answer_of(l, asked ? 0 : ANSWER_NS, which, out, error);
+    return rc == DRAY_EEND || rc == DRAY_ETIMEDOUT ? DRAY_EAGAIN : rc; /* there is work */
+}
+
+static int claim_alone(loop *l, uint32_t *which, dray_batch **out, dray_error *error)
+{
+    dray_claim_options options[TASKS];
     int64_t begin = dray_trace_now();
-    int rc = dray_queue_claim_any(l->host->queue, options, count, &which, out, error);
+    int rc;
+    if (l->claiming) {
+        rc = answer_of(l, l->host->wait_ns, which, out, error);
+    } else {
+        uint32_t count = claims_of(l, false, options);
+        if (!count) /* the driver alone, or a reference that is off: there is nothing to claim */
+            return DRAY_EEND;
+        rc = dray_queue_claim_any(l->host->queue, options, count, which, out, error);
+    }
     dray_trace_span(DRAY_SPAN_WAIT, "wait for samples", begin, dray_trace_now(), -1);
+    return rc;
+}
+
+static int claim(loop *l, bool busy, uint32_t *task, dray_batch **out, dray_error *error)
+{
+    uint32_t which = 0;
+    int rc = busy ? claim_between(l, &which, out, error) : claim_alone(l, &which, out, error);
     if (!rc)
-        *task = of_option[which];
+        *task = l->of_option[which];
     return rc;
 }
 
@@ -151,7 +221,7 @@ static int share(loop *l, uint32_t task, const dray_batch *batch, dray_error *er
 static int run_all(loop *l, uint32_t task, dray_batch *batch, dray_error *error)
 {
     dray__host *host = l->host;
-    host->put_back = false;
+    host->put_back = host->kept = false;
     int rc = l->tasks[task]->run(host, batch, error);
     return rc ? rc : dray__group_barrier(host->group, DRAY_WAIT_DEFAULT, error);
 }
@@ -165,12 +235,18 @@ static int lead_once(loop *l, bool *ended, dray_error *error)
 {
     dray_batch *batch = NULL;
     uint32_t task;
-    int rc = claim(l, &task, &batch, error);
+    bool busy = l->program->busy && l->program->busy(l->host);
+    int rc = claim(l, busy, &task, &batch, error);
+    if (rc == DRAY_EAGAIN && busy) {
+        rc = share(l, TURN, NULL, error);
+        return rc ? rc : l->program->turn(l->host, error);
+    }
     if (rc == DRAY_EEND) {
         *ended = true;
         return share(l, END, NULL, error);
     }
-    if (rc == DRAY_ETIMEDOUT) /* whether the run is stuck is the supervisor's to say */
+    if (rc == DRAY_ETIMEDOUT ||
+        rc == DRAY_EAGAIN) /* the supervisor says whether the run is stuck */
         return share(l, IDLE, NULL, error);
     int64_t step = 0;
     if (!rc)
@@ -181,6 +257,8 @@ static int lead_once(loop *l, bool *ended, dray_error *error)
     }
     if (!rc && (rc = run_all(l, task, batch, error))) /* as if the process had died of it */
         dray_batch_fail(batch, NULL, 0, error->message, NULL);
+    if (!rc && l->host->kept)
+        return DRAY_OK;
     bool done = !rc && !l->host->put_back;
     if (done)
         rc = dray_batch_commit(batch, error);
@@ -198,6 +276,8 @@ static int follow_once(loop *l, bool *ended, dray_error *error)
     int rc = dray__group_broadcast(host->group, 0, &o, sizeof(o), patience, error);
     if (rc)
         return rc;
+    if (o.task == TURN)
+        return l->program->turn(host, error);
     if (o.task >= l->count) {
         *ended = o.task == END;
         return DRAY_OK;
@@ -213,7 +293,7 @@ static int follow_once(loop *l, bool *ended, dray_error *error)
     if (!rc)
         rc = run_all(l, o.task, batch, error);
     dray_batch_free(batch);
-    return rc || host->put_back ? rc : after(l, o.task, error);
+    return rc || host->put_back || host->kept ? rc : after(l, o.task, error);
 }
 
 static void flush_trace(loop *l)
@@ -224,9 +304,9 @@ static void flush_trace(loop *l)
     l->flushed_ns = dray__now();
 }
 
-static int run_loop(dray__host *host, dray_error *error)
+static int run_loop(dray__host *host, const dray__program_kind *program, dray_error *error)
 {
-    loop l = {.host = host, .flushed_ns = dray__now()};
+    loop l = {.host = host, .program = program, .flushed_ns = dray__now()};
     l.count = dray__tasks_of(host->job, host->spec, l.tasks);
     bool ended = false;
     int rc = DRAY_OK;
@@ -345,7 +425,7 @@ int dray__host_main(const dray__host_options *options, dray_error *error)
     if (!rc)
         rc = role->open(&host, error);
     if (!rc)
-        rc = run_loop(&host, error);
+        rc = run_loop(&host, role, error);
     if (!rc && role->finish)
         rc = role->finish(&host, error);
     if (rc && host.group)

@@ -31,7 +31,9 @@ struct dray__host {
     dray_queue *queue;
     dray__group *group;
     int64_t wait_ns;
-    bool put_back;  /* set by a task's run, on all ranks: the batch is given back as it was */
+    /* Set by a task's run, on all ranks. */
+    bool put_back;  /* the batch is given back as it was */
+    bool kept;      /* rank 0's batch is the program's now, which commits and frees it later */
     int64_t saving; /* the checkpoint that is being written; -1: none (checkpoint.c) */
     void *state;    /* the program's */
 };
@@ -44,6 +46,10 @@ typedef struct dray__program_kind {
     int (*open)(dray__host *host, dray_error *error);
     /* Nothing more will come; NULL: nothing to do. On all ranks. */
     int (*finish)(dray__host *host, dray_error *error);
+    /* Where tasks keep batches: whether there are any, and a piece of the work on all of them, on
+     * all ranks. The loop claims more between two turns. NULL: no task does. */
+    bool (*busy)(const dray__host *host);
+    int (*turn)(dray__host *host, dray_error *error);
     void (*close)(dray__host *host);
 } dray__program_kind;
 

@@ -146,6 +146,16 @@ static int rule_policy(const dray__job *job, const dray__places *at, dray_error 
     return DRAY_OK;
 }
 
+static int rule_partial(const dray__job *job, const dray__places *at, dray_error *error)
+{
+    return job->rollout.partial_tokens && job->schedule == DRAY__SCHEDULE_SYNC
+               ? dray__setting_fail(at, "rollout.partial_tokens", error,
+                                    "expected 0 with schedule sync, which waits for all samples of "
+                                    "a step in any case, found %lld",
+                                    (long long)job->rollout.partial_tokens)
+               : DRAY_OK;
+}
+
 /* Whole groups are claimed: what is claimed at once, and what an optimiser step takes, must be
  * some.
  */
@@ -175,7 +185,7 @@ static int rule_groups(const dray__job *job, const dray__places *at, dray_error 
 static int64_t row_bytes(const dray__job *job)
 {
     int64_t prompt = job->data.source == DRAY__SOURCE_REVERSE ? 5 * job->data.digits + 8 : 0;
-    return prompt + 16 * job->rollout.max_new_tokens + 256;
+    return prompt + 20 * job->rollout.max_new_tokens + 256;
 }
 
 static int rule_capacity_bytes(const dray__job *job, const dray__places *at, dray_error *error)
@@ -310,9 +320,10 @@ static int rule_model(const dray__job *job, const dray__places *at, dray_error *
 
 static int check_rules(const dray__job *job, const dray__places *at, dray_error *error)
 {
-    static const rule_fn all[] = {rule_batch,          rule_data,   rule_reward, rule_capacity,
-                                  rule_capacity_bytes, rule_policy, rule_groups, rule_backend,
-                                  rule_metrics,        rule_roles,  rule_tasks,  rule_model};
+    static const rule_fn all[] = {rule_batch,          rule_data,    rule_reward,  rule_capacity,
+                                  rule_capacity_bytes, rule_policy,  rule_partial, rule_groups,
+                                  rule_backend,        rule_metrics, rule_roles,   rule_tasks,
+                                  rule_model};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         int rc = all[i](job, at, error);
         if (rc)

@@ -32,8 +32,12 @@ typedef struct dray__job_warmup {
     double lr;
 } dray__job_warmup;
 
+typedef enum dray__batching { DRAY__BATCHING_CLOSED = 0, DRAY__BATCHING_CONTINUOUS } dray__batching;
+
 typedef struct dray__job_rollout {
     int64_t prompts, samples, micro_batch, max_new_tokens;
+    int64_t partial_tokens; /* of a sample in one claim; 0: all */
+    int32_t batching;       /* dray__batching */
     double temperature;
 } dray__job_rollout;
 

@@ -19,6 +19,9 @@ static const dray__word schedules[] = {{"sync", DRAY__SCHEDULE_SYNC, NULL},
                                        {NULL, 0, NULL}};
 static const dray__word sources[] = {
     {"reverse", DRAY__SOURCE_REVERSE, NULL}, {"jsonl", DRAY__SOURCE_JSONL, NULL}, {NULL, 0, NULL}};
+static const dray__word batchings[] = {{"closed", DRAY__BATCHING_CLOSED, NULL},
+                                       {"continuous", DRAY__BATCHING_CONTINUOUS, NULL},
+                                       {NULL, 0, NULL}};
 static const dray__word rules[] = {{"exact_match", DRAY__RULE_EXACT_MATCH, NULL},
                                    {"command", DRAY__RULE_COMMAND, NULL},
                                    {NULL, 0, NULL}};
@@ -158,6 +161,13 @@ const dray__setting dray__settings[] = {
     ABOVE(rollout.temperature, 1, 0, 100, "divides the logits"),
     INT(rollout.max_new_tokens, 8, 1, 1048576, "of a response, with its end token"),
     INT(rollout.micro_batch, 64, 1, 65536, MICRO),
+    WORD(rollout.batching, closed, batchings,
+         "`closed`: a micro-batch is generated from begin to end, and its bits are the same in "
+         "every run; `continuous`: samples are claimed (with `queue.policy` `group`: groups) "
+         "whenever fewer than `micro_batch` are under way, and leave when they are finished"),
+    INT(rollout.partial_tokens, 0, 0, 1048576,
+        "that a sample gets in one claim: then it is put back as far as it is, and goes on before "
+        "new ones, with the weights that count then; 0: all. Not with `sync`"),
 
     WORD(reward.rule, exact_match, rules,
          "`exact_match`: 1 when the response is the answer; `command`: a program grades"),

@@ -66,10 +66,11 @@ static inline void fixture_serve(const queue_fixture *f, bool keeper, int ready)
                                          .keeper_path = path,
                                          .limits = f->limits,
                                          .state_path = f->keeps_sessions ? sessions : NULL};
-    if (keeper ? dray__keeper_new(base, f->keeper, 0, &k, &error)
-               : dray__coordinator_new(base, &options, &c, &error) ||
-                     dray__queue_add(c, base, path, f->journals[0] ? f->journals : NULL, f->stores,
-                                     &error))
+    if (keeper
+            ? dray__keeper_new(base, f->keeper, 0, &k, &error)
+            : dray__coordinator_new(base, &options, &c, &error) || dray__reports_add(c, &error) ||
+                  dray__queue_add(c, base, path, f->journals[0] ? f->journals : NULL, f->stores,
+                                  &error))
         die("server", &error);
     if (write(ready, "x", 1) != 1)
         _exit(1);

@@ -1,0 +1,348 @@
+/* The task `rollout` over a queue: micro-batches, rows that come and go, rows that are cut and
+ * claimed again, and weights that change meanwhile. */
+#include "engine/sampler.h"
+#include "queue/one_fixture.h"
+#include "run/rollout.h"
+#include "run/settings.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/small.h"
+
+enum { NEW_TOKENS = 12, STEP = 1 };
+
+static const char *const rollout_needs[] = {"prompt"};
+static const char *const rollout_writes[] = {"response", "rollout_log_prob", "response_version"};
+static const dray_queue_task two_tasks[] = {
+    {.name = "rollout",
+     .needs = rollout_needs,
+     .needs_count = 1,
+     .writes = rollout_writes,
+     .writes_count = 3},
+    {.name = "reader", .needs = rollout_writes, .needs_count = 3},
+};
+
+/* An engine, alone, with a queue of ROWS prompts. */
+typedef struct scene {
+    dray__host host;
+    dray__job *job;
+    dray__generator *generator;
+    dray__rollout *rollout;
+    int32_t prompts[64];
+    uint64_t offsets[ROWS + 1];
+} scene;
+
+static void insert_prompts(scene *s)
+{
+    dray_error error;
+    dray_column_data prompt = {.name = "prompt",
+                               .dtype = DRAY_I32,
+                               .ndim = 1,
+                               .offsets = s->offsets,
+                               .values = s->prompts};
+    dray_tag step = {DRAY__TAG_STEP, STEP};
+    dray_insert_options o = DRAY_INSERT_OPTIONS_INIT;
+    o.partition = "step-000001";
+    o.rows = ROWS;
+    o.columns = &prompt;
+    o.column_count = 1;
+    o.tags = &step;
+    o.tag_count = 1;
+    OK(dray_queue_insert(s->host.queue, &o, NULL, &error));
+    OK(dray_queue_seal(s->host.queue, o.partition, ROWS, &error));
+}
+
+static void scene_open(scene *s, const char *name, int32_t batching, int64_t partial)
+{
+    dray_error error;
+    *s = (scene){.generator = open_filled(NULL)};
+    OK(dray__settings_default(&s->job, &error));
+    s->job->seed = 3;
+    s->job->rollout.prompts = ROWS;
+    s->job->rollout.samples = 1;
+    s->job->rollout.micro_batch = 4;
+    s->job->rollout.max_new_tokens = NEW_TOKENS;
+    s->job->rollout.batching = batching;
+    s->job->rollout.partial_tokens = partial;
+    s->host.job = s->job;
+    s->host.context = fixture_context(&f, name);
+    dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
+    options.tasks = two_tasks;
+    options.task_count = 2;
+    options.max_attempts = 2; /* a cut is no failure */
+    OK(dray_queue_open(s->host.context, name, &options, &s->host.queue, &error));
+    OK(dray__rollout_open(&s->host, s->generator, &s->rollout, &error));
+    dray__rollout_renew(s->rollout, 7);
+    make_rows(s->prompts, s->offsets);
+    insert_prompts(s);
+}
+
+static void scene_close(scene *s)
+{
+    dray__rollout_close(s->rollout);
+    dray_queue_close(s->host.queue);
+    dray_close(s->host.context);
+    dray__generator_close(s->generator);
+    dray__settings_free(s->job);
+}
+
+/* Claims what there is room for; false: nothing is ready. */
+static bool claim_and_take(scene *s, dray_batch **batch)
+{
+    dray_error error;
+    dray_claim_options o;
+    uint32_t room = dray__rollout_room(s->rollout);
+    if (!room)
+        return false;
+    dray__task_claim(&s->host, dray__task_find("rollout"), room, &o);
+    o.timeout_ns = 0;
+    int rc = dray_queue_claim(s->host.queue, &o, batch, &error);
+    if (rc == DRAY_ETIMEDOUT)
+        return false;
+    OK(rc);
+    OK(dray__rollout_take(s->rollout, *batch, STEP, &error));
+    return true;
+}
+
+/* One turn of what the host's loop does; false: nothing is left to do. */
+static bool continuous_turn(scene *s)
+{
+    dray_error error;
+    dray_batch *batch;
+    while (claim_and_take(s, &batch)) {
+    }
+    if (!dray__rollout_busy(s->rollout))
+        return false;
+    OK(dray__rollout_turn(s->rollout, &error));
+    return true;
+}
+
+static bool closed_batch(scene *s)
+{
+    dray_error error;
+    dray_batch *batch;
+    if (!claim_and_take(s, &batch))
+        return false;
+    OK(dray__rollout_drain(s->rollout, &error));
+    OK(dray_batch_commit(batch, &error));
+    dray_batch_free(batch);
+    return true;
+}
+
+static void generate_all(scene *s)
+{
+    while (s->job->rollout.batching == DRAY__BATCHING_CLOSED ? closed_batch(s)
+                                                             : continuous_turn(s)) {
+    }
+}
+
+/* All rows as the next task reads them, by slot. */
+static dray_batch *read_all(scene *s, dray_column columns[3])
+{
+    dray_error error;
+    dray_batch *batch;
+    dray_claim_options o = DRAY_CLAIM_OPTIONS_INIT;
+    o.task = "reader";
+    o.count = ROWS;
+    o.policy = DRAY_POLICY_ORDERED;
+    OK(dray_queue_claim(s->host.queue, &o, &batch, &error));
+    assert_int_equal(dray_batch_rows(batch), ROWS);
+    for (int i = 0; i < 3; i++)
+        OK(dray_batch_column(batch, rollout_writes[i], &columns[i], &error));
+    for (uint32_t i = 0; i < ROWS; i++) {
+        assert_int_equal(columns[1].lengths[i], columns[0].lengths[i]);
+        assert_int_equal(columns[2].lengths[i], columns[0].lengths[i]);
+        double tokens = 0;
+        OK(dray_batch_tag(batch, i, DRAY_TAG_TOKENS, &tokens, &error));
+        assert_true(tokens == (double)(s->offsets[i + 1] - s->offsets[i] + columns[0].lengths[i]));
+    }
+    return batch;
+}
+
+static void make_whole(scene *s, uint32_t first, uint32_t rows, dray__generation *out)
+{
+    uint64_t streams[ROWS];
+    for (uint32_t i = 0; i < rows; i++)
+        streams[i] = (uint64_t)STEP << 32 | (first + i);
+    dray__generate_options options = DRAY__GENERATE_OPTIONS_INIT;
+    options.rows = rows;
+    options.prompt = (dray__tokens){s->prompts, s->offsets + first};
+    options.streams = streams;
+    options.seed = 3;
+    options.max_new_tokens = NEW_TOKENS;
+    options.eos_token = DRAY__TOKEN_EOS;
+    assert_int_equal(dray__generate(s->generator, &options, out, NULL), DRAY_OK);
+}
+
+static void check_tokens(scene *s, bool bits)
+{
+    dray_column columns[3];
+    dray_batch *batch = read_all(s, columns);
+    for (uint32_t first = 0, rows; first < ROWS; first += rows) { /* as micro-batches are */
+        rows = ROWS - first < 4 ? ROWS - first : 4;
+        dray__generation whole;
+        make_whole(s, first, rows, &whole);
+        for (uint32_t i = 0; i < rows; i++) {
+            uint64_t count = whole.offsets[i + 1] - whole.offsets[i];
+            assert_int_equal(columns[0].lengths[first + i], count);
+            assert_memory_equal(columns[0].cells[first + i], whole.tokens + whole.offsets[i],
+                                count * sizeof(int32_t));
+            if (bits)
+                assert_memory_equal(columns[1].cells[first + i], whole.logprobs + whole.offsets[i],
+                                    count * sizeof(float));
+        }
+        dray__generation_free(&whole);
+    }
+    dray_batch_free(batch);
+}
+
+static void rows_are_the_same_however_they_are_made(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        int32_t batching;
+        int64_t partial;
+    } cases[] = {{"closed", DRAY__BATCHING_CLOSED, 0},
+                 {"closed, cut", DRAY__BATCHING_CLOSED, 3},
+                 {"closed, cut at once", DRAY__BATCHING_CLOSED, 1},
+                 {"continuous", DRAY__BATCHING_CONTINUOUS, 0},
+                 {"continuous, cut", DRAY__BATCHING_CONTINUOUS, 5}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        scene s;
+        scene_open(&s, cases[i].name, cases[i].batching, cases[i].partial);
+        generate_all(&s);
+        check_tokens(&s, i == 0);
+        scene_close(&s);
+    }
+}
+
+static void change_weights(dray__generator *g)
+{
+    dray_region *region = dray__generator_regions(g)[0];
+    float *values = dray_region_base(region);
+    for (uint64_t i = 0; i < dray_region_bytes(region) / sizeof *values; i++)
+        values[i] += 0.03f * cosf(1.3f * (float)i);
+}
+
+/* Log-probs are those of a fresh forward pass of the version that the token says. */
+static void check_versions(scene *s, uint32_t *mixed)
+{
+    dray_column columns[3];
+    dray_error error;
+    dray_batch *batch = read_all(s, columns);
+    *mixed = 0;
+    for (uint32_t i = 0; i < ROWS; i++) {
+        float scores[2][NEW_TOKENS];
+        uint64_t count = columns[0].lengths[i], response[2] = {0, count};
+        const float *found = columns[1].cells[i];
+        const int32_t *versions = columns[2].cells[i];
+        dray__sequences row = {1, {s->prompts, s->offsets + i}, {columns[0].cells[i], response}};
+        fill(s->generator);
+        assert_int_equal(dray__generator_logprobs(s->generator, &row, 1, scores[0], NULL, NULL), 0);
+        change_weights(s->generator);
+        assert_int_equal(dray__generator_logprobs(s->generator, &row, 1, scores[1], NULL, NULL), 0);
+        for (uint64_t k = 0; k < count; k++) {
+            assert_in_range(versions[k], 7, 8);
+            assert_true(!k || versions[k] >= versions[k - 1]);
+            assert_true(fabsf(found[k] - scores[versions[k] - 7][k]) < 1e-4f);
+        }
+        double oldest = 0;
+        OK(dray_batch_tag(batch, i, DRAY_TAG_VERSION, &oldest, &error));
+        assert_true(oldest == versions[0]);
+        *mixed += versions[0] != versions[count - 1];
+    }
+    dray_batch_free(batch);
+}
+
+static void weights_change_under_rows(void **state)
+{
+    (void)state;
+    scene s;
+    uint32_t mixed;
+    scene_open(&s, "under", DRAY__BATCHING_CONTINUOUS, 0);
+    for (int i = 0; i < 5; i++)
+        assert_true(continuous_turn(&s));
+    change_weights(s.generator);
+    dray__rollout_renew(s.rollout, 8);
+    generate_all(&s);
+    check_versions(&s, &mixed);
+    assert_int_equal(mixed, 4); /* those that were under way */
+    scene_close(&s);
+}
+
+static void cut_rows_go_on_with_other_weights(void **state)
+{
+    (void)state;
+    scene s;
+    uint32_t mixed;
+    scene_open(&s, "between", DRAY__BATCHING_CLOSED, 5);
+    assert_true(closed_batch(&s));
+    change_weights(s.generator);
+    dray__rollout_renew(s.rollout, 8);
+    generate_all(&s);
+    check_versions(&s, &mixed);
+    assert_int_equal(mixed, 4);
+    scene_close(&s);
+}
+
+/* What people and other tasks see of cut rows: pieces of as many tokens as a claim gives. */
+static void cuts_are_pieces(void **state)
+{
+    (void)state;
+    scene s;
+    dray_error error;
+    dray_column columns[3];
+    scene_open(&s, "pieces", DRAY__BATCHING_CLOSED, 5);
+    generate_all(&s);
+    dray_batch *batch = read_all(&s, columns);
+    for (uint32_t i = 0; i < ROWS; i++) {
+        dray_piece pieces[4];
+        uint32_t count;
+        uint64_t left = columns[0].lengths[i];
+        OK(dray_batch_pieces(batch, "response", i, pieces, 4, &count, &error));
+        assert_int_equal(count, (left + 4) / 5);
+        for (uint32_t k = 0; k < count; k++, left -= left < 5 ? left : 5) {
+            assert_int_equal(pieces[k].elements, left < 5 ? left : 5);
+            assert_true(pieces[k].version == 7);
+        }
+    }
+    dray_batch_free(batch);
+    scene_close(&s);
+}
+
+static void what_is_under_way_is_given_back(void **state)
+{
+    (void)state;
+    scene s;
+    dray_error error;
+    scene_open(&s, "back", DRAY__BATCHING_CONTINUOUS, 4);
+    for (int round = 0; round < 5; round++) { /* more often than a row may fail */
+        for (int i = 0; i < 2; i++)
+            assert_true(continuous_turn(&s));
+        dray__rollout_close(s.rollout);
+        OK(dray__rollout_open(&s.host, s.generator, &s.rollout, &error));
+        dray__rollout_renew(s.rollout, 7);
+    }
+    generate_all(&s);
+    check_tokens(&s, false);
+    scene_close(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_are_the_same_however_they_are_made),
+        cmocka_unit_test(weights_change_under_rows),
+        cmocka_unit_test(cut_rows_go_on_with_other_weights),
+        cmocka_unit_test(cuts_are_pieces),
+        cmocka_unit_test(what_is_under_way_is_given_back),
+    };
+    return cmocka_run_group_tests(tests, up, down);
+}
