@@ -25,4 +25,10 @@ int dray__data_get(const dray__data *data, dray__split split, uint64_t index, ch
                    char **answer, dray_error *error);
 uint64_t dray__data_eval_count(const dray__data *data);
 
+typedef struct dray__data_bytes {
+    int64_t prompt, answer;
+} dray__data_bytes;
+/* The longest prompt and answer that there can be; 0: the job's settings do not say. */
+dray__data_bytes dray__data_longest(const dray__job *job);
+
 #endif

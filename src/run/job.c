@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/words.h"
 #include "run/advantage.h"
+#include "run/data.h"
 #include "run/host.h"
 #include "run/metrics.h"
 #include "run/settings.h"
@@ -81,12 +82,12 @@ static int rule_data(const dray__job *job, const dray__places *at, dray_error *e
     if (job->data.source == DRAY__SOURCE_JSONL && !job->data.eval_path[0])
         return dray__setting_fail(at, "data.eval_path", error,
                                   "expected a file of held-out prompts for source jsonl");
-    if (job->data.source == DRAY__SOURCE_REVERSE &&
-        job->rollout.max_new_tokens < job->data.digits + 1)
-        return dray__setting_fail(at, "rollout.max_new_tokens", error,
-                                  "expected at least %lld (digits and the end token), found %lld",
-                                  (long long)job->data.digits + 1,
-                                  (long long)job->rollout.max_new_tokens);
+    int64_t answer = dray__data_longest(job).answer;
+    if (answer && job->rollout.max_new_tokens < answer + 1)
+        return dray__setting_fail(at, "rollout.max_new_tokens data.digits data.steps", error,
+                                  "expected at least %lld (the longest answer and the end token), "
+                                  "found %lld",
+                                  (long long)answer + 1, (long long)job->rollout.max_new_tokens);
     return DRAY_OK;
 }
 
@@ -128,8 +129,7 @@ static int rule_metrics(const dray__job *job, const dray__places *at, dray_error
 static int rule_policy(const dray__job *job, const dray__places *at, dray_error *error)
 {
     bool balanced = job->queue.policy == DRAY_POLICY_TOKEN_BALANCED;
-    int64_t longest = job->rollout.max_new_tokens +
-                      (job->data.source == DRAY__SOURCE_REVERSE ? job->data.digits + 2 : 1);
+    int64_t longest = job->rollout.max_new_tokens + dray__data_longest(job).prompt + 1;
     if (job->queue.token_cap && !balanced)
         return dray__setting_fail(at, "queue.token_cap", error,
                                   "expected 0 without policy token_balanced, found %lld",
@@ -184,8 +184,8 @@ static int rule_groups(const dray__job *job, const dray__places *at, dray_error 
 /* Bytes of a sample that the driver reserves, as far as the job file says. */
 static int64_t row_bytes(const dray__job *job)
 {
-    int64_t prompt = job->data.source == DRAY__SOURCE_REVERSE ? 5 * job->data.digits + 8 : 0;
-    return prompt + 20 * job->rollout.max_new_tokens + 256;
+    dray__data_bytes most = dray__data_longest(job);
+    return 4 * (most.prompt + 1) + most.answer + 20 * job->rollout.max_new_tokens + 256;
 }
 
 static int rule_capacity_bytes(const dray__job *job, const dray__places *at, dray_error *error)
@@ -310,9 +310,10 @@ static int rule_model(const dray__job *job, const dray__places *at, dray_error *
     dray_layout_free(layout);
     if (rc)
         return dray__setting_fail(at, "roles", error, "role %s: %s", engine->name, inner.message);
-    int64_t longest = job->data.digits + 2 + job->rollout.max_new_tokens;
-    if (job->data.source == DRAY__SOURCE_REVERSE && config.max_positions < longest)
-        return dray__setting_fail(at, "model.max_positions", error,
+    int64_t prompt = dray__data_longest(job).prompt,
+            longest = prompt + 1 + job->rollout.max_new_tokens;
+    if (prompt && config.max_positions < longest)
+        return dray__setting_fail(at, "model.max_positions rollout.max_new_tokens", error,
                                   "expected at least %lld (prompt and response), found %lld",
                                   (long long)longest, (long long)config.max_positions);
     return DRAY_OK;

@@ -17,11 +17,20 @@ typedef struct dray__job_model {
     double embedding_std, weight_std; /* of random parameters */
 } dray__job_model;
 
-typedef enum dray__source { DRAY__SOURCE_REVERSE = 0, DRAY__SOURCE_JSONL } dray__source;
+/* The sources of data: a line each, beside a file (data_source.h). */
+#define DRAY__SOURCES(SOURCE)                                                                      \
+    SOURCE(REVERSE, reverse)                                                                       \
+    SOURCE(JSONL, jsonl)                                                                           \
+    SOURCE(ARITHMETIC, arithmetic)
+
+#define SOURCE(upper, lower) DRAY__SOURCE_##upper,
+typedef enum dray__source { DRAY__SOURCES(SOURCE) DRAY__SOURCE_COUNT } dray__source;
+#undef SOURCE
 
 typedef struct dray__job_data {
     int32_t source; /* dray__source */
     int64_t digits; /* reverse */
+    int64_t steps;  /* arithmetic: the most that a chain has */
     char *path;     /* jsonl */
     char *eval_path;
 } dray__job_data;

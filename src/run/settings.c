@@ -17,8 +17,9 @@ static const dray__word schedules[] = {{"sync", DRAY__SCHEDULE_SYNC, NULL},
                                        {"rolling", 0, NOT_YET},
                                        {"async", 0, NOT_YET},
                                        {NULL, 0, NULL}};
-static const dray__word sources[] = {
-    {"reverse", DRAY__SOURCE_REVERSE, NULL}, {"jsonl", DRAY__SOURCE_JSONL, NULL}, {NULL, 0, NULL}};
+#define SOURCE(upper, lower) {#lower, DRAY__SOURCE_##upper, NULL},
+static const dray__word sources[] = {DRAY__SOURCES(SOURCE){NULL, 0, NULL}};
+#undef SOURCE
 static const dray__word batchings[] = {{"closed", DRAY__BATCHING_CLOSED, NULL},
                                        {"continuous", DRAY__BATCHING_CONTINUOUS, NULL},
                                        {NULL, 0, NULL}};
@@ -144,8 +145,13 @@ const dray__setting dray__settings[] = {
 
     WORD(data.source, reverse, sources,
          "`reverse`: `1234=` is answered by `4321`, one number in eight is held out; `jsonl`: "
-         "lines of `{\"prompt\": …, \"answer\": …}`"),
+         "lines of `{\"prompt\": …, \"answer\": …}`; `arithmetic`: `3+9-4=` is answered by the "
+         "chain "
+         "of results, `12 8`, one chain in eight is held out"),
     INT(data.digits, 4, 2, 18, "of `reverse`"),
+    INT(data.steps, 20, 1, 200,
+        "of `arithmetic`: the most that a chain has; short ones are more "
+        "frequent"),
     PATH(data.path, "", "`jsonl`: training lines"),
     PATH(data.eval_path, "", "`jsonl`: held-out lines"),
 

@@ -34,7 +34,7 @@ files='src/base/network.c src/base/tls.c src/base/wire.c src/control/address.c s
     src/queue/partitions.c src/queue/place.c src/queue/puts.c src/queue/record.c
     src/queue/redis_link.c src/queue/releases.c src/queue/replay.c src/queue/rounds.c
     src/queue/schema.c src/queue/segment.c src/queue/steps.c src/queue/stores.c src/queue/versions.c
-    src/queue/waiters.c src/run/data.c src/run/job.c src/run/settings_read.c src/run/settings_write.c src/run/tree.c
+    src/queue/waiters.c src/run/data_jsonl.c src/run/job.c src/run/settings_read.c src/run/settings_write.c src/run/tree.c
     src/trace/merge.c src/trace/spans.c src/weights/cells.c src/weights/delta_wire.c
     src/weights/lane_remote.c src/weights/manifest.c src/weights/offer.c src/weights/overlay.c
     src/weights/peer.c src/weights/pull.c src/weights/remote_*.c'

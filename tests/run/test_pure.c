@@ -12,6 +12,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -117,6 +118,70 @@ static void reversed_prompts(void **state)
     }
     dray__data_close(data);
     dray__job_free(job);
+}
+
+/* What the answer of a chain must be, counted anew; its bytes with the end token. */
+static size_t check_chain(const char *prompt, const char *answer)
+{
+    char expected[256] = "", *at = expected, *rest;
+    long result = strtol(prompt, &rest, 10);
+    for (int step = 0; *rest != '='; step++) {
+        assert_true(*rest == '+' || *rest == '-');
+        long digit = strtol(rest, &rest, 10);
+        assert_in_range(labs(digit), 1, 9);
+        result += digit;
+        assert_in_range(result, 0, 99);
+        at += sprintf(at, "%s%ld", step ? " " : "", result);
+    }
+    assert_string_equal(rest, "=");
+    assert_string_equal(answer, expected);
+    return strlen(answer) + 1;
+}
+
+static void arithmetic_prompts(void **state)
+{
+    (void)state;
+    const char *const settings[] = {"data.source=arithmetic", "rollout.max_new_tokens=60",
+                                    "model.max_positions=128", "seed=7", NULL};
+    const char *const other[] = {"data.source=arithmetic", "rollout.max_new_tokens=60",
+                                 "model.max_positions=128", "seed=8", NULL};
+    dray__job *job = loaded("name: x", settings), *job2 = loaded("name: x", other);
+    dray__data *data, *data2;
+    enum { DRAWN = 4000 };
+    size_t longest = 0, shortest = 99, sum = 0, bytes = 0;
+    char *seen[DRAWN], *again, *answer;
+    assert_int_equal(dray__data_open(job, &data, NULL), 0);
+    assert_int_equal(dray__data_open(job2, &data2, NULL), 0);
+    for (uint64_t i = 0; i < DRAWN; i++) { /* every other one is held out */
+        dray__split split = i % 2 ? DRAY__SPLIT_TRAIN : DRAY__SPLIT_EVAL;
+        assert_int_equal(dray__data_get(data, split, i, &seen[i], &answer, NULL), 0);
+        size_t length = check_chain(seen[i], answer);
+        longest = length > longest ? length : longest;
+        shortest = length < shortest ? length : shortest;
+        sum += length;
+        bytes = strlen(seen[i]) > bytes ? strlen(seen[i]) : bytes;
+        free(answer);
+        assert_int_equal(dray__data_get(data2, split, i, &again, &answer, NULL), 0);
+        if (split == DRAY__SPLIT_EVAL) /* the same for all seeds */
+            assert_string_equal(seen[i], again);
+        free(again);
+        free(answer);
+    }
+    assert_int_equal(shortest, 2);
+    assert_in_range(longest, 50, 60);
+    assert_in_range(sum / DRAWN, 10, 20);
+    dray__data_bytes most = dray__data_longest(job);
+    assert_true((int64_t)bytes <= most.prompt && (int64_t)longest <= most.answer + 1);
+    for (int a = 0; a < DRAWN; a += 2)
+        for (int b = 1; b < DRAWN; b += 2)
+            if (strcmp(seen[a], seen[b]) == 0)
+                fail_msg("%s is held out, and trained", seen[a]);
+    for (int i = 0; i < DRAWN; i++)
+        free(seen[i]);
+    dray__data_close(data);
+    dray__data_close(data2);
+    dray__job_free(job);
+    dray__job_free(job2);
 }
 
 static void lines_of_a_file(void **state)
@@ -284,7 +349,8 @@ static void refusals(void **state)
         {"name: x\n", "actor.lr=1: 2: 3", "--set:1:5: mapping values are not allowed"},
         {"name: x\n", "queue.metrics=nope",
          "--set: queue.metrics: metrics address 'nope': PORT, or a numeric HOST:PORT expected"},
-        {"rollout: {max_new_tokens: 3}\n", NULL, "expected at least 5 (digits and the end token)"},
+        {"rollout: {max_new_tokens: 3}\n", NULL,
+         "expected at least 5 (the longest answer and the end token)"},
         {"reward: {rule: command}\n", NULL, "reward.command: expected a command line"},
         {"reference: {enabled: false}\nactor: {kl: 0.1}\n", NULL,
          ":2:9: actor.kl: expected 0 without a reference, found 0.1"},
@@ -373,11 +439,12 @@ int main(int argc, char **argv)
     if (argc == 5 && strcmp(argv[3], "--exec") == 0)
         return execl("/bin/sh", "sh", "-c", argv[4], (char *)NULL);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(advantages),       cmocka_unit_test(exact_match),
-        cmocka_unit_test(reversed_prompts), cmocka_unit_test(lines_of_a_file),
-        cmocka_unit_test(learning_rates),   cmocka_unit_test(partitions),
-        cmocka_unit_test(layers),           cmocka_unit_test(characters),
-        cmocka_unit_test(refusals),         cmocka_unit_test(rewards_of_a_command),
+        cmocka_unit_test(advantages),           cmocka_unit_test(exact_match),
+        cmocka_unit_test(reversed_prompts),     cmocka_unit_test(arithmetic_prompts),
+        cmocka_unit_test(lines_of_a_file),      cmocka_unit_test(learning_rates),
+        cmocka_unit_test(partitions),           cmocka_unit_test(layers),
+        cmocka_unit_test(characters),           cmocka_unit_test(refusals),
+        cmocka_unit_test(rewards_of_a_command),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
