@@ -69,6 +69,11 @@ const dray_model_config *dray__generator_config(const dray__generator *g)
     return &g->model.config;
 }
 
+void dray__generator_pace(dray__generator *g, const dray__pace *pace)
+{
+    g->model.pace = pace;
+}
+
 int dray__generator_load(dray__generator *g, const char *directory, dray_error *error)
 {
     return dray_checkpoint_read(directory, g->layout, g->regions, error);

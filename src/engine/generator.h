@@ -12,6 +12,7 @@
 #define DRAY_ENGINE_GENERATOR_H
 
 #include "engine/engine.h"
+#include "engine/pace.h"
 #include "group/group.h"
 
 #include <dray/memory.h>
@@ -30,6 +31,10 @@ void dray__generator_close(dray__generator *generator);
 const dray_layout *dray__generator_layout(const dray__generator *generator);
 dray_region *const *dray__generator_regions(const dray__generator *generator);
 const dray_model_config *dray__generator_config(const dray__generator *generator);
+
+/* From here on samplers and log-probs sleep (pace.h): tokens are digits and an end token, log-probs
+ * -1. Borrowed until close. */
+void dray__generator_pace(dray__generator *generator, const dray__pace *pace);
 
 /* Reads this rank's part of a Hugging Face checkpoint folder. */
 int dray__generator_load(dray__generator *generator, const char *directory, dray_error *error);

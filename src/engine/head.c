@@ -108,6 +108,15 @@ int dray__score(dray__model *m, dray__state *state, const dray__sequences *seque
 {
     uint64_t first = sequences->response.offsets[begin];
     int code = DRAY_OK;
+    if (m->pace) {
+        dray__pace_spend(m->pace->score_seconds * sequences->rows);
+        for (uint64_t i = 0; i < sequences->response.offsets[end] - first; i++) {
+            logprobs[i] = -1;
+            if (entropy)
+                entropy[i] = 0;
+        }
+        return DRAY_OK;
+    }
     for (uint32_t row = begin; code == DRAY_OK && row < end;) {
         dray__chunk chunk;
         code = dray__chunk_next(sequences, end, &row, &chunk, error);

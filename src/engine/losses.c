@@ -167,6 +167,10 @@ static int accumulate(dray__trainer *t, const dray__sequences *sequences,
     int code = prepare(t, sequences, error);
     uint32_t row = first_row(sequences, t->rank, t->world);
     uint32_t end = first_row(sequences, t->rank + 1, t->world);
+    if (code == DRAY_OK && t->model.pace) {
+        dray__pace_spend(t->model.pace->train_seconds * sequences->rows);
+        row = end;
+    }
     while (code == DRAY_OK && row < end) {
         dray__chunk chunk;
         code = dray__chunk_next(sequences, end, &row, &chunk, error);

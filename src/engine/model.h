@@ -8,6 +8,7 @@
 #define DRAY_ENGINE_MODEL_H
 
 #include "engine/engine.h"
+#include "engine/pace.h"
 #include "group/group.h"
 
 #include <stdbool.h>
@@ -38,6 +39,7 @@ typedef struct dray__model {
     float *cos, *sin;                /* [positions, head_dim / 2] */
     int64_t positions;               /* rows of the tables filled so far */
     dray__weights weights;
+    const dray__pace *pace; /* NULL: it computes */
 } dray__model;
 
 /* For parameters at `base` in the layout of dray_layout_engine with tp = the group's world. Sets

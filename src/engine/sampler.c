@@ -17,7 +17,7 @@ typedef struct row {
      * versions lie alike. NULL: the slot is free. */
     int32_t *tokens, *versions;
     float *logprobs;
-    uint64_t given, length, limit;
+    uint64_t prompt, given, length, limit;
     uint64_t stream;
     dray__cache cache;
     uint64_t cached; /* tokens that the cache holds */
@@ -181,7 +181,8 @@ static int make_row(const dray__sampler *s, const dray__sampler_rows *rows, uint
     const dray__tokens *prompt = &rows->rows.prompt, *response = &rows->rows.response;
     uint64_t asked = length_of(prompt, i), made = length_of(response, i);
     uint64_t positions = (uint64_t)m->config.max_positions, limit = asked + most_of(rows, i);
-    row r = {.given = asked + made, .length = asked + made, .stream = rows->streams[i]};
+    row r = {
+        .prompt = asked, .given = asked + made, .length = asked + made, .stream = rows->streams[i]};
     r.limit = limit < positions ? limit : positions;
     r.finish = DRAY__FINISH_NOT_YET;
     size_t cache;
@@ -442,13 +443,36 @@ static int sample(dray__sampler *s, dray_error *error)
     return DRAY_OK;
 }
 
+/* What a step takes without its arithmetic, and digits until the response is as long as its stream
+ * draws. */
+static void pretend(dray__sampler *s)
+{
+    const dray__pace *pace = s->g->model.pace;
+    uint64_t prefill = 0;
+    for (uint32_t i = 0; i < s->active_count; i++)
+        prefill += missing(s, i) - 1;
+    dray__pace_spend(pace->token_seconds + pace->prefill_seconds * (double)prefill);
+    for (uint32_t i = 0; i < s->active_count; i++) {
+        row *r = &s->rows[s->active[i]];
+        r->cached = r->length;
+        bool last = r->length - r->prompt + 1 >= dray__pace_length(pace, r->stream);
+        int32_t digit = '0' + (int32_t)(r->length % 10);
+        append(s, s->active[i], (pick){last ? s->options.eos_token : digit, 0}, -1);
+    }
+}
+
 int dray__sampler_step(dray__sampler *s, dray_error *error)
 {
+    int code = DRAY_OK;
     if (s->active_count == 0)
         return DRAY_OK;
-    int code = advance(s, error);
-    if (code == DRAY_OK)
-        code = sample(s, error);
+    if (s->g->model.pace) {
+        pretend(s);
+    } else {
+        code = advance(s, error);
+        if (code == DRAY_OK)
+            code = sample(s, error);
+    }
     drop_finished(s);
     return code;
 }

@@ -201,6 +201,11 @@ dray_region *const *dray__trainer_regions(const dray__trainer *t)
     return t->regions;
 }
 
+void dray__trainer_pace(dray__trainer *t, const dray__pace *pace)
+{
+    t->model.pace = pace;
+}
+
 uint64_t dray__trainer_steps(const dray__trainer *t)
 {
     return t->steps;

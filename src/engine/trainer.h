@@ -18,6 +18,7 @@
 #define DRAY_ENGINE_TRAINER_H
 
 #include "engine/engine.h"
+#include "engine/pace.h"
 #include "engine/policy.h"
 #include "group/group.h"
 
@@ -51,6 +52,9 @@ void dray__trainer_close(dray__trainer *trainer);
  * borrowed: the trainer's. */
 const dray_layout *dray__trainer_layout(const dray__trainer *trainer);
 dray_region *const *dray__trainer_regions(const dray__trainer *trainer);
+/* From here on log-probs (all -1) and gradients (all 0) are slept for (pace.h). Borrowed until
+ * close. */
+void dray__trainer_pace(dray__trainer *trainer, const dray__pace *pace);
 /* Optimiser steps taken, resumed ones included. */
 uint64_t dray__trainer_steps(const dray__trainer *trainer);
 

@@ -102,6 +102,8 @@ static int grade(dray__host *host, dray_batch *batch, const char *const columns[
     if (rc)
         return rc;
     float *out = malloc(responses.rows * sizeof(*out));
+    if (host->pace)
+        dray__pace_spend(host->job->clock.reward_seconds * responses.rows);
     rc = out ? DRAY_OK : dray__nomem(error);
     for (uint32_t i = 0; i < responses.rows && !rc; i++)
         rc = grade_row(host->state, batch, columns, &responses, i, &out[i], error);
@@ -180,6 +182,8 @@ static int open_reference(dray__host *host, dray_error *error)
         rc = dray__generator_open(&config, NULL, &self->reference, error);
     if (!rc)
         rc = dray__generator_load(self->reference, path, error);
+    if (!rc)
+        dray__generator_pace(self->reference, host->pace);
     return rc;
 }
 

@@ -37,6 +37,7 @@ static int engine_open(dray__host *host, dray_error *error)
         rc = dray__rollout_open(host, self->generator, &self->rollout, error);
     if (rc)
         return rc;
+    dray__generator_pace(self->generator, host->pace);
     dray_subscriber_options options = DRAY_SUBSCRIBER_OPTIONS_INIT;
     options.regions = dray__generator_regions(self->generator);
     options.group = host->spec->name;

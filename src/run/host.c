@@ -395,6 +395,7 @@ static int open_host(dray__host *host, dray__job **job, dray_error *error)
         return rc;
     host->job = *job;
     host->wait_ns = dray__job_wait_ns(host->job);
+    host->pace = dray__job_pace(host->job, &host->paced) ? &host->paced : NULL;
     rc = find_spec(host, error);
     if (!rc)
         rc = dray__fault_open(host->spec->name, host->options.rank, host->options.epoch, error);

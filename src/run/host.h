@@ -4,6 +4,7 @@
 #ifndef DRAY_RUN_HOST_H
 #define DRAY_RUN_HOST_H
 
+#include "engine/pace.h"
 #include "group/group.h"
 #include "run/job.h"
 #include "run/tasks.h"
@@ -31,6 +32,8 @@ struct dray__host {
     dray_queue *queue;
     dray__group *group;
     int64_t wait_ns;
+    dray__pace paced;
+    const dray__pace *pace; /* with clock.enabled: paced; NULL: work is computed */
     /* Set by a task's run, on all ranks. */
     bool put_back;  /* the batch is given back as it was */
     bool kept;      /* rank 0's batch is the program's now, which commits and frees it later */
@@ -70,6 +73,8 @@ int dray__host_report(dray__host *host, const char *kind, json_t *object, dray_e
 /* Records a span and tells the supervisor that `phase` of `step` took this long. */
 int dray__host_phase(dray__host *host, const char *phase, int64_t step, int64_t begin_ns,
                      dray_error *error);
+/* How long work takes where it is slept; false: it is computed (clock.c). */
+bool dray__job_pace(const dray__job *job, dray__pace *out);
 /* Path below the run's folder. */
 void dray__host_path(const dray__host *host, char *out, size_t capacity, const char *format, ...)
     __attribute__((format(printf, 4, 5)));

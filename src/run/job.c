@@ -107,6 +107,16 @@ static int rule_reward(const dray__job *job, const dray__places *at, dray_error 
     return DRAY_OK;
 }
 
+static int rule_clock(const dray__job *job, const dray__places *at, dray_error *error)
+{
+    if (job->clock.enabled && job->warmup.max_steps)
+        return dray__setting_fail(at, "warmup.max_steps", error,
+                                  "expected 0 with clock.enabled, where nothing is learned, found "
+                                  "%lld",
+                                  (long long)job->warmup.max_steps);
+    return DRAY_OK;
+}
+
 static int rule_backend(const dray__job *job, const dray__places *at, dray_error *error)
 {
     bool redis = job->queue.backend == DRAY_BACKEND_REDIS;
@@ -321,10 +331,10 @@ static int rule_model(const dray__job *job, const dray__places *at, dray_error *
 
 static int check_rules(const dray__job *job, const dray__places *at, dray_error *error)
 {
-    static const rule_fn all[] = {rule_batch,          rule_data,    rule_reward,  rule_capacity,
-                                  rule_capacity_bytes, rule_policy,  rule_partial, rule_groups,
-                                  rule_backend,        rule_metrics, rule_roles,   rule_tasks,
-                                  rule_model};
+    static const rule_fn all[] = {rule_batch,    rule_data,           rule_reward,  rule_clock,
+                                  rule_capacity, rule_capacity_bytes, rule_policy,  rule_partial,
+                                  rule_groups,   rule_backend,        rule_metrics, rule_roles,
+                                  rule_tasks,    rule_model};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         int rc = all[i](job, at, error);
         if (rc)

@@ -96,6 +96,12 @@ typedef struct dray__job_checkpoint {
     int64_t every, keep;
 } dray__job_checkpoint;
 
+typedef struct dray__job_clock {
+    bool enabled;
+    double token_seconds, prefill_seconds, log_prob_seconds, train_seconds, reward_seconds;
+    double tokens, variation, correlation, tail, tail_share;
+} dray__job_clock;
+
 typedef struct dray__job_queue {
     int64_t capacity_rows, capacity_bytes, max_attempts;
     int32_t on_loss; /* dray_on_loss; shrink_group stands for "end": a lost sample ends the run */
@@ -135,6 +141,7 @@ typedef struct dray__job {
     dray__job_eval eval;
     dray__job_weights weights;
     dray__job_checkpoint checkpoint;
+    dray__job_clock clock;
     dray__job_queue queue;
     dray__job_limits limits;
     dray__job_role *roles;

@@ -222,6 +222,20 @@ const dray__setting dray__settings[] = {
     INT(checkpoint.every, 100, 1, 1e6, "steps, and at the end"),
     INT(checkpoint.keep, 3, 1, 1e6, "the newest; step 0 is always kept"),
 
+    BOOL(clock.enabled, false,
+         "no model is computed: work is a sleep, as the lines below say, and responses are digits; "
+         "claims, commits, published bytes, updates and versions are real. To measure schedules"),
+    REAL(clock.token_seconds, 1e-3, 0, 60, "a token for every sample that an engine generates"),
+    REAL(clock.prefill_seconds, 0, 0, 60, "a token of a prompt, or of a cache made anew"),
+    REAL(clock.log_prob_seconds, 0, 0, 60, "a sample's log-probs, trainer's and reference's"),
+    REAL(clock.train_seconds, 1e-3, 0, 60, "a sample's gradients, whatever the trainer's ranks"),
+    REAL(clock.reward_seconds, 0, 0, 60, "a sample's reward"),
+    REAL(clock.tokens, 8, 1, 1e6, "mean length of a response; `rollout.max_new_tokens` cuts it"),
+    REAL(clock.variation, 0, 0, 10, "deviation of lengths over their mean; they are log-normal"),
+    REAL(clock.correlation, 0, 0, 1, "of the lengths' logarithms between samples of a prompt"),
+    REAL(clock.tail, 1, 1, 1e6, "how much longer the tail's responses are"),
+    REAL(clock.tail_share, 0, 0, 1, "responses of the tail"),
+
     INT(queue.capacity_rows, 1000000, 1, 1e9,
         "a job that cannot fit is refused, with the arithmetic"),
     INT(queue.capacity_bytes, 1073741824, 4096, 1099511627776.0, "1 GiB; the same"),

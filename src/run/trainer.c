@@ -31,7 +31,11 @@ static int open_trainer(dray__host *host, dray__learner *self, dray_error *error
     options.weight_decay = actor->weight_decay;
     options.eos_token = DRAY__TOKEN_EOS;
     int rc = dray__job_model_config(host->job, &config, error);
-    return rc ? rc : dray__trainer_open(&config, host->group, &options, &self->trainer, error);
+    if (!rc)
+        rc = dray__trainer_open(&config, host->group, &options, &self->trainer, error);
+    if (!rc)
+        dray__trainer_pace(self->trainer, host->pace);
+    return rc;
 }
 
 /* A new run: the model, warmed up, becomes checkpoint 0; its optimiser knows nothing of the
