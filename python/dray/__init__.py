@@ -7,9 +7,10 @@ import importlib
 from . import gpu, trace, weights
 from ._library import DrayError, DrayTimeout, library_path, version
 
-__all__ = ["Batch", "Claim", "DrayError", "DrayTimeout", "Queue", "Refill", "Role", "RunEnded", "StreamDataLoader",
-           "Task", "gpu", "library_path", "trace", "version", "weights"]
+__all__ = ["Batch", "Claim", "DrayError", "DrayTimeout", "Queue", "Refill", "Role", "RunEnded",
+           "StreamDataLoader", "Task", "checkpoint", "gpu", "library_path", "trace", "version", "weights"]
 
+_MODULES = ("checkpoint",)
 _LAZY = {"Queue": "queue", "Claim": "queue", "Refill": "queue", "Task": "queue",
          "StreamDataLoader": "loader", "Batch": "loader",
          "Role": "role", "RunEnded": "role"}
@@ -19,4 +20,6 @@ def __getattr__(name):
     """What needs numpy, when it is asked for."""
     if name in _LAZY:
         return getattr(importlib.import_module("." + _LAZY[name], __name__), name)
+    if name in _MODULES:
+        return importlib.import_module("." + name, __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

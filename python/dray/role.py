@@ -32,6 +32,9 @@ import numpy as np
 from . import _library as _l
 from . import trace as _t
 from ._library import DrayError, DrayTimeout, call, library
+from .checkpoint import latest, load_optimizer, optimizer_tensors
+from .checkpoint import load as load_checkpoint
+from .checkpoint import save as save_checkpoint
 from .columns import ROW
 from .queue import Claim, Queue, claim_options
 from .weights import Context, Publisher, Subscriber
@@ -179,8 +182,10 @@ class Role:
 
     @property
     def group(self) -> str:
-        """What the weights of this instance go by, if it is an engine: its name, and which instance."""
-        return f"{self.name}/{self.instance}" if self.instance else self.name
+        """What this instance is called: the role's name, and which it is where there are several."""
+        roles = self.config.get("roles", []) if os.environ.get("DRAY_CONFIG") else []
+        several = any(role.get("name") == self.name and role.get("instances", 1) > 1 for role in roles)
+        return f"{self.name}.{self.instance}" if several or self.instance else self.name
 
     def _member(self) -> str:
         return f"{self.group}/{self.rank}"
@@ -388,7 +393,8 @@ class Role:
     def _options(self, task, count, policy, up_to, claim):
         made = []
         for name in self._task(task):
-            rows = self._micro(name) if count is None else operator.index(count)
+            rows = count.get(name) if isinstance(count, Mapping) else count
+            rows = self._micro(name) if rows is None else operator.index(rows)
             made.append(claim_options(name, rows, None, policy, self.timeout, 0.0, up_to=int(up_to), **claim))
         return made
 
@@ -397,14 +403,15 @@ class Role:
         return int(section.get("micro_batch", _MICRO)) if isinstance(section, dict) else _MICRO
 
     def batches(self, task: Union[None, str, Sequence[str]] = None, columns: Iterable[str] = (),
-                count: Optional[int] = None, *, up_to: bool = True, policy: str = "fifo",
+                count: Union[None, int, Mapping[str, int]] = None, *, up_to: bool = True, policy: str = "fifo",
                 framework: str = "numpy", copy: Optional[bool] = None, split: bool = False,
                 **claim: Any) -> Iterator[Batch]:
         """Claimed batches of the task (None: those of $DRAY_TASK; of several, the first that has rows), until
         the queue ends, or SIGTERM. Asking for the next one commits the last, with what was set.
 
         columns: read before the body gets the batch; others of the task are read when it asks for them.
-        count: rows at most (None: the job's micro_batch for the task, or 32); up_to=False: exactly.
+        count: rows at most, for all tasks or {task: rows} (not said: the job's micro_batch for the task, or
+        32); up_to=False: exactly so many, but at the end of a partition.
         split: of several ranks each gets its part of the rows. framework, copy: see columns.Rows. Further
         keywords are those of Queue.claim: policy="group", ...
         A batch whose rows were taken back, or cleared, meanwhile is left out, and counted in `lost`."""
@@ -525,6 +532,38 @@ class Role:
             self._flush()
         if saved != number:
             self._save(plan, number)
+
+    # ---- checkpoints
+
+    def saver(self, model: Any, optimizer: Any = None, config: Optional[str] = None) -> Callable:
+        """For steps(save=): the model's parameters, torch's optimizer's state (of the host, whole or
+        DTensors, each rank its part) and the files, as a checkpoint that `dray run --resume` goes on from.
+        config: the model's config.json."""
+        def save(number, files):
+            parts = {}
+            if optimizer is not None:
+                parts["optimizer"], files["optimizer.json"] = optimizer_tensors(model, optimizer)
+            files["dray.json"] = json.dumps({
+                "format": 1, "job": self.config.get("name"), "seed": self.config.get("seed"), "step": number,
+                "weight_version": number}, indent=2).encode()
+            save_checkpoint(self.folder / "checkpoints", number, model, context=self.context("trainer"),
+                            rank=self.rank, world=self.world, parts=parts, files=files, config=config,
+                            keep=self._setting("checkpoint.keep"), stay=[0], timeout=self.timeout)
+        return save
+
+    def restore(self, model: Any, optimizer: Any = None) -> bool:
+        """Reads what saver's function wrote of the step that the run goes on from, each rank its part; False:
+        a new run."""
+        if self.step == 0 and not (self.folder / "checkpoints" / "latest").exists():
+            return False
+        version, path = latest(self.folder / "checkpoints")
+        if version != self.step:
+            raise DrayError(_INVALID, f"{path}: the run goes on from step {self.step} ($DRAY_STEP), the newest "
+                            f"checkpoint is of step {version}")
+        load_checkpoint(path, model)
+        if optimizer is not None:
+            load_optimizer(path, model, optimizer)
+        return True
 
     def _agree(self, said: bool) -> bool:
         return said if self.world == 1 else self._tell(said)

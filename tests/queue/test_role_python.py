@@ -93,9 +93,18 @@ def test_environment():
         within(DRAY_CONFIG=file.name, DRAY_ROLE="desk", DRAY_INSTANCE="2", DRAY_TASK="reward,eval",
                DRAY_EPOCH="3", DRAY_STEP="40", DRAY_RUN="/runs/a")
         with dray.Role() as role:
-            assert (role.name, role.group, role.instance, role.epoch, role.step) == ("desk", "desk/2", 2, 3, 40)
+            assert (role.name, role.group, role.instance, role.epoch, role.step) == ("desk", "desk.2", 2, 3, 40)
             assert role.tasks == ["reward", "eval"] and role.timeout == 7 and str(role.folder) == "/runs/a"
             assert [o.count for o in role._options(None, None, "fifo", True, {})] == [5, 32]
+            assert [o.count for o in role._options(None, {"eval": 9}, "fifo", True, {})] == [5, 9]
+        with open(file.name, "w") as whole:
+            json.dump({"roles": [{"name": "desk", "instances": 3}, {"name": "one", "instances": 1}]}, whole)
+        names = []
+        for role, instance in (("desk", "0"), ("one", "0")):
+            os.environ.update(DRAY_ROLE=role, DRAY_INSTANCE=instance)
+            with dray.Role() as told:
+                names.append(told.group)
+        assert names == ["desk.0", "one"], names
     within()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -282,7 +291,7 @@ def test_reports():
                                                capture_output=True, text=True).stdout)
             assert status["reports"]["posted"] > 0, status["reports"]
             names = [session["name"] for session in status["sessions"]]
-            assert "grader/1/0" in names, names
+            assert "grader.1/0" in names, names
             assert role.engines() == []
             refused("EINVALID", role.report, "")
     within()

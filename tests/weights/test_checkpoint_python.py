@@ -1,133 +1,94 @@
-"""A checkpoint with sums in its metadata is what the safetensors library reads; the sums are those of
-the formula; files changed by others are found."""
-import ctypes as c
+"""dray.checkpoint: what is written is what safetensors reads, an optimizer that was read goes on as if nothing had
+happened, and folders are whole, kept and named as the run's are."""
 import json
 import os
-import random
 import sys
 import tempfile
 
 try:
-    import numpy as np
-    from safetensors import safe_open
-    from safetensors.numpy import load_file, save_file
+    import torch
+    from safetensors.torch import load_file
 except ImportError as missing:
     print(missing)
     sys.exit(77)
 
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "model"))
+sys.path.insert(0, os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
 import dray  # noqa: E402
+from served import refused  # noqa: E402
 
-SEED = int(os.environ.get("DRAY_TEST_SEED", random.randrange(1 << 32)))
-print("DRAY_TEST_SEED=%d" % SEED)
-rng = np.random.default_rng(SEED)
-DTYPES = {1: np.float64, 2: np.float32, 4: np.float16, 14: np.uint8}
-MASK = (1 << 64) - 1
+torch.manual_seed(1)
 
 
-def row_factor(row):
-    z = (row + 0x9E3779B97F4A7C15) & MASK
-    z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & MASK
-    z = ((z ^ z >> 27) * 0x94D049BB133111EB) & MASK
-    return (z ^ z >> 31) | 1
+def trainer():
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.LayerNorm(7), torch.nn.Linear(7, 3, bias=False))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
 
 
-def column_factor(column):
-    x = column * 0x9E3779B1 & 0xFFFFFFFF
-    x ^= x >> 15
-    x = x * 0x2C1B3C6D & 0xFFFFFFFF
-    x ^= x >> 12
-    return x | 1
+def train(model, optimizer, steps):
+    generator = torch.Generator().manual_seed(steps)
+    for _ in range(steps):
+        model(torch.randn(4, 5, generator=generator)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
-def sum_of(array):
-    columns = array.shape[-1] if array.ndim else 1
-    words = np.ascontiguousarray(array).view("u%d" % min(array.itemsize, 4)) if array.ndim else \
-        array.reshape(1).view("u%d" % min(array.itemsize, 4))
-    words = words.reshape(-1, columns * max(1, array.itemsize // 4) if array.itemsize == 8
-                          else columns)
-    total = 0
-    for row, values in enumerate(words):
-        line = sum(column_factor(i) * int(v) for i, v in enumerate(values))
-        total += row_factor(row) * line
-    return total & MASK
+def write(folder, number, model, optimizer, **more):
+    tensors, numbers = dray.checkpoint.optimizer_tensors(model, optimizer)
+    dray.checkpoint.save(folder, number, model, parts={"optimizer": tensors},
+                         files={"optimizer.json": numbers, "empty": b"", "cursor": b"a\0b"}, **more)
 
 
-def write(folder, state):
-    layout = dray.Layout()
-    buffers, regions = [], (c.c_void_p * (len(state) + 1))()
-    codes = {d: code for code, d in DTYPES.items()}
-    for i, (name, array) in enumerate(state.items()):
-        tensor = layout.add_tensor(name, codes[array.dtype.type], list(array.shape))
-        region = layout.add_region(array.nbytes)
-        zero = dray.i64s([0] * array.ndim)
-        if array.nbytes:
-            dray.call(dray.lib.dray_layout_add_dense, layout.handle, tensor, region, zero,
-                      dray.i64s(array.shape), c.c_uint64(0))
-        buffer = c.create_string_buffer(array.tobytes() or b"\0")
-        buffers.append(buffer)
-        out = c.c_void_p()
-        dray.call(dray.lib.dray_region_wrap, buffer, c.c_uint64(array.nbytes), b"r", c.byref(out))
-        regions[i] = out
-    dray.call(dray.lib.dray_checkpoint_write, os.fsencode(folder), layout.handle, regions, None)
-    for i in range(len(state)):
-        dray.lib.dray_region_free(c.c_void_p(regions[i]))
+with tempfile.TemporaryDirectory() as top:
+    folder = f"{top}/checkpoints"
+    refused(dray.DrayError, "", dray.checkpoint.latest, folder)
+    model, optimizer = trainer()
+    write(folder, 0, model, optimizer)  # nothing was trained: the optimizer has no state yet
+    train(model, optimizer, 3)
+    write(folder, 3, model, optimizer, config=json.dumps({"model_type": "none"}))
+    version, path = dray.checkpoint.latest(folder)
+    assert version == 3 and path.name == "step-000003", path
+    found = load_file(path / "model.safetensors")
+    assert found.keys() == model.state_dict().keys()
+    assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
+    state = load_file(path / "optimizer" / "model.safetensors")
+    assert torch.equal(state["0.weight.exp_avg_sq"], optimizer.state[model[0].weight]["exp_avg_sq"])
+    assert (path / "cursor").read_bytes() == b"a\0b" and (path / "empty").read_bytes() == b""
+    assert json.loads((path / "config.json").read_text()) == {"model_type": "none"}
 
+    other, its = trainer()
+    dray.checkpoint.load(path, other)
+    dray.checkpoint.load_optimizer(path, other, its)
+    train(model, optimizer, 2)
+    train(other, its, 2)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters()))
+    fresh, none = trainer()
+    dray.checkpoint.load_optimizer(f"{folder}/step-000000", fresh, none)
+    assert not none.state
 
-def compared(folder):
-    count, sums = c.c_uint32(), c.c_void_p()
-    dray.call(dray.lib.dray_checksums_of_checkpoint, os.fsencode(folder), c.byref(count),
-              c.byref(sums))
-    dray.lib.dray_checksums_free(sums)
-    return count.value
+    for number in (4, 5, 6):
+        write(folder, number, model, optimizer, keep=2, stay=[0])
+    assert sorted(os.listdir(folder)) == ["latest", "step-000000", "step-000005", "step-000006"], os.listdir(folder)
+    refused(dray.DrayError, "expects [7, 6]", dray.checkpoint.load, path.parent / "step-000006",
+            {"0.weight": torch.zeros(7, 6)})
+    refused(dray.DrayError, "0.nothing", dray.checkpoint.load, path.parent / "step-000006",
+            {"0.nothing": torch.zeros(1)})
 
-
-def message_of(folder):
-    try:
-        compared(folder)
-    except dray.DrayError as error:
-        return str(error)
-    return ""
-
-
-def main(folder):
-    shapes = [(), (1,), (7,), (0,), (3, 5), (2, 3, 4), (130, 9)]
-    state = {"t.%d" % i: rng.integers(0, 256, int(np.prod(s)) * np.dtype(d).itemsize, np.uint8)
-             .view(d).reshape(s)
-             for i, (d, s) in enumerate((d, s) for d in DTYPES.values() for s in shapes)}
-    write(folder, state)
-    path = os.path.join(folder, "model.safetensors")
-    loaded = load_file(path)
-    assert loaded.keys() == state.keys()
-    for name, array in state.items():
-        assert loaded[name].tobytes() == array.tobytes() and loaded[name].shape == array.shape, name
-    with safe_open(path, framework="np") as f:
-        metadata = f.metadata()
-    assert metadata["format"] == "pt", metadata
-    sums = json.loads(metadata["dray.sums"])
-    full = {name: array for name, array in state.items() if array.size}
-    assert sums == {name: "%016x" % sum_of(array) for name, array in full.items()}
-    assert compared(folder) == len(full)
-    # somebody saves it again with the metadata: right, changed, and without
-    save_file(loaded, path, metadata=metadata)
-    assert compared(folder) == len(full)
-    victim = random.choice([name for name, array in full.items() if array.nbytes > 8])
-    changed = dict(loaded)
-    changed[victim] = loaded[victim].copy()
-    changed[victim].reshape(-1).view(np.uint8)[3] ^= 0x10
-    save_file(changed, path, metadata=metadata)
-    said = message_of(folder)
-    assert victim in said and path in said and " 1 tensors" in said, said
-    save_file(loaded, path, metadata=dict(metadata, **{"dray.sums": "{}"}))
-    assert "dray.sums" in message_of(folder), message_of(folder)
-    more = json.dumps(dict(sums, **{"nowhere": "0" * 16}))
-    save_file(loaded, path, metadata=dict(metadata, **{"dray.sums": more}))
-    assert "sums of %d tensors" % (len(sums) + 1) in message_of(folder), message_of(folder)
-    save_file(loaded, path, metadata=dict(metadata, **{"dray.sums": "what"}))
-    assert path in message_of(folder), message_of(folder)
-    save_file(changed, path)
-    assert compared(folder) == 0
-
-
-with tempfile.TemporaryDirectory() as base:
-    main(os.path.join(base, "checkpoint"))
+    # A role's: written for the step, and read by a run that goes on from it.
+    os.environ.update(DRAY_ADDRESS="unix:/nowhere", DRAY_RUN=f"{top}/run", DRAY_CONFIG=f"{top}/config.json")
+    os.makedirs(f"{top}/run/checkpoints")
+    with open(f"{top}/config.json", "w") as file:
+        json.dump({"name": "a", "seed": 4, "checkpoint": {"keep": 2}}, file)
+    role = dray.Role()
+    assert role.restore(model, optimizer) is False
+    role.context = lambda role: None  # one rank meets nobody
+    role.saver(model, optimizer)(7, {"queue.cursor": b"cursor"})
+    card = json.loads((dray.checkpoint.latest(f"{top}/run/checkpoints")[1] / "dray.json").read_text())
+    assert (card["job"], card["seed"], card["step"], card["weight_version"]) == ("a", 4, 7, 7), card
+    refused(dray.DrayError, "from step 0", dray.Role().restore, model)
+    os.environ["DRAY_STEP"] = "7"
+    role, (other, its) = dray.Role(), trainer()
+    assert role.restore(other, its)
+    train(model, optimizer, 2)
+    train(other, its, 2)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters()))
+print("ok")

@@ -1,0 +1,119 @@
+"""A trainer: FSDP2 (fully_shard) over gloo, PPO's loss. `dray run examples/roles/job.yaml` starts two
+ranks of it. A new run's model first learns right answers, until one sample in ten is right."""
+import random
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import dray
+from model import config_json, log_probs, make_model
+from text import BEGIN, END, encode, held_out
+
+torch.set_num_threads(1)
+
+
+def answers(rng, count, digits):
+    """Prompts and right answers; none is held out."""
+    found = []
+    while len(found) < count:
+        number = rng.randrange(10 ** digits)
+        if not held_out(number):
+            text = f"{number:0{digits}d}"
+            found.append(([BEGIN] + encode(text + "="), encode(text[::-1]) + [END]))
+    return [prompt for prompt, _ in found], [answer for _, answer in found]
+
+
+def probability(model, prompts, responses):
+    """Of the right answer, on average: what samples would get."""
+    with torch.no_grad():
+        found, there = log_probs(model, prompts, responses)
+        return float((found * there).sum(1).exp().mean())
+
+
+def warm_up(role, model):
+    """The same on all ranks: the seed is the job's, and nothing is shared out. Its optimiser is forgotten."""
+    settings, digits = role.config["warmup"], role.config["data"]["digits"]
+    rng = random.Random(role.config["seed"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings["lr"], betas=(0.9, 0.95), weight_decay=0)
+    probe = answers(rng, 256, digits)
+    for step in range(settings["max_steps"] + 1):
+        if step % settings["check_every"] == 0:
+            reward = probability(model, *probe)
+            role.report("warmup", warmup_step=step, reward_mean=reward, done=reward >= settings["reward"])
+            if reward >= settings["reward"]:
+                return reward
+        found, there = log_probs(model, *answers(rng, settings["batch"], digits))
+        (-(found * there).sum() / there.sum()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1)
+        optimizer.step()
+        optimizer.zero_grad()
+    if settings["max_steps"]:
+        raise RuntimeError(f"warmup: reward {reward:.3f} after {step} steps, {settings['reward']} wanted")
+    return reward
+
+
+def loss_of(model, batch, job):
+    """The sum over tokens of PPO's clipped loss (Schulman et al., 2017), and how many tokens there are."""
+    clip, responses = job["actor"]["clip"], batch.list("response")
+    new, there = log_probs(model, batch.list("prompt"), responses, job["rollout"]["temperature"])
+    old, _ = batch.padded("old_log_prob", length=new.shape[1])
+    weights = torch.from_numpy(batch.weights).float()[:, None] * there
+    advantage = batch["advantage"][0][:, None]
+    ratio = ((new - old) * there).exp()
+    loss = -torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+    return (loss * weights).sum(), weights.sum()
+
+
+def everywhere(*numbers):
+    """Their sums over all ranks."""
+    found = torch.tensor([float(number) for number in numbers])
+    dist.all_reduce(found)
+    return found.tolist()
+
+
+def rate(actor, step, steps):
+    begin = min(1.0, step / max(1, actor["warmup_steps"]))
+    return actor["lr"] * begin * (1 - (1 - actor["final_lr"]) * step / steps)
+
+
+def main(role):
+    job, actor = role.config, role.config["actor"]
+    model = make_model(job)
+    reward = warm_up(role, model) if role.step == 0 else 0.0
+    mesh = init_device_mesh("cpu", (role.world,))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=actor["lr"], betas=(actor["beta1"], actor["beta2"]),
+                                  eps=actor["epsilon"], weight_decay=actor["weight_decay"])
+    role.restore(model, optimizer)
+    # Engines read a copy, until the next version is there: one that is started anew gets it, too.
+    publisher = role.publisher(model, snapshot=True)
+    rows = job["rollout"]["prompts"] * job["rollout"]["samples"]
+    columns = ["prompt", "response", "reward", "old_log_prob", "advantage"]
+    save = role.saver(model, optimizer, config_json(model))
+    for step in role.steps(publisher, columns, save=save, ready={"reward_mean": reward},
+                           micro=rows // actor["optimiser_steps"] // role.world):
+        reward = length = total = 0.0
+        for batch in step:
+            loss, count = loss_of(model, batch, job)
+            summed, tokens = everywhere(loss.detach(), count)
+            (loss * role.world / tokens).backward()  # FSDP takes the mean over ranks
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), actor["grad_norm"])
+            for group in optimizer.param_groups:
+                group["lr"] = rate(actor, step.number, job["steps"])
+            optimizer.step()
+            optimizer.zero_grad()
+            got, = everywhere((batch["reward"][0] * torch.from_numpy(batch.weights)).sum())
+            reward, length, total = reward + got, length + tokens, total + summed
+        step.report(reward_mean=reward / step.rows, tokens=int(length), response_length_mean=length / step.rows,
+                    loss=total / length, grad_norm=norm.full_tensor(), learning_rate=rate(
+                        actor, step.number, job["steps"]))
+
+
+with dray.Role() as role:
+    dist.init_process_group("gloo")
+    main(role)
+    dist.destroy_process_group()

@@ -1,0 +1,117 @@
+"""A run's checkpoints: `folder/step-000007` for each version, written by all ranks of a trainer together, each its
+part of the tensors, and there when all of it is on the disk.
+
+    dray.checkpoint.save("checkpoints", 7, model, parts={"optimizer": state}, context=context, rank=rank, world=2)
+    version, path = dray.checkpoint.latest("checkpoints")
+    dray.checkpoint.load(path, model)                       # each rank reads what it has of it"""
+from __future__ import annotations
+
+import ctypes as c
+import json
+import os
+import pathlib
+from typing import Any, Iterable, Mapping, Optional, Union
+
+from . import _library as _l
+from . import parameters as _p
+from ._library import call, text
+from .weights import Context, Layout
+
+__all__ = ["latest", "load", "load_optimizer", "optimizer_tensors", "save"]
+
+
+class _Part(c.Structure):
+    _fields_ = [("name", c.c_char_p), ("layout", c.c_void_p), ("regions", c.c_void_p)]
+
+
+class _File(c.Structure):
+    _fields_ = [("name", c.c_char_p), ("data", c.c_char_p), ("bytes", c.c_size_t)]
+
+
+class _Options(_l.Sized):
+    _fields_ = [("size", c.c_size_t), ("version", c.c_uint64), ("keep", c.c_uint32), ("rank", c.c_uint32),
+                ("world", c.c_uint32), ("name", c.c_char_p), ("config_json", c.c_char_p),
+                ("timeout_ns", c.c_int64), ("deltas", c.c_uint32), ("parts", c.POINTER(_Part)),
+                ("files", c.POINTER(_File)), ("part_count", c.c_uint32), ("file_count", c.c_uint32),
+                ("stay", c.POINTER(c.c_uint64)), ("stay_count", c.c_uint32), ("unused", c.c_uint32)]
+
+
+def _layout(tensors):
+    layout = Layout()
+    for name, tensor in _p.given(tensors, False).pairs():
+        layout.add_parameter(name, tensor)
+    return layout
+
+
+def save(folder: Union[str, os.PathLike], version: int, tensors: Any, *, context: Optional[Context] = None,
+         rank: int = 0, world: int = 1, parts: Optional[Mapping[str, Any]] = None,
+         files: Optional[Mapping[str, bytes]] = None, config: Optional[str] = None, keep: int = 0,
+         stay: Iterable[int] = (), timeout: Optional[float] = None) -> None:
+    """Writes a version: of each rank what it has of the tensors (a module, (name, tensor) pairs or a mapping;
+    whole, or DTensors; of the host). context: by which the ranks meet; None where there is one.
+
+    parts: {name: tensors} beside the model's, a folder each; files: {name: bytes}, rank 0's; config: rank
+    0's config.json. All of it is there, or nothing. keep: how many versions stay, the newest ones (0: all),
+    and those of `stay`."""
+    parts, files, stay = dict(parts or {}), dict(files or {}), list(stay)
+    layouts = [_layout(tensors)] + [_layout(part) for part in parts.values()]
+    lives = [layout.live() for layout in layouts]
+    try:
+        options = _Options(
+            version=version, keep=keep, rank=rank, world=world, config_json=text(config),
+            timeout_ns=0 if timeout is None else _l.nanoseconds(timeout), part_count=len(parts),
+            parts=(_Part * max(1, len(parts)))(*(
+                _Part(text(name), layout.pointer, c.cast(live, c.c_void_p).value)
+                for name, layout, live in zip(parts, layouts[1:], lives[1:]))),
+            files=(_File * max(1, len(files)))(*(_File(text(n), d, len(d)) for n, d in files.items())),
+            file_count=len(files), stay=(c.c_uint64 * max(1, len(stay)))(*stay), stay_count=len(stay))
+        call("dray_checkpoint_save", context and context.pointer, os.fspath(folder).encode(),
+             layouts[0].pointer, lives[0], c.byref(options))
+    finally:
+        for layout in layouts:
+            layout.close()
+
+
+def load(path: Union[str, os.PathLike], tensors: Any) -> None:
+    """Reads a checkpoint, or a part of one, into tensors of this rank, each what it has of it."""
+    layout = _layout(tensors)
+    try:
+        call("dray_checkpoint_read", os.fspath(path).encode(), layout.pointer, layout.live())
+    finally:
+        layout.close()
+
+
+def latest(folder: Union[str, os.PathLike]) -> tuple:
+    """(version, path) of the newest one. Raises DrayError (ENOENT)."""
+    version, path = c.c_uint64(), c.c_void_p()
+    call("dray_checkpoint_latest", os.fspath(folder).encode(), c.byref(version), c.byref(path))
+    return version.value, pathlib.Path(_l.take(path).decode())
+
+
+# ---- optimisers ----------------------------------------------------------------------------------
+
+def optimizer_tensors(model: Any, optimizer: Any) -> tuple:
+    """({name: tensor}, JSON) of what torch's optimizer keeps of the model's parameters: tensors of their
+    shapes, as "weight.exp_avg", and numbers. The learning rate and its like are the program's."""
+    tensors, numbers = {}, {}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if hasattr(value, "shape") and tuple(value.shape) == tuple(parameter.shape):
+                tensors[f"{name}.{key}"] = value
+            else:
+                numbers.setdefault(name, {})[key] = float(value)
+    return tensors, json.dumps(numbers).encode()
+
+
+def load_optimizer(path: Union[str, os.PathLike], model: Any, optimizer: Any,
+                   tensors: Iterable[str] = ("exp_avg", "exp_avg_sq")) -> None:
+    """What optimizer_tensors gave, from a checkpoint with it as the part "optimizer" and the file
+    "optimizer.json"; tensors: those of the optimizer's kind, AdamW's where it is not said."""
+    import torch
+    numbers = json.loads((pathlib.Path(path) / "optimizer.json").read_text(encoding="utf-8"))
+    if not numbers:
+        return
+    for name, parameter in model.named_parameters():
+        state = optimizer.state[parameter] = {key: torch.zeros_like(parameter) for key in tensors}
+        state.update((key, torch.tensor(value)) for key, value in numbers[name].items())
+    load(pathlib.Path(path) / "optimizer", optimizer_tensors(model, optimizer)[0])
