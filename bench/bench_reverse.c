@@ -51,7 +51,8 @@ static void write_prompt(int number, int32_t *tokens)
 {
     char text[16];
     snprintf(text, sizeof text, "%04d=", number);
-    dray__bytes_encode(text, PROMPT, tokens);
+    for (int i = 0; i < PROMPT; i++)
+        tokens[i] = (unsigned char)text[i];
 }
 
 static void write_answer(int number, int32_t *tokens)

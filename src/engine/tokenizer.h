@@ -1,8 +1,11 @@
-/* The byte-level tokenizer of models that are trained from scratch: token i is byte i for i < 256,
- * followed by three special tokens. */
+/* From text to tokens and back. Two kinds: bytes (token i is byte i for i < 256, followed by three
+ * special tokens), for models that are trained from scratch; and byte-level BPE as a Hugging Face
+ * `tokenizer.json` describes it (Qwen2, Llama 3, GPT-2), for models that come with one. */
 #ifndef DRAY_ENGINE_TOKENIZER_H
 #define DRAY_ENGINE_TOKENIZER_H
 
+#include <dray/dray.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -13,10 +16,33 @@ enum {
     DRAY__BYTE_VOCABULARY = 259
 };
 
-/* Writes one token a byte to `tokens` (room for `bytes`); returns how many: `bytes`. */
-size_t dray__bytes_encode(const void *text, size_t bytes, int32_t *tokens);
-/* Writes the bytes of tokens[0..count) to `text` (room for `count`), leaving out special tokens and
- * ids that are no byte; returns how many were written. No terminator. */
-size_t dray__bytes_decode(const int32_t *tokens, size_t count, void *text);
+typedef struct dray__tokenizer dray__tokenizer;
+
+/* path: a tokenizer.json, or the folder that has one; NULL or "": bytes. Whatever the file asks for
+ * and is not done here (another model than BPE, another normalizer than NFC, ...) is
+ * DRAY_EUNSUPPORTED and named. The end token is that of `tokenizer_config.json` in the same folder
+ * (eos_token), if there is one. Once open, it may be used by many threads. */
+int dray__tokenizer_open(const char *path, dray__tokenizer **out, dray_error *error);
+void dray__tokenizer_close(dray__tokenizer *tokenizer); /* NULL is fine */
+
+/* DRAY_EINVALID: no token is this text. */
+int dray__tokenizer_set_end(dray__tokenizer *tokenizer, const char *text, dray_error *error);
+
+/* All ids are below it. */
+int64_t dray__tokenizer_size(const dray__tokenizer *tokenizer);
+/* The token that ends a response; -1: the files name none. */
+int32_t dray__tokenizer_end(const dray__tokenizer *tokenizer);
+/* The token that is exactly this text, special ones among them; -1: there is none. */
+int32_t dray__tokenizer_find(const dray__tokenizer *tokenizer, const char *text);
+
+/* text: UTF-8 for BPE (else DRAY_EFORMAT). whole: with the tokens that the file's post-processor
+ * puts around a text, such as a begin token; bytes: with DRAY__TOKEN_BOS before it. *tokens is
+ * malloc'ed. */
+int dray__tokenizer_encode(const dray__tokenizer *tokenizer, const char *text, size_t bytes,
+                           bool whole, int32_t **tokens, size_t *count, dray_error *error);
+/* The bytes of the tokens, special ones and ids without a text left out: they need not be UTF-8.
+ * *text is malloc'ed, and ended by a zero that *bytes does not count. */
+int dray__tokenizer_decode(const dray__tokenizer *tokenizer, const int32_t *tokens, size_t count,
+                           char **text, size_t *bytes, dray_error *error);
 
 #endif

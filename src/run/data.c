@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/random.h"
+#include "run/host.h"
 
 #include <stdlib.h>
 
@@ -66,13 +67,21 @@ uint64_t dray__data_eval_count(const dray__data *data)
 
 int dray__data_check(const dray__job *job, dray_error *error)
 {
-    dray__data *data;
-    if (!sources[job->data.source]->check)
-        return DRAY_OK;
-    int rc = dray__data_open(job, &data, error);
-    if (rc)
-        return rc;
-    rc = data->source->check(data->state, job, error);
+    dray__data *data = NULL;
+    dray__tokenizer *tokenizer = NULL;
+    dray_model_config config;
+    dray_error inner;
+    int rc = dray__job_tokenizer(job, &tokenizer, &inner);
+    if (!rc)
+        rc = dray__job_model_config(job, tokenizer, &config, &inner);
+    if (rc) /* whatever is wrong with the files, the job names the wrong ones */
+        rc = dray__fail(error, DRAY_EINVALID, "model.tokenizer: %s", inner.message);
+    if (!rc && sources[job->data.source]->check)
+        rc = dray__data_open(job, &data, error);
+    if (!rc && data)
+        rc =
+            data->source->check(data->state, job, tokenizer, (uint64_t)config.max_positions, error);
     dray__data_close(data);
+    dray__tokenizer_close(tokenizer);
     return rc;
 }

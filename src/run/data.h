@@ -13,8 +13,9 @@ typedef enum dray__split {
     DRAY__SPLIT_EVAL       /* held out */
 } dray__split;
 
-/* Before anything of a job starts: are the lines of its files such as the job can train on? Every
- * prompt and answer must fit, with what is generated. DRAY_EFORMAT names file and line. */
+/* Before anything of a job starts: does its tokenizer fit its model, and are the lines of its files
+ * such as the job can train on? Every prompt and answer must fit, with what is generated.
+ * DRAY_EFORMAT names file and line. */
 int dray__data_check(const dray__job *job, dray_error *error);
 /* DRAY_EFORMAT names file and line. */
 int dray__data_open(const dray__job *job, dray__data **out, dray_error *error);

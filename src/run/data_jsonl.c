@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/random.h"
-#include "run/host.h"
+#include "run/samples.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -138,24 +138,39 @@ static int jsonl_get(const void *state, dray__split split, uint64_t index, char 
     return dray__nomem(error);
 }
 
-static int check_lines(const dray__job *job, const list *lines, const char *path,
-                       uint64_t positions, dray_error *error)
+/* Tokens of a text: of a prompt, or of an answer. */
+static int count_tokens(const dray__tokenizer *tokenizer, const char *text, bool prompt,
+                        uint64_t *count, dray_error *error)
 {
-    uint64_t most = (uint64_t)job->rollout.max_new_tokens;
+    int32_t *tokens;
+    int rc = prompt ? dray__prompt_tokens(tokenizer, text, &tokens, count, error)
+                    : dray__answer_tokens(tokenizer, text, &tokens, count, error);
+    if (!rc)
+        free(tokens);
+    return rc;
+}
+
+static int check_lines(const dray__job *job, const dray__tokenizer *tokenizer, const list *lines,
+                       const char *path, uint64_t positions, dray_error *error)
+{
+    uint64_t most = (uint64_t)job->rollout.max_new_tokens, prompt, answer;
     bool exact = job->reward.rule == DRAY__RULE_EXACT_MATCH;
     for (uint64_t i = 0; i < lines->count; i++) {
         const pair *item = &lines->items[i];
-        uint64_t prompt = 1 + strlen(item->prompt), answer = strlen(item->answer) + 1;
+        int rc = count_tokens(tokenizer, item->prompt, true, &prompt, error);
+        if (!rc)
+            rc = count_tokens(tokenizer, item->answer, false, &answer, error);
+        if (rc)
+            return rc;
         if (prompt + most > positions)
-            return dray__fail(
-                error, DRAY_EFORMAT,
-                "%s:%llu: a prompt of %llu tokens (its bytes and the begin token) and "
-                "%llu new ones expected to fit model.max_positions, %llu",
-                path, (unsigned long long)item->line, (unsigned long long)prompt,
-                (unsigned long long)most, (unsigned long long)positions);
+            return dray__fail(error, DRAY_EFORMAT,
+                              "%s:%llu: a prompt of %llu tokens (the begin token among them) and "
+                              "%llu new ones expected to fit model.max_positions, %llu",
+                              path, (unsigned long long)item->line, (unsigned long long)prompt,
+                              (unsigned long long)most, (unsigned long long)positions);
         if (exact && answer > most)
             return dray__fail(error, DRAY_EFORMAT,
-                              "%s:%llu: an answer of %llu tokens (its bytes and the end token) "
+                              "%s:%llu: an answer of %llu tokens (the end token among them) "
                               "expected within rollout.max_new_tokens, %llu: no response could "
                               "match it",
                               path, (unsigned long long)item->line, (unsigned long long)answer,
@@ -164,14 +179,14 @@ static int check_lines(const dray__job *job, const list *lines, const char *path
     return DRAY_OK;
 }
 
-static int jsonl_check(const void *state, const dray__job *job, dray_error *error)
+static int jsonl_check(const void *state, const dray__job *job, const dray__tokenizer *tokenizer,
+                       uint64_t positions, dray_error *error)
 {
     const jsonl *data = state;
     const char *const paths[] = {job->data.path, job->data.eval_path};
-    dray_model_config config;
-    int rc = dray__job_model_config(job, &config, error);
+    int rc = DRAY_OK;
     for (int i = 0; i < 2 && !rc; i++)
-        rc = check_lines(job, &data->lines[i], paths[i], (uint64_t)config.max_positions, error);
+        rc = check_lines(job, tokenizer, &data->lines[i], paths[i], positions, error);
     return rc;
 }
 

@@ -3,6 +3,7 @@
 #ifndef DRAY_RUN_DATA_SOURCE_H
 #define DRAY_RUN_DATA_SOURCE_H
 
+#include "engine/tokenizer.h"
 #include "run/data.h"
 
 typedef struct dray__data_source {
@@ -14,8 +15,10 @@ typedef struct dray__data_source {
     uint64_t (*eval_count)(const void *state); /* NULL: as many as one likes */
     /* What the job's settings say of the longest ones; NULL: nothing. */
     dray__data_bytes (*longest)(const dray__job *job);
-    /* Is all of it such as the job can train on? NULL: what the settings say is all. */
-    int (*check)(const void *state, const dray__job *job, dray_error *error);
+    /* Is all of it such as a job with this tokenizer, and so many positions, can train on? NULL:
+     * what the settings say is all. */
+    int (*check)(const void *state, const dray__job *job, const dray__tokenizer *tokenizer,
+                 uint64_t positions, dray_error *error);
 } dray__data_source;
 
 #define SOURCE(upper, lower) extern const dray__data_source dray__source_##lower;

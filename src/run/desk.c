@@ -71,20 +71,22 @@ uint32_t dray__score_count(const dray__host *host)
     return (uint32_t)host->job->eval.prompts;
 }
 
-static int grade_row(desk *self, dray_batch *batch, const char *const columns[3],
+static int grade_row(const dray__host *host, dray_batch *batch, const char *const columns[3],
                      const dray__ragged *responses, uint32_t row, float *reward, dray_error *error)
 {
+    desk *self = host->state;
     char *prompt = NULL, *answer = NULL, *response = NULL;
     const int32_t *tokens = responses->values;
     uint64_t from = responses->offsets[row], to = responses->offsets[row + 1];
     dray_column prompts;
     int rc = dray_batch_column(batch, columns[0], &prompts, error);
     if (!rc)
-        rc = dray__response_text(prompts.cells[row], prompts.lengths[row], &prompt, error);
+        rc = dray__prompt_text(host->tokenizer, prompts.cells[row], prompts.lengths[row], &prompt,
+                               error);
     if (!rc)
         rc = dray__text_read(batch, columns[1], row, &answer, error);
     if (!rc)
-        rc = dray__response_text(tokens + from, to - from, &response, error);
+        rc = dray__response_text(host->tokenizer, tokens + from, to - from, &response, error);
     if (!rc)
         rc = dray__grade(self->grader, prompt, answer, response, reward, error);
     free(prompt);
@@ -106,7 +108,7 @@ static int grade(dray__host *host, dray_batch *batch, const char *const columns[
         dray__pace_spend(host->job->clock.reward_seconds * responses.rows);
     rc = out ? DRAY_OK : dray__nomem(error);
     for (uint32_t i = 0; i < responses.rows && !rc; i++)
-        rc = grade_row(host->state, batch, columns, &responses, i, &out[i], error);
+        rc = grade_row(host, batch, columns, &responses, i, &out[i], error);
     *mean_length = (double)responses.offsets[responses.rows] / responses.rows;
     dray__ragged_free(&responses);
     if (rc)
@@ -177,7 +179,7 @@ static int open_reference(dray__host *host, dray_error *error)
     dray_model_config config;
     char path[4096];
     dray__checkpoint_path(host->options.folder, 0, path, sizeof(path));
-    int rc = dray__job_model_config(host->job, &config, error);
+    int rc = dray__job_model_config(host->job, host->tokenizer, &config, error);
     if (!rc)
         rc = dray__generator_open(&config, NULL, &self->reference, error);
     if (!rc)

@@ -43,8 +43,8 @@ static int insert(dray__driver *self, const dray__partition_kind *kind, int64_t 
     char name[DRAY__PARTITION_BYTES];
     dray__partition_name(kind->kind, step, name);
     dray__prompts p;
-    int rc = dray__prompts_make(self->data, kind->split, dray__prompt_index(job, kind, step, 0),
-                                count, &p, error);
+    int rc = dray__prompts_make(self->data, self->host->tokenizer, kind->split,
+                                dray__prompt_index(job, kind, step, 0), count, &p, error);
     if (rc)
         return rc;
     dray_column_data columns[2];

@@ -2,7 +2,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "engine/generator.h"
-#include "engine/tokenizer.h"
 #include "run/fault.h"
 #include "run/host.h"
 #include "run/rollout.h"
@@ -30,7 +29,7 @@ static int engine_open(dray__host *host, dray_error *error)
     host->state = self;
     self->version = -1;
     dray_model_config config;
-    int rc = dray__job_model_config(host->job, &config, error);
+    int rc = dray__job_model_config(host->job, host->tokenizer, &config, error);
     if (!rc)
         rc = dray__generator_open(&config, host->group, &self->generator, error);
     if (!rc)
@@ -221,7 +220,7 @@ static int answer(dray__host *host, dray_batch *batch, int64_t step, dray__gener
     options.seed = (uint64_t)host->job->seed;
     options.temperature = 0;
     options.max_new_tokens = (uint32_t)host->job->rollout.max_new_tokens;
-    options.eos_token = DRAY__TOKEN_EOS;
+    options.eos_token = dray__tokenizer_end(host->tokenizer);
     rc = streams ? dray__generate(self->generator, &options, out, error) : dray__nomem(error);
     free(streams);
     dray__ragged_free(&prompt);

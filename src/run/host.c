@@ -402,6 +402,8 @@ static int open_host(dray__host *host, dray__job **job, dray_error *error)
     if (!rc)
         rc = open_trace(host, error);
     if (!rc)
+        rc = dray__job_tokenizer(host->job, &host->tokenizer, error);
+    if (!rc)
         rc = open_group(host, error);
     if (!rc)
         rc = open_context(host, error);
@@ -436,6 +438,7 @@ int dray__host_main(const dray__host_options *options, dray_error *error)
     dray_queue_close(host.queue);
     dray_close(host.context);
     dray__group_close(host.group);
+    dray__tokenizer_close(host.tokenizer);
     dray_trace_flush(NULL);
     dray__job_free(job);
     return rc;

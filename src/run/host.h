@@ -5,6 +5,7 @@
 #define DRAY_RUN_HOST_H
 
 #include "engine/pace.h"
+#include "engine/tokenizer.h"
 #include "group/group.h"
 #include "run/job.h"
 #include "run/tasks.h"
@@ -31,6 +32,7 @@ struct dray__host {
     dray_context *context;
     dray_queue *queue;
     dray__group *group;
+    dray__tokenizer *tokenizer;
     int64_t wait_ns;
     dray__pace paced;
     const dray__pace *pace; /* with clock.enabled: paced; NULL: work is computed */
@@ -81,8 +83,13 @@ void dray__host_path(const dray__host *host, char *out, size_t capacity, const c
 /* SIGTERM was received: make no new step. */
 bool dray__host_stopping(const dray__host *host);
 
-/* The model of the job: the checkpoint's configuration, or the sizes of the job file. */
-int dray__job_model_config(const dray__job *job, dray_model_config *out, dray_error *error);
+/* The tokenizer of the job: model.tokenizer; else the checkpoint's, if it has one; else bytes. */
+int dray__job_tokenizer(const dray__job *job, dray__tokenizer **out, dray_error *error);
+/* The model of the job: the checkpoint's configuration, or the sizes of the job file. The
+ * tokenizer's vocabulary must fit the checkpoint's, and is that of a model from scratch; NULL: it
+ * is not looked at, and bytes are taken. */
+int dray__job_model_config(const dray__job *job, const dray__tokenizer *tokenizer,
+                           dray_model_config *out, dray_error *error);
 
 /* snprintf for paths; run folders are short enough (folder.c) that none is cut. */
 void dray__path(char *out, size_t capacity, const char *format, ...)

@@ -312,7 +312,7 @@ static int rule_model(const dray__job *job, const dray__places *at, dray_error *
     dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
     dray_layout *layout = NULL;
     const dray__job_role *engine = dray__job_role_of(job, "rollout");
-    if (dray__job_model_config(job, &config, &inner))
+    if (dray__job_model_config(job, NULL, &config, &inner))
         return dray__setting_fail(at, job->model.checkpoint[0] ? "model.checkpoint" : "model",
                                   error, "%s", inner.message);
     spec.tp = (uint32_t)engine->ranks;

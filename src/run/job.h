@@ -10,6 +10,8 @@ typedef enum dray__schedule { DRAY__SCHEDULE_SYNC = 0 } dray__schedule;
 
 typedef struct dray__job_model {
     char *checkpoint; /* folder to start from; "": from scratch with the sizes below */
+    char *tokenizer;  /* a tokenizer.json; "": the checkpoint's, or bytes */
+    char *end_token;  /* "": as the tokenizer's files say */
     char *family;
     int64_t hidden_size, intermediate_size, layers, heads, kv_heads, max_positions;
     double rope_theta, rms_norm_eps;

@@ -4,25 +4,60 @@
 #include "engine/tokenizer.h"
 #include "run/host.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
-int dray__job_model_config(const dray__job *job, dray_model_config *out, dray_error *error)
+int dray__job_tokenizer(const dray__job *job, dray__tokenizer **out, dray_error *error)
 {
     const dray__job_model *m = &job->model;
+    char path[PATH_MAX];
+    dray__tokenizer *t;
+    dray__path(path, sizeof(path), "%s", m->tokenizer);
+    if (!path[0] && m->checkpoint[0]) {
+        dray__path(path, sizeof(path), "%s/tokenizer.json", m->checkpoint);
+        if (access(path, F_OK) < 0)
+            path[0] = 0;
+    }
+    int rc = dray__tokenizer_open(path, &t, error);
+    if (rc)
+        return rc;
+    if (m->end_token[0])
+        rc = dray__tokenizer_set_end(t, m->end_token, error);
+    else if (dray__tokenizer_end(t) < 0)
+        rc = dray__fail(error, DRAY_EINVALID,
+                        "%s: no token ends a response: model.end_token expected, or eos_token in "
+                        "tokenizer_config.json beside it",
+                        path);
+    if (rc)
+        dray__tokenizer_close(t);
+    else
+        *out = t;
+    return rc;
+}
+
+int dray__job_model_config(const dray__job *job, const dray__tokenizer *tokenizer,
+                           dray_model_config *out, dray_error *error)
+{
+    const dray__job_model *m = &job->model;
+    int64_t vocabulary = tokenizer ? dray__tokenizer_size(tokenizer) : DRAY__BYTE_VOCABULARY;
     if (m->checkpoint[0]) {
         int rc = dray__engine_config_load(m->checkpoint, out, error);
-        if (!rc && out->vocab_size < DRAY__BYTE_VOCABULARY)
+        if (!rc && tokenizer && out->vocab_size < vocabulary)
             rc = dray__fail(error, DRAY_EUNSUPPORTED,
-                            "%s: vocab_size %lld: expected at least %d (bytes and special tokens)",
-                            m->checkpoint, (long long)out->vocab_size, DRAY__BYTE_VOCABULARY);
+                            "%s: vocab_size %lld: expected at least the %lld of the tokenizer (%s)",
+                            m->checkpoint, (long long)out->vocab_size, (long long)vocabulary,
+                            m->tokenizer[0]                       ? m->tokenizer
+                            : vocabulary == DRAY__BYTE_VOCABULARY ? "bytes and special tokens"
+                                                                  : "its own");
         return rc;
     }
     if (m->hidden_size % m->heads)
         return dray__fail(error, DRAY_EINVALID,
                           "hidden_size: expected a multiple of %lld heads, found %lld",
                           (long long)m->heads, (long long)m->hidden_size);
-    dray_model_config config = {.vocab_size = DRAY__BYTE_VOCABULARY,
+    dray_model_config config = {.vocab_size = vocabulary,
                                 .hidden_size = m->hidden_size,
                                 .intermediate_size = m->intermediate_size,
                                 .layers = m->layers,

@@ -37,12 +37,13 @@ static int append(void **to, const void *from, uint64_t have, uint64_t more, siz
     return DRAY_OK;
 }
 
-static int add_prompt(dray__prompts *p, const char *prompt, const char *answer, dray_error *error)
+static int add_prompt(dray__prompts *p, const dray__tokenizer *tokenizer, const char *prompt,
+                      const char *answer, dray_error *error)
 {
     int32_t *tokens = NULL;
     uint64_t count = 0, at = p->prompt_offsets[p->count], letters = p->answer_offsets[p->count],
              length = strlen(answer);
-    int rc = dray__prompt_tokens(prompt, &tokens, &count, error);
+    int rc = dray__prompt_tokens(tokenizer, prompt, &tokens, &count, error);
     if (!rc)
         rc = append((void **)&p->prompt, tokens, at, count, sizeof(*tokens), error);
     if (!rc)
@@ -56,8 +57,8 @@ static int add_prompt(dray__prompts *p, const char *prompt, const char *answer, 
     return rc;
 }
 
-int dray__prompts_make(const dray__data *data, dray__split split, uint64_t first, uint32_t count,
-                       dray__prompts *out, dray_error *error)
+int dray__prompts_make(const dray__data *data, const dray__tokenizer *tokenizer, dray__split split,
+                       uint64_t first, uint32_t count, dray__prompts *out, dray_error *error)
 {
     *out = (dray__prompts){.prompt_offsets = calloc((size_t)count + 1, sizeof(uint64_t)),
                            .answer_offsets = calloc((size_t)count + 1, sizeof(uint64_t))};
@@ -67,7 +68,7 @@ int dray__prompts_make(const dray__data *data, dray__split split, uint64_t first
         rc = dray__data_get(data, split, first + i, &prompt, &answer, error);
         if (rc)
             break;
-        rc = add_prompt(out, prompt, answer, error);
+        rc = add_prompt(out, tokenizer, prompt, answer, error);
         free(prompt);
         free(answer);
     }

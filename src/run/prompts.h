@@ -2,6 +2,7 @@
 #ifndef DRAY_RUN_PROMPTS_H
 #define DRAY_RUN_PROMPTS_H
 
+#include "engine/tokenizer.h"
 #include "run/data.h"
 
 #include <dray/queue.h>
@@ -24,8 +25,8 @@ typedef struct dray__prompts {
 /* Number of the first prompt of a group of the partition. */
 uint64_t dray__prompt_index(const dray__job *job, const dray__partition_kind *kind, int64_t step,
                             uint32_t group);
-int dray__prompts_make(const dray__data *data, dray__split split, uint64_t first, uint32_t count,
-                       dray__prompts *out, dray_error *error);
+int dray__prompts_make(const dray__data *data, const dray__tokenizer *tokenizer, dray__split split,
+                       uint64_t first, uint32_t count, dray__prompts *out, dray_error *error);
 void dray__prompts_free(dray__prompts *prompts);
 /* Prompt and answer; they refer to `prompts`. */
 void dray__prompts_columns(const dray__prompts *prompts, const dray__partition_kind *kind,

@@ -27,6 +27,7 @@ typedef struct replaced {
 struct dray__refiller {
     const dray__job *job;
     const dray__data *data;
+    const dray__tokenizer *tokenizer;
     dray_queue *queue; /* its own */
     pthread_t thread;
     atomic_bool abandoned;
@@ -93,7 +94,7 @@ static int insert(dray__refiller *self, const dray_refill *refill, const char *k
     const dray__partition_kind *of =
         strcmp(kind, "eval") == 0 ? &dray__partition_of_eval : &dray__partition_of_step;
     dray__prompts p;
-    int rc = dray__prompts_make(self->data, of->split, prompt, 1, &p, error);
+    int rc = dray__prompts_make(self->data, self->tokenizer, of->split, prompt, 1, &p, error);
     if (rc)
         return rc;
     dray_column_data columns[2];
@@ -175,6 +176,7 @@ int dray__refiller_start(dray__host *host, const dray__data *data, dray__refille
         return dray__nomem(error);
     self->job = host->job;
     self->data = data;
+    self->tokenizer = host->tokenizer;
     self->first = host->options.epoch == 1 && host->job->queue.durability == DRAY_DURABILITY_NONE;
     int rc = dray__job_queue_open(host->context, host->job, &self->queue, error);
     int problem = rc ? 0 : pthread_create(&self->thread, NULL, refiller_main, self);

@@ -1,7 +1,6 @@
 #include "run/samples.h"
 
 #include "base/error.h"
-#include "engine/tokenizer.h"
 #include "run/tasks.h"
 
 #include <stdlib.h>
@@ -105,48 +104,52 @@ dray_column_data dray__scalar_column(const char *name, const float *values)
         .name = name, .dtype = DRAY_F32, .content = DRAY_CONTENT_TENSOR, .values = values};
 }
 
-int dray__response_text(const int32_t *tokens, uint64_t count, char **out, dray_error *error)
+int dray__prompt_text(const dray__tokenizer *tokenizer, const int32_t *tokens, uint64_t count,
+                      char **out, dray_error *error)
 {
-    uint64_t end = 0;
-    while (end < count && tokens[end] != DRAY__TOKEN_EOS)
-        end++;
-    char *text = malloc(end + 1);
-    if (!text)
-        return dray__nomem(error);
-    size_t length = dray__bytes_decode(tokens, end, text);
+    char *text;
+    size_t length;
+    int rc = dray__tokenizer_decode(tokenizer, tokens, count, &text, &length, error);
+    if (rc)
+        return rc;
     for (size_t i = 0; i < length; i++)
         if (!text[i])
             text[i] = '\xff'; /* as a text is ended by zero; no answer has this byte either */
-    text[length] = 0;
     *out = text;
     return DRAY_OK;
 }
 
-static int encode(const char *text, int32_t first, int32_t last, int32_t **out, uint64_t *count,
-                  dray_error *error)
+int dray__response_text(const dray__tokenizer *tokenizer, const int32_t *tokens, uint64_t count,
+                        char **out, dray_error *error)
 {
-    size_t length = strlen(text), at = 0;
-    int32_t *tokens = malloc((length + 2) * sizeof(*tokens));
-    if (!tokens)
+    uint64_t end = 0;
+    while (end < count && tokens[end] != dray__tokenizer_end(tokenizer))
+        end++;
+    return dray__prompt_text(tokenizer, tokens, end, out, error);
+}
+
+int dray__prompt_tokens(const dray__tokenizer *tokenizer, const char *text, int32_t **out,
+                        uint64_t *count, dray_error *error)
+{
+    return dray__tokenizer_encode(tokenizer, text, strlen(text), true, out, count, error);
+}
+
+int dray__answer_tokens(const dray__tokenizer *tokenizer, const char *text, int32_t **out,
+                        uint64_t *count, dray_error *error)
+{
+    int32_t *tokens;
+    size_t length;
+    int rc = dray__tokenizer_encode(tokenizer, text, strlen(text), false, &tokens, &length, error);
+    if (rc)
+        return rc;
+    *out = realloc(tokens, (length + 1) * sizeof(*tokens));
+    if (!*out) {
+        free(tokens);
         return dray__nomem(error);
-    if (first >= 0)
-        tokens[at++] = first;
-    at += dray__bytes_encode(text, length, tokens + at);
-    if (last >= 0)
-        tokens[at++] = last;
-    *out = tokens;
-    *count = at;
+    }
+    (*out)[length] = dray__tokenizer_end(tokenizer);
+    *count = length + 1;
     return DRAY_OK;
-}
-
-int dray__prompt_tokens(const char *text, int32_t **out, uint64_t *count, dray_error *error)
-{
-    return encode(text, DRAY__TOKEN_BOS, -1, out, count, error);
-}
-
-int dray__answer_tokens(const char *text, int32_t **out, uint64_t *count, dray_error *error)
-{
-    return encode(text, -1, DRAY__TOKEN_EOS, out, count, error);
 }
 
 int dray__batch_step(const dray_batch *batch, int64_t *step, dray_error *error)

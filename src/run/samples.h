@@ -3,6 +3,7 @@
 #define DRAY_RUN_SAMPLES_H
 
 #include "engine/engine.h"
+#include "engine/tokenizer.h"
 
 #include <dray/queue.h>
 
@@ -28,11 +29,18 @@ dray_column_data dray__ragged_column(const char *name, dray_dtype dtype, const u
                                      const void *values);
 dray_column_data dray__scalar_column(const char *name, const float *values);
 
-/* Decodes response tokens up to (without) the end token into text; terminated, malloc'ed. */
-int dray__response_text(const int32_t *tokens, uint64_t count, char **out, dray_error *error);
-/* Encodes text: begin token, bytes; or bytes, end token. malloc'ed. */
-int dray__prompt_tokens(const char *text, int32_t **out, uint64_t *count, dray_error *error);
-int dray__answer_tokens(const char *text, int32_t **out, uint64_t *count, dray_error *error);
+/* Decodes tokens into text without special tokens; terminated, malloc'ed. Of a response: those
+ * before the end token. */
+int dray__prompt_text(const dray__tokenizer *tokenizer, const int32_t *tokens, uint64_t count,
+                      char **out, dray_error *error);
+int dray__response_text(const dray__tokenizer *tokenizer, const int32_t *tokens, uint64_t count,
+                        char **out, dray_error *error);
+/* Encodes text: a prompt with the begin token, if there is one; an answer with the end token.
+ * malloc'ed. */
+int dray__prompt_tokens(const dray__tokenizer *tokenizer, const char *text, int32_t **out,
+                        uint64_t *count, dray_error *error);
+int dray__answer_tokens(const dray__tokenizer *tokenizer, const char *text, int32_t **out,
+                        uint64_t *count, dray_error *error);
 
 /* The rows' step, from the tag that the driver gave them. */
 int dray__batch_step(const dray_batch *batch, int64_t *step, dray_error *error);

@@ -125,8 +125,18 @@ const dray__setting dray__settings[] = {
     INT(steps, 400, 1, 1e6, "training steps"),
 
     PATH(model.checkpoint, "",
-         "a Hugging Face folder to start from (Llama, Qwen2, Qwen3; at least 259 tokens); without "
-         "one, a model from scratch with the sizes below"),
+         "a Hugging Face folder to start from (Llama, Qwen2, Qwen3; at least the tokenizer's "
+         "vocabulary); "
+         "without one, a model from scratch with the sizes below"),
+    PATH(model.tokenizer, "",
+         "a Hugging Face `tokenizer.json`, or its folder: byte-level BPE with NFC or no "
+         "normalizer, and what it asks for besides is refused by name; without one the "
+         "checkpoint's, or bytes (256, pad, begin 257, end 258). Prompts are taken with the tokens "
+         "that its post-processor puts around a text; what `reward.command` reads is without "
+         "special tokens"),
+    TEXT(model.end_token, "",
+         "the text of the token that ends a response; without it `eos_token` of the "
+         "`tokenizer_config.json` beside the tokenizer"),
     TEXT(model.family, "qwen2", "`llama`, `qwen2` or `qwen3`"),
     INT(model.hidden_size, 64, 1, 65536, "a multiple of `heads`"),
     INT(model.intermediate_size, 192, 1, 262144, "of the feed-forward layers"),

@@ -7,7 +7,6 @@
  * started anew in the middle of rollout, and for samples that take the place of lost ones. */
 #include "base/clock.h"
 #include "base/error.h"
-#include "engine/tokenizer.h"
 #include "run/checkpoint.h"
 #include "run/fault.h"
 #include "run/learn.h"
@@ -29,8 +28,8 @@ static int open_trainer(dray__host *host, dray__learner *self, dray_error *error
     options.beta2 = actor->beta2;
     options.epsilon = actor->epsilon;
     options.weight_decay = actor->weight_decay;
-    options.eos_token = DRAY__TOKEN_EOS;
-    int rc = dray__job_model_config(host->job, &config, error);
+    options.eos_token = dray__tokenizer_end(host->tokenizer);
+    int rc = dray__job_model_config(host->job, host->tokenizer, &config, error);
     if (!rc)
         rc = dray__trainer_open(&config, host->group, &options, &self->trainer, error);
     if (!rc)

@@ -25,8 +25,8 @@ static int append(dray__ragged *to, const int32_t *tokens, uint64_t count, dray_
     return DRAY_OK;
 }
 
-static int add_pair(const dray__data *data, uint64_t index, dray__ragged *prompt,
-                    dray__ragged *response, dray_error *error)
+static int add_pair(const dray__host *host, const dray__data *data, uint64_t index,
+                    dray__ragged *prompt, dray__ragged *response, dray_error *error)
 {
     char *question, *answer;
     int32_t *tokens = NULL;
@@ -34,13 +34,13 @@ static int add_pair(const dray__data *data, uint64_t index, dray__ragged *prompt
     int rc = dray__data_get(data, DRAY__SPLIT_WARMUP, index, &question, &answer, error);
     if (rc)
         return rc;
-    rc = dray__prompt_tokens(question, &tokens, &count, error);
+    rc = dray__prompt_tokens(host->tokenizer, question, &tokens, &count, error);
     if (!rc)
         rc = append(prompt, tokens, count, error);
     free(tokens);
     tokens = NULL;
     if (!rc)
-        rc = dray__answer_tokens(answer, &tokens, &count, error);
+        rc = dray__answer_tokens(host->tokenizer, answer, &tokens, &count, error);
     if (!rc)
         rc = append(response, tokens, count, error);
     free(tokens);
@@ -49,14 +49,14 @@ static int add_pair(const dray__data *data, uint64_t index, dray__ragged *prompt
     return rc;
 }
 
-static int make_batch(const dray__data *data, uint64_t first, uint32_t rows, dray__ragged *prompt,
-                      dray__ragged *response, dray_error *error)
+static int make_batch(const dray__host *host, const dray__data *data, uint64_t first, uint32_t rows,
+                      dray__ragged *prompt, dray__ragged *response, dray_error *error)
 {
     *prompt = (dray__ragged){.offsets = calloc((size_t)rows + 1, sizeof(uint64_t))};
     *response = (dray__ragged){.offsets = calloc((size_t)rows + 1, sizeof(uint64_t))};
     int rc = prompt->offsets && response->offsets ? DRAY_OK : dray__nomem(error);
     for (uint32_t i = 0; i < rows && !rc; i++)
-        rc = add_pair(data, first + i, prompt, response, error);
+        rc = add_pair(host, data, first + i, prompt, response, error);
     return rc;
 }
 
@@ -93,7 +93,7 @@ static int train(dray__host *host, const dray__data *data, int64_t step, dray_er
     const dray__job_warmup *warmup = &host->job->warmup;
     dray__ragged prompt, response;
     uint32_t rows = (uint32_t)warmup->batch;
-    int rc = make_batch(data, (uint64_t)step * rows, rows, &prompt, &response, error);
+    int rc = make_batch(host, data, (uint64_t)step * rows, rows, &prompt, &response, error);
     if (!rc) {
         dray__sequences sequences = {.rows = rows,
                                      .prompt = dray__ragged_tokens(&prompt),
@@ -153,7 +153,7 @@ int dray__warmup(dray__host *host, double *reward, double *length, dray_error *e
     dray__ragged prompt = {0}, response = {0};
     int rc = dray__data_open(host->job, &data, error);
     if (!rc)
-        rc = make_batch(data, PROBE_FIRST, PROBE_ROWS, &prompt, &response, error);
+        rc = make_batch(host, data, PROBE_FIRST, PROBE_ROWS, &prompt, &response, error);
     if (!rc && !reward)
         rc = warm(host, data, &prompt, &response, error);
     if (!rc && reward) {

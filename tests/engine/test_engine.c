@@ -178,15 +178,27 @@ static void bytes_are_tokens(void **state)
     const char text[] = "r\xC3\xBC"
                         "ckw\xFF"
                         "arts";
-    int32_t tokens[16];
-    char back[16];
-    size_t count = dray__bytes_encode(text, sizeof text, tokens);
-    assert_int_equal(count, sizeof text);
-    tokens[count++] = DRAY__TOKEN_EOS;
-    tokens[count++] = DRAY__TOKEN_PAD;
-    tokens[count++] = -1;
-    assert_int_equal(dray__bytes_decode(tokens, count, back), sizeof text);
+    dray__tokenizer *t;
+    int32_t *tokens, more[32];
+    size_t count, size;
+    char *back;
+    assert_int_equal(dray__tokenizer_open("", &t, NULL), DRAY_OK);
+    assert_int_equal(dray__tokenizer_size(t), DRAY__BYTE_VOCABULARY);
+    assert_int_equal(dray__tokenizer_end(t), DRAY__TOKEN_EOS);
+    assert_int_equal(dray__tokenizer_encode(t, text, sizeof text, true, &tokens, &count, NULL),
+                     DRAY_OK);
+    assert_int_equal(count, sizeof text + 1);
+    assert_int_equal(tokens[0], DRAY__TOKEN_BOS);
+    memcpy(more, tokens, count * sizeof *tokens);
+    more[count++] = DRAY__TOKEN_EOS;
+    more[count++] = DRAY__TOKEN_PAD;
+    more[count++] = -1;
+    assert_int_equal(dray__tokenizer_decode(t, more, count, &back, &size, NULL), DRAY_OK);
+    assert_int_equal(size, sizeof text);
     assert_memory_equal(back, text, sizeof text);
+    free(tokens);
+    free(back);
+    dray__tokenizer_close(t);
 }
 
 /* ---- the trainer ----------------------------------------------------------------------------- */

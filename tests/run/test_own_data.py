@@ -14,10 +14,10 @@ for lines, what in (
         ('{"prompt": "a\\u0000b", "answer": "1"}\n', "train.jsonl:1: line 1, column 21"),
         ('{"prompt": "", "answer": "1"}\n', "train.jsonl:1: expected"),
         (good + json.dumps({"prompt": "x" * 28, "answer": "1"}) + "\n",
-         "train.jsonl:21: a prompt of 29 tokens (its bytes and the begin token) and 4 new ones expected to fit "
+         "train.jsonl:21: a prompt of 29 tokens (the begin token among them) and 4 new ones expected to fit "
          "model.max_positions, 32"),
         (good + '{"prompt": "1=", "answer": "1234"}\n',
-         "train.jsonl:21: an answer of 5 tokens (its bytes and the end token) expected within "
+         "train.jsonl:21: an answer of 5 tokens (the end token among them) expected within "
          "rollout.max_new_tokens, 4"),
         ("\n", "train.jsonl: expected at least one line")):
     (work / "train.jsonl").write_text(lines)
