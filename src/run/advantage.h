@@ -1,18 +1,28 @@
-/* Advantages from the rewards of one prompt's samples. One row of the table a method. */
+/* Advantages from rewards. One row of the table a method. */
 #ifndef DRAY_RUN_ADVANTAGE_H
 #define DRAY_RUN_ADVANTAGE_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
+/* Whole groups of `group` samples each, in order. */
+typedef struct dray__rewarded {
+    uint32_t rows, group;
+    const float *rewards;
+    const uint64_t *offsets; /* [rows + 1] of the responses' tokens */
+    const bool *excluded;    /* these are in no mean, and get 0; NULL: none */
+    bool divide;             /* by the group's standard deviation */
+} dray__rewarded;
+
 typedef struct dray__advantage {
     const char *name;
     uint32_t least_samples; /* a group needs */
-    /* advantages[i] of rewards[i], one group of `count` samples. */
-    void (*compute)(const float *rewards, uint32_t count, bool divide, float *advantages);
+    bool whole;             /* all samples of a step at once */
+    /* advantages: one a row. */
+    void (*compute)(const dray__rewarded *in, float *advantages);
 } dray__advantage;
 
 extern const dray__advantage dray__advantages[];
-enum { DRAY__ADVANTAGE_GRPO = 0, DRAY__ADVANTAGE_RLOO };
+enum { DRAY__ADVANTAGE_GRPO = 0, DRAY__ADVANTAGE_RLOO, DRAY__ADVANTAGE_REINFORCE };
 
 #endif

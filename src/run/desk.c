@@ -12,11 +12,35 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { REWARDS_MAX = 16 }; /* as the table of settings has it */
+
 typedef struct desk {
     dray__driver *driver;
-    dray__grader *grader;
+    dray__job_reward rewards[REWARDS_MAX];
+    double weights[REWARDS_MAX];
+    dray__grader *graders[REWARDS_MAX];
+    uint32_t reward_count;
     dray__generator *reference; /* NULL until the first sample */
 } desk;
+
+/* The rewards that the job names: `reward`, or the list. */
+static int open_graders(const dray__job *job, desk *self, dray_error *error)
+{
+    uint32_t count = job->reward_count ? job->reward_count : 1;
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < count && !rc; i++) {
+        self->rewards[i] = job->reward;
+        self->weights[i] = 1;
+        if (job->reward_count) {
+            self->rewards[i].rule = job->rewards[i].rule;
+            self->rewards[i].command = job->rewards[i].command;
+            self->weights[i] = job->rewards[i].weight;
+        }
+        rc = dray__grader_open(&self->rewards[i], &self->graders[i], error);
+        self->reward_count += !rc;
+    }
+    return rc;
+}
 
 static int desk_open(dray__host *host, dray_error *error)
 {
@@ -24,7 +48,7 @@ static int desk_open(dray__host *host, dray_error *error)
     if (!self)
         return dray__nomem(error);
     host->state = self;
-    int rc = dray__grader_open(host->job, &self->grader, error);
+    int rc = open_graders(host->job, self, error);
     if (!rc && dray__role_has(host->spec, "driver"))
         rc = dray__driver_start(host, &self->driver, error);
     return rc;
@@ -46,7 +70,8 @@ static void desk_close(dray__host *host)
         return;
     dray__driver_join(self->driver, true);
     dray__generator_close(self->reference);
-    dray__grader_close(self->grader);
+    for (uint32_t i = 0; i < self->reward_count; i++)
+        dray__grader_close(self->graders[i]);
     free(self);
 }
 
@@ -71,8 +96,9 @@ uint32_t dray__score_count(const dray__host *host)
     return (uint32_t)host->job->eval.prompts;
 }
 
+/* each: one of every reward. */
 static int grade_row(const dray__host *host, dray_batch *batch, const char *const columns[3],
-                     const dray__ragged *responses, uint32_t row, float *reward, dray_error *error)
+                     const dray__ragged *responses, uint32_t row, float *each, dray_error *error)
 {
     desk *self = host->state;
     char *prompt = NULL, *answer = NULL, *response = NULL;
@@ -87,34 +113,49 @@ static int grade_row(const dray__host *host, dray_batch *batch, const char *cons
         rc = dray__text_read(batch, columns[1], row, &answer, error);
     if (!rc)
         rc = dray__response_text(host->tokenizer, tokens + from, to - from, &response, error);
-    if (!rc)
-        rc = dray__grade(self->grader, prompt, answer, response, reward, error);
+    for (uint32_t i = 0; i < self->reward_count && !rc; i++)
+        rc = dray__grade(self->graders[i], prompt, answer, response, &each[i], error);
     free(prompt);
     free(answer);
     free(response);
     return rc;
 }
 
-/* columns: prompt, answer, response. *rewards is malloc'ed. */
-static int grade(dray__host *host, dray_batch *batch, const char *const columns[3], float **rewards,
-                 double *mean_length, dray_error *error)
+/* A batch's rewards: `sums` is one a row, `each` as many a row as there are rewards, behind them in
+ * memory. */
+typedef struct graded {
+    float *sums, *each;
+    double mean_length;
+} graded;
+
+/* columns: prompt, answer, response. out->sums is malloc'ed. */
+static int grade(dray__host *host, dray_batch *batch, const char *const columns[3], graded *out,
+                 dray_error *error)
 {
+    desk *self = host->state;
     dray__ragged responses;
     int rc = dray__ragged_read(batch, columns[2], DRAY_I32, &responses, error);
     if (rc)
         return rc;
-    float *out = malloc(responses.rows * sizeof(*out));
+    uint32_t rows = responses.rows, count = self->reward_count;
+    float *sums = malloc((size_t)rows * (1 + count) * sizeof(*sums));
+    float *each = sums ? sums + rows : NULL;
     if (host->pace)
-        dray__pace_spend(host->job->clock.reward_seconds * responses.rows);
-    rc = out ? DRAY_OK : dray__nomem(error);
-    for (uint32_t i = 0; i < responses.rows && !rc; i++)
-        rc = grade_row(host, batch, columns, &responses, i, &out[i], error);
-    *mean_length = (double)responses.offsets[responses.rows] / responses.rows;
+        dray__pace_spend(host->job->clock.reward_seconds * rows);
+    rc = sums ? DRAY_OK : dray__nomem(error);
+    for (uint32_t i = 0; i < rows && !rc; i++) {
+        rc = grade_row(host, batch, columns, &responses, i, each + (size_t)i * count, error);
+        double sum = 0;
+        for (uint32_t j = 0; j < count && !rc; j++)
+            sum += self->weights[j] * (double)each[(size_t)i * count + j];
+        sums[i] = (float)sum;
+    }
+    double length = (double)responses.offsets[rows] / rows;
     dray__ragged_free(&responses);
     if (rc)
-        free(out);
+        free(sums);
     else
-        *rewards = out;
+        *out = (graded){sums, each, length};
     return rc;
 }
 
@@ -122,16 +163,21 @@ int dray__reward_run(dray__host *host, dray_batch *batch, dray_error *error)
 {
     static const char *const columns[] = {"prompt", "answer", "response"};
     int64_t begin = dray_trace_now(), step;
-    float *rewards = NULL;
-    double length;
+    graded rewards = {0};
     int rc = dray__batch_step(batch, &step, error);
     if (!rc)
-        rc = grade(host, batch, columns, &rewards, &length, error);
+        rc = grade(host, batch, columns, &rewards, error);
     if (!rc) {
-        dray_column_data column = dray__scalar_column("reward", rewards);
+        dray_column_data column = dray__scalar_column("reward", rewards.sums);
         rc = dray_batch_set(batch, &column, error);
     }
-    free(rewards);
+    if (!rc && host->job->reward_count) {
+        dray_column_data column = dray__scalar_column("rewards", rewards.each);
+        column.ndim = 1;
+        column.shape[0] = host->job->reward_count;
+        rc = dray_batch_set(batch, &column, error);
+    }
+    free(rewards.sums);
     if (!rc)
         dray__fault_at("rewarded", step);
     return rc ? rc : dray__host_phase(host, "reward", step, begin, error);
@@ -142,23 +188,23 @@ int dray__score_run(dray__host *host, dray_batch *batch, dray_error *error)
     static const char *const columns[] = {"eval_prompt", "eval_answer", "eval_response"};
     int64_t begin = dray_trace_now(), step;
     uint32_t rows = dray_batch_rows(batch);
-    float *rewards = NULL;
-    double length = 0, sum = 0;
+    graded rewards = {0};
+    double sum = 0;
     int rc = dray__batch_step(batch, &step, error);
     if (!rc)
-        rc = grade(host, batch, columns, &rewards, &length, error);
+        rc = grade(host, batch, columns, &rewards, error);
     if (!rc) {
-        dray_column_data column = dray__scalar_column("eval_reward", rewards);
+        dray_column_data column = dray__scalar_column("eval_reward", rewards.sums);
         rc = dray_batch_set(batch, &column, error);
     }
     for (uint32_t i = 0; i < rows && !rc; i++)
-        sum += (double)rewards[i];
-    free(rewards);
+        sum += (double)rewards.sums[i];
+    free(rewards.sums);
     if (!rc)
         rc = dray__host_report(host, "eval",
                                json_pack("{s:I, s:f, s:I, s:f}", "step", (json_int_t)step,
                                          "accuracy", sum / rows, "prompts", (json_int_t)rows,
-                                         "response_length_mean", length),
+                                         "response_length_mean", rewards.mean_length),
                                error);
     if (!rc)
         dray__fault_at("scored", step);
@@ -224,33 +270,62 @@ int dray__reference_run(dray__host *host, dray_batch *batch, dray_error *error)
 
 /* ---- advantage ------------------------------------------------------------------------------- */
 
+static const dray__advantage *method_of(const dray__job *job)
+{
+    return &dray__advantages[job->advantage.method];
+}
+
 uint32_t dray__advantage_count(const dray__host *host)
 {
-    int64_t group = host->job->rollout.samples;
-    return at_least(host->job->advantage.micro_batch / group * group, group);
+    const dray__job *job = host->job;
+    int64_t group = job->rollout.samples;
+    return method_of(job)->whole ? (uint32_t)dray__job_batch(job)
+                                 : at_least(job->advantage.micro_batch / group * group, group);
+}
+
+/* What the method is given but the rewards; excluded is malloc'ed. */
+static int describe_rows(const dray__host *host, dray_batch *batch, dray__ragged *response,
+                         dray__rewarded *out, bool **excluded, dray_error *error)
+{
+    const dray__job *job = host->job;
+    bool exclude = job->actor.overlong == DRAY__OVERLONG_EXCLUDE;
+    uint32_t rows = dray_batch_rows(batch), group = (uint32_t)job->rollout.samples;
+    if (rows % group || (method_of(job)->whole && rows != dray__job_batch(job)))
+        return dray__fail(error, DRAY_EINTERNAL, "advantage: %u rows are no whole %s of %lld", rows,
+                          method_of(job)->whole ? "step" : "groups",
+                          (long long)(method_of(job)->whole ? dray__job_batch(job) : group));
+    int rc = dray__ragged_read(batch, "response", DRAY_I32, response, error);
+    if (!rc && exclude && !(*excluded = dray__responses_cut(host->tokenizer, response)))
+        rc = dray__nomem(error);
+    *out = (dray__rewarded){.rows = rows,
+                            .group = group,
+                            .offsets = response->offsets,
+                            .excluded = *excluded,
+                            .divide = job->advantage.divide_by_deviation};
+    return rc;
 }
 
 int dray__advantage_run(dray__host *host, dray_batch *batch, dray_error *error)
 {
     int64_t begin = dray_trace_now(), step;
-    uint32_t rows = dray_batch_rows(batch), group = (uint32_t)host->job->rollout.samples;
-    const dray__advantage *method = &dray__advantages[host->job->advantage.method];
-    int rc = dray__batch_step(batch, &step, error);
-    if (!rc && rows % group)
-        rc = dray__fail(error, DRAY_EINTERNAL, "advantage: %u rows are no whole groups of %u", rows,
-                        group);
+    uint32_t rows = dray_batch_rows(batch);
+    dray__ragged response = {0};
+    dray__rewarded in = {0};
+    bool *excluded = NULL;
     float *rewards = malloc(2 * (size_t)rows * sizeof(*rewards));
-    if (!rc && !rewards)
-        rc = dray__nomem(error);
+    int rc = rewards ? dray__batch_step(batch, &step, error) : dray__nomem(error);
+    if (!rc)
+        rc = describe_rows(host, batch, &response, &in, &excluded, error);
     if (!rc)
         rc = dray__scalars_read(batch, "reward", rewards, error);
-    for (uint32_t i = 0; i < rows && !rc; i += group)
-        method->compute(rewards + i, group, host->job->advantage.divide_by_deviation,
-                        rewards + rows + i);
     if (!rc) {
+        in.rewards = rewards;
+        method_of(host->job)->compute(&in, rewards + rows);
         dray_column_data column = dray__scalar_column("advantage", rewards + rows);
         rc = dray_batch_set(batch, &column, error);
     }
+    free(excluded);
     free(rewards);
+    dray__ragged_free(&response);
     return rc ? rc : dray__host_phase(host, "advantage", step, begin, error);
 }

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/words.h"
+#include "engine/policy.h"
 #include "run/advantage.h"
 #include "run/data.h"
 #include "run/host.h"
@@ -114,6 +115,66 @@ static int rule_clock(const dray__job *job, const dray__places *at, dray_error *
                                   "expected 0 with clock.enabled, where nothing is learned, found "
                                   "%lld",
                                   (long long)job->warmup.max_steps);
+    return DRAY_OK;
+}
+
+static bool name_ok(const char *name)
+{
+    size_t length = strlen(name);
+    return length > 0 && length <= 32 &&
+           strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") ==
+               length;
+}
+
+/* Several rewards: all that `reward` says of one is said of each. */
+static int rule_rewards(const dray__job *job, const dray__places *at, dray_error *error)
+{
+    bool counts = job->reward_count == 0, command = job->reward.command[0] != 0;
+    if (job->reward_count && (command || job->reward.rule != DRAY__RULE_EXACT_MATCH))
+        return dray__setting_fail(at, command ? "reward.command" : "reward.rule", error,
+                                  "expected none beside `rewards`, which names rules and commands");
+    for (uint32_t i = 0; i < job->reward_count; i++) {
+        const dray__job_part *part = &job->rewards[i];
+        counts |= part->weight != 0;
+        if (!name_ok(part->name))
+            return dray__setting_fail(at, "rewards", error,
+                                      "reward name '%.64s': expected 1 to 32 letters, digits, _ or "
+                                      "-",
+                                      part->name);
+        if ((part->rule == DRAY__RULE_COMMAND) != (part->command[0] != 0))
+            return dray__setting_fail(at, "rewards", error, "reward %s: expected %s", part->name,
+                                      part->command[0] ? "rule command for its command"
+                                                       : "a command line for rule command");
+        for (uint32_t j = 0; j < i; j++)
+            if (strcmp(job->rewards[j].name, part->name) == 0)
+                return dray__setting_fail(at, "rewards", error, "two rewards are called %s",
+                                          part->name);
+    }
+    return counts ? DRAY_OK
+                  : dray__setting_fail(at, "rewards", error,
+                                       "expected a weight other than 0, found none");
+}
+
+static int rule_loss(const dray__job *job, const dray__places *at, dray_error *error)
+{
+    const dray__job_actor *actor = &job->actor;
+    static const char same[] = "its ratio of proximal to behaviour policy is 1 everywhere";
+    if (actor->old_log_prob == DRAY__OLD_ROLLOUT && actor->loss == DRAY__LOSS_DECOUPLED)
+        return dray__setting_fail(at, "actor.loss", error,
+                                  "expected ppo with old_log_prob rollout, found decoupled: %s",
+                                  same);
+    if (actor->old_log_prob == DRAY__OLD_ROLLOUT && actor->truncate > 0)
+        return dray__setting_fail(at, "actor.truncate", error,
+                                  "expected 0 with old_log_prob rollout, found %g: %s",
+                                  actor->truncate, same);
+    if (actor->dual_clip > 0 && actor->dual_clip <= 1)
+        return dray__setting_fail(at, "actor.dual_clip", error,
+                                  "expected 0, or more than 1, found %g", actor->dual_clip);
+    if (job->advantage.divide_by_deviation && dray__advantages[job->advantage.method].whole)
+        return dray__setting_fail(at, "advantage.divide_by_deviation", error,
+                                  "expected false for advantage %s, which divides by the step's "
+                                  "deviation, found true",
+                                  dray__advantages[job->advantage.method].name);
     return DRAY_OK;
 }
 
@@ -250,14 +311,6 @@ static int role_tasks(const dray__job_role *role, const dray__places *at, dray_e
     return DRAY_OK;
 }
 
-static bool name_ok(const char *name)
-{
-    size_t length = strlen(name);
-    return length > 0 && length <= 32 &&
-           strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") ==
-               length;
-}
-
 static int rule_roles(const dray__job *job, const dray__places *at, dray_error *error)
 {
     for (uint32_t i = 0; i < job->role_count; i++) {
@@ -331,10 +384,10 @@ static int rule_model(const dray__job *job, const dray__places *at, dray_error *
 
 static int check_rules(const dray__job *job, const dray__places *at, dray_error *error)
 {
-    static const rule_fn all[] = {rule_batch,    rule_data,           rule_reward,  rule_clock,
-                                  rule_capacity, rule_capacity_bytes, rule_policy,  rule_partial,
-                                  rule_groups,   rule_backend,        rule_metrics, rule_roles,
-                                  rule_tasks,    rule_model};
+    static const rule_fn all[] = {rule_batch,   rule_data,    rule_reward,   rule_clock,
+                                  rule_rewards, rule_loss,    rule_capacity, rule_capacity_bytes,
+                                  rule_policy,  rule_partial, rule_groups,   rule_backend,
+                                  rule_metrics, rule_roles,   rule_tasks,    rule_model};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         int rc = all[i](job, at, error);
         if (rc)

@@ -61,6 +61,14 @@ typedef struct dray__job_reward {
     int64_t micro_batch;
 } dray__job_reward;
 
+/* One of several rewards. */
+typedef struct dray__job_part {
+    char *name;
+    int32_t rule; /* dray__rule */
+    char *command;
+    double weight;
+} dray__job_part;
+
 typedef struct dray__job_reference {
     bool enabled;
     int64_t micro_batch;
@@ -78,10 +86,20 @@ typedef struct dray__job_advantage {
 
 typedef enum dray__decay { DRAY__DECAY_LINEAR = 0, DRAY__DECAY_NONE } dray__decay;
 
+typedef enum dray__old { DRAY__OLD_TRAINER = 0, DRAY__OLD_ROLLOUT } dray__old;
+typedef enum dray__overlong {
+    DRAY__OVERLONG_TRAIN = 0,
+    DRAY__OVERLONG_MASK,
+    DRAY__OVERLONG_EXCLUDE
+} dray__overlong;
+
 typedef struct dray__job_actor {
     int64_t optimiser_steps, epochs, micro_batch, warmup_steps;
     double lr, beta1, beta2, epsilon, weight_decay, final_lr, clip, kl, grad_norm;
-    int32_t decay; /* dray__decay */
+    double clip_high, dual_clip, truncate, entropy;
+    int32_t decay;                  /* dray__decay */
+    int32_t loss, aggregate;        /* of engine/policy.h */
+    int32_t old_log_prob, overlong; /* dray__old, dray__overlong */
 } dray__job_actor;
 
 typedef struct dray__job_eval {
@@ -136,6 +154,8 @@ typedef struct dray__job {
     dray__job_warmup warmup;
     dray__job_rollout rollout;
     dray__job_reward reward;
+    dray__job_part *rewards; /* several; none: `reward` is the only one */
+    uint32_t reward_count;
     dray__job_reference reference;
     dray__job_old_log_prob old_log_prob;
     dray__job_advantage advantage;

@@ -5,60 +5,85 @@
 #include "run/fault.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
+typedef struct token_column {
+    const char *name;
+    size_t at; /* of its dray__ragged */
+    dray_dtype dtype;
+} token_column;
+
+/* All of 4 bytes a value. */
+static const token_column prompts = {"prompt", offsetof(dray__micro, prompt), DRAY_I32};
+static const token_column rewards = {"rewards", offsetof(dray__micro, each), DRAY_F32};
+static const token_column responses[] = {
+    {"response", offsetof(dray__micro, response), DRAY_I32},
+    {"rollout_log_prob", offsetof(dray__micro, rollout), DRAY_F32},
+    {"response_version", offsetof(dray__micro, versions), DRAY_I32},
+    {"old_log_prob", offsetof(dray__micro, old), DRAY_F32},
+    {"ref_log_prob", offsetof(dray__micro, reference), DRAY_F32}};
+enum { RESPONSES = sizeof(responses) / sizeof(responses[0]) };
+
+static dray__ragged *place(dray__micro *micro, const token_column *column)
+{
+    return (dray__ragged *)(void *)((char *)micro + column->at);
+}
+
+static const dray__ragged *values_of(const dray__micro *micro, const token_column *column)
+{
+    return (const dray__ragged *)(const void *)((const char *)micro + column->at);
+}
+
 void dray__micro_free(dray__micro *micro)
 {
-    dray__ragged_free(&micro->prompt);
-    dray__ragged_free(&micro->response);
-    dray__ragged_free(&micro->rollout);
-    dray__ragged_free(&micro->old);
-    dray__ragged_free(&micro->reference);
+    dray__ragged_free(place(micro, &prompts));
+    dray__ragged_free(place(micro, &rewards));
+    for (int i = 0; i < RESPONSES; i++)
+        dray__ragged_free(place(micro, &responses[i]));
     free(micro->advantages);
     free(micro->rewards);
     *micro = (dray__micro){0};
 }
 
-static int same_length(const dray__micro *micro, const dray__ragged *values, const char *column,
-                       dray_error *error)
+static int same_length(const dray__micro *micro, const token_column *column, dray_error *error)
 {
+    const dray__ragged *values = values_of(micro, column);
     for (uint32_t i = 0; i <= micro->rows; i++)
         if (values->offsets[i] != micro->response.offsets[i])
             return dray__fail(error, DRAY_ESHAPE,
-                              "column %s: expected one value for each response token", column);
+                              "column %s: expected one value for each response token",
+                              column->name);
     return DRAY_OK;
 }
 
-typedef struct token_column {
-    const char *name;
-    dray__ragged *to;
-} token_column;
-
-static int read_tokens(dray_batch *batch, bool reference, dray__micro *m, dray_error *error)
+static int read_tokens(dray_batch *batch, const dray__job *job, dray__micro *m, dray_error *error)
 {
-    const token_column columns[] = {{"rollout_log_prob", &m->rollout},
-                                    {"old_log_prob", &m->old},
-                                    {"ref_log_prob", &m->reference}};
-    int rc = dray__ragged_read(batch, "prompt", DRAY_I32, &m->prompt, error);
-    if (!rc)
-        rc = dray__ragged_read(batch, "response", DRAY_I32, &m->response, error);
-    for (int i = 0; i < (reference ? 3 : 2) && !rc; i++) {
-        rc = dray__ragged_read(batch, columns[i].name, DRAY_F32, columns[i].to, error);
+    int rc = dray__ragged_read(batch, prompts.name, prompts.dtype, &m->prompt, error);
+    if (!rc && job->reward_count)
+        rc = dray__ragged_read(batch, rewards.name, rewards.dtype, &m->each, error);
+    for (int i = 0; i < RESPONSES && !rc; i++) {
+        const token_column *column = &responses[i];
+        dray__ragged *to = place(m, column);
+        if ((to == &m->old && job->actor.old_log_prob == DRAY__OLD_ROLLOUT) ||
+            (to == &m->reference && !job->reference.enabled))
+            continue;
+        rc = dray__ragged_read(batch, column->name, column->dtype, to, error);
         if (!rc)
-            rc = same_length(m, columns[i].to, columns[i].name, error);
+            rc = same_length(m, column, error);
     }
     return rc;
 }
 
-int dray__micro_read(dray_batch *batch, bool reference, dray__micro *out, dray_error *error)
+int dray__micro_read(dray_batch *batch, const dray__job *job, dray__micro *out, dray_error *error)
 {
     dray__micro m = {.rows = dray_batch_rows(batch)};
     m.advantages = malloc(m.rows * sizeof(float));
     m.rewards = malloc(m.rows * sizeof(float));
     int rc = m.advantages && m.rewards ? DRAY_OK : dray__nomem(error);
     if (!rc)
-        rc = read_tokens(batch, reference, &m, error);
+        rc = read_tokens(batch, job, &m, error);
     if (!rc)
         rc = dray__scalars_read(batch, "advantage", m.advantages, error);
     if (!rc)
@@ -73,7 +98,7 @@ int dray__micro_read(dray_batch *batch, bool reference, dray__micro *out, dray_e
 static int slice(const dray__ragged *from, uint32_t first, uint32_t rows, dray__ragged *out,
                  dray_error *error)
 {
-    if (!from->offsets) /* no reference */
+    if (!from->offsets) /* the job has none */
         return DRAY_OK;
     uint64_t begin = from->offsets[first], end = from->offsets[first + rows];
     *out = (dray__ragged){.rows = rows,
@@ -93,12 +118,13 @@ int dray__micro_slice(const dray__micro *from, uint32_t first, uint32_t rows, dr
     dray__micro m = {.rows = rows,
                      .advantages = malloc(rows * sizeof(float)),
                      .rewards = malloc(rows * sizeof(float))};
-    const dray__ragged *columns[] = {&from->prompt, &from->response, &from->rollout, &from->old,
-                                     &from->reference};
-    dray__ragged *to[] = {&m.prompt, &m.response, &m.rollout, &m.old, &m.reference};
     int rc = m.advantages && m.rewards ? DRAY_OK : dray__nomem(error);
-    for (size_t i = 0; i < sizeof(to) / sizeof(to[0]) && !rc; i++) /* all of 4 bytes */
-        rc = slice(columns[i], first, rows, to[i], error);
+    if (!rc)
+        rc = slice(&from->prompt, first, rows, &m.prompt, error);
+    if (!rc)
+        rc = slice(&from->each, first, rows, &m.each, error);
+    for (int i = 0; i < RESPONSES && !rc; i++)
+        rc = slice(values_of(from, &responses[i]), first, rows, place(&m, &responses[i]), error);
     if (rc) {
         dray__micro_free(&m);
         return rc;
@@ -134,35 +160,78 @@ double dray__learning_rate(const dray__job *job, int64_t step, uint32_t optimise
     return actor->lr * factor;
 }
 
-int dray__learner_accumulate(dray__host *host, const dray__micro *micro, dray_error *error)
+/* How many optimiser steps the parameters have gone on since each token was made. */
+static void count_behind(dray__learner *self, const dray__job *job, const dray__micro *micro)
 {
-    dray__learner *self = host->state;
-    const dray__job_actor *actor = &host->job->actor;
+    int64_t each_version = job->actor.optimiser_steps * job->actor.epochs;
+    const int32_t *versions = micro->versions.values;
+    uint64_t tokens = micro->response.offsets[micro->rows];
+    for (uint64_t i = 0; i < tokens; i++) {
+        double behind = (double)((self->step - 1 - versions[i]) * each_version + self->sums.steps);
+        self->sums.behind += behind;
+        self->sums.behind_max = fmax(self->sums.behind_max, behind);
+    }
+    self->sums.used_tokens += tokens;
+}
+
+static dray__policy_batch policy_batch(const dray__job *job, const dray__micro *micro,
+                                       const bool *masked)
+{
+    const dray__job_actor *actor = &job->actor;
     dray__policy_batch batch = DRAY__POLICY_BATCH_INIT;
     batch.sequences = (dray__sequences){.rows = micro->rows,
                                         .prompt = dray__ragged_tokens(&micro->prompt),
                                         .response = dray__ragged_tokens(&micro->response)};
-    batch.temperature = host->job->rollout.temperature;
+    batch.temperature = job->rollout.temperature;
     batch.advantages = micro->advantages;
-    batch.old_logprobs = micro->old.values;
-    batch.ref_logprobs = host->job->reference.enabled ? micro->reference.values : NULL;
-    batch.clip_low = batch.clip_high = actor->clip;
+    batch.behaviour_logprobs = micro->rollout.values;
+    batch.old_logprobs =
+        actor->old_log_prob == DRAY__OLD_ROLLOUT ? micro->rollout.values : micro->old.values;
+    batch.ref_logprobs = job->reference.enabled ? micro->reference.values : NULL;
+    batch.masked = masked;
+    batch.loss = actor->loss;
+    batch.aggregate = actor->aggregate;
+    batch.length = (double)job->rollout.max_new_tokens;
+    batch.truncate = actor->truncate;
+    batch.clip_low = actor->clip;
+    batch.clip_high = actor->clip_high > 0 ? actor->clip_high : actor->clip;
+    batch.dual_clip = actor->dual_clip;
     batch.kl_coefficient = actor->kl;
-    int rc = dray__trainer_accumulate_policy(self->trainer, &batch, error);
+    batch.entropy_coefficient = actor->entropy;
+    return batch;
+}
+
+int dray__learner_accumulate(dray__host *host, const dray__micro *micro, dray_error *error)
+{
+    dray__learner *self = host->state;
+    bool mask = host->job->actor.overlong != DRAY__OVERLONG_TRAIN;
+    bool *masked = mask ? dray__responses_cut(host->tokenizer, &micro->response) : NULL;
+    int rc = mask && !masked ? dray__nomem(error) : DRAY_OK;
+    dray__policy_batch batch = policy_batch(host->job, micro, masked);
     if (!rc)
-        dray__fault_at("after_backward", self->step);
-    return rc;
+        rc = dray__trainer_accumulate_policy(self->trainer, &batch, error);
+    free(masked);
+    if (rc)
+        return rc;
+    count_behind(self, host->job, micro);
+    dray__fault_at("after_backward", self->step);
+    return DRAY_OK;
 }
 
 static void add_stats(dray__step_sums *sums, const dray__step_stats *stats)
 {
     double tokens = (double)stats->tokens;
-    sums->loss += stats->loss * tokens;
+    sums->loss += stats->loss;
+    sums->gradient_norm += stats->gradient_norm;
     sums->clip_fraction += stats->clip_fraction * tokens;
+    sums->dual_clip_fraction += stats->dual_clip_fraction * tokens;
+    sums->truncated_fraction += stats->truncated_fraction * tokens;
     sums->kl += stats->kl * tokens;
     sums->entropy += stats->entropy * tokens;
-    sums->gradient_norm += stats->gradient_norm;
     sums->ratio_max = fmax(sums->ratio_max, stats->ratio_max);
+    sums->behaviour += stats->behaviour_mean * tokens;
+    sums->behaviour_square += stats->behaviour_square * tokens;
+    sums->behaviour_max = fmax(sums->behaviour_max, stats->behaviour_max);
     sums->trained_tokens += stats->tokens;
 }
 

@@ -12,22 +12,28 @@
 /* A micro-batch of the actor, copied out of the queue. */
 typedef struct dray__micro {
     uint32_t rows;
-    dray__ragged prompt, response, rollout, old, reference; /* reference: empty without one */
+    dray__ragged prompt, response, rollout, versions; /* versions: i32, of each response token */
+    dray__ragged old, reference, each; /* where the job has them; each: of several rewards */
     float *advantages, *rewards;
 } dray__micro;
 
 void dray__micro_free(dray__micro *micro);
-int dray__micro_read(dray_batch *batch, bool reference, dray__micro *out, dray_error *error);
+int dray__micro_read(dray_batch *batch, const dray__job *job, dray__micro *out, dray_error *error);
 /* Rows [first, first + rows) of it, copied. */
 int dray__micro_slice(const dray__micro *from, uint32_t first, uint32_t rows, dray__micro *out,
                       dray_error *error);
 
+enum { DRAY__STALENESS_BINS = 16, DRAY__REWARDS_MAX = 16 };
+
 /* Sums over the step that is being made. */
 typedef struct dray__step_sums {
-    double reward, staleness, staleness_max, gap, gap_max;
-    double loss, gradient_norm, clip_fraction, kl, entropy, ratio_max, learning_rate;
-    uint64_t samples, tokens, trained_tokens;
-    uint32_t steps; /* of the optimiser */
+    double reward, staleness, staleness_max, gap, gap_max, each[DRAY__REWARDS_MAX];
+    uint64_t histogram[DRAY__STALENESS_BINS]; /* tokens by staleness; the last: and more */
+    double behind, behind_max;                /* optimiser steps, as tokens were trained */
+    double loss, gradient_norm, clip_fraction, dual_clip_fraction, truncated_fraction, kl, entropy;
+    double ratio_max, behaviour, behaviour_square, behaviour_max, learning_rate;
+    uint64_t samples, cut, tokens, used_tokens, trained_tokens; /* used: masked ones, too */
+    uint32_t steps;                                             /* of the optimiser */
 } dray__step_sums;
 
 typedef struct dray__learner {
@@ -52,6 +58,10 @@ double dray__learning_rate(const dray__job *job, int64_t step, uint32_t optimise
 /* Takes the optimiser's step for the part that was accumulated. */
 int dray__learner_step(dray__host *host, dray_error *error);
 int dray__learner_accumulate(dray__host *host, const dray__micro *micro, dray_error *error);
+/* What the samples themselves say, before anything is learned from them. */
+void dray__learner_measure(dray__host *host, const dray__micro *micro);
+/* The sums of the step as a row for metrics.jsonl; NULL: out of memory. */
+json_t *dray__learner_row(const dray__host *host);
 /* The other epochs over what was kept. */
 int dray__learner_repeat(dray__host *host, dray_error *error);
 

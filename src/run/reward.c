@@ -19,7 +19,7 @@
 extern char **environ;
 
 struct dray__grader {
-    const dray__job *job;
+    const dray__job_reward *reward;
     pid_t pid; /* 0: not started */
     int to, from;
     char line[256];
@@ -31,12 +31,12 @@ float dray__exact_match(const char *answer, const char *response)
     return strcmp(answer, response) == 0 ? 1 : 0;
 }
 
-int dray__grader_open(const dray__job *job, dray__grader **out, dray_error *error)
+int dray__grader_open(const dray__job_reward *reward, dray__grader **out, dray_error *error)
 {
     dray__grader *grader = calloc(1, sizeof(*grader));
     if (!grader)
         return dray__nomem(error);
-    grader->job = job;
+    grader->reward = reward;
     grader->to = grader->from = -1;
     *out = grader;
     return DRAY_OK;
@@ -85,7 +85,7 @@ static int spawn(dray__grader *grader, int from, int to)
 {
     char parent[32];
     snprintf(parent, sizeof(parent), "--parent=%ld", (long)getpid());
-    char *arguments[] = {"dray", "host", parent, "--exec", grader->job->reward.command, NULL};
+    char *arguments[] = {"dray", "host", parent, "--exec", grader->reward->command, NULL};
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
     sigset_t broken_pipe; /* which this process ignores, and programs need not expect to be */
@@ -145,7 +145,7 @@ static int wait_for(int fd, short events, int64_t deadline, const dray__grader *
         return dray__fail_errno(error, errno, "reward.command: poll");
     return ready ? DRAY_OK
                  : dray__fail(error, DRAY_ETIMEDOUT, "reward.command: no answer in %g s",
-                              grader->job->reward.timeout_seconds);
+                              grader->reward->timeout_seconds);
 }
 
 static int it_ended(dray_error *error)
@@ -261,7 +261,7 @@ static int ask_command(dray__grader *grader, const char *prompt, const char *ans
     if (!line)
         return dray__nomem(error);
     int64_t deadline =
-        dray__deadline((int64_t)(grader->job->reward.timeout_seconds * (double)DRAY__SECOND));
+        dray__deadline((int64_t)(grader->reward->timeout_seconds * (double)DRAY__SECOND));
     rc = send_line(grader, line, deadline, error);
     free(line);
     return rc ? rc : receive(grader, deadline, reward, error);
@@ -270,7 +270,7 @@ static int ask_command(dray__grader *grader, const char *prompt, const char *ans
 int dray__grade(dray__grader *grader, const char *prompt, const char *answer, const char *response,
                 float *reward, dray_error *error)
 {
-    if (grader->job->reward.rule == DRAY__RULE_COMMAND)
+    if (grader->reward->rule == DRAY__RULE_COMMAND)
         return ask_command(grader, prompt, answer, response, reward, error);
     *reward = dray__exact_match(answer, response);
     return DRAY_OK;

@@ -9,7 +9,8 @@ float dray__exact_match(const char *answer, const char *response);
 
 typedef struct dray__grader dray__grader;
 
-int dray__grader_open(const dray__job *job, dray__grader **out, dray_error *error);
+/* reward: what it asks for; borrowed until close. */
+int dray__grader_open(const dray__job_reward *reward, dray__grader **out, dray_error *error);
 void dray__grader_close(dray__grader *grader);
 /* command: writes {"prompt", "answer", "response"} as a line to the command's standard input and
  * reads a number as a line from its output, within reward.timeout_seconds. The command is started

@@ -119,6 +119,22 @@ int dray__prompt_text(const dray__tokenizer *tokenizer, const int32_t *tokens, u
     return DRAY_OK;
 }
 
+bool dray__response_cut(const dray__tokenizer *tokenizer, const dray__ragged *responses,
+                        uint32_t row)
+{
+    const int32_t *tokens = responses->values;
+    uint64_t end = responses->offsets[row + 1];
+    return end == responses->offsets[row] || tokens[end - 1] != dray__tokenizer_end(tokenizer);
+}
+
+bool *dray__responses_cut(const dray__tokenizer *tokenizer, const dray__ragged *responses)
+{
+    bool *cut = malloc(((size_t)responses->rows + 1) * sizeof(*cut));
+    for (uint32_t i = 0; cut && i < responses->rows; i++)
+        cut[i] = dray__response_cut(tokenizer, responses, i);
+    return cut;
+}
+
 int dray__response_text(const dray__tokenizer *tokenizer, const int32_t *tokens, uint64_t count,
                         char **out, dray_error *error)
 {

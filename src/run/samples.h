@@ -6,6 +6,7 @@
 #include "engine/tokenizer.h"
 
 #include <dray/queue.h>
+#include <stdbool.h>
 
 /* Values of one column, back to back: row i is values[offsets[i] .. offsets[i + 1]). */
 typedef struct dray__ragged {
@@ -29,6 +30,11 @@ dray_column_data dray__ragged_column(const char *name, dray_dtype dtype, const u
                                      const void *values);
 dray_column_data dray__scalar_column(const char *name, const float *values);
 
+/* The response ends without the end token: it was cut. */
+bool dray__response_cut(const dray__tokenizer *tokenizer, const dray__ragged *responses,
+                        uint32_t row);
+/* One flag a row, for all rows; malloc'ed; NULL: no memory. */
+bool *dray__responses_cut(const dray__tokenizer *tokenizer, const dray__ragged *responses);
 /* Decodes tokens into text without special tokens; terminated, malloc'ed. Of a response: those
  * before the end token. */
 int dray__prompt_text(const dray__tokenizer *tokenizer, const int32_t *tokens, uint64_t count,

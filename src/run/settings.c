@@ -1,6 +1,7 @@
 /* The table of settings: a new one is one line here, and a member of its struct in job.h. */
 #include "run/settings.h"
 
+#include "engine/policy.h"
 #include "run/advantage.h"
 
 #include <dray/queue.h>
@@ -28,9 +29,21 @@ static const dray__word rules[] = {{"exact_match", DRAY__RULE_EXACT_MATCH, NULL}
                                    {NULL, 0, NULL}};
 static const dray__word methods[] = {{"grpo", DRAY__ADVANTAGE_GRPO, NULL},
                                      {"rloo", DRAY__ADVANTAGE_RLOO, NULL},
-                                     {"reinforce++", 0, NOT_YET},
+                                     {"reinforce++", DRAY__ADVANTAGE_REINFORCE, NULL},
                                      {"gae", 0, NOT_YET},
                                      {NULL, 0, NULL}};
+static const dray__word objectives[] = {
+    {"ppo", DRAY__LOSS_PPO, NULL}, {"decoupled", DRAY__LOSS_DECOUPLED, NULL}, {NULL, 0, NULL}};
+static const dray__word olds[] = {
+    {"trainer", DRAY__OLD_TRAINER, NULL}, {"rollout", DRAY__OLD_ROLLOUT, NULL}, {NULL, 0, NULL}};
+static const dray__word aggregates[] = {{"token", DRAY__AGGREGATE_TOKEN, NULL},
+                                        {"sample", DRAY__AGGREGATE_SAMPLE, NULL},
+                                        {"length", DRAY__AGGREGATE_LENGTH, NULL},
+                                        {NULL, 0, NULL}};
+static const dray__word overlong[] = {{"train", DRAY__OVERLONG_TRAIN, NULL},
+                                      {"mask", DRAY__OVERLONG_MASK, NULL},
+                                      {"exclude", DRAY__OVERLONG_EXCLUDE, NULL},
+                                      {NULL, 0, NULL}};
 static const dray__word decays[] = {
     {"linear", DRAY__DECAY_LINEAR, NULL}, {"none", DRAY__DECAY_NONE, NULL}, {NULL, 0, NULL}};
 static const dray__word modes[] = {{"tensor", DRAY_MODE_TENSOR, NULL},
@@ -113,6 +126,15 @@ static const dray__record dray__job_role_record = {sizeof(dray__job_role), role_
                                                    role_presets,
                                                    sizeof(role_presets) / sizeof(*role_presets)};
 
+#define STRUCT dray__job_part
+static const dray__setting part_settings[] = {
+    TEXT(name, NULL, "1 to 32 letters, digits, `_` or `-`: of its mean in `metrics.jsonl`"),
+    WORD(rule, exact_match, rules, "as `reward.rule`"),
+    TEXT(command, "", "as `reward.command`; each reward's command is a process of its own"),
+    REAL(weight, 1, -1e6, 1e6, "factor in the sum; 0: the reward is only measured"), END};
+#undef STRUCT
+static const dray__record dray__job_part_record = {sizeof(dray__job_part), part_settings, NULL, 0};
+
 /* ---- the table ------------------------------------------------------------------------------- */
 
 #define MICRO "samples that are claimed and computed at once"
@@ -194,14 +216,21 @@ const dray__setting dray__settings[] = {
          "their `_FILE`s"),
     ABOVE(reward.timeout_seconds, 30, 0, 86400, "for an answer of the command"),
     INT(reward.micro_batch, 64, 1, 65536, MICRO),
+    RECORDS(rewards, reward_count, dray__job_part, 0, 16,
+            "several rewards: a sample's is the sum of all, each times its `weight`. In the place "
+            "of `reward.rule` and `reward.command`; the other settings of `reward` hold for each"),
 
     BOOL(reference.enabled, true, "log-probs of the first model; without them no KL"),
     INT(reference.micro_batch, 64, 1, 65536, MICRO),
     INT(old_log_prob.micro_batch, 64, 1, 65536, MICRO),
 
-    WORD(advantage.method, grpo, methods,
-         "`grpo`: reward − group mean; `rloo`: reward − mean of the others"),
-    BOOL(advantage.divide_by_deviation, false, "by the group's standard deviation"),
+    WORD(
+        advantage.method, grpo, methods,
+        "`grpo`: reward − group mean; `rloo`: reward − mean of the others; `reinforce++`: reward − "
+        "mean over all tokens of the step, by their standard deviation: it takes the whole step "
+        "at once"),
+    BOOL(advantage.divide_by_deviation, false,
+         "of `grpo` and `rloo`: by the group's standard deviation"),
     INT(advantage.micro_batch, 64, 1, 65536, MICRO ", rounded to whole groups"),
 
     INT(actor.optimiser_steps, 4, 1, 4096, "of a batch; divides prompts × samples"),
@@ -215,7 +244,28 @@ const dray__setting dray__settings[] = {
     INT(actor.warmup_steps, 10, 0, 1e6, "in which the learning rate grows from 0"),
     WORD(actor.decay, linear, decays, "of the learning rate, over all steps"),
     REAL(actor.final_lr, 0.05, 0, 1, "fraction to which the learning rate decays"),
-    ABOVE(actor.clip, 0.2, 0, 1, "PPO's clip"),
+    WORD(actor.loss, ppo, objectives,
+         "`ppo`; or `decoupled`: PPO's term is weighted by the ratio of the old log-prob to the "
+         "engine's, token by token, which corrects for samples of other versions"),
+    WORD(actor.old_log_prob, trainer, olds,
+         "whose log-probs the clipped ratio is to: the `trainer`'s, as its step begins, or those "
+         "of the `rollout` itself: the task `old_log_prob` then does not run"),
+    REAL(actor.truncate, 0, 0, 1e6,
+         "the largest weight of `decoupled`; under `ppo`, too, which then has weights. 0: none"),
+    ABOVE(actor.clip, 0.2, 0, 1, "PPO's clip: ratios below 1 − clip gain nothing"),
+    REAL(actor.clip_high, 0, 0, 100, "nor do those above 1 + clip_high; 0: as `clip`"),
+    REAL(actor.dual_clip, 0, 0, 100,
+         "where the advantage is negative, a token costs at most that many times it; more than 1; "
+         "0: no bound"),
+    WORD(actor.aggregate, token, aggregates,
+         "the loss is the mean over an optimiser step's tokens (`token`), or over its samples, "
+         "each the mean over its tokens (`sample`), or over samples × `rollout.max_new_tokens` "
+         "(`length`)"),
+    WORD(actor.overlong, train, overlong,
+         "a response that was cut by `rollout.max_new_tokens` is trained as any other (`train`), "
+         "is in no loss (`mask`), or is in no loss and its reward in no mean of its group's or "
+         "step's (`exclude`)"),
+    REAL(actor.entropy, 0, 0, 100, "coefficient of the entropy bonus"),
     REAL(actor.kl, 0, 0, 100, "coefficient of the KL divergence from the reference (k3)"),
     REAL(actor.grad_norm, 1, 0, 1e6, "to which gradients are clipped; 0: they are not"),
 

@@ -28,7 +28,7 @@ const dray__task_kind dray__tasks[DRAY__TASK_COUNT] = {
     {.name = "reward",
      .program = DRAY__PROGRAM_DESK,
      .needs = {"prompt", "answer", "response"},
-     .writes = {"reward"},
+     .writes = {"reward", "rewards"},
      .policy = DRAY_POLICY_ORDERED,
      .count = dray__reward_count,
      .run = dray__reward_run},
@@ -51,14 +51,14 @@ const dray__task_kind dray__tasks[DRAY__TASK_COUNT] = {
      * there, which are of all of its samples. */
     {.name = "advantage",
      .program = DRAY__PROGRAM_DESK,
-     .needs = {"reward", "old_log_prob", "ref_log_prob"},
+     .needs = {"response", "reward", "old_log_prob", "ref_log_prob"},
      .writes = {"advantage"},
      .policy = DRAY_POLICY_ORDERED,
      .count = dray__advantage_count,
      .run = dray__advantage_run},
     {.name = "actor",
      .program = DRAY__PROGRAM_TRAINER,
-     .needs = {"prompt", "response", "rollout_log_prob", "response_version", "reward",
+     .needs = {"prompt", "response", "rollout_log_prob", "response_version", "reward", "rewards",
                "old_log_prob", "advantage", "ref_log_prob"},
      .policy = DRAY_POLICY_ORDERED,
      .count = dray__actor_count,
@@ -85,9 +85,25 @@ const dray__task_kind *dray__task_find(const char *name)
     return NULL;
 }
 
+/* Tasks and columns that only some jobs have: each is the column of the task beside it, or of none.
+ */
+static bool exists(const dray__job *job, const char *name)
+{
+    const struct {
+        const char *task, *column;
+        bool here;
+    } some[] = {{"reference", "ref_log_prob", job->reference.enabled},
+                {"old_log_prob", "old_log_prob", job->actor.old_log_prob == DRAY__OLD_TRAINER},
+                {"", "rewards", job->reward_count > 0}};
+    for (size_t i = 0; i < sizeof(some) / sizeof(some[0]); i++)
+        if (strcmp(some[i].task, name) == 0 || strcmp(some[i].column, name) == 0)
+            return some[i].here;
+    return true;
+}
+
 static bool claims(const dray__job *job, const dray__task_kind *kind)
 {
-    return kind->run && (job->reference.enabled || strcmp(kind->name, "reference") != 0);
+    return kind->run && exists(job, kind->name);
 }
 
 uint32_t dray__tasks_of(const dray__job *job, const dray__job_role *role,
@@ -102,27 +118,38 @@ uint32_t dray__tasks_of(const dray__job *job, const dray__job_role *role,
     return count;
 }
 
-static void describe(const dray__job *job, const dray__task_kind *kind, dray_queue_task *out)
+typedef struct description {
+    const char *needs[12], *writes[4];
+} description;
+
+/* What the task reads and writes in this job. */
+static void describe(const dray__job *job, const dray__task_kind *kind, description *columns,
+                     dray_queue_task *out)
 {
-    *out = (dray_queue_task){.name = kind->name, .needs = kind->needs, .writes = kind->writes};
-    while (kind->needs[out->needs_count])
-        out->needs_count++;
-    while (kind->writes[out->writes_count])
-        out->writes_count++;
-    /* Nobody writes ref_log_prob without a reference; whoever needs it names it last. */
-    if (!job->reference.enabled && strcmp(kind->needs[out->needs_count - 1], "ref_log_prob") == 0)
-        out->needs_count--;
+    *out =
+        (dray_queue_task){.name = kind->name, .needs = columns->needs, .writes = columns->writes};
+    for (size_t i = 0; kind->needs[i]; i++)
+        if (exists(job, kind->needs[i]))
+            columns->needs[out->needs_count++] = kind->needs[i];
+    for (size_t i = 0; kind->writes[i]; i++)
+        if (exists(job, kind->writes[i]))
+            columns->writes[out->writes_count++] = kind->writes[i];
 }
 
 int dray__job_queue_restore(dray_context *context, const dray__job *job, const char *path,
                             dray_queue **out, dray_error *error)
 {
     dray_queue_task tasks[DRAY__TASK_COUNT + 1];
+    description columns[DRAY__TASK_COUNT + 1];
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     for (uint32_t i = 0; i < DRAY__TASK_COUNT; i++)
-        if (claims(job, &dray__tasks[i]))
-            describe(job, &dray__tasks[i], &tasks[options.task_count++]);
-    describe(job, &dray__task_score, &tasks[options.task_count++]);
+        if (claims(job, &dray__tasks[i])) {
+            describe(job, &dray__tasks[i], &columns[options.task_count],
+                     &tasks[options.task_count]);
+            options.task_count++;
+        }
+    describe(job, &dray__task_score, &columns[options.task_count], &tasks[options.task_count]);
+    options.task_count++;
     options.tasks = tasks;
     options.capacity_rows = (uint64_t)job->queue.capacity_rows;
     options.capacity_bytes = (uint64_t)job->queue.capacity_bytes;

@@ -20,9 +20,9 @@ typedef enum dray__program {
 
 typedef struct dray__task_kind {
     const char *name;
-    int program;                      /* dray__program */
-    const char *needs[9], *writes[4]; /* ended by NULL */
-    int32_t policy;                   /* dray_policy; ordered: unless the job says otherwise */
+    int program;                       /* dray__program */
+    const char *needs[12], *writes[4]; /* ended by NULL */
+    int32_t policy;                    /* dray_policy; ordered: unless the job says otherwise */
     /* Rows to claim now; 0: none. Asked on rank 0. NULL: the task claims nothing (driver). */
     uint32_t (*count)(const dray__host *host);
     /* The version that consumes: older samples are dropped (queue.staleness). NULL: none are. */

@@ -149,40 +149,6 @@ const dray__program_kind dray__trainer_program = {
 /* ---- the end of a step ----------------------------------------------------------------------- */
 
 /* A number that JSON has no word for is told as null: a diverging run says so, and goes on. */
-static int report_step(dray__host *host, dray_error *error)
-{
-    const dray__learner *self = host->state;
-    const dray__step_sums *s = &self->sums;
-    double samples = (double)s->samples, trained = (double)s->trained_tokens;
-    const struct {
-        const char *key;
-        double value;
-    } reals[] = {{"reward_mean", s->reward / samples},
-                 {"response_length_mean", (double)s->tokens / samples},
-                 {"staleness_mean", s->staleness / samples},
-                 {"staleness_max", s->staleness_max},
-                 {"loss", s->loss / trained},
-                 {"grad_norm", s->gradient_norm / s->steps},
-                 {"clip_fraction", s->clip_fraction / trained},
-                 {"kl_to_reference", s->kl / trained},
-                 {"entropy", s->entropy / trained},
-                 {"ratio_max", s->ratio_max},
-                 {"rollout_gap_mean", s->gap / (double)s->tokens},
-                 {"rollout_gap_max", s->gap_max},
-                 {"learning_rate", s->learning_rate}};
-    json_t *row = json_pack("{s:I, s:I, s:I, s:I}", "step", (json_int_t)self->step, "tokens",
-                            (json_int_t)s->tokens, "samples", (json_int_t)s->samples,
-                            "weight_version", (json_int_t)(self->step - 1));
-    for (size_t i = 0; i < sizeof(reals) / sizeof(reals[0]); i++) {
-        json_t *value = isfinite(reals[i].value) ? json_real(reals[i].value) : json_null();
-        if (json_object_set_new(row, reals[i].key, value) < 0) {
-            json_decref(row);
-            return dray__nomem(error);
-        }
-    }
-    return dray__host_report(host, "step", row, error);
-}
-
 static int finish_step(dray__host *host, dray_error *error)
 {
     dray__learner *self = host->state;
@@ -190,7 +156,7 @@ static int finish_step(dray__host *host, dray_error *error)
     if (!rc)
         rc = publish(host, self->step, error);
     if (!rc && dray__host_leads(host))
-        rc = report_step(host, error);
+        rc = dray__host_report(host, "step", dray__learner_row(host), error);
     self->finished = true;
     return rc;
 }
@@ -291,33 +257,19 @@ int dray__old_log_prob_run(dray__host *host, dray_batch *batch, dray_error *erro
     return rc ? rc : dray__host_phase(host, "old_log_prob", self->step, begin_ns, error);
 }
 
-/* What the samples themselves say, before anything is learned from them. */
-static int measure(dray__host *host, const dray_batch *batch, const dray__micro *m,
-                   dray_error *error)
+/* Samples of other versions than the schedule's are refused, whatever made them. */
+static int check_versions(dray__host *host, const dray_batch *batch, dray_error *error)
 {
-    dray__learner *self = host->state;
-    dray__step_sums *s = &self->sums;
+    const dray__learner *self = host->state;
     int rc = DRAY_OK;
-    for (uint32_t i = 0; i < m->rows && !rc; i++) {
+    for (uint32_t i = 0; i < dray_batch_rows(batch) && !rc; i++) {
         double version = 0;
         rc = dray_batch_tag(batch, i, DRAY_TAG_VERSION, &version, error);
-        double staleness = (double)(self->step - 1) - version;
-        s->reward += (double)m->rewards[i];
-        s->staleness += staleness;
-        s->staleness_max = fmax(s->staleness_max, staleness);
-        if (!rc && staleness != 0)
+        if (!rc && version != (double)(self->step - 1))
             rc = dray__fail(error, DRAY_EINTERNAL,
                             "a sample of step %lld is of version %.0f: schedule sync expects %lld",
                             (long long)self->step, version, (long long)self->step - 1);
     }
-    const float *rollout = m->rollout.values, *old = m->old.values;
-    for (uint64_t i = 0; i < m->response.offsets[m->rows]; i++) {
-        double gap = fabs((double)old[i] - (double)rollout[i]);
-        s->gap += gap;
-        s->gap_max = fmax(s->gap_max, gap);
-    }
-    s->samples += m->rows;
-    s->tokens += m->response.offsets[m->rows];
     return rc;
 }
 
@@ -391,9 +343,11 @@ int dray__actor_run(dray__host *host, dray_batch *batch, dray_error *error)
     if (!rc)
         rc = step_if_due(host, error);
     if (!rc)
-        rc = dray__micro_read(batch, host->job->reference.enabled, &whole, error);
+        rc = check_versions(host, batch, error);
     if (!rc)
-        rc = measure(host, batch, &whole, error);
+        rc = dray__micro_read(batch, host->job, &whole, error);
+    if (!rc)
+        dray__learner_measure(host, &whole);
     for (uint32_t i = 0; i < dray_batch_micros(batch) && !rc; i++)
         rc = learn(host, batch, &whole, i, error);
     dray__micro_free(&whole);

@@ -8,6 +8,7 @@
 #include "run/tasks.h"
 #include "run/tree.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -51,27 +52,33 @@ static dray__job *loaded(const char *text, const char *const *settings)
     return job;
 }
 
+/* Against PyTorch: test_advantages.py. */
 static void advantages(void **state)
 {
     (void)state;
     const float rewards[] = {1, 0, 0, 1, 1, 1, 1, 1};
+    const uint64_t offsets[] = {0, 1, 3, 4, 5, 6, 7, 8, 9}; /* one response of two tokens */
+    const bool excluded[] = {true, false, false, false, false, false, false, true};
+    dray__rewarded in = {.rows = 8, .group = 4, .rewards = rewards, .offsets = offsets};
     float out[8];
-    const dray__advantage *grpo = &dray__advantages[DRAY__ADVANTAGE_GRPO];
-    grpo->compute(rewards, 4, false, out);
+    dray__advantages[DRAY__ADVANTAGE_GRPO].compute(&in, out);
     near((double)out[0], 0.5, 1e-7);
     near((double)out[1], -0.5, 1e-7);
-    grpo->compute(rewards, 8, false, out);
-    near((double)out[1], -0.75, 1e-7);
-    near((double)out[7], 0.25, 1e-7);
-    /* deviation of six ones and two zeros: sqrt(3)/4 */
-    grpo->compute(rewards, 8, true, out);
-    near((double)out[7], 0.25 / 0.4330127, 1e-4);
-    grpo->compute(rewards + 4, 4, true, out);
-    for (int i = 0; i < 4; i++)
+    in.divide = true;
+    dray__advantages[DRAY__ADVANTAGE_GRPO].compute(&in, out);
+    near((double)out[0], 1, 1e-5);
+    for (int i = 4; i < 8; i++)
         near((double)out[i], 0, 0); /* all equal: nothing to learn, and no division by zero */
-    dray__advantages[DRAY__ADVANTAGE_RLOO].compute(rewards, 4, false, out);
-    near((double)out[0], 1 - 1 / 3., 1e-6);
-    near((double)out[1], -2 / 3., 1e-6);
+    in.divide = false;
+    in.excluded = excluded;
+    dray__advantages[DRAY__ADVANTAGE_RLOO].compute(&in, out);
+    near((double)out[0], 0, 0);
+    near((double)out[1], -0.5, 1e-6);
+    near((double)out[3], 1, 1e-6);
+    in.excluded = NULL;
+    dray__advantages[DRAY__ADVANTAGE_REINFORCE].compute(&in, out);
+    near((double)out[0], (1 - 6 / 9.) / sqrt(6 / 9. * 3 / 9.), 1e-6);
+    near((double)out[1], (0 - 6 / 9.) / sqrt(6 / 9. * 3 / 9.), 1e-6);
 }
 
 static void exact_match(void **state)
@@ -338,7 +345,40 @@ static void refusals(void **state)
         {"schedule: rolling\n", NULL,
          "schedule: 'rolling' is not in this version; expected one of sync"},
         {"advantage: {method: gae}\n", NULL,
-         "'gae' is not in this version; expected one of grpo, rloo"},
+         "'gae' is not in this version; expected one of grpo, rloo, reinforce++"},
+        {"name: x\nactor: {loss: decouple}\n", NULL,
+         ":2:9: actor.loss: expected one of ppo, decoupled, found 'decouple'; did you mean "
+         "'decoupled'?"},
+        {"name: x\nactor: {loss: decoupled, old_log_prob: rollout}\n", NULL,
+         ":2:9: actor.loss: expected ppo with old_log_prob rollout, found decoupled: its ratio of "
+         "proximal to behaviour policy is 1 everywhere"},
+        {"actor:\n  truncate: 2\n  old_log_prob: rollout\n", NULL,
+         ":2:3: actor.truncate: expected 0 with old_log_prob rollout, found 2: its ratio"},
+        {"actor: {old_log_prob: engine}\n", NULL,
+         "actor.old_log_prob: expected one of trainer, rollout, found 'engine'"},
+        {"actor: {truncate: -1}\n", NULL, "actor.truncate: expected from 0 to 1000000, found -1"},
+        {"actor: {clip_high: 101}\n", NULL, "actor.clip_high: expected from 0 to 100, found 101"},
+        {"actor: {dual_clip: 1}\n", NULL,
+         ":1:9: actor.dual_clip: expected 0, or more than 1, found 1"},
+        {"actor: {entropy: -0.1}\n", NULL, "actor.entropy: expected from 0 to 100, found -0.1"},
+        {"actor: {aggregate: tokens}\n", NULL,
+         "actor.aggregate: expected one of token, sample, length, found 'tokens'; did you mean "
+         "'token'?"},
+        {"actor: {overlong: drop}\n", NULL,
+         "actor.overlong: expected one of train, mask, exclude, found 'drop'"},
+        {"advantage: {method: reinforce++, divide_by_deviation: true}\n", NULL,
+         ":1:34: advantage.divide_by_deviation: expected false for advantage reinforce++"},
+        {"rewards: [{name: a}, {name: a}]\n", NULL, ":1:1: rewards: two rewards are called a"},
+        {"rewards: [{name: a b}]\n", NULL, "rewards: reward name 'a b': expected 1 to 32 letters"},
+        {"rewards: [{rule: exact_match}]\n", NULL, "rewards: key 'name' is missing"},
+        {"rewards: [{name: a, rule: command}]\n", NULL,
+         "rewards: reward a: expected a command line for rule command"},
+        {"rewards: [{name: a, command: cat}]\n", NULL,
+         "rewards: reward a: expected rule command for its command"},
+        {"rewards: [{name: a, weight: 0}]\n", NULL,
+         "rewards: expected a weight other than 0, found none"},
+        {"rewards: [{name: a}]\nreward: {command: cat}\n", NULL,
+         ":2:10: reward.command: expected none beside `rewards`"},
         {"actor: {optimiser_steps: 3}\n", NULL,
          ":1:9: actor.optimiser_steps: expected a divisor of the batch (32 prompts x 8 samples = "
          "256), found 3"},
@@ -420,7 +460,7 @@ static void rewards_of_a_command(void **state)
         strcat(strcat(command, lines[i].said), "'");
     }
     strcat(command, "; cat >/dev/null");
-    assert_int_equal(dray__grader_open(&job, &grader, &error), DRAY_OK);
+    assert_int_equal(dray__grader_open(&job.reward, &grader, &error), DRAY_OK);
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
         int rc = dray__grade(grader, "p", "a", "r", &reward, &error);
         if (rc != lines[i].code)
