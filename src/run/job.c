@@ -58,31 +58,47 @@ static int rule_batch(const dray__job *job, const dray__places *at, dray_error *
 {
     int64_t batch = dray__job_batch(job), parts = job->actor.optimiser_steps;
     if (batch > 1 << 24)
-        return dray__setting_fail(at, "rollout.samples", error,
+        return dray__setting_fail(at, "rollout.samples rollout.prompts", error,
                                   "prompts x samples is %lld rows a step, at most %d expected",
                                   (long long)batch, 1 << 24);
     if (batch % parts)
-        return dray__setting_fail(at, "actor.optimiser_steps", error,
+        return dray__setting_fail(at, "actor.optimiser_steps rollout.prompts rollout.samples",
+                                  error,
                                   "expected a divisor of the batch (%lld prompts x %lld samples = "
                                   "%lld), found %lld",
                                   (long long)job->rollout.prompts, (long long)job->rollout.samples,
                                   (long long)batch, (long long)parts);
     int64_t part = batch / parts, micro = job->actor.micro_batch;
     if (micro < part && part % micro)
-        return dray__setting_fail(at, "actor.micro_batch", error,
+        return dray__setting_fail(at, "actor.micro_batch actor.optimiser_steps rollout.prompts",
+                                  error,
                                   "expected a divisor of the %lld samples of an optimiser step, "
                                   "found %lld",
                                   (long long)part, (long long)micro);
     return DRAY_OK;
 }
 
+static int expect_file(const char *path, const char *key, const char *what, const dray__places *at,
+                       dray_error *error)
+{
+    if (!path[0])
+        return dray__setting_fail(at, key, error, "expected a file of %s for source jsonl", what);
+    if (access(path, R_OK))
+        return dray__setting_fail(at, key, error, "expected a file of %s, found '%s': %s", what,
+                                  path, strerror(errno));
+    return DRAY_OK;
+}
+
 static int rule_data(const dray__job *job, const dray__places *at, dray_error *error)
 {
-    if (job->data.source == DRAY__SOURCE_JSONL && !job->data.path[0])
-        return dray__setting_fail(at, "data.path", error, "expected a file for source jsonl");
-    if (job->data.source == DRAY__SOURCE_JSONL && !job->data.eval_path[0])
-        return dray__setting_fail(at, "data.eval_path", error,
-                                  "expected a file of held-out prompts for source jsonl");
+    bool lines = job->data.source == DRAY__SOURCE_JSONL;
+    int rc = lines ? expect_file(job->data.path, "data.path data.source", "prompts", at, error)
+                   : DRAY_OK;
+    if (!rc && lines)
+        rc = expect_file(job->data.eval_path, "data.eval_path data.source", "held-out prompts", at,
+                         error);
+    if (rc)
+        return rc;
     int64_t answer = dray__data_longest(job).answer;
     if (answer && job->rollout.max_new_tokens < answer + 1)
         return dray__setting_fail(at, "rollout.max_new_tokens data.digits data.steps", error,
@@ -263,7 +279,10 @@ static int rule_capacity_bytes(const dray__job *job, const dray__places *at, dra
 {
     int64_t rows = dray__job_batch(job) + job->eval.prompts, each = row_bytes(job);
     if (job->queue.capacity_bytes / each < rows)
-        return dray__setting_fail(at, "queue.capacity_bytes", error,
+        return dray__setting_fail(at,
+                                  "queue.capacity_bytes rollout.max_new_tokens rollout.prompts "
+                                  "rollout.samples eval.prompts data.steps data.digits",
+                                  error,
                                   "expected at least %lld (a batch of %lld and an evaluation of "
                                   "%lld, %lld bytes a sample), found %lld",
                                   (long long)(rows * each), (long long)dray__job_batch(job),
@@ -276,7 +295,10 @@ static int rule_capacity(const dray__job *job, const dray__places *at, dray_erro
 {
     int64_t rows = 2 * dray__job_batch(job) + 2 * job->eval.prompts;
     if (job->queue.capacity_rows < rows)
-        return dray__setting_fail(at, "queue.capacity_rows", error,
+        return dray__setting_fail(at,
+                                  "queue.capacity_rows rollout.prompts rollout.samples "
+                                  "eval.prompts",
+                                  error,
                                   "expected at least %lld (two batches of %lld and two evaluations "
                                   "of %lld are open at once), found %lld",
                                   (long long)rows, (long long)dray__job_batch(job),
@@ -371,8 +393,11 @@ static int rule_model(const dray__job *job, const dray__places *at, dray_error *
     spec.tp = (uint32_t)engine->ranks;
     int rc = dray_layout_engine(&config, &spec, &layout, &inner);
     dray_layout_free(layout);
-    if (rc)
-        return dray__setting_fail(at, "roles", error, "role %s: %s", engine->name, inner.message);
+    if (rc) {
+        char keys[128];
+        snprintf(keys, sizeof(keys), "roles.%.64s.ranks model.heads model.kv_heads", engine->name);
+        return dray__setting_fail(at, keys, error, "%s", inner.message);
+    }
     int64_t prompt = dray__data_longest(job).prompt,
             longest = prompt + 1 + job->rollout.max_new_tokens;
     if (prompt && config.max_positions < longest)

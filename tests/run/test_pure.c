@@ -401,7 +401,7 @@ static void refusals(void **state)
         {"name: x\nmodel:\n  checkpoint: /nowhere\n", NULL,
          ":3:3: model.checkpoint: '/nowhere' is"},
         {"model: {max_positions: 13}\n", NULL, "model.max_positions: expected at least 14"},
-        {"name: x\n", "roles.engine.ranks=3", "roles: role engine: "},
+        {"name: x\n", "roles.engine.ranks=3", "--set: roles.engine.ranks: "},
         {"name: x\nhosts: [{name: a, tasks: [driver], ranks: 1}]\n", NULL,
          ":2:1: hosts: expected 'roles:' in its place, found 'hosts'"},
         {"name: x\n", "hosts.engine.ranks=1",
