@@ -175,12 +175,12 @@ static int claim_between(loop *l, uint32_t *which, dray_batch **out, dray_error 
 
 static int claim_alone(loop *l, uint32_t *which, dray_batch **out, dray_error *error)
 {
-    dray_claim_options options[TASKS];
     int64_t begin = dray_trace_now();
     int rc;
     if (l->claiming) {
         rc = answer_of(l, l->host->wait_ns, which, out, error);
     } else {
+        dray_claim_options options[TASKS];
         uint32_t count = claims_of(l, false, options);
         if (!count) /* the driver alone, or a reference that is off: there is nothing to claim */
             return DRAY_EEND;
