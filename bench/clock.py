@@ -1,9 +1,11 @@
 """The clock job against its closed forms: what schedules should take, and what they take.
 
-    bench/clock.py [--seeds N] [--steps N] [--out DIR] [--set KEY=VALUE ...] ENTRY...
+    bench/clock.py [--seeds N] [--out DIR] [--set KEY=VALUE ...] [--json] [--quick] [--strict] [ENTRY...]
 
 runs `dray study examples/clock.yaml` over the entries (as of --schedules) and prints, for each, seconds a
-step after the warm-up, the closed form of its schedule, and their ratio. R: a step's rollout, T: its
+step after the warm-up, the closed form of its schedule, and their ratio, with --json one object a line.
+--quick: one seed and few steps. --strict: exit status 1 where a step takes more than 1.05 of its closed
+form. R: a step's rollout, T: its
 training, both computed from the job file alone: lengths are drawn here again, by Philox4x32-10 (Salmon et
 al., SC11), another implementation than the one that is measured.
 
@@ -22,29 +24,25 @@ import subprocess
 import sys
 import tempfile
 
-import numpy
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+LOW = 0xFFFFFFFF
 WARMUP = 4  # steps in which the loop fills
 
 
 # ---- what the engine draws (src/engine/pace.c, src/base/random.c) ---------------------------------
 
-def philox(counter, key):
-    """Counters as arrays of four words, keys of two; the first two words of the result."""
-    c, k = [numpy.uint64(x) for x in counter], [numpy.uint64(x) for x in key]
-    low, shift = numpy.uint64(0xFFFFFFFF), numpy.uint64(32)
+def philox(c, k):
+    """The first two words of the result, as one number."""
     for _ in range(10):
-        p0, p1 = numpy.uint64(0xD2511F53) * c[0], numpy.uint64(0xCD9E8D57) * c[2]
-        c = [(p1 >> shift) ^ c[1] ^ k[0], p1 & low, (p0 >> shift) ^ c[3] ^ k[1], p0 & low]
-        k = [(k[0] + numpy.uint64(0x9E3779B9)) & low, (k[1] + numpy.uint64(0xBB67AE85)) & low]
-    return c[1] << shift | c[0]
+        p0, p1 = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [p1 >> 32 ^ c[1] ^ k[0], p1 & LOW, p0 >> 32 ^ c[3] ^ k[1], p0 & LOW]
+        k = [k[0] + 0x9E3779B9 & LOW, k[1] + 0xBB67AE85 & LOW]
+    return c[1] << 32 | c[0]
 
 
 def unit(seed, stream, i):
-    low = 0xFFFFFFFF
-    word = philox((i & low, i >> 32, stream & low, stream >> 32), (seed & low, seed >> 32))
-    return int(word >> numpy.uint64(11)) * 2.0**-53
+    word = philox([i & LOW, i >> 32, stream & LOW, stream >> 32], [seed & LOW, seed >> 32])
+    return (word >> 11) * 2.0**-53
 
 
 def normal(seed, stream, i):
@@ -105,45 +103,69 @@ def closed_form(job):
 
 # ---- measuring ------------------------------------------------------------------------------------
 
-def resolved(folder):
-    """config.yaml of a run: JSON, or the block YAML that dray writes."""
-    import yaml
-    return yaml.safe_load((folder / "config.yaml").read_text())
-
-
 def measured(folder):
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return sum(row["step_seconds"] for row in rows[1 + WARMUP:]) / len(rows[1 + WARMUP:])
 
 
-def main():
+def look_at(out, entry):
+    rows = []
+    for run in entry["runs"]:
+        folder = out / entry["schedule"] / f"seed-{run['seed']}"
+        job = dict(entry["settings"], seed=run["seed"])
+        rows.append((*closed_form(job), measured(folder)))
+    form, rollout, train, took = (sum(r[i] for r in rows) / len(rows) for i in range(4))
+    ratios = [r[3] / r[0] for r in rows]
+    return {"entry": entry["schedule"], "rollout_seconds": rollout, "train_seconds": train,
+            "closed_form_seconds": form, "step_seconds": took, "ratio": took / form,
+            "ratio_least": min(ratios), "ratio_most": max(ratios),
+            "trainer_idle": entry["measures"].get("idle.trainer", {}).get("mean"),
+            "samples_per_s": entry["measures"]["samples_per_s"]["mean"]}
+
+
+def show(seen, first):
+    idle = "-" if seen["trainer_idle"] is None else f"{100 * seen['trainer_idle']:.1f} %"
+    print(f"{seen['entry']:40} {seen['rollout_seconds']:8.4f} {seen['train_seconds']:8.4f}"
+          f" {seen['closed_form_seconds']:8.4f} {seen['step_seconds']:8.4f} {seen['ratio']:6.3f}"
+          f" ({seen['ratio_least']:.3f} to {seen['ratio_most']:.3f})"
+          f" {first['step_seconds'] / seen['step_seconds']:6.3f} {idle:>8} {seen['samples_per_s']:8.0f}")
+
+
+def parse():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", default="3")
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out")
     parser.add_argument("--set", action="append", default=[])
-    parser.add_argument("entries", nargs="+")
-    a = parser.parse_args()
-    out = pathlib.Path(a.out or tempfile.mkdtemp(prefix="dray-clock-"))
+    for flag in ("--json", "--quick", "--strict"):
+        parser.add_argument(flag, action="store_true")
+    parser.add_argument("entries", nargs="*", default=["sync:actor.optimiser_steps=4", "sync"])
+    return parser.parse_args()
+
+
+def main():
+    a = parse()
+    made = None if a.out else tempfile.TemporaryDirectory(prefix="dray-clock-")
+    out = pathlib.Path(a.out or made.name)
     program = os.environ.get("DRAY_PROGRAM") or str(ROOT / "build/release/dray")
-    command = [program, "study", str(ROOT / "examples/clock.yaml"), "--seeds", a.seeds, "--out", str(out),
-               "--schedules", ",".join(a.entries)]
-    for setting in a.set:
+    command = [program, "study", str(ROOT / "examples/clock.yaml"), "--out", str(out),
+               "--seeds", "1" if a.quick else str(a.seeds), "--schedules", ",".join(a.entries)]
+    for setting in (["steps=12"] if a.quick else []) + a.set:
         command += ["--set", setting]
     done = subprocess.run(command, stdout=subprocess.DEVNULL)
     if done.returncode:
         sys.exit(done.returncode)
     study = json.loads((out / "study.json").read_text())
-    print(f"{'':44} {'R':>8} {'T':>8} {'closed':>8} {'took':>8} {'ratio':>6}  (spread)   idle of the trainer")
-    for entry in study["schedules"]:
-        rows = []
-        for run in entry["runs"]:
-            folder = out / entry["schedule"] / f"seed-{run['seed']}"
-            rows.append((*closed_form(resolved(folder)), measured(folder)))
-        form, rollout, train, took = (sum(r[i] for r in rows) / len(rows) for i in range(4))
-        ratios = [r[3] / r[0] for r in rows]
-        idle = entry["measures"].get("idle.trainer", {}).get("mean", float("nan"))
-        print(f"{entry['schedule']:44} {rollout:8.4f} {train:8.4f} {form:8.4f} {took:8.4f} {took / form:6.3f}"
-              f"  ({min(ratios):.3f} to {max(ratios):.3f})  {100 * idle:.1f} %")
+    seen = [look_at(out, entry) for entry in study["schedules"]]
+    if not a.json:
+        print(f"{'the clock job: seconds a step':40} {'R':>8} {'T':>8} {'closed':>8} {'took':>8}  ratio"
+              f" (spread)         faster    idle samples/s")
+    for one in seen:
+        if a.json:
+            print(json.dumps(one))
+        else:
+            show(one, seen[0])
+    if a.strict and any(one["ratio"] > 1.05 for one in seen):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ python=${DRAY_TEST_PYTHON:-build/venv/bin/python}
 [ -x "$python" ] || python=python3
 if command -v "$python" >/dev/null; then
     measure "$python" bench/queue_python.py "$@"
+    measure "$python" bench/clock.py "$@"
 else
-    echo 'bench/queue_python.py is left out: no python3' >&2
+    echo 'bench/queue_python.py and bench/clock.py are left out: no python3' >&2
 fi
 exit $status

@@ -188,9 +188,10 @@ void cmd_study_page(const json_t *study, FILE *out)
     const json_t *schedules = json_object_get(study, "schedules");
     fputs("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>", out);
     cmd_study_escape(json_string_value(json_object_get(study, "name")), out);
-    fputs("</title>\n<style>body{font:15px/1.5 sans-serif;max-width:76em;margin:2em "
+    fputs("</title>\n<style>body{font:15px/1.5 sans-serif;max-width:100em;margin:2em "
           "auto;padding:0 1em;color:#222;background:#fff}table{border-collapse:collapse}"
-          "th,td{padding:.25em .9em .25em 0;text-align:left;border-bottom:1px solid "
+          "th,td{padding:.25em .9em .25em 0;text-align:left;white-space:nowrap;border-bottom:1px "
+          "solid "
           "#ddd;font-variant-numeric:tabular-nums}th{font-weight:600}h2{font-size:1.1em;"
           "margin-top:2em}svg{max-width:100%;height:auto}</style></head>\n<body><h1>",
           out);

@@ -112,11 +112,10 @@ static int by_begin(const void *a, const void *b)
     return (x->end_ns < y->end_ns) - (x->end_ns > y->end_ns);
 }
 
-/* "engine 0" is of role engine. */
+/* "engine 0" is of role engine, and so is "engine.2 0", a rank of one of its instances. */
 static void role_of(const char *label, char out[64])
 {
-    const char *end = strrchr(label, ' ');
-    snprintf(out, 64, "%.*s", end ? (int)(end - label) : (int)strlen(label), label);
+    snprintf(out, 64, "%.*s", (int)strcspn(label, ". "), label);
 }
 
 /* Time that a span shares with one that began earlier is the earlier one's: no time counts twice.

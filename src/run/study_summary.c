@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "run/settings.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -212,6 +213,7 @@ static json_t *summarise_entry(summary *s, const dray__study_entry *e)
     }
     json_t *o = json_pack("{s:s, s:I, s:I, s:I, s:I}", "schedule", e->text, "done", done,
                           "diverged", diverged, "failed", failed, "reached", reached);
+    dray__json_set(&o, "settings", dray__settings_json(e->job));
     dray__json_set(&o, "measures", summarise_measures(s, e));
     json_t *curves = json_object();
     dray__json_set(&curves, "samples", summarise_curve(s, e, by_samples));

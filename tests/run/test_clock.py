@@ -5,6 +5,8 @@ import pathlib
 import subprocess
 import sys
 
+import yaml
+
 from jobs import PATIENCE, PROGRAM, check, check_nothing_left, finish, rows, work
 
 SOURCE = pathlib.Path(os.environ["DRAY_SOURCE_DIR"])
@@ -25,7 +27,7 @@ done = run("drawn", "steps=6", "seed=7", "clock.tokens=12", "clock.variation=0.4
            "clock.correlation=0.7", "clock.tail=20", "clock.tail_share=0.1", "clock.token_seconds=1e-3",
            "clock.log_prob_seconds=1e-4", "clock.reward_seconds=1e-4")
 check(done.returncode == 0, f"the clock job ends with {done.returncode}: {done.stderr}")
-job = clock.resolved(work / "drawn")
+job = yaml.safe_load((work / "drawn" / "config.yaml").read_text())
 made = rows(work / "drawn")
 for row in made[1:]:
     drawn = [clock.length(job, row["step"], slot) for slot in range(32)]

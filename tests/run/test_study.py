@@ -50,7 +50,7 @@ def idle_of_trace(folder):
     begin, end = min(s[0] for s in window), max(s[1] for s in window)
     sums = {}
     for pid, label in labels.items():
-        role, until = label.rsplit(" ", 1)[0], begin
+        role, until = label.split(" ")[0].split(".")[0], begin
         for s in sorted((s for s in spans if s[4:6] == (pid, 1)), key=lambda s: (s[0], -s[1])):
             a, b = max(s[0], until), min(s[1], end)
             if b > a:
@@ -59,7 +59,7 @@ def idle_of_trace(folder):
                 keys = [f"{kind}.{role}"] + ([f"idle.{role}.{s[3]}"] if kind == "idle" else [])
                 for key in keys:
                     sums[key] = sums.get(key, 0) + b - a
-    ranks = [label.rsplit(" ", 1)[0] for label in labels.values()]
+    ranks = [label.split(" ")[0].split(".")[0] for label in labels.values()]
     return {key: value / (end - begin) / ranks.count(key.split(".")[1])
             for key, value in sums.items()}
 
