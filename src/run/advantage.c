@@ -93,6 +93,21 @@ static void reinforce(const dray__rewarded *in, float *advantages)
                 : (float)(((double)in->rewards[i] - sum / tokens) / sqrt(squares / tokens + 1e-8));
 }
 
+void dray__gae(const dray__rewarded *in, const float *values, double gamma, double lambda,
+               float *advantages, float *returns)
+{
+    for (uint32_t row = 0; row < in->rows; row++) {
+        double next = 0, sum = 0, reward = (double)in->rewards[row];
+        for (uint64_t t = in->offsets[row + 1]; t-- > in->offsets[row]; reward = 0) {
+            double value = (double)values[t];
+            sum = reward + gamma * next - value + gamma * lambda * sum;
+            next = value;
+            advantages[t] = excluded(in, row) ? 0 : (float)sum;
+            returns[t] = excluded(in, row) ? values[t] : (float)(sum + value);
+        }
+    }
+}
+
 const dray__advantage dray__advantages[] = {
     [DRAY__ADVANTAGE_GRPO] = {"grpo", 1, false, grpo},
     [DRAY__ADVANTAGE_RLOO] = {"rloo", 2, false, rloo},

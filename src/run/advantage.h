@@ -23,6 +23,16 @@ typedef struct dray__advantage {
 } dray__advantage;
 
 extern const dray__advantage dray__advantages[];
+
+/* Generalised advantage estimation (Schulman et al., "High-Dimensional Continuous Control Using
+ * Generalized Advantage Estimation", 2016, eq. 11 to 16), for rewards that come with the last
+ * token, after which nothing is worth anything: with δ(t) = r(t) + gamma · V(t + 1) - V(t), the
+ * advantage of token t is the sum over l of (gamma · lambda)^l · δ(t + l). values: V, one a
+ * response token, of the state that the token is chosen in. advantages, returns: as many; returns
+ * is advantage + V, what the value model is to learn. Tokens of excluded rows get 0 and their own
+ * V. */
+void dray__gae(const dray__rewarded *in, const float *values, double gamma, double lambda,
+               float *advantages, float *returns);
 enum { DRAY__ADVANTAGE_GRPO = 0, DRAY__ADVANTAGE_RLOO, DRAY__ADVANTAGE_REINFORCE };
 
 #endif

@@ -1,6 +1,7 @@
 /* Advantages as a program for tests in Python: reads one JSON object a line, {"method": NAME,
  * "group": n, "divide": bool, "rewards": [...], "lengths": [...], "excluded": [...] or null}, and
- * prints the advantages as a list a line. */
+ * prints the advantages as a list a line. With "values" beside them, and "gamma" and "lambda", it
+ * is GAE's, and the returns follow. */
 #include "run/advantage.h"
 
 #include <jansson.h>
@@ -14,6 +15,26 @@ static const dray__advantage *find(const char *name)
     while (strcmp(found->name, name) != 0)
         found++;
     return found;
+}
+
+static void print(const float *values, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        printf("%s%.9g", i ? ", " : "[", (double)values[i]);
+    puts("]");
+}
+
+static void answer_gae(const json_t *asked, const dray__rewarded *in)
+{
+    const json_t *given = json_object_get(asked, "values");
+    size_t count = json_array_size(given);
+    float *values = calloc(3 * count + 1, sizeof *values), *advantages = values + count;
+    for (size_t i = 0; i < count; i++)
+        values[i] = (float)json_number_value(json_array_get(given, i));
+    dray__gae(in, values, json_number_value(json_object_get(asked, "gamma")),
+              json_number_value(json_object_get(asked, "lambda")), advantages, advantages + count);
+    print(advantages, 2 * count);
+    free(values);
 }
 
 static void answer(const json_t *asked)
@@ -36,10 +57,12 @@ static void answer(const json_t *asked)
                          .offsets = offsets,
                          .excluded = json_is_array(excluded) ? flags : NULL,
                          .divide = json_is_true(json_object_get(asked, "divide"))};
-    find(json_string_value(json_object_get(asked, "method")))->compute(&in, to);
-    for (size_t i = 0; i < rows; i++)
-        printf("%s%.9g", i ? ", " : "[", (double)to[i]);
-    puts("]");
+    if (json_object_get(asked, "values")) {
+        answer_gae(asked, &in);
+    } else {
+        find(json_string_value(json_object_get(asked, "method")))->compute(&in, to);
+        print(to, rows);
+    }
     free(from);
     free(to);
     free(offsets);
