@@ -28,7 +28,7 @@ enum {
     GROUP = 'g',
     FIRST = 's',
     PARENT = 'p',
-    EVAL_FIRST = 1001,
+    EVAL_FROM = 1001,
     STOPPING,
     COORDINATOR,
     KEEPER,
@@ -81,8 +81,8 @@ static error_t parse(int key, char *text, struct argp_state *state)
     case PARENT:
         a->parent = (pid_t)cmd_number(state, "process", text, 1, INT32_MAX);
         return 0;
-    case EVAL_FIRST:
-        a->host.eval_first = true;
+    case EVAL_FROM:
+        a->host.eval_from = cmd_number(state, "version", text, 0, INT64_C(1) << 40);
         return 0;
     case STOPPING:
         a->host.stopping = true;
@@ -134,7 +134,7 @@ int cmd_host(int argc, char **argv)
         {"epoch", EPOCH, "N", 0, "How often the role was started", 0},
         {"group-fd", GROUP, "FD", 0, "Descriptor of the ranks' group; -1: none", 0},
         {"first-step", FIRST, "N", 0, "The checkpoint to start from", 0},
-        {"eval-first", EVAL_FIRST, NULL, 0, "Measure held-out accuracy before the first step", 0},
+        {"eval-from", EVAL_FROM, "N", 0, "Versions from this one on are to be evaluated", 0},
         {"stopping", STOPPING, NULL, 0, "Make no new step", 0},
         {"parent", PARENT, "PID", 0, "The process that this one ends with", 0},
         {"coordinator", COORDINATOR, NULL, 0, "Be the coordinator, listening at --address", 0},

@@ -16,6 +16,7 @@
 #define OPTIMIZER "optimizer" /* the folder */
 
 enum { PARAMETER, MOMENT, MOMENT_SQUARE, KINDS };
+enum { PARTS_MOST = 2 /* the optimiser's, and one of the caller's */ };
 static const char *const prefixes[KINDS] = {"", "exp_avg.", "exp_avg_sq."};
 
 /* A layout over plain memory, and its regions. */
@@ -106,7 +107,8 @@ int dray__trainer_save(dray__trainer *t, dray_context *context, const char *dire
                        const dray_checkpoint_options *how, bool optimizer, dray_error *error)
 {
     dray_checkpoint_options options = *how;
-    dray_checkpoint_part part = {.name = OPTIMIZER};
+    dray_checkpoint_part parts[PARTS_MOST];
+    uint32_t count = how->part_count < PARTS_MOST ? how->part_count : PARTS_MOST - 1;
     float *const pieces[KINDS] = {t->shard, t->moment, t->moment_square};
     int64_t step = (int64_t)t->steps;
     memory m = {0};
@@ -114,13 +116,15 @@ int dray__trainer_save(dray__trainer *t, dray_context *context, const char *dire
     int code = dray__engine_config_json(&t->config, t->options.eos_token, &config, error);
     if (code == DRAY_OK && optimizer)
         code = add_optimizer(t, &m, pieces, &step, error);
-    part.layout = m.layout;
-    part.regions = m.regions;
+    for (uint32_t i = 0; i < count; i++)
+        parts[i] = how->parts[i];
+    if (optimizer)
+        parts[count++] = (dray_checkpoint_part){OPTIMIZER, m.layout, m.regions};
     options.rank = t->rank;
     options.world = t->world;
     options.config_json = config;
-    options.parts = &part;
-    options.part_count = optimizer;
+    options.parts = parts;
+    options.part_count = count;
     /* A rank that cannot begin would keep the others waiting. */
     code = dray__trainer_agree(t, code, error);
     if (code == DRAY_OK)

@@ -132,7 +132,8 @@ static int save_queue(const dray__host *host, int64_t step, dray_error *error)
     return rc;
 }
 
-int dray__checkpoint_save(dray__host *host, dray__trainer *trainer, int64_t step, dray_error *error)
+int dray__checkpoint_save(dray__host *host, dray__trainer *trainer,
+                          const dray__publication *publication, int64_t step, dray_error *error)
 {
     static const uint64_t first = 0; /* the reference */
     int64_t begin = dray_trace_now();
@@ -141,6 +142,11 @@ int dray__checkpoint_save(dray__host *host, dray__trainer *trainer, int64_t step
     options.keep = (uint32_t)host->job->checkpoint.keep;
     options.stay = &first;
     options.stay_count = 1;
+    dray_checkpoint_part previous;
+    if (publication && dray__publication_previous(publication, step, &previous)) {
+        options.parts = &previous;
+        options.part_count = 1;
+    }
     int rc = dray__host_leads(host) && step > 0 ? wait_for_row(host, step, error) : DRAY_OK;
     if (!rc)
         rc = save_in(host, trainer, "checkpoints", &options, true, error);

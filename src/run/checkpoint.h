@@ -4,14 +4,16 @@
 
 #include "engine/trainer.h"
 #include "run/host.h"
+#include "run/publication.h"
 
 /* Before anything is published or saved. */
 void dray__checkpoint_open(dray__host *host);
 /* Written by the trainer's ranks together, in the run's folder:
- * checkpoints/step-N: a Hugging Face checkpoint, optimizer/ (the trainer's state) and dray.json.
+ * checkpoints/step-N: a Hugging Face checkpoint, optimizer/ (the trainer's state) and dray.json;
+ * with a publication previous/, what it says of that. NULL: step 0's, which has nothing before it.
  * The newest `checkpoint.keep` and step 0 (the reference) are kept. */
-int dray__checkpoint_save(dray__host *host, dray__trainer *trainer, int64_t step,
-                          dray_error *error);
+int dray__checkpoint_save(dray__host *host, dray__trainer *trainer,
+                          const dray__publication *publication, int64_t step, dray_error *error);
 /* weights/step-N, for engines that update from disk; the newest two are kept. */
 int dray__checkpoint_weights(dray__host *host, dray__trainer *trainer, int64_t version,
                              dray_error *error);

@@ -189,8 +189,10 @@ int dray__score_run(dray__host *host, dray_batch *batch, dray_error *error)
     int64_t begin = dray_trace_now(), step;
     uint32_t rows = dray_batch_rows(batch);
     graded rewards = {0};
-    double sum = 0;
+    double sum = 0, version = -1;
     int rc = dray__batch_step(batch, &step, error);
+    if (!rc)
+        rc = dray_batch_tag(batch, 0, DRAY_TAG_VERSION, &version, error);
     if (!rc)
         rc = grade(host, batch, columns, &rewards, error);
     if (!rc) {
@@ -202,9 +204,10 @@ int dray__score_run(dray__host *host, dray_batch *batch, dray_error *error)
     free(rewards.sums);
     if (!rc)
         rc = dray__host_report(host, "eval",
-                               json_pack("{s:I, s:f, s:I, s:f}", "step", (json_int_t)step,
-                                         "accuracy", sum / rows, "prompts", (json_int_t)rows,
-                                         "response_length_mean", rewards.mean_length),
+                               json_pack("{s:I, s:I, s:f, s:I, s:f}", "step", (json_int_t)step,
+                                         "version", (json_int_t)version, "accuracy", sum / rows,
+                                         "prompts", (json_int_t)rows, "response_length_mean",
+                                         rewards.mean_length),
                                error);
     if (!rc)
         dray__fault_at("scored", step);

@@ -15,10 +15,13 @@ int dray__driver_start(dray__host *host, dray__driver **out, dray_error *error);
 void dray__driver_join(dray__driver *driver, bool now);
 
 /* A journal may hold what an earlier run did after the checkpoint of `step` that this one goes on
- * from: all is cleared but the samples of the next step, where nothing of them was trained. Before
+ * from: all is cleared but the samples of the next steps, where nothing of them was trained. Before
  * any host claims. DRAY_EEND: the queue has ended, though there are steps to do. */
 int dray__driver_go_back(dray_queue *queue, const dray__job *job, int64_t step, bool eval_first,
                          dray_error *error);
+
+/* *step: the newest step whose prompts are in the queue; -1: none is. */
+int dray__driver_newest(dray_queue *queue, int64_t *step, dray_error *error);
 
 typedef struct dray__refiller dray__refiller;
 

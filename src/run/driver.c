@@ -8,6 +8,7 @@
 #include "run/fault.h"
 #include "run/folder.h"
 #include "run/prompts.h"
+#include "run/schedule.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -80,22 +81,22 @@ static int insert(dray__driver *self, const dray__partition_kind *kind, int64_t 
 
 /* ---- reading the queue ----------------------------------------------------------------------- */
 
+/* The newest partition of a kind; -1: none. */
+typedef struct newest {
+    int64_t step;
+    bool sealed;
+} newest;
+
 typedef struct view {
-    int64_t step, eval; /* the newest partition of each kind; -1: none */
-    bool step_sealed, eval_sealed, ended;
+    newest step, eval;
+    bool ended;
 } view;
 
-static void look_at_partition(view *v, const char *name, bool sealed)
+static void look_at_partition(newest *n, const char *kind, const char *name, bool sealed)
 {
-    int64_t step = dray__partition_step("step", name), eval = dray__partition_step("eval", name);
-    if (step > v->step) {
-        v->step = step;
-        v->step_sealed = sealed;
-    }
-    if (eval > v->eval) {
-        v->eval = eval;
-        v->eval_sealed = sealed;
-    }
+    int64_t step = dray__partition_step(kind, name);
+    if (step > n->step)
+        *n = (newest){step, sealed};
 }
 
 /* A sample that failed too often, and that nothing took the place of, would leave its step one
@@ -123,23 +124,39 @@ static int read_status(dray_queue *queue, json_t **out, dray_error *error)
     return rc;
 }
 
-static int look(dray__driver *self, view *out, dray_error *error)
+static int look_at(dray_queue *queue, view *out, dray_error *error)
 {
     json_t *status = NULL;
-    *out = (view){.step = -1, .eval = -1};
-    int rc = read_status(self->queue, &status, error);
+    *out = (view){.step = {-1, false}, .eval = {-1, false}};
+    int rc = read_status(queue, &status, error);
     out->ended = json_is_true(json_object_get(status, "ended"));
     json_t *partitions = json_object_get(status, "partitions"), *partition;
     size_t i;
     json_array_foreach(partitions, i, partition)
     {
         const char *name = json_string_value(json_object_get(partition, "name"));
+        bool sealed = json_is_true(json_object_get(partition, "sealed"));
         if (name && !rc) {
-            look_at_partition(out, name, json_is_true(json_object_get(partition, "sealed")));
+            look_at_partition(&out->step, dray__partition_of_step.kind, name, sealed);
+            look_at_partition(&out->eval, dray__partition_of_eval.kind, name, sealed);
             rc = look_for_dead(partition, name, error);
         }
     }
     json_decref(status);
+    return rc;
+}
+
+static int look(dray__driver *self, view *out, dray_error *error)
+{
+    return look_at(self->queue, out, error);
+}
+
+int dray__driver_newest(dray_queue *queue, int64_t *step, dray_error *error)
+{
+    view v;
+    int rc = look_at(queue, &v, error);
+    if (!rc)
+        *step = v.step.step;
     return rc;
 }
 
@@ -151,14 +168,16 @@ static int abandoned(dray__driver *self, dray_error *error)
                                          : DRAY_OK;
 }
 
-static int wait_partition(dray__driver *self, const dray__partition_kind *kind, int64_t step,
-                          dray_error *error)
+/* Until `task` is done with the partition. One that was cleared before is: an earlier instance saw
+ * it. */
+static int wait_partition(dray__driver *self, const dray__partition_kind *kind, const char *task,
+                          int64_t step, dray_error *error)
 {
     char name[DRAY__PARTITION_BYTES];
     dray__partition_name(kind->kind, step, name);
     int rc;
-    while ((rc = dray_queue_wait(self->queue, name, kind->last_task, SLICE_MS * DRAY__MILLISECOND,
-                                 error)) == DRAY_ETIMEDOUT) {
+    while ((rc = dray_queue_wait(self->queue, name, task, SLICE_MS * DRAY__MILLISECOND, error)) ==
+           DRAY_ETIMEDOUT) {
         view v;
         rc = abandoned(self, error);
         if (!rc)
@@ -166,28 +185,18 @@ static int wait_partition(dray__driver *self, const dray__partition_kind *kind, 
         if (rc)
             return rc;
     }
-    if (!rc)
-        dray__fault_at("finished", step);
     return rc;
 }
 
-/* Makes the partition unless it is there already, and waits until it is finished. */
-static int complete(dray__driver *self, const dray__partition_kind *kind, int64_t step,
-                    dray_error *error)
+static int seal(dray__driver *self, const dray__partition_kind *kind, int64_t step,
+                dray_error *error)
 {
     const dray__job *job = self->host->job;
     bool eval = kind == &dray__partition_of_eval;
-    view v;
-    int rc = look(self, &v, error);
-    if (!rc && (eval ? v.eval : v.step) != step) {
-        rc = insert(self, kind, step, error);
-    } else if (!rc && !(eval ? v.eval_sealed : v.step_sealed)) {
-        char name[DRAY__PARTITION_BYTES];
-        dray__partition_name(kind->kind, step, name);
-        rc = dray_queue_seal(self->queue, name,
-                             (uint32_t)(eval ? job->eval.prompts : dray__job_batch(job)), error);
-    }
-    return rc ? rc : wait_partition(self, kind, step, error);
+    char name[DRAY__PARTITION_BYTES];
+    dray__partition_name(kind->kind, step, name);
+    return dray_queue_seal(self->queue, name,
+                           (uint32_t)(eval ? job->eval.prompts : dray__job_batch(job)), error);
 }
 
 static int clear(dray__driver *self, const dray__partition_kind *kind, int64_t step,
@@ -217,7 +226,8 @@ static int wait_for_start(dray__driver *self, dray_error *error)
     return DRAY_OK;
 }
 
-/* What an earlier instance had no time to clear: everything before `step`. */
+/* Clears what there is up to `step`: steps that were trained, and evaluations that an instance
+ * which was killed left. */
 static int tidy(dray__driver *self, int64_t step, dray_error *error)
 {
     json_t *status = NULL;
@@ -227,12 +237,12 @@ static int tidy(dray__driver *self, int64_t step, dray_error *error)
     json_array_foreach(partitions, i, partition)
     {
         const char *name = json_string_value(json_object_get(partition, "name"));
-        int64_t of_step_at = name ? dray__partition_step("step", name) : -1,
-                of_eval_at = name ? dray__partition_step("eval", name) : -1;
-        if (!rc && of_step_at >= 0 && of_step_at < step)
-            rc = clear(self, &dray__partition_of_step, of_step_at, error);
-        if (!rc && of_eval_at >= 0 && of_eval_at < step)
-            rc = clear(self, &dray__partition_of_eval, of_eval_at, error);
+        int64_t of_step = name ? dray__partition_step("step", name) : -1,
+                of_eval = name ? dray__partition_step("eval", name) : -1;
+        if (!rc && of_step >= 0 && of_step <= step)
+            rc = clear(self, &dray__partition_of_step, of_step, error);
+        if (!rc && of_eval >= 0 && of_eval <= step)
+            rc = clear(self, &dray__partition_of_eval, of_eval, error);
     }
     json_decref(status);
     return rc;
@@ -255,12 +265,16 @@ int dray__driver_go_back(dray_queue *queue, const dray__job *job, int64_t step, 
     json_t *partitions = json_object_get(status, "partitions"), *partition;
     if (!rc && json_is_true(json_object_get(status, "ended")) && step < job->steps)
         rc = dray__fail(error, DRAY_EEND, "the journal is of a queue that has ended");
+    int64_t next = step + 1;
     size_t i;
     json_array_foreach(partitions, i, partition)
     {
         const char *name = json_string_value(json_object_get(partition, "name"));
         int64_t of = name ? dray__partition_step("step", name) : -1;
-        bool stays = of == step + 1 && !eval_first && untrained(partition);
+        /* What stays has no gap: the driver goes on behind the newest one. */
+        bool stays = of == next && of <= step + dray__schedule_of(job).open && !eval_first &&
+                     untrained(partition);
+        next += stays;
         if (!rc && name && !stays)
             rc = dray_queue_clear(queue, name, error);
     }
@@ -268,8 +282,84 @@ int dray__driver_go_back(dray_queue *queue, const dray__job *job, int64_t step, 
     return rc;
 }
 
-/* Partitions of an evaluation are cleared before the next step's are made, those of a step after:
- * so one step is always there, and says where the run is. */
+/* The version has its evaluation before the prompts of the first step that it makes, and behind the
+ * samples of the step before: the engine, which has one version at a time, then changes it once.
+ * Training goes on meanwhile, as far as it has samples. It is cleared before those prompts are
+ * there: tasks that take samples in their order would wait for its rows. */
+static int evaluate(dray__driver *self, int64_t version, int64_t last, dray_error *error)
+{
+    const dray__host *host = self->host;
+    view v;
+    if (version < host->options.eval_from || !dray__job_eval_due(host->job, version))
+        return DRAY_OK;
+    int rc = last > host->options.first_step
+                 ? wait_partition(self, &dray__partition_of_step, "rollout", last, error)
+                 : DRAY_OK;
+    if (!rc)
+        rc = look(self, &v, error);
+    if (!rc)
+        rc = v.eval.step == version ? seal(self, &dray__partition_of_eval, version, error)
+                                    : insert(self, &dray__partition_of_eval, version, error);
+    if (!rc)
+        rc = wait_partition(self, &dray__partition_of_eval, "score", version, error);
+    if (!rc)
+        dray__fault_at("finished", version);
+    return rc ? rc : clear(self, &dray__partition_of_eval, version, error);
+}
+
+static int wait_trained(dray__driver *self, int64_t step, dray_error *error)
+{
+    if (step <= self->host->options.first_step)
+        return DRAY_OK;
+    int rc = wait_partition(self, &dray__partition_of_step, "actor", step, error);
+    if (!rc)
+        dray__fault_at("finished", step);
+    return rc;
+}
+
+/* Puts in one step's prompts after the other, as far ahead as the schedule says: *last is the
+ * newest one. A step is cleared when the one that takes its place is there, so that one is always
+ * there, and says where the run is. */
+static int feed(dray__driver *self, int64_t *last, dray_error *error)
+{
+    const dray__host *host = self->host;
+    int64_t open = dray__schedule_of(host->job).open;
+    int rc = DRAY_OK;
+    while (!rc && *last < host->job->steps) {
+        int64_t step = *last + 1, version = dray__schedule_versions(host->job, step).newest;
+        rc = wait_trained(self, step - open, error);
+        if (!rc && dray__host_stopping(host))
+            return DRAY_OK;
+        if (!rc && dray__schedule_first_step(host->job, version) == step)
+            rc = evaluate(self, version, *last, error);
+        if (!rc)
+            rc = insert(self, &dray__partition_of_step, step, error);
+        if (!rc)
+            rc = tidy(self, step - open, error);
+        if (rc)
+            return rc;
+        dray__fault_at("cleared", step);
+        *last = step;
+    }
+    return rc;
+}
+
+/* The steps that are still in the queue, and the evaluations that no step's prompts follow. */
+static int finish(dray__driver *self, int64_t last, dray_error *error)
+{
+    const dray__job *job = self->host->job;
+    int64_t open = dray__schedule_of(job).open;
+    int rc = DRAY_OK;
+    for (int64_t step = last - open + 1; step <= last && !rc; step++) {
+        rc = wait_trained(self, step, error);
+        if (!rc && step >= 0 && dray__schedule_first_step(job, step) > last)
+            rc = evaluate(self, step, last, error);
+    }
+    if (!rc)
+        rc = dray_queue_end(self->queue, error);
+    return rc ? rc : tidy(self, INT64_MAX, error);
+}
+
 static int drive(dray__driver *self, dray_error *error)
 {
     const dray__host *host = self->host;
@@ -277,36 +367,18 @@ static int drive(dray__driver *self, dray_error *error)
     int rc = wait_for_start(self, error);
     if (!rc)
         rc = look(self, &v, error);
-    int64_t step = host->options.first_step;
-    bool eval = host->options.eval_first;
     if (!rc && v.ended)
         return tidy(self, INT64_MAX, error);
-    if (!rc && v.step > step) {
-        step = v.step;
-        rc = tidy(self, step, error);
+    int64_t last = host->options.first_step;
+    if (!rc && v.step.step > last) { /* an earlier instance was here */
+        last = v.step.step;
+        rc = seal(self, &dray__partition_of_step, last, error);
         if (!rc)
-            rc = complete(self, &dray__partition_of_step, step, error);
-        eval = dray__job_eval_due(host->job, step);
-    }
-    while (!rc) {
-        if (eval)
-            rc = complete(self, &dray__partition_of_eval, step, error);
-        if (!rc)
-            rc = clear(self, &dray__partition_of_eval, step, error);
-        if (rc || step == host->job->steps || dray__host_stopping(host))
-            break;
-        step++;
-        rc = insert(self, &dray__partition_of_step, step, error);
-        if (!rc)
-            rc = clear(self, &dray__partition_of_step, step - 1, error);
-        dray__fault_at("cleared", step);
-        if (!rc)
-            rc = wait_partition(self, &dray__partition_of_step, step, error);
-        eval = dray__job_eval_due(host->job, step);
+            rc = tidy(self, last - dray__schedule_of(host->job).open, error);
     }
     if (!rc)
-        rc = dray_queue_end(self->queue, error);
-    return rc ? rc : clear(self, &dray__partition_of_step, step, error);
+        rc = feed(self, &last, error);
+    return rc ? rc : finish(self, last, error);
 }
 
 static void *drive_main(void *user)

@@ -237,18 +237,20 @@ int dray__folder_write_rows(const dray__folder *folder, const char *name, const 
     return put_file(file, ok, partial, path, error);
 }
 
-/* The last row waits for its evaluation, as before. */
-static int hold_row(dray__folder *folder, dray_error *error)
+/* Rows from the first one without its evaluation on wait for it, as before. */
+static int hold_rows(dray__folder *folder, size_t from, dray_error *error)
 {
-    json_t *held = json_array();
-    size_t last = json_array_size(folder->rows) - 1;
-    folder->held = json_incref(json_array_get(folder->rows, last));
-    int rc = held && json_array_append(held, folder->held) == 0
-                 ? dray__folder_write_rows(folder, DRAY__ROWS_PENDING, held, error)
-                 : dray__nomem(error);
-    json_array_remove(folder->rows, last);
-    json_decref(held);
-    return rc;
+    folder->held = json_array();
+    if (!folder->held)
+        return dray__nomem(error);
+    while (json_array_size(folder->rows) > from) {
+        if (json_array_append(folder->held, json_array_get(folder->rows, from)) < 0)
+            return dray__nomem(error);
+        json_array_remove(folder->rows, from);
+    }
+    return json_array_size(folder->held)
+               ? dray__folder_write_rows(folder, DRAY__ROWS_PENDING, folder->held, error)
+               : DRAY_OK;
 }
 
 static int choose_start(dray__folder *folder, const dray__job *job, dray_error *error)
@@ -267,11 +269,14 @@ static int choose_start(dray__folder *folder, const dray__job *job, dray_error *
     size_t count = json_array_size(folder->rows);
     while (count && step_of(json_array_get(folder->rows, count - 1)) > folder->first_step)
         json_array_remove(folder->rows, --count);
-    json_t *row = count ? json_array_get(folder->rows, count - 1) : NULL;
-    folder->eval_first = dray__job_eval_due(job, folder->first_step) &&
-                         (!row || !json_is_number(json_object_get(row, "eval_accuracy")));
-    if (row && folder->eval_first)
-        rc = hold_row(folder, error);
+    size_t whole = 0;
+    const json_t *row;
+    while ((row = json_array_get(folder->rows, whole)) &&
+           (json_is_number(json_object_get(row, "eval_accuracy")) ||
+            !dray__job_eval_due(job, step_of(row))))
+        whole++;
+    folder->eval_from = row ? step_of(row) : count ? folder->first_step + 1 : folder->first_step;
+    rc = hold_rows(folder, whole, error);
     return rc ? rc : dray__folder_write_rows(folder, "metrics.jsonl", folder->rows, error);
 }
 
@@ -348,7 +353,7 @@ static int open_new(const dray__run_options *options, dray__folder *folder, dray
     if (!rc)
         rc = make_inside(folder, error);
     free(resolved);
-    folder->eval_first = true;
+    folder->eval_from = 0;
     return rc;
 }
 

@@ -22,9 +22,9 @@ typedef struct dray__folder {
     int lock;
     int64_t first_step; /* 0, or the checkpoint that is resumed from */
     bool resumed;
-    bool eval_first; /* held-out accuracy at first_step is still to be measured */
-    json_t *rows;    /* resumed: rows of metrics.jsonl that stay, as an array */
-    json_t *held;    /* resumed: the row of first_step, to be completed by an evaluation; or NULL */
+    int64_t eval_from; /* held-out accuracy of versions from this one on is still to be measured */
+    json_t *rows;      /* resumed: rows of metrics.jsonl that stay, as an array */
+    json_t *held; /* resumed: the row of first_step, to be completed by an evaluation; or NULL */
 } dray__folder;
 
 /* Makes a new folder, or opens an earlier run's: reads the job, chooses the checkpoint, cuts

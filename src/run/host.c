@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/json.h"
 #include "engine/blas.h"
 #include "run/fault.h"
 #include "run/process.h"
@@ -16,6 +17,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 static const dray__program_kind *const roles[DRAY__PROGRAM_COUNT] = {
@@ -25,7 +27,7 @@ static const dray__program_kind *const roles[DRAY__PROGRAM_COUNT] = {
 };
 
 /* Followers wait for the leader to find work: longer than it may wait for it itself. */
-enum { FOLLOWER_EXTRA_SECONDS = 15, FLUSH_SECONDS = 5 };
+enum { FOLLOWER_EXTRA_SECONDS = 15, FLUSH_SECONDS = 5, AGAIN_MS = 20 };
 
 static volatile sig_atomic_t stopping;
 
@@ -173,6 +175,34 @@ static int claim_between(loop *l, uint32_t *which, dray_batch **out, dray_error 
     return rc == DRAY_EEND || rc == DRAY_ETIMEDOUT ? DRAY_EAGAIN : rc; /* there is work */
 }
 
+static bool queue_ended(dray_queue *queue)
+{
+    char *text = NULL;
+    json_t *status = NULL;
+    if (dray_queue_status(queue, &text, NULL) == DRAY_OK)
+        dray__json_parse(text, strlen(text), "queue status", &status, NULL);
+    bool ended = json_is_true(json_object_get(status, "ended"));
+    json_decref(status);
+    free(text);
+    return ended;
+}
+
+/* A partition that the run went back over is not there before the driver makes it again. */
+static int claim_any(loop *l, const dray_claim_options *options, uint32_t count, uint32_t *which,
+                     dray_batch **out, dray_error *error)
+{
+    int64_t deadline = dray__deadline(l->host->wait_ns);
+    int rc;
+    while ((rc = dray_queue_claim_any(l->host->queue, options, count, which, out, error)) ==
+               DRAY_EGONE &&
+           dray__now() < deadline) {
+        if (queue_ended(l->host->queue))
+            return DRAY_EEND;
+        nanosleep(&(struct timespec){.tv_nsec = AGAIN_MS * DRAY__MILLISECOND}, NULL);
+    }
+    return rc;
+}
+
 static int claim_alone(loop *l, uint32_t *which, dray_batch **out, dray_error *error)
 {
     int64_t begin = dray_trace_now();
@@ -184,7 +214,7 @@ static int claim_alone(loop *l, uint32_t *which, dray_batch **out, dray_error *e
         uint32_t count = claims_of(l, false, options);
         if (!count) /* the driver alone, or a reference that is off: there is nothing to claim */
             return DRAY_EEND;
-        rc = dray_queue_claim_any(l->host->queue, options, count, which, out, error);
+        rc = claim_any(l, options, count, which, out, error);
     }
     dray_trace_span(DRAY_SPAN_WAIT, "wait for samples", begin, dray_trace_now(), -1);
     return rc;

@@ -21,7 +21,7 @@ typedef struct dray__host_options {
     uint32_t rank, epoch;
     int group_fd;       /* -1: one rank alone */
     int64_t first_step; /* the step before the first one to make: 0, or what is resumed from */
-    bool eval_first;    /* held-out accuracy at first_step is still to be measured */
+    int64_t eval_from;  /* held-out accuracy from this version on is still to be measured */
     bool stopping;      /* asked to stop before this instance started */
 } dray__host_options;
 
@@ -42,9 +42,6 @@ struct dray__host {
     int64_t saving; /* the checkpoint that is being written; -1: none (checkpoint.c) */
     void *state;    /* the program's */
 };
-
-/* The name under which trainers publish and engines subscribe. */
-#define DRAY__MODEL_NAME "policy"
 
 /* What engine.c, trainer.c and desk.c give the loop. */
 typedef struct dray__program_kind {

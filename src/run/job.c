@@ -9,6 +9,7 @@
 #include "run/data.h"
 #include "run/host.h"
 #include "run/metrics.h"
+#include "run/schedule.h"
 #include "run/settings.h"
 #include "run/tasks.h"
 
@@ -227,18 +228,19 @@ static int rule_policy(const dray__job *job, const dray__places *at, dray_error 
                                   (long long)longest, (long long)job->queue.token_cap);
     if (job->queue.staleness)
         return dray__setting_fail(at, "queue.staleness", error,
-                                  "expected 0 with schedule sync, where samples are of the version "
-                                  "that is trained, found %lld",
-                                  (long long)job->queue.staleness);
+                                  "expected 0 with schedule %s, which says how old samples are, "
+                                  "found %lld",
+                                  dray__schedule_of(job).name, (long long)job->queue.staleness);
     return DRAY_OK;
 }
 
 static int rule_partial(const dray__job *job, const dray__places *at, dray_error *error)
 {
-    return job->rollout.partial_tokens && job->schedule == DRAY__SCHEDULE_SYNC
+    return job->rollout.partial_tokens && dray__schedule_of(job).open == 1
                ? dray__setting_fail(at, "rollout.partial_tokens", error,
-                                    "expected 0 with schedule sync, which waits for all samples of "
+                                    "expected 0 with schedule %s, which waits for all samples of "
                                     "a step in any case, found %lld",
+                                    dray__schedule_of(job).name,
                                     (long long)job->rollout.partial_tokens)
                : DRAY_OK;
 }
@@ -277,32 +279,34 @@ static int64_t row_bytes(const dray__job *job)
 
 static int rule_capacity_bytes(const dray__job *job, const dray__places *at, dray_error *error)
 {
-    int64_t rows = dray__job_batch(job) + job->eval.prompts, each = row_bytes(job);
+    int64_t batches = dray__schedule_of(job).open,
+            rows = batches * dray__job_batch(job) + job->eval.prompts, each = row_bytes(job);
     if (job->queue.capacity_bytes / each < rows)
         return dray__setting_fail(at,
                                   "queue.capacity_bytes rollout.max_new_tokens rollout.prompts "
                                   "rollout.samples eval.prompts data.steps data.digits",
                                   error,
-                                  "expected at least %lld (a batch of %lld and an evaluation of "
-                                  "%lld, %lld bytes a sample), found %lld",
+                                  "expected at least %lld (batches of %lld, %lld of them, and an "
+                                  "evaluation of %lld, %lld bytes a sample), found %lld",
                                   (long long)(rows * each), (long long)dray__job_batch(job),
-                                  (long long)job->eval.prompts, (long long)each,
+                                  (long long)batches, (long long)job->eval.prompts, (long long)each,
                                   (long long)job->queue.capacity_bytes);
     return DRAY_OK;
 }
 
 static int rule_capacity(const dray__job *job, const dray__places *at, dray_error *error)
 {
-    int64_t rows = 2 * dray__job_batch(job) + 2 * job->eval.prompts;
+    int64_t batches = dray__schedule_of(job).open + 1,
+            rows = batches * dray__job_batch(job) + 2 * job->eval.prompts;
     if (job->queue.capacity_rows < rows)
         return dray__setting_fail(at,
                                   "queue.capacity_rows rollout.prompts rollout.samples "
                                   "eval.prompts",
                                   error,
-                                  "expected at least %lld (two batches of %lld and two evaluations "
-                                  "of %lld are open at once), found %lld",
-                                  (long long)rows, (long long)dray__job_batch(job),
-                                  (long long)job->eval.prompts,
+                                  "expected at least %lld (%lld batches of %lld and two "
+                                  "evaluations of %lld are open at once), found %lld",
+                                  (long long)rows, (long long)batches,
+                                  (long long)dray__job_batch(job), (long long)job->eval.prompts,
                                   (long long)job->queue.capacity_rows);
     return DRAY_OK;
 }

@@ -6,8 +6,6 @@
 #include <dray/dray.h>
 #include <stdbool.h>
 
-typedef enum dray__schedule { DRAY__SCHEDULE_SYNC = 0 } dray__schedule;
-
 typedef struct dray__job_model {
     char *checkpoint; /* folder to start from; "": from scratch with the sizes below */
     char *tokenizer;  /* a tokenizer.json; "": the checkpoint's, or bytes */
@@ -148,7 +146,7 @@ typedef struct dray__job_role {
 typedef struct dray__job {
     char *name;
     int64_t seed, steps;
-    int32_t schedule; /* dray__schedule */
+    int32_t schedule; /* of schedule.h */
     dray__job_model model;
     dray__job_data data;
     dray__job_warmup warmup;

@@ -241,8 +241,7 @@ int dray__learner_step(dray__host *host, dray_error *error)
     int64_t begin = dray_trace_now();
     int rc = DRAY_OK;
     if (!self->written) /* engines that still read the published version go first */
-        rc = dray_publisher_wait(self->publisher, (uint64_t)(self->step - 1), host->wait_ns, NULL,
-                                 error);
+        rc = dray__publication_release(self->publication, self->step - 1, error);
     self->written = true;
     dray_trace_span(DRAY_SPAN_WAIT, "wait for readers", begin, dray_trace_now(), self->step);
     begin = dray_trace_now();

@@ -5,9 +5,8 @@
 
 #include "engine/trainer.h"
 #include "run/host.h"
+#include "run/publication.h"
 #include "run/samples.h"
-
-#include <dray/weights.h>
 
 /* A micro-batch of the actor, copied out of the queue. */
 typedef struct dray__micro {
@@ -33,14 +32,16 @@ typedef struct dray__step_sums {
     double loss, gradient_norm, clip_fraction, dual_clip_fraction, truncated_fraction, kl, entropy;
     double ratio_max, behaviour, behaviour_square, behaviour_max, learning_rate;
     uint64_t samples, cut, tokens, used_tokens, trained_tokens; /* used: masked ones, too */
+    int64_t oldest_version, newest_version;                     /* of tokens */
     uint32_t steps;                                             /* of the optimiser */
 } dray__step_sums;
 
 typedef struct dray__learner {
     dray__trainer *trainer;
-    dray_publisher *publisher;
-    int64_t step;      /* being made; version step - 1 is published */
-    uint32_t rows;     /* of the step, accumulated */
+    dray__publication *publication;
+    int64_t step;                          /* being made; version step - 1 is published */
+    char partition[DRAY__PARTITION_BYTES]; /* of its samples */
+    uint32_t rows;                         /* of the step, accumulated */
     bool settled;      /* all that is left of the step is ready: nothing more can be lost */
     bool step_due;     /* a part is in, and waits for the step to be settled */
     bool written;      /* the step has changed the parameters */

@@ -11,6 +11,11 @@ static void measure_tokens(dray__learner *self, const dray__micro *m)
     const float *rollout = m->rollout.values, *old = m->old.values;
     const int32_t *versions = m->versions.values;
     for (uint64_t i = 0; i < m->response.offsets[m->rows]; i++) {
+        bool first = s->tokens + i == 0;
+        if (first || versions[i] < s->oldest_version)
+            s->oldest_version = versions[i];
+        if (first || versions[i] > s->newest_version)
+            s->newest_version = versions[i];
         int64_t staleness = self->step - 1 - versions[i];
         uint32_t bin = staleness < 0                      ? 0
                        : staleness < DRAY__STALENESS_BINS ? (uint32_t)staleness
@@ -102,9 +107,10 @@ json_t *dray__learner_row(const dray__host *host)
         {"rollout_gap_mean", s->gap / tokens},
         {"rollout_gap_max", s->gap_max},
         {"learning_rate", s->learning_rate}};
-    json_t *row = json_pack("{s:I, s:I, s:I, s:I}", "step", (json_int_t)self->step, "tokens",
+    json_t *row = json_pack("{s:I, s:I, s:I, s:I, s:I}", "step", (json_int_t)self->step, "tokens",
                             (json_int_t)s->tokens, "samples", (json_int_t)s->samples,
-                            "weight_version", (json_int_t)(self->step - 1));
+                            "weight_version", (json_int_t)s->newest_version, "weight_version_min",
+                            (json_int_t)s->oldest_version);
     bool ok = row && add_histogram(row, s) && add_rewards(row, host->job, s);
     for (size_t i = 0; i < sizeof(reals) / sizeof(reals[0]) && ok; i++)
         ok = add(row, reals[i].key, reals[i].value);

@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-const dray__partition_kind dray__partition_of_step = {"step", "prompt", "answer", "actor",
+const dray__partition_kind dray__partition_of_step = {"step", "prompt", "answer",
                                                       DRAY__SPLIT_TRAIN};
-const dray__partition_kind dray__partition_of_eval = {"eval", "eval_prompt", "eval_answer", "score",
+const dray__partition_kind dray__partition_of_eval = {"eval", "eval_prompt", "eval_answer",
                                                       DRAY__SPLIT_EVAL};
 
 uint64_t dray__prompt_index(const dray__job *job, const dray__partition_kind *kind, int64_t step,

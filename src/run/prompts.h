@@ -8,7 +8,7 @@
 #include <dray/queue.h>
 
 typedef struct dray__partition_kind {
-    const char *kind, *prompt, *answer, *last_task;
+    const char *kind, *prompt, *answer;
     dray__split split;
 } dray__partition_kind;
 

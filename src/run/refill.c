@@ -1,11 +1,12 @@
 /* Samples that take the place of lost ones (queue.on_loss: refill). A step keeps its number of
  * samples, and its groups are of one prompt each: a group that is lost as a whole gets another
- * prompt, as its own may be what nobody can grade; one that keeps members gets more samples of the
- * prompt that they have. */
+ * prompt, as its own may be what nobody can grade; one that keeps members, or was lost because it
+ * had become too old, gets more samples of the prompt that it has. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "run/desk.h"
 #include "run/prompts.h"
+#include "run/schedule.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -24,6 +25,14 @@ typedef struct replaced {
     uint64_t prompt;
 } replaced;
 
+/* A partition that samples were lost of. */
+typedef struct losses {
+    char partition[DRAY__PARTITION_BYTES];
+    int64_t step, lost;
+    replaced *groups;
+    uint32_t count;
+} losses;
+
 struct dray__refiller {
     const dray__job *job;
     const dray__data *data;
@@ -31,61 +40,82 @@ struct dray__refiller {
     dray_queue *queue; /* its own */
     pthread_t thread;
     atomic_bool abandoned;
-    /* Of the partition that samples were lost of last. */
-    char partition[DRAY__PARTITION_BYTES];
-    bool ours;  /* every replacement in it is known here */
-    bool first; /* so are those of the queue's first one: nobody was here before */
-    int64_t lost;
-    replaced *groups;
-    uint32_t group_count;
+    int64_t known_after; /* replacements in steps after this one are all known here */
+    losses *partitions;
+    uint32_t count;
 };
 
-static void enter_partition(dray__refiller *self, const dray_refill *refill)
+/* Forgets partitions of steps that are over. */
+static void forget(dray__refiller *self, int64_t step)
 {
-    if (strcmp(self->partition, refill->partition) == 0)
-        return;
-    /* What another instance replaced in the one that was there before, this one does not know. */
-    self->ours = self->partition[0] || self->first;
-    snprintf(self->partition, sizeof(self->partition), "%.*s", DRAY__PARTITION_BYTES - 1,
-             refill->partition);
-    self->lost = 0;
-    self->group_count = 0;
+    uint32_t kept = 0;
+    int64_t least = step - 2 * dray__schedule_of(self->job).open;
+    for (uint32_t i = 0; i < self->count; i++) {
+        if (self->partitions[i].step < least)
+            free(self->partitions[i].groups);
+        else
+            self->partitions[kept++] = self->partitions[i];
+    }
+    self->count = kept;
 }
 
-static const replaced *find(const dray__refiller *self, uint32_t group)
+static int enter_partition(dray__refiller *self, const dray_refill *refill, int64_t step,
+                           losses **out, dray_error *error)
 {
-    for (uint32_t i = self->group_count; i > 0; i--)
-        if (self->groups[i - 1].group == group)
-            return &self->groups[i - 1];
+    for (uint32_t i = 0; i < self->count; i++)
+        if (strcmp(self->partitions[i].partition, refill->partition) == 0) {
+            *out = &self->partitions[i];
+            return DRAY_OK;
+        }
+    forget(self, step);
+    losses *grown = realloc(self->partitions, (self->count + 1) * sizeof(*grown));
+    if (!grown)
+        return dray__nomem(error);
+    self->partitions = grown;
+    *out = &grown[self->count++];
+    **out = (losses){.step = step};
+    snprintf((*out)->partition, sizeof((*out)->partition), "%.*s", DRAY__PARTITION_BYTES - 1,
+             refill->partition);
+    return DRAY_OK;
+}
+
+static const replaced *find(const losses *of, uint32_t group)
+{
+    for (uint32_t i = of->count; i > 0; i--)
+        if (of->groups[i - 1].group == group)
+            return &of->groups[i - 1];
     return NULL;
 }
 
-static int remember(dray__refiller *self, uint32_t group, uint64_t prompt, dray_error *error)
+static int remember(losses *of, uint32_t group, uint64_t prompt, dray_error *error)
 {
-    replaced *grown = realloc(self->groups, (self->group_count + 1) * sizeof(*grown));
+    if (find(of, group) && find(of, group)->prompt == prompt)
+        return DRAY_OK;
+    replaced *grown = realloc(of->groups, (of->count + 1) * sizeof(*grown));
     if (!grown)
         return dray__nomem(error);
-    self->groups = grown;
-    grown[self->group_count++] = (replaced){group, prompt};
+    of->groups = grown;
+    grown[of->count++] = (replaced){group, prompt};
     return DRAY_OK;
 }
 
 /* false: there is none that would be right. */
-static bool choose(dray__refiller *self, const dray_refill *refill, int64_t step, uint64_t *prompt)
+static bool choose(const dray__refiller *self, const losses *of, const dray_refill *refill,
+                   uint64_t *prompt)
 {
     bool eval = strncmp(refill->partition, "eval", 4) == 0;
-    const replaced *before = find(self, refill->group);
-    *prompt = dray__prompt_index(
-        self->job, eval ? &dray__partition_of_eval : &dray__partition_of_step, step, refill->group);
+    const replaced *before = find(of, refill->group);
+    *prompt =
+        dray__prompt_index(self->job, eval ? &dray__partition_of_eval : &dray__partition_of_step,
+                           of->step, refill->group);
     if (eval)
         return true;
-    if (refill->rows == (uint32_t)self->job->rollout.samples) {
+    bool whole = refill->rows == (uint32_t)self->job->rollout.samples;
+    if (whole && refill->cause != DRAY_LOSS_STALE)
         *prompt = OTHERS + refill->id;
-        return true;
-    }
-    if (before)
+    else if (before)
         *prompt = before->prompt;
-    return before || self->ours;
+    return whole || before || of->step > self->known_after;
 }
 
 static int insert(dray__refiller *self, const dray_refill *refill, const char *kind, int64_t step,
@@ -121,18 +151,22 @@ static int answer(dray__refiller *self, const dray_refill *refill, dray_error *e
     const char *kind = step >= 0 ? "step" : "eval";
     if (step < 0)
         step = dray__partition_step("eval", refill->partition);
-    enter_partition(self, refill);
-    self->lost += refill->rows;
+    losses *of = NULL;
+    int rc = enter_partition(self, refill, step, &of, error);
+    if (rc)
+        return rc;
+    bool stale = refill->cause == DRAY_LOSS_STALE;
+    of->lost += stale ? 0 : refill->rows;
     uint64_t prompt;
     /* When as many were lost as a step has, the next ones would be, too. */
-    bool hopeless = self->lost > dray__job_batch(self->job) + self->job->eval.prompts;
-    if (hopeless || !choose(self, refill, step, &prompt))
+    bool hopeless = of->lost > dray__job_batch(self->job) + self->job->eval.prompts;
+    if (hopeless || !choose(self, of, refill, &prompt))
         return dray_queue_refill_decline(self->queue, refill->id, error);
     fprintf(stderr, "%s: %u samples from %u on were lost (%s: %s): replaced by prompt %llu\n",
             refill->partition, refill->rows, refill->slot, refill->task, refill->reason,
             (unsigned long long)prompt);
-    int rc = insert(self, refill, kind, step, prompt, error);
-    return rc ? rc : remember(self, refill->group, prompt, error);
+    rc = insert(self, refill, kind, step, prompt, error);
+    return rc ? rc : remember(of, refill->group, prompt, error);
 }
 
 static int serve(dray__refiller *self, dray_error *error)
@@ -164,7 +198,9 @@ static void *refiller_main(void *user)
 static void refiller_free(dray__refiller *self)
 {
     dray_queue_close(self->queue);
-    free(self->groups);
+    for (uint32_t i = 0; i < self->count; i++)
+        free(self->partitions[i].groups);
+    free(self->partitions);
     free(self);
 }
 
@@ -177,8 +213,9 @@ int dray__refiller_start(dray__host *host, const dray__data *data, dray__refille
     self->job = host->job;
     self->data = data;
     self->tokenizer = host->tokenizer;
-    self->first = host->options.epoch == 1 && host->job->queue.durability == DRAY_DURABILITY_NONE;
     int rc = dray__job_queue_open(host->context, host->job, &self->queue, error);
+    if (!rc)
+        rc = dray__driver_newest(self->queue, &self->known_after, error);
     int problem = rc ? 0 : pthread_create(&self->thread, NULL, refiller_main, self);
     if (problem)
         rc = dray__fail_errno(error, problem, "refill: thread");

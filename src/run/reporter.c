@@ -62,20 +62,24 @@ static void warn_of_unlearning(dray__reporter *self)
 
 static void take(dray__reporter *self, json_t *report)
 {
-    json_t *row = NULL;
+    const json_t *done = NULL, *row;
+    size_t i, rows = 0;
     const char *kind = json_string_value(json_object_get(report, "kind"));
     pthread_mutex_lock(&self->lock);
     if (!self->failure.code)
-        dray__rows_take(&self->rows, report, &row, &self->failure);
-    if (row)
+        dray__rows_take(&self->rows, report, &done, &self->failure);
+    json_array_foreach(done, i, row)
+    {
         dray__view_row(&self->view, &self->rows, row);
-    if (row)
+        rows++;
+    }
+    if (rows)
         warn_of_unlearning(self);
     if (kind && (strcmp(kind, "warmup") == 0 || strcmp(kind, "checkpoint") == 0 ||
                  strcmp(kind, "engine_update") == 0))
         dray__view_event(&self->view, kind, json_incref(report));
     pthread_mutex_unlock(&self->lock);
-    if (row || (kind && strcmp(kind, "eval") == 0))
+    if (rows || (kind && strcmp(kind, "eval") == 0))
         atomic_fetch_add(&self->progress, 1);
     if (self->rows.ready)
         atomic_store(&self->ready, true);

@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/io.h"
+#include "run/schedule.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -24,17 +25,18 @@ static int64_t integer(const json_t *object, const char *key)
 static void take_earlier(dray__rows *rows, const json_t *row)
 {
     const json_t *accuracy = json_object_get(row, "eval_accuracy");
-    rows->last_step = integer(row, "step");
+    int64_t step = integer(row, "step");
+    rows->last_step = step > rows->last_step ? step : rows->last_step;
     rows->reward = number(row, "reward_mean");
     rows->length = number(row, "response_length_mean");
     if (!json_is_number(accuracy))
         return;
     if (rows->first_accuracy < 0) {
         rows->first_accuracy = json_number_value(accuracy);
-        rows->first_accuracy_step = rows->last_step;
+        rows->first_accuracy_step = step;
     }
     rows->last_accuracy = json_number_value(accuracy);
-    rows->last_accuracy_step = rows->last_step;
+    rows->last_accuracy_step = step;
 }
 
 int dray__rows_open(const dray__folder *folder, const dray__job *job, dray__rows *out,
@@ -49,10 +51,15 @@ int dray__rows_open(const dray__folder *folder, const dray__job *job, dray__rows
                         .first_accuracy = -1,
                         .last_accuracy = -1,
                         .mark_ns = dray__now(),
+                        .pending = json_array(),
+                        .done = json_array(),
+                        .updates = json_object(),
                         .phases = json_object()};
     dray__folder_path(folder, "metrics.jsonl", path);
     out->metrics = dray__open_stream(path, "a");
-    if (!out->phases || !out->metrics)
+    if (!out->phases || !out->pending || !out->done || !out->updates)
+        return dray__nomem(error);
+    if (!out->metrics)
         return dray__fail_errno(error, errno, "%s", path);
     size_t i;
     json_t *row;
@@ -60,7 +67,8 @@ int dray__rows_open(const dray__folder *folder, const dray__job *job, dray__rows
     {
         take_earlier(out, row);
     }
-    out->pending = folder->held ? json_incref(folder->held) : NULL;
+    if (folder->held && json_array_extend(out->pending, folder->held) < 0)
+        return dray__nomem(error);
     if (folder->resumed)
         out->checkpoint = folder->first_step;
     return DRAY_OK;
@@ -75,52 +83,80 @@ static int write_row(dray__rows *rows, json_t *row, dray_error *error)
     return ok ? DRAY_OK : dray__fail_errno(error, errno, "metrics.jsonl");
 }
 
-static int complete(dray__rows *rows, json_t **row, dray_error *error)
+static int64_t step_of(const json_t *row)
 {
-    json_decref(rows->done);
-    rows->done = rows->pending;
-    rows->pending = NULL;
-    take_earlier(rows, rows->done);
-    *row = rows->done;
-    return write_row(rows, rows->done, error);
+    return integer(row, "step");
 }
 
-static void add_update(const dray__rows *rows, json_t *row)
+/* Rows are written in their order: those behind one that waits for its evaluation wait with it. */
+static int complete(dray__rows *rows, dray_error *error)
 {
-    json_object_set_new(row, "update_seconds", json_real(number(rows->update, "seconds")));
-    json_object_set_new(row, "update_bytes", json_integer(integer(rows->update, "bytes")));
+    json_t *row;
+    int rc = DRAY_OK;
+    while (!rc && (row = json_array_get(rows->pending, 0))) {
+        if (dray__job_eval_due(rows->job, step_of(row)) && !json_object_get(row, "eval_accuracy"))
+            break;
+        if (json_array_append(rows->done, row) < 0)
+            return dray__nomem(error);
+        take_earlier(rows, row);
+        rc = write_row(rows, row, error);
+        json_array_remove(rows->pending, 0);
+    }
+    return rc;
+}
+
+static const char *key_of(int64_t number, char out[32])
+{
+    snprintf(out, 32, "%lld", (long long)number);
+    return out;
+}
+
+static void forget_before(json_t *by_number, int64_t number)
+{
+    const char *key;
+    json_t *value;
+    void *next;
+    json_object_foreach_safe(by_number, next, key, value)
+    {
+        if (strtoll(key, NULL, 10) < number)
+            json_object_del(by_number, key);
+    }
+}
+
+/* The update that brought the version to the engine. */
+static void add_update(const dray__rows *rows, json_t *row, int64_t version)
+{
+    char key[32];
+    const json_t *update = json_object_get(rows->updates, key_of(version, key));
+    json_object_set_new(row, "update_seconds", json_real(number(update, "seconds")));
+    json_object_set_new(row, "update_bytes", json_integer(integer(update, "bytes")));
 }
 
 static void add_phases(dray__rows *rows, json_t *row, int64_t step)
 {
     char key[32];
-    snprintf(key, sizeof(key), "%lld", (long long)step);
-    json_t *phases = json_object_get(rows->phases, key);
+    json_t *phases = json_object_get(rows->phases, key_of(step, key));
     if (phases)
         json_object_set(row, "seconds", phases);
-    json_object_clear(rows->phases);
+    forget_before(rows->phases, step + 1);
 }
 
-/* A run that is killed while the row waits goes on from the checkpoint of its step. */
+/* A run that is killed while rows wait goes on from the checkpoint of their steps. */
 static int keep_pending(const dray__rows *rows, dray_error *error)
 {
-    json_t *one = json_array();
-    int rc = one && json_array_append(one, rows->pending) == 0
-                 ? dray__folder_write_rows(rows->folder, DRAY__ROWS_PENDING, one, error)
-                 : dray__nomem(error);
-    json_decref(one);
-    return rc;
+    return dray__folder_write_rows(rows->folder, DRAY__ROWS_PENDING, rows->pending, error);
 }
 
 /* The trainer's numbers, completed by the clock and by the update that the step's samples waited
  * for. Rows that an earlier run wrote are not written again. */
-static int take_step(dray__rows *rows, const json_t *report, json_t **row, dray_error *error)
+static int take_step(dray__rows *rows, const json_t *report, dray_error *error)
 {
-    int64_t step = integer(report, "step"), now = dray__now();
+    int64_t step = step_of(report), now = dray__now();
     if (step <= rows->last_step)
         return DRAY_OK;
     double seconds = (double)(now - rows->mark_ns) / (double)DRAY__SECOND;
     rows->mark_ns = now;
+    rows->last_step = step;
     json_t *made = json_deep_copy(report);
     if (!made)
         return dray__nomem(error);
@@ -133,12 +169,12 @@ static int take_step(dray__rows *rows, const json_t *report, json_t **row, dray_
     rows->staleness_max = number(made, "staleness_max");
     json_object_set_new(made, "tokens_per_s", json_real(rows->tokens_per_s));
     json_object_set_new(made, "step_seconds", json_real(seconds));
-    add_update(rows, made);
+    add_update(rows, made, integer(made, "weight_version"));
+    forget_before(rows->updates, integer(made, "weight_version"));
     add_phases(rows, made, step);
-    json_decref(rows->pending);
-    rows->pending = made;
-    return dray__job_eval_due(rows->job, step) ? keep_pending(rows, error)
-                                               : complete(rows, row, error);
+    int rc =
+        json_array_append_new(rows->pending, made) < 0 ? dray__nomem(error) : complete(rows, error);
+    return rc || !json_array_size(rows->pending) ? rc : keep_pending(rows, error);
 }
 
 /* Row 0: before the first step. */
@@ -146,37 +182,52 @@ static int take_ready(dray__rows *rows, const json_t *report, dray_error *error)
 {
     rows->ready = true;
     rows->mark_ns = dray__now();
-    if (integer(report, "step") != 0 || rows->last_step >= 0 || rows->pending)
+    if (step_of(report) != 0 || rows->last_step >= 0 || json_array_size(rows->pending))
         return DRAY_OK;
     rows->warmup_reward = rows->reward = number(report, "reward_mean");
-    rows->pending =
-        json_pack("{s:I, s:f, s:f, s:I, s:I, s:I, s:f, s:f, s:f, s:f}", "step", (json_int_t)0,
-                  "reward_mean", number(report, "reward_mean"), "response_length_mean",
-                  number(report, "response_length_mean"), "tokens", (json_int_t)0, "samples",
-                  (json_int_t)0, "weight_version", (json_int_t)0, "staleness_mean", 0.0,
-                  "staleness_max", 0.0, "tokens_per_s", 0.0, "step_seconds", 0.0);
-    return rows->pending ? DRAY_OK : dray__nomem(error);
+    json_t *row = json_pack("{s:I, s:f, s:f, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f}", "step",
+                            (json_int_t)0, "reward_mean", number(report, "reward_mean"),
+                            "response_length_mean", number(report, "response_length_mean"),
+                            "tokens", (json_int_t)0, "samples", (json_int_t)0, "weight_version",
+                            (json_int_t)0, "weight_version_min", (json_int_t)0, "staleness_mean",
+                            0.0, "staleness_max", 0.0, "tokens_per_s", 0.0, "step_seconds", 0.0);
+    return json_array_append_new(rows->pending, row) < 0 ? dray__nomem(error) : DRAY_OK;
 }
 
-static int take_eval(dray__rows *rows, const json_t *report, json_t **row, dray_error *error)
+static json_t *pending_row(const dray__rows *rows, int64_t step)
 {
-    int64_t step = integer(report, "step");
-    rows->mark_ns = dray__now();
-    if (!rows->pending || integer(rows->pending, "step") != step)
+    size_t i;
+    json_t *row;
+    json_array_foreach(rows->pending, i, row)
+    {
+        if (step_of(row) == step)
+            return row;
+    }
+    return NULL;
+}
+
+static int take_eval(dray__rows *rows, const json_t *report, dray_error *error)
+{
+    int64_t step = step_of(report);
+    json_t *row = pending_row(rows, step);
+    if (dray__schedule_of(rows->job).open == 1 || step == 0)
+        rows->mark_ns = dray__now(); /* no step was made meanwhile */
+    if (!row)
         return DRAY_OK;
-    json_object_set(rows->pending, "eval_accuracy", json_object_get(report, "accuracy"));
-    json_object_set(rows->pending, "eval_response_length_mean",
+    json_object_set(row, "eval_accuracy", json_object_get(report, "accuracy"));
+    json_object_set(row, "eval_version", json_object_get(report, "version"));
+    json_object_set(row, "eval_response_length_mean",
                     json_object_get(report, "response_length_mean"));
     if (step == 0)
-        add_update(rows, rows->pending);
-    return complete(rows, row, error);
+        add_update(rows, row, 0);
+    return complete(rows, error);
 }
 
 static int take_update(dray__rows *rows, json_t *report, dray_error *error)
 {
-    json_decref(rows->update);
-    rows->update = json_incref(report);
+    char key[32];
     rows->version = integer(report, "version");
+    json_object_set(rows->updates, key_of(rows->version, key), report);
     if (rows->update_count == rows->update_room) {
         uint64_t room = rows->update_room ? 2 * rows->update_room : 64;
         double *grown = realloc(rows->update_seconds, room * sizeof(*grown));
@@ -207,7 +258,7 @@ static void show_phase(dray__rows *rows, const char *name, double seconds)
 static int take_phase(dray__rows *rows, const json_t *report, dray_error *error)
 {
     char key[32];
-    snprintf(key, sizeof(key), "%lld", (long long)integer(report, "step"));
+    key_of(step_of(report), key);
     const char *name = json_string_value(json_object_get(report, "phase"));
     if (!name)
         return DRAY_OK;
@@ -223,16 +274,17 @@ static int take_phase(dray__rows *rows, const json_t *report, dray_error *error)
     return DRAY_OK;
 }
 
-int dray__rows_take(dray__rows *rows, json_t *report, json_t **row, dray_error *error)
+int dray__rows_take(dray__rows *rows, json_t *report, const json_t **done, dray_error *error)
 {
     const char *kind = json_string_value(json_object_get(report, "kind"));
-    *row = NULL;
+    json_array_clear(rows->done);
+    *done = rows->done;
     if (!kind)
         return DRAY_OK;
     if (strcmp(kind, "step") == 0)
-        return take_step(rows, report, row, error);
+        return take_step(rows, report, error);
     if (strcmp(kind, "eval") == 0)
-        return take_eval(rows, report, row, error);
+        return take_eval(rows, report, error);
     if (strcmp(kind, "engine_update") == 0)
         return take_update(rows, report, error);
     if (strcmp(kind, "phase") == 0)
@@ -270,7 +322,14 @@ double dray__rows_median_update(const dray__rows *rows)
 int dray__rows_end(dray__rows *rows, dray_error *error)
 {
     char path[PATH_MAX];
-    int rc = rows->pending ? write_row(rows, rows->pending, error) : DRAY_OK;
+    size_t i;
+    json_t *row;
+    int rc = DRAY_OK;
+    json_array_foreach(rows->pending, i, row)
+    {
+        if (!rc)
+            rc = write_row(rows, row, error);
+    }
     dray__folder_path(rows->folder, DRAY__ROWS_PENDING, path);
     if (!rc)
         unlink(path);
@@ -286,7 +345,7 @@ void dray__rows_free(dray__rows *rows)
         fclose(rows->metrics);
     json_decref(rows->pending);
     json_decref(rows->done);
-    json_decref(rows->update);
+    json_decref(rows->updates);
     json_decref(rows->phases);
     free(rows->update_seconds);
 }

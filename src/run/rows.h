@@ -18,11 +18,11 @@ typedef struct dray__rows {
     const dray__job *job;
     const dray__folder *folder;
     FILE *metrics;
-    json_t *pending;   /* trainer's row, waiting for its evaluation; NULL: none */
-    json_t *done;      /* the row completed last */
-    json_t *update;    /* of the newest version */
+    json_t *pending;   /* trainer's rows in their order; the first waits for its evaluation */
+    json_t *done;      /* rows that the last report completed */
+    json_t *updates;   /* "version" -> the update that brought it to the engine */
     json_t *phases;    /* "step" -> {phase: seconds} */
-    int64_t last_step; /* newest row written; -1: none */
+    int64_t last_step; /* newest row taken in; -1: none */
     int64_t mark_ns;   /* when the step that runs now began */
     /* For people. */
     double warmup_reward, reward, length, tokens_per_s, staleness_mean, staleness_max, step_seconds;
@@ -37,8 +37,9 @@ typedef struct dray__rows {
 
 int dray__rows_open(const dray__folder *folder, const dray__job *job, dray__rows *out,
                     dray_error *error);
-/* Takes in one report. *row: the row that it completed, borrowed until the next call; else NULL. */
-int dray__rows_take(dray__rows *rows, json_t *report, json_t **row, dray_error *error);
+/* Takes in one report. *done: the rows that it completed, in their order, borrowed until the next
+ * call. */
+int dray__rows_take(dray__rows *rows, json_t *report, const json_t **done, dray_error *error);
 /* Nothing more comes. Writes what is pending without its evaluation: a resumed run completes it. */
 int dray__rows_end(dray__rows *rows, dray_error *error);
 void dray__rows_free(dray__rows *rows);

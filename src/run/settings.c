@@ -3,6 +3,7 @@
 
 #include "engine/policy.h"
 #include "run/advantage.h"
+#include "run/schedule.h"
 
 #include <dray/queue.h>
 #include <dray/weights.h>
@@ -12,12 +13,8 @@
 #define NOT_YET "is not in this version"
 #define FIXED_COUNT "is not for runs, where each step trains prompts x samples samples"
 
-static const dray__word schedules[] = {{"sync", DRAY__SCHEDULE_SYNC, NULL},
-                                       {"colocated", 0, NOT_YET},
-                                       {"one_step_async", 0, NOT_YET},
-                                       {"rolling", 0, NOT_YET},
-                                       {"async", 0, NOT_YET},
-                                       {NULL, 0, NULL}};
+#define SCHEDULE(word, line) {word, line, NULL},
+static const dray__word schedules[] = {DRAY__SCHEDULE_WORDS(SCHEDULE){NULL, 0, NULL}};
 #define SOURCE(upper, lower) {#lower, DRAY__SOURCE_##upper, NULL},
 static const dray__word sources[] = {DRAY__SOURCES(SOURCE){NULL, 0, NULL}};
 #undef SOURCE
@@ -143,7 +140,7 @@ static const dray__record dray__job_part_record = {sizeof(dray__job_part), part_
 const dray__setting dray__settings[] = {
     TEXT(name, "job", "the folder's name without `--out`: no `/`, and no `.` at its beginning"),
     INT(seed, 1, 0, 9007199254740992.0, "of all random numbers"),
-    WORD(schedule, sync, schedules, "which version makes the samples of a step"),
+    WORD(schedule, sync, schedules, "which version makes the samples of a step (above)"),
     INT(steps, 400, 1, 1e6, "training steps"),
 
     PATH(model.checkpoint, "",

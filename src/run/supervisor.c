@@ -187,7 +187,8 @@ static int go_back(const supervisor *s, dray_error *error)
     if (!rc)
         rc = dray__job_queue_restore(context, s->job, saved_queue(s, path), &queue, error);
     if (!rc)
-        rc = dray__driver_go_back(queue, s->job, s->folder.first_step, s->folder.eval_first, error);
+        rc = dray__driver_go_back(queue, s->job, s->folder.first_step,
+                                  s->folder.eval_from <= s->folder.first_step, error);
     dray_queue_close(queue);
     dray_close(context);
     return rc;
@@ -266,7 +267,7 @@ static int read_journal(supervisor *s, dray_error *error)
 
 static int start_rank(supervisor *s, instance *i, uint32_t rank, int group, dray_error *error)
 {
-    char parent[32], rank_text[32], epoch[32], first[48], name[96], fd[32];
+    char parent[32], rank_text[32], epoch[32], first[48], eval[48], name[96], fd[32];
     snprintf(parent, sizeof(parent), "--parent=%ld", (long)getpid());
     snprintf(rank_text, sizeof(rank_text), "--rank=%u", rank);
     snprintf(epoch, sizeof(epoch), "--epoch=%u", i->epoch);
@@ -276,8 +277,8 @@ static int start_rank(supervisor *s, instance *i, uint32_t rank, int group, dray
                                  "--name",  i->spec->name, "--address", s->address,
                                  rank_text, epoch,         first,       fd};
     int count = 12;
-    if (s->folder.eval_first)
-        arguments[count++] = "--eval-first";
+    snprintf(eval, sizeof(eval), "--eval-from=%lld", (long long)s->folder.eval_from);
+    arguments[count++] = eval;
     if (s->interrupts)
         arguments[count++] = "--stopping";
     process *p = &i->ranks[rank];

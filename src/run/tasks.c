@@ -1,6 +1,7 @@
 #include "run/tasks.h"
 
 #include "run/host.h"
+#include "run/schedule.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,13 +12,7 @@
  * Evaluations become ready all at once and in order, so first come, first served is that order. */
 const dray__task_kind dray__tasks[DRAY__TASK_COUNT] = {
     {.name = "driver", .program = DRAY__PROGRAM_DESK},
-    {.name = "rollout",
-     .program = DRAY__PROGRAM_ENGINE,
-     .needs = {"prompt"},
-     .writes = {"response", "rollout_log_prob", "response_version"},
-     .policy = DRAY_POLICY_ORDERED,
-     .count = dray__rollout_count,
-     .run = dray__rollout_run},
+    /* Before what the next version makes: it is asked for when its version is the engine's. */
     {.name = "eval",
      .program = DRAY__PROGRAM_ENGINE,
      .needs = {"eval_prompt"},
@@ -25,6 +20,13 @@ const dray__task_kind dray__tasks[DRAY__TASK_COUNT] = {
      .policy = DRAY_POLICY_FIFO,
      .count = dray__eval_count,
      .run = dray__eval_run},
+    {.name = "rollout",
+     .program = DRAY__PROGRAM_ENGINE,
+     .needs = {"prompt"},
+     .writes = {"response", "rollout_log_prob", "response_version"},
+     .policy = DRAY_POLICY_ORDERED,
+     .count = dray__rollout_count,
+     .run = dray__rollout_run},
     {.name = "reward",
      .program = DRAY__PROGRAM_DESK,
      .needs = {"prompt", "answer", "response"},
@@ -46,6 +48,7 @@ const dray__task_kind dray__tasks[DRAY__TASK_COUNT] = {
      .policy = DRAY_POLICY_ORDERED,
      .count = dray__old_log_prob_count,
      .version = dray__trainer_version,
+     .partition = dray__trainer_partition,
      .run = dray__old_log_prob_run},
     /* The last thing that a sample gets, so that none of a group is lost after its advantages are
      * there, which are of all of its samples. */
@@ -63,6 +66,7 @@ const dray__task_kind dray__tasks[DRAY__TASK_COUNT] = {
      .policy = DRAY_POLICY_ORDERED,
      .count = dray__actor_count,
      .version = dray__trainer_version,
+     .partition = dray__trainer_partition,
      .run = dray__actor_run,
      .after = dray__actor_after},
 };
@@ -191,8 +195,10 @@ void dray__task_claim(const dray__host *host, const dray__task_kind *kind, uint3
     out->timeout_ns = host->wait_ns;
     out->token_cap = out->policy == DRAY_POLICY_TOKEN_BALANCED ? (uint64_t)job->queue.token_cap : 0;
     out->fresh = kind->version != NULL;
-    out->staleness = (uint32_t)job->queue.staleness;
+    out->staleness = (uint32_t)dray__schedule_staleness(job);
     out->version = kind->version ? (uint64_t)kind->version(host) : 0;
+    /* The next step's samples are there, too; its old log-probs are of parameters that are not. */
+    out->partition = kind->partition ? kind->partition(host) : NULL;
 }
 
 void dray__partition_name(const char *kind, int64_t step, char out[DRAY__PARTITION_BYTES])

@@ -27,6 +27,8 @@ typedef struct dray__task_kind {
     uint32_t (*count)(const dray__host *host);
     /* The version that consumes: older samples are dropped (queue.staleness). NULL: none are. */
     int64_t (*version)(const dray__host *host);
+    /* The partition that is claimed from; NULL, or one that returns NULL: any. */
+    const char *(*partition)(const dray__host *host);
     /* Computes the batch's outputs, on all ranks; rank 0 sets them. The loop commits. */
     int (*run)(dray__host *host, dray_batch *batch, dray_error *error);
     /* After the commit, on all ranks; NULL: nothing to do. */
@@ -73,6 +75,7 @@ uint32_t dray__old_log_prob_count(const dray__host *host);
 int dray__old_log_prob_run(dray__host *host, dray_batch *batch, dray_error *error);
 uint32_t dray__actor_count(const dray__host *host);
 int64_t dray__trainer_version(const dray__host *host);
+const char *dray__trainer_partition(const dray__host *host);
 int dray__actor_run(dray__host *host, dray_batch *batch, dray_error *error);
 int dray__actor_after(dray__host *host, dray_error *error);
 uint32_t dray__reward_count(const dray__host *host);

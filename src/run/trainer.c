@@ -10,6 +10,8 @@
 #include "run/checkpoint.h"
 #include "run/fault.h"
 #include "run/learn.h"
+#include "run/prompts.h"
+#include "run/schedule.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -60,23 +62,9 @@ static int begin(dray__host *host, dray_error *error)
     if (!rc)
         dray__trainer_forget(self->trainer);
     if (!rc)
-        rc = dray__checkpoint_save(host, self->trainer, 0, error);
+        rc = dray__checkpoint_save(host, self->trainer, NULL, 0, error);
     dray__fault_at("after_warmup", 0);
     return rc;
-}
-
-static int publish(dray__host *host, int64_t version, dray_error *error)
-{
-    dray__learner *self = host->state;
-    int64_t begin_ns = dray_trace_now();
-    int rc = DRAY_OK;
-    if (host->job->weights.mode == DRAY_MODE_DISK)
-        rc = dray__checkpoint_weights(host, self->trainer, version, error);
-    if (!rc)
-        rc = dray_publisher_publish(self->publisher, (uint64_t)version, NULL, error);
-    if (!rc)
-        dray__fault_at("after_publish", version);
-    return rc ? rc : dray__host_phase(host, "publish", version, begin_ns, error);
 }
 
 /* Row 0 of the metrics: what samples of the first version would get. */
@@ -95,30 +83,34 @@ static int tell_ready(dray__host *host, dray_error *error)
                                    error);
 }
 
+static void begin_step(dray__learner *self, int64_t step)
+{
+    self->step = step;
+    dray__partition_name(dray__partition_of_step.kind, step, self->partition);
+}
+
 static int trainer_open(dray__host *host, dray_error *error)
 {
     dray__learner *self = calloc(1, sizeof(*self));
     if (!self)
         return dray__nomem(error);
     host->state = self;
-    self->step = host->options.first_step + 1;
+    begin_step(self, host->options.first_step + 1);
     dray__checkpoint_open(host);
     int rc = open_trainer(host, self, error);
     if (!rc)
         rc = begin(host, error);
     if (rc)
         return rc;
-    dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
-    options.regions = dray__trainer_regions(self->trainer);
-    options.rank = host->options.rank;
-    options.world = dray__group_world(host->group);
-    options.checksum = host->job->weights.verify ? 0 : -1;
-    options.timeout_ns = host->wait_ns;
-    rc = dray_publisher_open(host->context, DRAY__MODEL_NAME, dray__trainer_layout(self->trainer),
-                             &options, &self->publisher, error);
+    rc = dray__publication_open(host, self->trainer, &self->publication, error);
     if (!rc) /* before anybody can evaluate the version: row 0 begins with it */
         rc = tell_ready(host, error);
-    return rc ? rc : publish(host, host->options.first_step, error);
+    int64_t first = host->options.first_step;
+    char path[4096];
+    dray__checkpoint_path(host->options.folder, first, path, sizeof(path));
+    if (!rc)
+        rc = dray__publication_restore(self->publication, first, path, error);
+    return rc ? rc : dray__publication_put(self->publication, first, error);
 }
 
 /* A run that ends, or is asked to, ends with a checkpoint. */
@@ -127,7 +119,8 @@ static int trainer_finish(dray__host *host, dray_error *error)
     dray__learner *self = host->state;
     return self->saved == self->step - 1
                ? DRAY_OK
-               : dray__checkpoint_save(host, self->trainer, self->step - 1, error);
+               : dray__checkpoint_save(host, self->trainer, self->publication, self->step - 1,
+                                       error);
 }
 
 static void trainer_close(dray__host *host)
@@ -138,7 +131,7 @@ static void trainer_close(dray__host *host)
     for (uint32_t i = 0; i < self->kept_count; i++)
         dray__micro_free(&self->kept[i]);
     free(self->kept);
-    dray_publisher_close(self->publisher);
+    dray__publication_close(self->publication);
     dray__trainer_close(self->trainer);
     free(self);
 }
@@ -154,7 +147,7 @@ static int finish_step(dray__host *host, dray_error *error)
     dray__learner *self = host->state;
     int rc = dray__learner_repeat(host, error);
     if (!rc)
-        rc = publish(host, self->step, error);
+        rc = dray__publication_put(self->publication, self->step, error);
     if (!rc && dray__host_leads(host))
         rc = dray__host_report(host, "step", dray__learner_row(host), error);
     self->finished = true;
@@ -167,14 +160,15 @@ int dray__actor_after(dray__host *host, dray_error *error)
     if (!self->finished)
         return DRAY_OK;
     dray__fault_at("after_commit", self->step);
-    int64_t done = self->step++;
+    int64_t done = self->step;
+    begin_step(self, done + 1);
     self->rows = 0;
     self->settled = self->step_due = self->written = self->finished = false;
     self->sums = (dray__step_sums){0};
     if (done % host->job->checkpoint.every != 0 && done != host->job->steps)
         return DRAY_OK;
     self->saved = done;
-    return dray__checkpoint_save(host, self->trainer, done, error);
+    return dray__checkpoint_save(host, self->trainer, self->publication, done, error);
 }
 
 /* ---- tasks ----------------------------------------------------------------------------------- */
@@ -188,6 +182,12 @@ int64_t dray__trainer_version(const dray__host *host)
 {
     const dray__learner *self = host->state;
     return self->step - 1;
+}
+
+const char *dray__trainer_partition(const dray__host *host)
+{
+    const dray__learner *self = host->state;
+    return dray__schedule_of(host->job).open > 1 ? self->partition : NULL;
 }
 
 uint32_t dray__old_log_prob_count(const dray__host *host)
@@ -261,14 +261,17 @@ int dray__old_log_prob_run(dray__host *host, dray_batch *batch, dray_error *erro
 static int check_versions(dray__host *host, const dray_batch *batch, dray_error *error)
 {
     const dray__learner *self = host->state;
+    dray__versions right = dray__schedule_versions(host->job, self->step);
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < dray_batch_rows(batch) && !rc; i++) {
         double version = 0;
         rc = dray_batch_tag(batch, i, DRAY_TAG_VERSION, &version, error);
-        if (!rc && version != (double)(self->step - 1))
+        if (!rc && (version < (double)right.oldest || version > (double)right.newest))
             rc = dray__fail(error, DRAY_EINTERNAL,
-                            "a sample of step %lld is of version %.0f: schedule sync expects %lld",
-                            (long long)self->step, version, (long long)self->step - 1);
+                            "a sample of step %lld is of version %.0f: schedule %s expects %lld to "
+                            "%lld",
+                            (long long)self->step, version, dray__schedule_of(host->job).name,
+                            (long long)right.oldest, (long long)right.newest);
     }
     return rc;
 }

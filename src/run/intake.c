@@ -1,0 +1,331 @@
+#include "run/intake.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "run/fault.h"
+#include "run/publication.h"
+#include "run/schedule.h"
+
+#include <dray/weights.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <time.h>
+
+/* How soon a prefetch that nobody wants any more is given up. */
+enum { SLICE_MS = 50 };
+
+/* A version that comes into staging meanwhile, in a thread of its own. */
+typedef struct prefetch {
+    pthread_t thread;
+    bool running;
+    int64_t version; /* that comes, or lies in staging; -1: none */
+    atomic_bool abandoned;
+    int rc;
+    dray_update_report report;
+} prefetch;
+
+struct dray__intake {
+    dray__host *host;
+    const dray_layout *layout;
+    dray_region *const *regions;
+    dray_subscriber *subscribers[DRAY__KEPT_MOST]; /* of publication.h's places */
+    uint32_t count;
+    int64_t version;
+    prefetch ahead;
+};
+
+static dray_subscriber *subscriber_of(const dray__intake *self, int64_t version)
+{
+    return self->subscribers[version % self->count];
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static int open_subscriber(dray__intake *self, uint32_t index, dray_error *error)
+{
+    const dray__host *host = self->host;
+    char name[DRAY__MODEL_NAME_BYTES];
+    dray__publication_name(host->job, index, name);
+    dray_subscriber_options options = DRAY_SUBSCRIBER_OPTIONS_INIT;
+    options.regions = self->regions;
+    options.group = host->spec->name;
+    options.rank = host->options.rank;
+    options.world = dray__group_world(host->group);
+    options.timeout_ns = host->wait_ns;
+    return dray_subscriber_open(host->context, name, self->layout, &options,
+                                &self->subscribers[index], error);
+}
+
+int dray__intake_open(dray__host *host, const dray_layout *layout, dray_region *const *regions,
+                      dray__intake **out, dray_error *error)
+{
+    dray__intake *self = calloc(1, sizeof(*self));
+    if (!self)
+        return dray__nomem(error);
+    *self = (dray__intake){.host = host,
+                           .layout = layout,
+                           .regions = regions,
+                           .count = (uint32_t)dray__schedule_of(host->job).kept,
+                           .version = -1,
+                           .ahead.version = -1};
+    int rc = DRAY_OK;
+    for (uint32_t i = 0; i < self->count && !rc; i++)
+        rc = open_subscriber(self, i, error);
+    if (rc)
+        dray__intake_close(self);
+    else
+        *out = self;
+    return rc;
+}
+
+int64_t dray__intake_version(const dray__intake *self)
+{
+    return self->version;
+}
+
+/* ---- ahead ----------------------------------------------------------------------------------- */
+
+static void update_options(const dray__intake *self, int64_t version, dray_update_options *out)
+{
+    const dray__job_weights *weights = &self->host->job->weights;
+    *out = (dray_update_options)DRAY_UPDATE_OPTIONS_INIT;
+    out->mode = weights->mode;
+    out->strategy = weights->strategy;
+    out->min_version = (uint64_t)version;
+    out->bucket_bytes = (uint64_t)weights->bucket_bytes;
+    out->verify = weights->verify ? 0 : -1;
+    out->timeout_ns = self->host->wait_ns;
+    /* What one subscriber has put into the memory another one may overwrite. */
+    out->peers = self->count > 1 ? -1 : 0;
+}
+
+static void *prefetch_main(void *user)
+{
+    dray__intake *self = user;
+    prefetch *ahead = &self->ahead;
+    dray_subscriber *subscriber = subscriber_of(self, ahead->version);
+    dray_update_options options;
+    update_options(self, ahead->version, &options);
+    int64_t begin = dray_trace_now();
+    int rc = dray_prefetch_start(subscriber, &options, NULL);
+    struct pollfd at = {.fd = dray_subscriber_fd(subscriber), .events = POLLIN};
+    while (!rc && !atomic_load(&ahead->abandoned) &&
+           dray_update_poll(subscriber, NULL) == DRAY_EAGAIN)
+        poll(&at, 1, SLICE_MS);
+    if (!rc && atomic_load(&ahead->abandoned))
+        rc = DRAY_ECANCELED;
+    if (!rc)
+        rc = dray_update_finish(subscriber, &ahead->report, NULL);
+    if (!rc)
+        dray_trace_span(DRAY_SPAN_TRANSFER, "prefetch weights", begin + ahead->report.wait_ns,
+                        dray_trace_now(), ahead->version);
+    ahead->rc = rc;
+    return NULL;
+}
+
+/* A prefetch that cannot begin is none: the version is then taken when it is needed. */
+static void begin_ahead(dray__intake *self, int64_t version)
+{
+    prefetch *ahead = &self->ahead;
+    const dray__job *job = self->host->job;
+    if (dray__schedule_of(job).open == 1 || job->weights.mode == DRAY_MODE_DISK ||
+        version > job->steps)
+        return;
+    *ahead = (prefetch){.version = version, .report = DRAY_UPDATE_REPORT_INIT};
+    ahead->running = pthread_create(&ahead->thread, NULL, prefetch_main, self) == 0;
+    if (!ahead->running)
+        ahead->version = -1;
+}
+
+static void end_ahead(dray__intake *self, bool abandon)
+{
+    prefetch *ahead = &self->ahead;
+    if (!ahead->running)
+        return;
+    if (abandon)
+        atomic_store(&ahead->abandoned, true);
+    pthread_join(ahead->thread, NULL);
+    ahead->running = false;
+    if (ahead->rc)
+        ahead->version = -1;
+}
+
+void dray__intake_close(dray__intake *self)
+{
+    if (!self)
+        return;
+    end_ahead(self, true);
+    for (uint32_t i = 0; i < self->count; i++)
+        dray_subscriber_close(self->subscribers[i]);
+    free(self);
+}
+
+/* The engine goes back, for a sample that was lost: what is on its way would wait for a step that
+ * waits for this sample. A subscriber that is closed gives its update up. */
+static int give_up_ahead(dray__intake *self, dray_error *error)
+{
+    uint32_t index = (uint32_t)(self->ahead.version % self->count);
+    end_ahead(self, true);
+    self->ahead.version = -1;
+    dray_subscriber_close(self->subscribers[index]);
+    self->subscribers[index] = NULL;
+    int rc = dray__group_barrier(self->host->group, DRAY_WAIT_DEFAULT, error);
+    return rc ? rc : open_subscriber(self, index, error);
+}
+
+/* *ready: all ranks have the version in their staging. */
+static int settle_ahead(dray__intake *self, int64_t version, bool *ready, dray_error *error)
+{
+    *ready = false;
+    if (self->ahead.running && self->ahead.version > version)
+        return give_up_ahead(self, error);
+    end_ahead(self, false);
+    int64_t all[DRAY__GROUP_MAX_WORLD];
+    int rc =
+        dray__group_all_gather_equal(self->host->group, &self->ahead.version,
+                                     sizeof(self->ahead.version), all, DRAY_WAIT_DEFAULT, error);
+    *ready = !rc;
+    for (uint32_t i = 0; !rc && i < dray__group_world(self->host->group); i++)
+        *ready = *ready && all[i] == version;
+    return rc;
+}
+
+/* ---- taking ---------------------------------------------------------------------------------- */
+
+/* disk mode: the trainer renames the folder into place when it is whole. */
+static int wait_for_folder(const dray__host *host, const char *path, dray_error *error)
+{
+    int64_t deadline = dray__deadline(host->wait_ns);
+    struct stat st;
+    while (stat(path, &st) < 0) {
+        if (errno != ENOENT)
+            return dray__fail_errno(error, errno, "%s", path);
+        if (dray__now() > deadline)
+            return dray__fail(error, DRAY_ETIMEDOUT, "%s: not written in %g s", path,
+                              host->job->limits.wait_seconds);
+        nanosleep(&(struct timespec){.tv_nsec = 5 * DRAY__MILLISECOND}, NULL);
+    }
+    return DRAY_OK;
+}
+
+/* Of a run that goes on, what is older than its checkpoint lies beside it. */
+static void version_path(const dray__host *host, int64_t version, char *out, size_t capacity)
+{
+    char checkpoint[4096];
+    if (version >= host->options.first_step) {
+        dray__host_path(host, out, capacity, "weights/step-%06lld", (long long)version);
+        return;
+    }
+    dray__checkpoint_path(host->options.folder, host->options.first_step, checkpoint,
+                          sizeof(checkpoint));
+    dray__publication_path(checkpoint, out, capacity);
+}
+
+static int update(dray__intake *self, int64_t version, dray_update_report *report,
+                  dray_error *error)
+{
+    dray_update_options options;
+    char path[4096];
+    update_options(self, version, &options);
+    int rc = DRAY_OK;
+    if (options.mode == DRAY_MODE_DISK) {
+        version_path(self->host, version, path, sizeof(path));
+        options.path = path;
+        options.path_version = (uint64_t)version;
+        rc = wait_for_folder(self->host, path, error);
+    }
+    int64_t begin = dray_trace_now();
+    if (!rc)
+        rc = dray_update_weights(subscriber_of(self, version), &options, report, error);
+    dray_trace_span(DRAY_SPAN_WAIT, "wait for weights", begin, begin + report->wait_ns, version);
+    dray_trace_span(DRAY_SPAN_TRANSFER, "update weights", begin + report->wait_ns, dray_trace_now(),
+                    version);
+    return rc;
+}
+
+/* What was prefetched takes its place; the report is that of the prefetch, but for the pause. */
+static int swap(dray__intake *self, int64_t version, dray_update_report *report, int64_t *pause,
+                dray_error *error)
+{
+    dray_update_options options;
+    dray_update_report committed = DRAY_UPDATE_REPORT_INIT;
+    update_options(self, version, &options);
+    options.mode = DRAY_MODE_AUTO;
+    int64_t begin = dray_trace_now();
+    int rc = dray_commit_weights(subscriber_of(self, version), &options, &committed, error);
+    dray_trace_span(DRAY_SPAN_TRANSFER, "swap weights", begin, dray_trace_now(), version);
+    *report = self->ahead.report;
+    report->version = committed.version;
+    *pause = committed.total_ns;
+    self->ahead.version = -1;
+    return rc;
+}
+
+typedef struct update_sums {
+    uint64_t bytes;
+    int64_t total_ns, wait_ns, pause_ns;
+} update_sums;
+
+static int64_t later(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Bytes of all ranks together, and the slowest rank's times. */
+static int report_update(dray__host *host, int64_t version, const dray_update_report *report,
+                         int64_t pause, dray_error *error)
+{
+    uint32_t world = dray__group_world(host->group);
+    update_sums mine = {report->bytes, report->total_ns, report->wait_ns, pause},
+                all[DRAY__GROUP_MAX_WORLD], sum = {0};
+    int rc = dray__group_all_gather_equal(host->group, &mine, sizeof(mine), all, DRAY_WAIT_DEFAULT,
+                                          error);
+    for (uint32_t i = 0; !rc && i < world; i++) {
+        sum.bytes += all[i].bytes;
+        sum.total_ns = later(sum.total_ns, all[i].total_ns);
+        sum.wait_ns = later(sum.wait_ns, all[i].wait_ns);
+        sum.pause_ns = later(sum.pause_ns, all[i].pause_ns);
+    }
+    if (rc || !dray__host_leads(host))
+        return rc;
+    double second = (double)DRAY__SECOND;
+    return dray__host_report(
+        host, "engine_update",
+        json_pack("{s:s, s:I, s:I, s:f, s:f, s:f, s:I, s:I}", "role", host->spec->name, "version",
+                  (json_int_t)version, "bytes", (json_int_t)sum.bytes, "seconds",
+                  (double)sum.total_ns / second, "wait_seconds", (double)sum.wait_ns / second,
+                  "pause_seconds", (double)sum.pause_ns / second, "copies",
+                  (json_int_t)report->copies, "retries", (json_int_t)report->retries),
+        error);
+}
+
+int dray__intake_take(dray__intake *self, int64_t version, dray_error *error)
+{
+    if (self->version == version)
+        return DRAY_OK;
+    dray__fault_at("updating", version);
+    dray_update_report report = DRAY_UPDATE_REPORT_INIT;
+    int64_t pause = 0;
+    bool ready;
+    int rc = settle_ahead(self, version, &ready, error);
+    if (!rc && ready) {
+        rc = swap(self, version, &report, &pause, error);
+    } else if (!rc) {
+        rc = update(self, version, &report, error);
+        pause = report.total_ns;
+    }
+    if (!rc && report.version != (uint64_t)version)
+        rc = dray__fail(error, DRAY_EINTERNAL,
+                        "weights: expected version %lld, found %llu: a step was lost",
+                        (long long)version, (unsigned long long)report.version);
+    if (rc)
+        return rc;
+    self->version = version;
+    begin_ahead(self, version + 1);
+    dray__fault_at("updated", version);
+    return report_update(self->host, version, &report, pause, error);
+}
