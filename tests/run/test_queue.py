@@ -89,7 +89,7 @@ for setting, message in (
         ("{policy: token_balanced, token_cap: 7}", "queue.token_cap: expected at least 8"),
         ("policy: prority", "did you mean 'priority'"),
         ("policy: lockstep", "'lockstep' is not for runs, where rank 0 of the trainer claims"),
-        ("policy: priority", "'priority' is not for runs, where nothing in a run gives"),
+        ("policy: priority", "'priority' is not for runs, where nothing gives samples"),
         ("on_loss: drop_group", "'drop_group' is not for runs, where each step trains"),
         ("on_loss: shrug", "expected one of refill, end"),
         ("on_lost: end", "did you mean 'on_loss'"),
