@@ -1,5 +1,5 @@
-"""Samples are the same whether the engine closes its micro-batches or lets rows come and go, also where it
-is killed meanwhile."""
+"""Samples are the same whether the engine closes its micro-batches, lets rows come and go, or cuts them, also
+where it is killed meanwhile."""
 import shlex
 
 from jobs import *
@@ -38,6 +38,17 @@ for name, more, options in (
         ("killed", (), {"fault": "engine:0:committed:2:kill"}),
 ):
     found = samples(name, "rollout.batching=continuous", *more, **options)
+    check(found == closed, f"{name}: other samples")
+
+ahead = "schedule=one_step_async"
+for name, more, options in (
+        ("ahead", ("rollout.batching=continuous",), {}),
+        ("cut", ("rollout.partial_tokens=3",), {}),
+        ("cut in continuous", ("rollout.partial_tokens=2", "rollout.batching=continuous"), {}),
+        ("cut and killed", ("rollout.partial_tokens=1", "queue.max_attempts=2"),
+         {"fault": "engine:1:generated:3:kill"}),
+):
+    found = samples(name, ahead, *more, **options)
     check(found == closed, f"{name}: other samples")
 
 bad = work / "bad.yaml"
