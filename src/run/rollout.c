@@ -51,7 +51,7 @@ int dray__rollout_open(dray__host *host, dray__generator *generator, dray__rollo
     options.slots = self->slots;
     options.seed = (uint64_t)job->seed;
     options.temperature = job->rollout.temperature;
-    options.eos_token = DRAY__TOKEN_EOS;
+    options.eos_token = dray__tokenizer_end(host->tokenizer);
     int rc = dray__sampler_open(generator, &options, &self->sampler, error);
     if (rc)
         free(self);

@@ -71,6 +71,7 @@ static void scene_open(scene *s, const char *name, int32_t batching, int64_t par
     s->job->rollout.batching = batching;
     s->job->rollout.partial_tokens = partial;
     s->host.job = s->job;
+    OK(dray__job_tokenizer(s->job, &s->host.tokenizer, &error));
     s->host.context = fixture_context(&f, name);
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     options.tasks = two_tasks;
@@ -89,6 +90,7 @@ static void scene_close(scene *s)
     dray_queue_close(s->host.queue);
     dray_close(s->host.context);
     dray__generator_close(s->generator);
+    dray__tokenizer_close(s->host.tokenizer);
     dray__settings_free(s->job);
 }
 

@@ -55,6 +55,8 @@ for row in rows(folder):
     model = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
     check(model.config.vocab_size == theirs.get_vocab_size(), f"vocabulary: {model.config.vocab_size}")
     check(model.config.eos_token_id == END, f"end token: {model.config.eos_token_id}")
+    if row["step"]:  # samples, too, end where the tokenizer says
+        check(row["response_length_mean"] < 4, f"all samples are as long as can be: {row}")
     made = prompts = torch.tensor([theirs.encode(p).ids for p, _ in held])  # all of one length
     with torch.no_grad():
         for _ in range(4):
