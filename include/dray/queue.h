@@ -334,8 +334,8 @@ int dray_queue_covered(dray_queue *queue, const void *cursor, size_t size, dray_
 /* The run goes on from the cursor's checkpoint: later commits of provisional tasks are undone,
  * their rows are ready again; claims of those tasks are void; rows of versions after the cursor's
  * are lost as on_loss says, and commits of such versions by claims made before get DRAY_ESTALE; the
- * queue's admission goes back to the version. *epoch: the run's, raised by one; may be NULL. Errors
- * as above. */
+ * queue's admission goes back to the version, and it has not ended (dray_queue_end). *epoch: the
+ * run's, raised by one; may be NULL. Errors as above. */
 int dray_queue_resume(dray_queue *queue, const void *cursor, size_t size, uint32_t *epoch,
                       dray_error *error);
 

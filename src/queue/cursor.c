@@ -169,6 +169,7 @@ int dray__table_resume(dray__table *table, uint32_t epoch, uint64_t seq, uint64_
     bool again = table->ledger && table->ledger->replaying; /* the losses follow, one by one */
     for (uint32_t i = 0; i < table->partition_count && !again; i++)
         lose_newer(table, table->partitions[i], version);
+    table->ended = false; /* who ended it had done so behind the cursor, or ends it again */
     table->resumed_seq = seq;
     if (seq > table->commit_seq) /* a table that was made anew */
         table->commit_seq = seq;

@@ -2,12 +2,14 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/io.h"
 #include "control/reports.h"
 #include "run/fault.h"
 #include "run/reporter.h"
 #include "weights/hook.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
@@ -15,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { WEIGHTS_KEPT = 2 };
+enum { WEIGHTS_KEPT = 2, CURSOR_MOST = 4096 };
 
 /* Where tests kill: while all of it is written, and when it is whole, but not yet the newest. */
 static void on_step(void *user, const char *step)
@@ -72,8 +74,14 @@ static char *card(const dray__host *host, int64_t step)
     return text;
 }
 
+/* Files of rank 0: the card first, then others. */
+typedef struct beside {
+    dray_checkpoint_file files[2];
+    uint32_t count;
+} beside;
+
 static int save_in(dray__host *host, dray__trainer *trainer, const char *folder,
-                   dray_checkpoint_options *options, bool optimizer, dray_error *error)
+                   dray_checkpoint_options *options, beside *with, dray_error *error)
 {
     char path[4096];
     int64_t number = (int64_t)options->version;
@@ -81,19 +89,51 @@ static int save_in(dray__host *host, dray__trainer *trainer, const char *folder,
     if (!text)
         return dray__nomem(error);
     dray__host_path(host, path, sizeof(path), "%s", folder);
-    const dray_checkpoint_file file = {.name = "dray.json", .data = text, .bytes = strlen(text)};
+    with->files[0] =
+        (dray_checkpoint_file){.name = "dray.json", .data = text, .bytes = strlen(text)};
     options->name = folder;
-    options->files = &file;
-    options->file_count = 1;
+    options->files = with->files;
+    options->file_count = with->count;
     options->timeout_ns = host->wait_ns;
-    host->saving = optimizer ? number : -1;
-    int rc = dray__trainer_save(trainer, host->context, path, options, optimizer, error);
+    bool whole = options->stay_count > 0; /* not weights alone */
+    host->saving = whole ? number : -1;
+    int rc = dray__trainer_save(trainer, host->context, path, options, whole, error);
     host->saving = -1;
     free(text);
     return rc;
 }
 
-/* ---- the queue's samples --------------------------------------------------------------------- */
+/* ---- the queue ------------------------------------------------------------------------------- */
+
+#define CURSOR "queue.cursor" /* as in python/dray/role.py */
+
+int dray__checkpoint_cursor(const char *folder, int64_t step, void **out, size_t *size,
+                            dray_error *error)
+{
+    char checkpoint[PATH_MAX], path[PATH_MAX];
+    char *data = NULL;
+    *out = NULL;
+    *size = 0;
+    dray__checkpoint_path(folder, step, checkpoint, sizeof(checkpoint));
+    if (access(checkpoint, F_OK) < 0)
+        return DRAY_OK;
+    dray__path(path, sizeof(path), "%.*s/" CURSOR, PATH_MAX - 16, checkpoint);
+    FILE *file = dray__open_stream(path, "r");
+    if (!file)
+        return dray__fail_errno(error, errno, "%s: what the queue's trainer had committed", path);
+    data = malloc(CURSOR_MOST);
+    int rc = data ? DRAY_OK : dray__nomem(error);
+    if (!rc)
+        *size = fread(data, 1, CURSOR_MOST, file);
+    if (!rc && ferror(file))
+        rc = dray__fail_errno(error, errno, "%s", path);
+    fclose(file);
+    if (rc)
+        free(data);
+    else
+        *out = data;
+    return rc;
+}
 
 void dray__checkpoint_queue(const char *folder, int64_t step, char *out, size_t capacity)
 {
@@ -132,11 +172,13 @@ static int save_queue(const dray__host *host, int64_t step, dray_error *error)
     return rc;
 }
 
-int dray__checkpoint_save(dray__host *host, dray__trainer *trainer,
-                          const dray__publication *publication, int64_t step, dray_error *error)
+/* The cursor lies in the checkpoint before anybody sees it, and what it covers is let go once it is
+ * the newest: a run that goes on from it finds the rest in the queue. */
+static int save_with_cursor(dray__host *host, dray__trainer *trainer,
+                            const dray__publication *publication, int64_t step, dray_error *error)
 {
     static const uint64_t first = 0; /* the reference */
-    int64_t begin = dray_trace_now();
+    bool leads = dray__host_leads(host);
     dray_checkpoint_options options = DRAY_CHECKPOINT_OPTIONS_INIT;
     options.version = (uint64_t)step;
     options.keep = (uint32_t)host->job->checkpoint.keep;
@@ -147,16 +189,37 @@ int dray__checkpoint_save(dray__host *host, dray__trainer *trainer,
         options.parts = &previous;
         options.part_count = 1;
     }
-    int rc = dray__host_leads(host) && step > 0 ? wait_for_row(host, step, error) : DRAY_OK;
+    beside with = {.files[1].name = CURSOR, .count = 2};
+    void *cursor = NULL;
+    int rc =
+        leads ? dray_queue_cursor(host->queue, (uint64_t)step, &cursor, &with.files[1].bytes, error)
+              : DRAY_OK;
+    with.files[1].data = cursor;
     if (!rc)
-        rc = save_in(host, trainer, "checkpoints", &options, true, error);
-    if (!rc && dray__host_leads(host))
-        rc = save_queue(host, step, error);
-    if (!rc && dray__host_leads(host))
-        rc = dray__host_report(host, "checkpoint", json_pack("{s:I}", "step", (json_int_t)step),
-                               error);
+        rc = save_in(host, trainer, "checkpoints", &options, &with, error);
     if (!rc)
         dray__fault_at("after_checkpoint", step);
+    if (!rc && leads)
+        rc = dray_queue_covered(host->queue, cursor, with.files[1].bytes, error);
+    if (!rc)
+        dray__fault_at("covered", step);
+    free(cursor);
+    return rc;
+}
+
+int dray__checkpoint_save(dray__host *host, dray__trainer *trainer,
+                          const dray__publication *publication, int64_t step, dray_error *error)
+{
+    bool leads = dray__host_leads(host);
+    int64_t begin = dray_trace_now();
+    int rc = leads && step > 0 ? wait_for_row(host, step, error) : DRAY_OK;
+    if (!rc)
+        rc = save_with_cursor(host, trainer, publication, step, error);
+    if (!rc && leads)
+        rc = save_queue(host, step, error);
+    if (!rc && leads)
+        rc = dray__host_report(host, "checkpoint", json_pack("{s:I}", "step", (json_int_t)step),
+                               error);
     return rc ? rc : dray__host_phase(host, "checkpoint", step, begin, error);
 }
 
@@ -166,5 +229,6 @@ int dray__checkpoint_weights(dray__host *host, dray__trainer *trainer, int64_t v
     dray_checkpoint_options options = DRAY_CHECKPOINT_OPTIONS_INIT;
     options.version = (uint64_t)version;
     options.keep = WEIGHTS_KEPT;
-    return save_in(host, trainer, "weights", &options, false, error);
+    beside with = {.count = 1};
+    return save_in(host, trainer, "weights", &options, &with, error);
 }

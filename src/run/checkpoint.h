@@ -9,8 +9,9 @@
 /* Before anything is published or saved. */
 void dray__checkpoint_open(dray__host *host);
 /* Written by the trainer's ranks together, in the run's folder:
- * checkpoints/step-N: a Hugging Face checkpoint, optimizer/ (the trainer's state) and dray.json;
- * with a publication previous/, what it says of that. NULL: step 0's, which has nothing before it.
+ * checkpoints/step-N: a Hugging Face checkpoint, optimizer/ (the trainer's state), dray.json, and
+ * the queue's cursor: what was committed up to it is covered then, and the queue lets it go. With a
+ * publication previous/, what it says of that. NULL: step 0's, which has nothing before it.
  * The newest `checkpoint.keep` and step 0 (the reference) are kept. */
 int dray__checkpoint_save(dray__host *host, dray__trainer *trainer,
                           const dray__publication *publication, int64_t step, dray_error *error);
@@ -18,6 +19,10 @@ int dray__checkpoint_save(dray__host *host, dray__trainer *trainer,
 int dray__checkpoint_weights(dray__host *host, dray__trainer *trainer, int64_t version,
                              dray_error *error);
 
+/* What the queue's trainer had committed when checkpoint `step` was written, freed with dray_free;
+ * NULL: there is no such checkpoint. */
+int dray__checkpoint_cursor(const char *folder, int64_t step, void **out, size_t *size,
+                            dray_error *error);
 /* Where the queue's samples are that belong to checkpoint `step` (queue.durability: checkpoint). */
 void dray__checkpoint_queue(const char *folder, int64_t step, char *out, size_t capacity);
 

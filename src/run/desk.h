@@ -14,11 +14,12 @@ int dray__driver_start(dray__host *host, dray__driver **out, dray_error *error);
  * that, because the host has failed. NULL is fine. */
 void dray__driver_join(dray__driver *driver, bool now);
 
-/* A journal may hold what an earlier run did after the checkpoint of `step` that this one goes on
- * from: all is cleared but the samples of the next steps, where nothing of them was trained. Before
- * any host claims. DRAY_EEND: the queue has ended, though there are steps to do. */
-int dray__driver_go_back(dray_queue *queue, const dray__job *job, int64_t step, bool eval_first,
-                         dray_error *error);
+/* Takes the queue back to a checkpoint's cursor (dray_queue_resume; NULL: there is none), before
+ * any role claims. What is only prompts then, of steps that were made by weights which no longer
+ * exist, or of evaluations, is put in again when its turn comes; all is where the checkpoint's
+ * evaluation comes first (eval_first). */
+int dray__driver_resume(dray_queue *queue, const void *cursor, size_t size, bool eval_first,
+                        dray_error *error);
 
 /* *step: the newest step whose prompts are in the queue; -1: none is. */
 int dray__driver_newest(dray_queue *queue, int64_t *step, dray_error *error);

@@ -248,34 +248,26 @@ static int tidy(dray__driver *self, int64_t step, dray_error *error)
     return rc;
 }
 
-/* Whether the step can go on where an earlier run left it: nothing of it was trained, so all was
- * made by the weights that the run goes on with. */
-static bool untrained(const json_t *partition)
+/* Are there samples of it? Else it is prompts alone. */
+static bool has_samples(const json_t *partition)
 {
-    const json_t *actor = json_object_get(json_object_get(partition, "tasks"), "actor");
-    const json_t *committed = json_object_get(actor, "committed");
-    return json_is_integer(committed) && json_integer_value(committed) == 0;
+    const json_t *made = json_object_get(json_object_get(partition, "columns"), "response");
+    return json_is_integer(made) && json_integer_value(made) > 0;
 }
 
-int dray__driver_go_back(dray_queue *queue, const dray__job *job, int64_t step, bool eval_first,
-                         dray_error *error)
+int dray__driver_resume(dray_queue *queue, const void *cursor, size_t size, bool eval_first,
+                        dray_error *error)
 {
     json_t *status = NULL;
-    int rc = read_status(queue, &status, error);
+    int rc = cursor ? dray_queue_resume(queue, cursor, size, NULL, error) : DRAY_OK;
+    if (!rc)
+        rc = read_status(queue, &status, error);
     json_t *partitions = json_object_get(status, "partitions"), *partition;
-    if (!rc && json_is_true(json_object_get(status, "ended")) && step < job->steps)
-        rc = dray__fail(error, DRAY_EEND, "the journal is of a queue that has ended");
-    int64_t next = step + 1;
     size_t i;
     json_array_foreach(partitions, i, partition)
     {
         const char *name = json_string_value(json_object_get(partition, "name"));
-        int64_t of = name ? dray__partition_step("step", name) : -1;
-        /* What stays has no gap: the driver goes on behind the newest one. */
-        bool stays = of == next && of <= step + dray__schedule_of(job).open && !eval_first &&
-                     untrained(partition);
-        next += stays;
-        if (!rc && name && !stays)
+        if (!rc && name && (eval_first || !has_samples(partition)))
             rc = dray_queue_clear(queue, name, error);
     }
     json_decref(status);

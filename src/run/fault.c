@@ -1,8 +1,11 @@
 #include "run/fault.h"
 
 #include "base/error.h"
+#include "base/io.h"
 #include "base/words.h"
 
+#include <fcntl.h>
+#include <jansson.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -26,6 +29,7 @@ static const char *const points[] = {
     "inserted",      "sealed",       "finished",      "cleared",          "scored",
     "rewarded",      "in_warmup",    "after_warmup",  "after_backward",   "after_step",
     "after_publish", "after_commit", "in_checkpoint", "after_checkpoint", "checkpoint_named",
+    "covered",
 };
 static const char *const actions[] = {"kill", "exit", "stop"};
 
@@ -85,4 +89,45 @@ void dray__fault_at(const char *point, int64_t step)
             _exit(1);
         kill(getpid(), strcmp(faults[i].action, "kill") == 0 ? SIGKILL : SIGSTOP);
     }
+}
+
+static json_t *row_of(const dray_batch *batch, const dray_column *prompt, uint32_t i)
+{
+    double version = -1;
+    dray_batch_tag(batch, i, DRAY_TAG_VERSION, &version, NULL);
+    json_t *tokens = json_array();
+    for (uint64_t k = 0; prompt->cells && k < prompt->lengths[i]; k++) {
+        int32_t token;
+        memcpy(&token, (const char *)prompt->cells[i] + k * sizeof(token), sizeof(token));
+        json_array_append_new(tokens, json_integer(token));
+    }
+    return json_pack("[I, I, o]", (json_int_t)dray_batch_row(batch, i)->slot, (json_int_t)version,
+                     tokens);
+}
+
+void dray__fault_record(const char *task, dray_batch *batch, int64_t step, int64_t from)
+{
+    const char *path = getenv("DRAY_RECORD");
+    int fd = path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666) : -1;
+    if (fd < 0)
+        return;
+    dray_column prompt = {0};
+    if (dray_batch_column(batch, "prompt", &prompt, NULL) || prompt.dtype != DRAY_I32)
+        prompt = (dray_column){0};
+    json_t *rows = json_array();
+    for (uint32_t i = 0; i < dray_batch_rows(batch); i++)
+        json_array_append_new(rows, row_of(batch, &prompt, i));
+    json_t *line =
+        json_pack("{s:s, s:I, s:I, s:I, s:s, s:o}", "task", task, "pid", (json_int_t)getpid(),
+                  "from", (json_int_t)from, "step", (json_int_t)step, "partition",
+                  dray_batch_partition(batch), "rows", rows);
+    char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
+    size_t size = text ? strlen(text) : 0;
+    if (text) {
+        text[size] = '\n'; /* in place of the end: one write, one line */
+        dray__write_all(fd, text, size + 1);
+    }
+    free(text);
+    json_decref(line);
+    close(fd);
 }

@@ -5,11 +5,16 @@
 #ifndef DRAY_RUN_FAULT_H
 #define DRAY_RUN_FAULT_H
 
-#include <dray/dray.h>
+#include <dray/queue.h>
 
 /* Reads the variable. DRAY_EINVALID says what is wrong with it. */
 int dray__fault_open(const char *role, uint32_t rank, uint32_t epoch, dray_error *error);
 /* The process is at `point` of `step`. */
 void dray__fault_at(const char *point, int64_t step);
+/* For tests that count samples: appends what was committed as a line to the file $DRAY_RECORD, an
+ * object {"task", "pid", "from", "step", "partition", "rows": [[slot, version, prompt], ...]}.
+ * from: the step that the run went on from; version: -1 where there is none; prompt: its tokens,
+ * for tasks that read them. */
+void dray__fault_record(const char *task, dray_batch *batch, int64_t step, int64_t from);
 
 #endif

@@ -292,8 +292,10 @@ static int lead_once(loop *l, bool *ended, dray_error *error)
     bool done = !rc && !l->host->put_back;
     if (done)
         rc = dray_batch_commit(batch, error);
-    if (done && !rc)
+    if (done && !rc) {
+        dray__fault_record(l->tasks[task]->name, batch, step, l->host->options.first_step);
         dray__fault_at("committed", step);
+    }
     dray_batch_free(batch);
     return rc || !done ? rc : after(l, task, error);
 }

@@ -277,37 +277,46 @@ static int64_t row_bytes(const dray__job *job)
     return 4 * (most.prompt + 1) + most.answer + 20 * job->rollout.max_new_tokens + 256;
 }
 
+/* Batches that were trained, and wait for a checkpoint: the queue keeps them until then. */
+static int64_t waiting(const dray__job *job)
+{
+    int64_t every = job->checkpoint.every < job->steps ? job->checkpoint.every : job->steps;
+    return every - 1;
+}
+
 static int rule_capacity_bytes(const dray__job *job, const dray__places *at, dray_error *error)
 {
-    int64_t batches = dray__schedule_of(job).open,
+    int64_t batches = dray__schedule_of(job).open + waiting(job),
             rows = batches * dray__job_batch(job) + job->eval.prompts, each = row_bytes(job);
     if (job->queue.capacity_bytes / each < rows)
-        return dray__setting_fail(at,
-                                  "queue.capacity_bytes rollout.max_new_tokens rollout.prompts "
-                                  "rollout.samples eval.prompts data.steps data.digits",
-                                  error,
-                                  "expected at least %lld (batches of %lld, %lld of them, and an "
-                                  "evaluation of %lld, %lld bytes a sample), found %lld",
-                                  (long long)(rows * each), (long long)dray__job_batch(job),
-                                  (long long)batches, (long long)job->eval.prompts, (long long)each,
-                                  (long long)job->queue.capacity_bytes);
+        return dray__setting_fail(
+            at,
+            "queue.capacity_bytes rollout.max_new_tokens rollout.prompts rollout.samples "
+            "eval.prompts checkpoint.every data.steps data.digits",
+            error,
+            "expected at least %lld (batches of %lld, %lld of them, of which %lld wait for a "
+            "checkpoint, and an evaluation of %lld, %lld bytes a sample), found %lld",
+            (long long)(rows * each), (long long)dray__job_batch(job), (long long)batches,
+            (long long)waiting(job), (long long)job->eval.prompts, (long long)each,
+            (long long)job->queue.capacity_bytes);
     return DRAY_OK;
 }
 
 static int rule_capacity(const dray__job *job, const dray__places *at, dray_error *error)
 {
     int64_t batches = dray__schedule_of(job).open + 1,
-            rows = batches * dray__job_batch(job) + 2 * job->eval.prompts;
+            rows = (batches + waiting(job)) * dray__job_batch(job) + 2 * job->eval.prompts;
     if (job->queue.capacity_rows < rows)
         return dray__setting_fail(at,
                                   "queue.capacity_rows rollout.prompts rollout.samples "
-                                  "eval.prompts",
+                                  "eval.prompts checkpoint.every",
                                   error,
                                   "expected at least %lld (%lld batches of %lld and two "
-                                  "evaluations of %lld are open at once), found %lld",
+                                  "evaluations of %lld are open at once, %lld batches wait for a "
+                                  "checkpoint), found %lld",
                                   (long long)rows, (long long)batches,
                                   (long long)dray__job_batch(job), (long long)job->eval.prompts,
-                                  (long long)job->queue.capacity_rows);
+                                  (long long)waiting(job), (long long)job->queue.capacity_rows);
     return DRAY_OK;
 }
 

@@ -111,7 +111,7 @@ static bool choose(const dray__refiller *self, const losses *of, const dray_refi
     if (eval)
         return true;
     bool whole = refill->rows == (uint32_t)self->job->rollout.samples;
-    if (whole && refill->cause != DRAY_LOSS_STALE)
+    if (whole && refill->cause != DRAY_LOSS_STALE && refill->cause != DRAY_LOSS_ROLLED_BACK)
         *prompt = OTHERS + refill->id;
     else if (before)
         *prompt = before->prompt;

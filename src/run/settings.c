@@ -319,8 +319,9 @@ const dray__setting dray__settings[] = {
     WORD(queue.durability, none, durabilities,
          "`checkpoint`: what the queue holds is saved with every checkpoint, in `queue` of the "
          "run's folder; a run that goes on (`--resume`) does not make again what had been made by "
-         "then for the step after it. `journal`: what was committed is kept there at once, so that "
-         "nothing of that step is made again, unless it was trained"),
+         "then for the step after it. `journal`: what was committed is kept there at once: of what "
+         "was "
+         "made since the checkpoint only samples of later weights, which are gone, are made again"),
     TEXT(queue.metrics, "",
          "where the coordinator answers `GET /metrics` while the run lasts: `9400` or "
          "`127.0.0.1:9400` ([queue](queue.md))"),

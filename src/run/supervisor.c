@@ -180,6 +180,8 @@ static int go_back(const supervisor *s, dray_error *error)
     dray_context *context = NULL;
     dray_queue *queue = NULL;
     char path[PATH_MAX];
+    void *cursor = NULL;
+    size_t size = 0;
     options.address = s->address;
     options.name = "supervisor";
     options.timeout_ns = dray__job_wait_ns(s->job);
@@ -187,8 +189,11 @@ static int go_back(const supervisor *s, dray_error *error)
     if (!rc)
         rc = dray__job_queue_restore(context, s->job, saved_queue(s, path), &queue, error);
     if (!rc)
-        rc = dray__driver_go_back(queue, s->job, s->folder.first_step,
-                                  s->folder.eval_from <= s->folder.first_step, error);
+        rc = dray__checkpoint_cursor(s->folder.path, s->folder.first_step, &cursor, &size, error);
+    if (!rc)
+        rc = dray__driver_resume(queue, cursor, size, s->folder.eval_from <= s->folder.first_step,
+                                 error);
+    free(cursor);
     dray_queue_close(queue);
     dray_close(context);
     return rc;
@@ -259,10 +264,10 @@ static int wait_for_coordinator(supervisor *s, int64_t patience_ns, dray_error *
     return s->code;
 }
 
-static int read_journal(supervisor *s, dray_error *error)
+static int64_t patience_of(const supervisor *s)
 {
-    int rc = wait_for_coordinator(s, dray__job_wait_ns(s->job), error);
-    return rc ? rc : go_back_beside(s, error);
+    bool journal = s->job->queue.durability > DRAY_DURABILITY_NONE;
+    return journal ? dray__job_wait_ns(s->job) : CONNECT_SECONDS * DRAY__SECOND;
 }
 
 static int start_rank(supervisor *s, instance *i, uint32_t rank, int group, dray_error *error)
@@ -482,30 +487,13 @@ static void remove_journal(const supervisor *s)
     rmdir(path);
 }
 
-static void end_coordinator(supervisor *s);
-
-/* Of a run that goes on although it had ended, before its last checkpoint, the journal has nothing
- * to go on with. */
-static int start_journal(supervisor *s, dray_error *error)
-{
-    int rc = read_journal(s, error);
-    if (rc != DRAY_EEND)
-        return rc;
-    end_coordinator(s);
-    remove_journal(s);
-    dray__keeper_free(s->keeper);
-    s->keeper = NULL;
-    rc = start_coordinator(s, error);
-    return rc ? rc : read_journal(s, error);
-}
-
 static int start_all(supervisor *s, dray_error *error)
 {
     int rc = start_coordinator(s, error);
-    if (!rc && s->job->queue.durability > DRAY_DURABILITY_NONE)
-        rc = start_journal(s, error);
     if (!rc)
-        rc = wait_for_coordinator(s, CONNECT_SECONDS * DRAY__SECOND, error);
+        rc = wait_for_coordinator(s, patience_of(s), error);
+    if (!rc && s->folder.resumed)
+        rc = go_back_beside(s, error);
     if (!rc)
         rc = dray__reporter_start(&s->folder, s->job, s->address, s->options->json, &s->reporter,
                                   error);

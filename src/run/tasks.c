@@ -145,6 +145,7 @@ int dray__job_queue_restore(dray_context *context, const dray__job *job, const c
 {
     dray_queue_task tasks[DRAY__TASK_COUNT + 1];
     description columns[DRAY__TASK_COUNT + 1];
+    static const char *const provisional[] = {"actor"};
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     for (uint32_t i = 0; i < DRAY__TASK_COUNT; i++)
         if (claims(job, &dray__tasks[i])) {
@@ -163,6 +164,8 @@ int dray__job_queue_restore(dray_context *context, const dray__job *job, const c
     options.backend_address = job->queue.backend_address;
     options.durability = job->queue.durability;
     options.on_loss = job->queue.on_loss;
+    options.provisional = provisional;
+    options.provisional_count = 1;
     options.restore = path;
     return dray_queue_open(context, DRAY__QUEUE_NAME, &options, out, error);
 }

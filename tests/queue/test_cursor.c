@@ -285,6 +285,35 @@ static void test_tags_are_undone(void **state)
     dray_close(context);
 }
 
+/* A run that goes back to before its end has steps to make again. */
+static void test_an_end_is_undone(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "end");
+    dray_queue_options options = trainer_options();
+    dray_queue *queue;
+    OK(dray_queue_open(context, "end", &options, &queue, &error));
+    void *cursor;
+    size_t size;
+    OK(dray_queue_cursor(queue, 1, &cursor, &size, &error));
+    make_partition(queue, "0", 4);
+    make_and_train(queue, "0", 1);
+    OK(dray_queue_end(queue, &error));
+    dray_claim_options o = want("rollout", 1);
+    dray_batch *batch;
+    FAILS(DRAY_EEND, dray_queue_claim(queue, &o, &batch, &error));
+    OK(dray_queue_resume(queue, cursor, size, NULL, &error));
+    make_partition(queue, "1", 4); /* DRAY_EEND before */
+    make_and_train(queue, "1", 1);
+    commit_all(queue, "actor", NULL, "0", -1);
+    OK(dray_queue_end(queue, &error));
+    FAILS(DRAY_EEND, dray_queue_claim(queue, &o, &batch, &error));
+    free(cursor);
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -327,6 +356,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_minimum_capacity, up, down),
+        cmocka_unit_test_setup_teardown(test_an_end_is_undone, up, down),
         cmocka_unit_test_setup_teardown(test_rows_are_kept, up, down),
         cmocka_unit_test_setup_teardown(test_resume, up, down),
         cmocka_unit_test_setup_teardown(test_tags_are_undone, up, down),
