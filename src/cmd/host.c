@@ -2,6 +2,7 @@
 #include "run/host.h"
 
 #include "cmd/cmd.h"
+#include "run/contract.h"
 #include "run/coordinator.h"
 #include "run/spawn.h"
 
@@ -12,44 +13,20 @@
 #include <unistd.h>
 
 typedef struct arguments {
-    dray__host_options host;
-    const char *keeper, *journal, *metrics, *command;
+    const char *address, *keeper, *journal, *metrics, *command;
     const char *stores[2]; /* NULL at the end */
     pid_t parent;
     bool coordinator;
 } arguments;
 
-enum {
-    FOLDER = 'f',
-    NAME = 'n',
-    ADDRESS = 'a',
-    RANK = 'r',
-    EPOCH = 'e',
-    GROUP = 'g',
-    FIRST = 's',
-    PARENT = 'p',
-    EVAL_FROM = 1001,
-    STOPPING,
-    COORDINATOR,
-    KEEPER,
-    JOURNAL,
-    METRICS,
-    STORE,
-    EXEC
-};
+enum { ADDRESS = 1001, PARENT, COORDINATOR, KEEPER, JOURNAL, METRICS, STORE, EXEC };
 
 static error_t parse(int key, char *text, struct argp_state *state)
 {
     arguments *a = state->input;
     switch (key) {
-    case FOLDER:
-        a->host.folder = text;
-        return 0;
-    case NAME:
-        a->host.name = text;
-        return 0;
     case ADDRESS:
-        a->host.address = text;
+        a->address = text;
         return 0;
     case KEEPER:
         a->keeper = text;
@@ -66,32 +43,14 @@ static error_t parse(int key, char *text, struct argp_state *state)
     case EXEC:
         a->command = text;
         return 0;
-    case RANK:
-        a->host.rank = (uint32_t)cmd_number(state, "rank", text, 0, 63);
-        return 0;
-    case EPOCH:
-        a->host.epoch = (uint32_t)cmd_number(state, "epoch", text, 1, UINT32_MAX);
-        return 0;
-    case GROUP:
-        a->host.group_fd = (int)cmd_number(state, "descriptor", text, -1, 1 << 20);
-        return 0;
-    case FIRST:
-        a->host.first_step = cmd_number(state, "step", text, 0, INT64_C(1) << 40);
-        return 0;
     case PARENT:
         a->parent = (pid_t)cmd_number(state, "process", text, 1, INT32_MAX);
-        return 0;
-    case EVAL_FROM:
-        a->host.eval_from = cmd_number(state, "version", text, 0, INT64_C(1) << 40);
-        return 0;
-    case STOPPING:
-        a->host.stopping = true;
         return 0;
     case COORDINATOR:
         a->coordinator = true;
         return 0;
     case ARGP_KEY_END:
-        if (!a->parent || !(a->command || (a->host.address && (a->coordinator || a->host.folder))))
+        if (!a->parent || (a->coordinator && !a->address))
             argp_error(state, "started by 'dray run', not by hand");
         return 0;
     default:
@@ -113,12 +72,13 @@ static void log_line(void *user, dray_log_level level, const char *line)
     fprintf(stderr, "%s %s\n", names[level], line);
 }
 
-/* A program that the job names (reward.command), whose life is tied to ours. What it is not told
- * is reward.c's to say; of our descriptors it has the standard ones alone. */
+/* A program that the job names (a role's command, reward.command), whose life is tied to ours. What
+ * it is not told is contract.c's to say; of our descriptors it has the standard ones alone. */
 static int become(const char *command)
 {
     close_range(STDERR_FILENO + 1, ~0U, 0);
-    signal(SIGXFSZ, SIG_DFL); /* ignored by us (main.c) */
+    unsetenv("DRAY_GROUP_FD"); /* of the built-in programs' collectives */
+    signal(SIGXFSZ, SIG_DFL);  /* ignored by us (main.c) */
     execl("/bin/sh", "sh", "-c", command, (char *)NULL);
     fprintf(stderr, "error: /bin/sh: %s\n", strerror(errno));
     return CMD_FAILED;
@@ -127,15 +87,7 @@ static int become(const char *command)
 int cmd_host(int argc, char **argv)
 {
     static const struct argp_option options[] = {
-        {"folder", FOLDER, "DIR", 0, "The run's folder", 0},
-        {"name", NAME, "ROLE", 0, "Which role of the job", 0},
-        {"address", ADDRESS, "ADDRESS", 0, "The coordinator's", 0},
-        {"rank", RANK, "N", 0, "Rank within the role", 0},
-        {"epoch", EPOCH, "N", 0, "How often the role was started", 0},
-        {"group-fd", GROUP, "FD", 0, "Descriptor of the ranks' group; -1: none", 0},
-        {"first-step", FIRST, "N", 0, "The checkpoint to start from", 0},
-        {"eval-from", EVAL_FROM, "N", 0, "Versions from this one on are to be evaluated", 0},
-        {"stopping", STOPPING, NULL, 0, "Make no new step", 0},
+        {"address", ADDRESS, "ADDRESS", 0, "The coordinator's (with --coordinator)", 0},
         {"parent", PARENT, "PID", 0, "The process that this one ends with", 0},
         {"coordinator", COORDINATOR, NULL, 0, "Be the coordinator, listening at --address", 0},
         {"keeper", KEEPER, "PATH", 0, "The queue's keeper", 0},
@@ -146,7 +98,8 @@ int cmd_host(int argc, char **argv)
         {0}};
     static const struct argp argp = {
         .options = options, .parser = parse, .doc = "One process of a job; 'dray run' starts it."};
-    arguments a = {.host = {.group_fd = -1, .epoch = 1}};
+    arguments a = {0};
+    dray__host_options host = {0};
     dray_error error;
     cmd_parse(&argp, argc, argv, &a);
     if (dray__child_follow(a.parent, &error))
@@ -154,11 +107,13 @@ int cmd_host(int argc, char **argv)
     if (a.command)
         return become(a.command);
     dray_set_log(log_line, NULL, DRAY_LOG_INFO);
-    dray__serve_options serve = {.unix_path = a.host.address,
+    dray__serve_options serve = {.unix_path = a.address,
                                  .keeper_path = a.keeper,
                                  .journal = a.journal,
                                  .stores = a.stores,
                                  .metrics = a.metrics};
-    int rc = a.coordinator ? dray__serve(&serve, &error) : dray__host_main(&a.host, &error);
+    int rc = a.coordinator ? dray__serve(&serve, &error) : dray__contract_read(&host, &error);
+    if (!rc && !a.coordinator)
+        rc = dray__host_main(&host, &error);
     return rc ? failed(&error) : CMD_OK;
 }

@@ -139,6 +139,23 @@ static json_t *admission(const dray__table *table)
                      (json_int_t)a->accepted, "room", (json_int_t)dray__admission_room(table));
 }
 
+/* Claims that are neither answered nor given back, and whose they are. */
+static json_t *holders(const dray__table *table)
+{
+    json_t *array = json_array();
+    for (const dray__claim *c = table->claims; c; c = c->next) {
+        if (c->state != DRAY__CLAIM_ACTIVE || !c->partition)
+            continue;
+        json_t *name = json_string(c->client->name);
+        dray__json_append(&array, json_pack("{s:I, s:o, s:s, s:s, s:I}", "member",
+                                            (json_int_t)c->client->session, "name",
+                                            name ? name : json_string("?"), "task",
+                                            table->tasks[c->task].name, "partition",
+                                            c->partition->name, "rows", (json_int_t)c->active));
+    }
+    return array;
+}
+
 json_t *dray__table_json(dray__table *table, const dray__waiting *waiting)
 {
     char holder[300];
@@ -152,7 +169,7 @@ json_t *dray__table_json(dray__table *table, const dray__waiting *waiting)
         clients++;
     return json_pack("{s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o, "
                      "s:o, s:o, s:o, "
-                     "s:o, s:o, s:I, s:s}",
+                     "s:o, s:o, s:I, s:s, s:o}",
                      "name", table->name, "backend", dray__backend_name(table->settings.backend),
                      "ended", table->ended ? 1 : 0, "rows", (json_int_t)table->rows,
                      "capacity_rows", (json_int_t)table->settings.capacity_rows, "bytes",
@@ -164,5 +181,5 @@ json_t *dray__table_json(dray__table *table, const dray__waiting *waiting)
                      waiter_counts(table, waiting), "partitions", partitions, "totals",
                      totals(table), "columns_in", columns_in(table), "tasks_out", tasks_out(table),
                      "waited", waits(table, waiting->waited), "free_chunk_bytes",
-                     (json_int_t)table->parked_bytes, "held_by", holder);
+                     (json_int_t)table->parked_bytes, "held_by", holder, "holders", holders(table));
 }

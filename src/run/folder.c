@@ -6,6 +6,7 @@
 #include "base/wire.h"
 #include "run/data.h"
 #include "run/host.h"
+#include "run/settings.h"
 
 #include <dray/trace.h>
 #include <dray/weights.h>
@@ -116,10 +117,11 @@ static int put_file(FILE *file, bool written, const char *partial, const char *p
     return dray__fail_errno(error, problem, "%s", path);
 }
 
-static int write_config(const dray__folder *folder, const char *text, dray_error *error)
+static int write_config(const dray__folder *folder, const char *name, const char *text,
+                        dray_error *error)
 {
     char path[PATH_MAX], partial[PATH_MAX];
-    dray__folder_path(folder, "config.yaml", path);
+    dray__folder_path(folder, name, path);
     dray__folder_path(folder, ".config.partial", partial);
     FILE *file = dray__open_stream(partial, "w");
     return file ? put_file(file, fputs(text, file) >= 0, partial, path, error)
@@ -349,11 +351,22 @@ static int open_new(const dray__run_options *options, dray__folder *folder, dray
     if (!rc) /* again: another run may have been there, and ended */
         rc = check_unused(folder, error);
     if (!rc)
-        rc = write_config(folder, resolved, error);
+        rc = write_config(folder, "config.yaml", resolved, error);
     if (!rc)
         rc = make_inside(folder, error);
     free(resolved);
     folder->eval_from = 0;
+    return rc;
+}
+
+/* The job for roles that are no C programs (docs/roles.md). */
+static int write_json(const dray__folder *folder, const dray__job *job, dray_error *error)
+{
+    json_t *json = dray__settings_json(job);
+    char *text = json ? json_dumps(json, JSON_INDENT(2)) : NULL;
+    int rc = text ? write_config(folder, "config.json", text, error) : dray__nomem(error);
+    free(text);
+    json_decref(json);
     return rc;
 }
 
@@ -364,6 +377,8 @@ int dray__folder_open(const dray__run_options *options, dray__folder *out, dray_
     *job = NULL;
     int rc = options->resume ? open_resumed(options, &folder, job, error)
                              : open_new(options, &folder, job, error);
+    if (!rc)
+        rc = write_json(&folder, *job, error);
     if (!rc)
         rc = place_sockets(&folder, error);
     if (rc) {

@@ -1,5 +1,6 @@
 /* A run's folder:
  *   config.yaml    the job as resolved, itself a job file
+ *   config.json    the same, for programs
  *   metrics.jsonl  one object a step
  *   checkpoints/   step-N: a Hugging Face checkpoint with the trainer's state
  *   weights/       versions for engines that update from disk

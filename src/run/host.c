@@ -4,13 +4,13 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "engine/blas.h"
+#include "run/contract.h"
 #include "run/fault.h"
 #include "run/process.h"
 #include "run/samples.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,17 +29,11 @@ static const dray__program_kind *const roles[DRAY__PROGRAM_COUNT] = {
 /* Followers wait for the leader to find work: longer than it may wait for it itself. */
 enum { FOLLOWER_EXTRA_SECONDS = 15, FLUSH_SECONDS = 5, AGAIN_MS = 20 };
 
-static volatile sig_atomic_t stopping;
-
-static void on_term(int number)
-{
-    (void)number;
-    stopping = 1;
-}
-
 bool dray__host_stopping(const dray__host *host)
 {
-    return stopping || host->options.stopping;
+    char path[4096];
+    dray__host_path(host, path, sizeof(path), "stop");
+    return access(path, F_OK) == 0;
 }
 
 /* ---- for the tasks --------------------------------------------------------------------------- */
@@ -356,8 +350,10 @@ static int find_spec(dray__host *host, dray_error *error)
     for (uint32_t i = 0; i < host->job->role_count; i++)
         if (strcmp(host->job->roles[i].name, host->options.name) == 0)
             host->spec = &host->job->roles[i];
-    if (!host->spec)
-        return dray__fail(error, DRAY_ENOENT, "the job has no role '%s'", host->options.name);
+    if (!host->spec || host->spec->command[0])
+        return dray__fail(error, DRAY_ENOENT, "the job has no built-in role '%s'",
+                          host->options.name);
+    dray__role_label(host->spec, host->options.instance, host->label);
     if (host->options.rank >= host->spec->ranks)
         return dray__fail(error, DRAY_EINVALID, "role %s has %lld ranks, found rank %u",
                           host->spec->name, (long long)host->spec->ranks, host->options.rank);
@@ -390,7 +386,7 @@ static int open_context(dray__host *host, dray_error *error)
 {
     static const char *const role_names[] = {"engine", "trainer", "task"};
     char name[80];
-    snprintf(name, sizeof(name), "%s/%u", host->spec->name, host->options.rank);
+    snprintf(name, sizeof(name), "%s/%u", host->label, host->options.rank);
     dray_options options = DRAY_OPTIONS_INIT;
     options.address = host->options.address;
     options.name = name;
@@ -403,19 +399,13 @@ static int open_context(dray__host *host, dray_error *error)
 static int open_trace(dray__host *host, dray_error *error)
 {
     char path[4096], name[80];
-    dray__host_path(host, path, sizeof(path), "trace/%s-%u-%u.spans", host->spec->name,
+    dray__host_path(host, path, sizeof(path), "trace/%s-%u-%u.spans", host->label,
                     host->options.rank, host->options.epoch);
     /* Started through /proc/self/exe, the thread would be called "exe" here, and in ps and top. */
-    snprintf(name, sizeof(name), "%s-%u", host->spec->name, host->options.rank);
+    snprintf(name, sizeof(name), "%s-%u", host->label, host->options.rank);
     prctl(PR_SET_NAME, name);
-    snprintf(name, sizeof(name), "%s %u", host->spec->name, host->options.rank);
+    snprintf(name, sizeof(name), "%s %u", host->label, host->options.rank);
     return dray_trace_open(path, name, error);
-}
-
-static void catch_term(void)
-{
-    struct sigaction action = {.sa_handler = on_term, .sa_flags = SA_RESTART};
-    sigaction(SIGTERM, &action, NULL);
 }
 
 static int open_host(dray__host *host, dray__job **job, dray_error *error)
@@ -430,7 +420,7 @@ static int open_host(dray__host *host, dray__job **job, dray_error *error)
     host->pace = dray__job_pace(host->job, &host->paced) ? &host->paced : NULL;
     rc = find_spec(host, error);
     if (!rc)
-        rc = dray__fault_open(host->spec->name, host->options.rank, host->options.epoch, error);
+        rc = dray__fault_open(host->label, host->options.rank, host->options.epoch, error);
     if (!rc)
         rc = open_trace(host, error);
     if (!rc)
@@ -452,7 +442,6 @@ int dray__host_main(const dray__host_options *options, dray_error *error)
     dray__host host = {.options = *options};
     dray__job *job = NULL;
     dray__process_begin();
-    catch_term();
     int rc = open_host(&host, &job, error);
     const dray__program_kind *role = host.spec ? roles[program_of(&host)] : NULL;
     if (!rc && role != &dray__desk_program)

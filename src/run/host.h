@@ -1,6 +1,6 @@
 /* A host: one process of a built-in program (one rank of an instance of a role). `dray run` starts
- * it as `dray host`; what it is comes from the command line, what it does from the run's
- * config.yaml. */
+ * it as `dray host`; what it is comes from the environment (contract.h), what it does from the
+ * run's config.yaml. */
 #ifndef DRAY_RUN_HOST_H
 #define DRAY_RUN_HOST_H
 
@@ -18,17 +18,17 @@ typedef struct dray__host_options {
     const char *folder;  /* the run's */
     const char *name;    /* of the role, as in the job file */
     const char *address; /* of the coordinator */
-    uint32_t rank, epoch;
+    uint32_t instance, rank, epoch;
     int group_fd;       /* -1: one rank alone */
     int64_t first_step; /* the step before the first one to make: 0, or what is resumed from */
     int64_t eval_from;  /* held-out accuracy from this version on is still to be measured */
-    bool stopping;      /* asked to stop before this instance started */
 } dray__host_options;
 
 struct dray__host {
     const dray__job *job;
     const dray__job_role *spec;
     dray__host_options options;
+    char label[48]; /* of the instance (contract.h) */
     dray_context *context;
     dray_queue *queue;
     dray__group *group;
@@ -77,7 +77,7 @@ bool dray__job_pace(const dray__job *job, dray__pace *out);
 /* Path below the run's folder. */
 void dray__host_path(const dray__host *host, char *out, size_t capacity, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
-/* SIGTERM was received: make no new step. */
+/* The run is to end after the step that is made: there is a file `stop` in its folder. */
 bool dray__host_stopping(const dray__host *host);
 
 /* The tokenizer of the job: model.tokenizer; else the checkpoint's, if it has one; else bytes. */

@@ -52,7 +52,7 @@ static int open_subscriber(dray__intake *self, uint32_t index, dray_error *error
     dray__publication_name(host->job, index, name);
     dray_subscriber_options options = DRAY_SUBSCRIBER_OPTIONS_INIT;
     options.regions = self->regions;
-    options.group = host->spec->name;
+    options.group = host->label;
     options.rank = host->options.rank;
     options.world = dray__group_world(host->group);
     options.timeout_ns = host->wait_ns;
@@ -295,7 +295,7 @@ static int report_update(dray__host *host, int64_t version, const dray_update_re
     double second = (double)DRAY__SECOND;
     return dray__host_report(
         host, "engine_update",
-        json_pack("{s:s, s:I, s:I, s:f, s:f, s:f, s:I, s:I}", "role", host->spec->name, "version",
+        json_pack("{s:s, s:I, s:I, s:f, s:f, s:f, s:I, s:I}", "role", host->label, "version",
                   (json_int_t)version, "bytes", (json_int_t)sum.bytes, "seconds",
                   (double)sum.total_ns / second, "wait_seconds", (double)sum.wait_ns / second,
                   "pause_seconds", (double)sum.pause_ns / second, "copies",

@@ -8,6 +8,7 @@
 #include "run/advantage.h"
 #include "run/data.h"
 #include "run/host.h"
+#include "run/job_roles.h"
 #include "run/metrics.h"
 #include "run/schedule.h"
 #include "run/settings.h"
@@ -320,78 +321,6 @@ static int rule_capacity(const dray__job *job, const dray__places *at, dray_erro
     return DRAY_OK;
 }
 
-static int role_tasks(const dray__job_role *role, const dray__places *at, dray_error *error)
-{
-    const dray__task_kind *first = NULL;
-    for (uint32_t i = 0; i < role->task_count; i++) {
-        const dray__task_kind *kind = dray__task_find(role->tasks[i]);
-        if (!kind) {
-            const char *known[DRAY__TASK_COUNT];
-            char hint[96];
-            for (uint32_t t = 0; t < DRAY__TASK_COUNT; t++)
-                known[t] = dray__tasks[t].name;
-            return dray__setting_fail(
-                at, "roles", error, "role %s: unknown task '%.64s'%s", role->name, role->tasks[i],
-                dray__word_hint(role->tasks[i], known, DRAY__TASK_COUNT, hint, sizeof(hint)));
-        }
-        if (first && first->program != kind->program)
-            return dray__setting_fail(at, "roles", error,
-                                      "role %s: %s and %s cannot share a role in this version",
-                                      role->name, first->name, kind->name);
-        first = kind;
-    }
-    if (first && first->program == DRAY__PROGRAM_DESK && role->ranks != 1)
-        return dray__setting_fail(at, "roles", error, "role %s: %s takes 1 rank, found %lld",
-                                  role->name, first->name, (long long)role->ranks);
-    return DRAY_OK;
-}
-
-static int rule_roles(const dray__job *job, const dray__places *at, dray_error *error)
-{
-    for (uint32_t i = 0; i < job->role_count; i++) {
-        const dray__job_role *role = &job->roles[i];
-        if (!name_ok(role->name) || strcmp(role->name, "coordinator") == 0)
-            return dray__setting_fail(at, "roles", error,
-                                      "role name '%.64s': expected 1 to 32 letters, digits, _ or "
-                                      "-, and not 'coordinator'",
-                                      role->name);
-        for (uint32_t j = 0; j < i; j++)
-            if (strcmp(job->roles[j].name, role->name) == 0)
-                return dray__setting_fail(at, "roles", error, "two roles are called %s",
-                                          role->name);
-        int rc = role_tasks(role, at, error);
-        if (rc)
-            return rc;
-    }
-    return DRAY_OK;
-}
-
-/* Every task is run by exactly one role, and what shares an engine or a trainer shares a role. */
-static int rule_tasks(const dray__job *job, const dray__places *at, dray_error *error)
-{
-    const dray__job_role *owner[DRAY__PROGRAM_COUNT] = {NULL};
-    for (uint32_t t = 0; t < DRAY__TASK_COUNT; t++) {
-        const dray__task_kind *kind = &dray__tasks[t];
-        uint32_t roles = 0;
-        for (uint32_t i = 0; i < job->role_count; i++)
-            for (uint32_t j = 0; j < job->roles[i].task_count; j++)
-                roles += strcmp(job->roles[i].tasks[j], kind->name) == 0;
-        if (roles != 1)
-            return dray__setting_fail(at, "roles", error,
-                                      "task %s: expected in one role, found in %u", kind->name,
-                                      roles);
-        const dray__job_role *role = dray__job_role_of(job, kind->name);
-        if (kind->program != DRAY__PROGRAM_DESK && owner[kind->program] &&
-            owner[kind->program] != role)
-            return dray__setting_fail(at, "roles", error,
-                                      "task %s: expected in role %s, beside the other tasks of its "
-                                      "model, found in role %s",
-                                      kind->name, owner[kind->program]->name, role->name);
-        owner[kind->program] = role;
-    }
-    return DRAY_OK;
-}
-
 /* What the engine would refuse minutes later is refused here, with the line. */
 static int rule_model(const dray__job *job, const dray__places *at, dray_error *error)
 {
@@ -399,17 +328,23 @@ static int rule_model(const dray__job *job, const dray__places *at, dray_error *
     dray_model_config config;
     dray_engine_spec spec = DRAY_ENGINE_SPEC_INIT;
     dray_layout *layout = NULL;
-    const dray__job_role *engine = dray__job_role_of(job, "rollout");
     if (dray__job_model_config(job, NULL, &config, &inner))
         return dray__setting_fail(at, job->model.checkpoint[0] ? "model.checkpoint" : "model",
                                   error, "%s", inner.message);
-    spec.tp = (uint32_t)engine->ranks;
-    int rc = dray_layout_engine(&config, &spec, &layout, &inner);
-    dray_layout_free(layout);
-    if (rc) {
-        char keys[128];
-        snprintf(keys, sizeof(keys), "roles.%.64s.ranks model.heads model.kv_heads", engine->name);
-        return dray__setting_fail(at, keys, error, "%s", inner.message);
+    for (uint32_t i = 0; i < job->role_count; i++) {
+        const dray__job_role *role = &job->roles[i];
+        if (role->command[0] || dray__task_find(role->tasks[0])->program != DRAY__PROGRAM_ENGINE)
+            continue;
+        spec.tp = (uint32_t)role->ranks;
+        int rc = dray_layout_engine(&config, &spec, &layout, &inner);
+        dray_layout_free(layout);
+        layout = NULL;
+        if (rc) {
+            char keys[128];
+            snprintf(keys, sizeof(keys), "roles.%.64s.ranks model.heads model.kv_heads",
+                     role->name);
+            return dray__setting_fail(at, keys, error, "%s", inner.message);
+        }
     }
     int64_t prompt = dray__data_longest(job).prompt,
             longest = prompt + 1 + job->rollout.max_new_tokens;
@@ -422,10 +357,12 @@ static int rule_model(const dray__job *job, const dray__places *at, dray_error *
 
 static int check_rules(const dray__job *job, const dray__places *at, dray_error *error)
 {
-    static const rule_fn all[] = {rule_batch,   rule_data,    rule_reward,   rule_clock,
-                                  rule_rewards, rule_loss,    rule_capacity, rule_capacity_bytes,
-                                  rule_policy,  rule_partial, rule_groups,   rule_backend,
-                                  rule_metrics, rule_roles,   rule_tasks,    rule_model};
+    static const rule_fn all[] = {rule_batch,       rule_data,           rule_reward,
+                                  rule_clock,       rule_rewards,        rule_loss,
+                                  rule_capacity,    rule_capacity_bytes, rule_policy,
+                                  rule_partial,     rule_groups,         rule_backend,
+                                  rule_metrics,     dray__rule_roles,    dray__rule_programs,
+                                  dray__rule_tasks, dray__rule_columns,  rule_model};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         int rc = all[i](job, at, error);
         if (rc)
@@ -506,7 +443,11 @@ int dray__job_load(const char *path, const char *const *settings, uint32_t setti
     if (!rc && !dray__setting_given(places, "model.qkv_bias"))
         job->model.qkv_bias = strcmp(job->model.family, "qwen2") == 0;
     if (!rc)
+        rc = dray__roles_settle(job, places, error);
+    if (!rc)
         rc = check_rules(job, places, error);
+    if (!rc && resolved) /* a run is about to start here */
+        rc = dray__rule_there(job, places, error);
     if (!rc && resolved)
         rc = dray__settings_yaml(job, resolved, error);
     dray__places_close(places);

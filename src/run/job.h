@@ -133,15 +133,36 @@ typedef struct dray__job_queue {
 
 typedef struct dray__job_limits {
     double wait_seconds; /* the longest that anything waits for anything */
+    double step_seconds; /* the longest that a step may take; 0: as long as it takes */
     int64_t restarts;    /* starts in a row without progress before the run ends */
 } dray__job_limits;
 
+typedef enum dray__on_death { DRAY__ON_DEATH_RESTART = 0, DRAY__ON_DEATH_END } dray__on_death;
+
 typedef struct dray__job_role {
     char *name;
-    char **tasks;
+    char **tasks; /* none: a server */
     uint32_t task_count;
-    int64_t ranks;
+    char *command; /* of a shell; "": the built-in program */
+    int64_t ranks, instances;
+    char *devices;
+    char **env; /* "NAME=VALUE" */
+    uint32_t env_count;
+    char *cwd;
+    char *ready;  /* a URL, or a file, that says that the role can be used; "": at once */
+    char **after; /* roles that must be ready before this one starts */
+    uint32_t after_count;
+    int32_t on_death; /* dray__on_death */
+    double grace_seconds;
 } dray__job_role;
+
+/* A task that the job adds, or changes: nothing that is given stands for what the built-in task
+ * has. */
+typedef struct dray__job_task {
+    char *name;
+    char **needs, **writes;
+    uint32_t need_count, write_count;
+} dray__job_task;
 
 typedef struct dray__job {
     char *name;
@@ -166,6 +187,8 @@ typedef struct dray__job {
     dray__job_limits limits;
     dray__job_role *roles;
     uint32_t role_count;
+    dray__job_task *tasks;
+    uint32_t task_count;
 } dray__job;
 
 /* Reads a job file, lays it over the defaults, and lays the settings ("actor.lr=1e-3") over both.

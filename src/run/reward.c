@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/wire.h"
+#include "run/contract.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -55,18 +56,6 @@ void dray__grader_close(dray__grader *grader)
     free(grader);
 }
 
-/* What proves who we are to others, or says where that lies, is not for a program that a job
- * names. */
-static bool is_secret(const char *variable)
-{
-    static const char *const names[] = {
-        "DRAY_TOKEN=", "DRAY_TOKEN_FILE=", "DRAY_REDIS_PASSWORD=", "DRAY_REDIS_PASSWORD_FILE="};
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (strncmp(variable, names[i], strlen(names[i])) == 0)
-            return true;
-    return false;
-}
-
 /* Ours without secrets; its strings are ours. NULL: no memory. */
 static char **make_environment(void)
 {
@@ -75,7 +64,7 @@ static char **make_environment(void)
         count++;
     char **list = calloc(count + 1, sizeof(*list));
     for (size_t i = 0; list && i < count; i++)
-        if (!is_secret(environ[i]))
+        if (!dray__is_secret(environ[i]))
             list[kept++] = environ[i];
     return list;
 }

@@ -69,6 +69,8 @@ static const dray__word policies[] = {
     {NULL, 0, NULL}};
 static const dray__word backends[] = {
     {"builtin", DRAY_BACKEND_BUILTIN, NULL}, {"redis", DRAY_BACKEND_REDIS, NULL}, {NULL, 0, NULL}};
+static const dray__word on_deaths[] = {
+    {"restart", DRAY__ON_DEATH_RESTART, NULL}, {"end", DRAY__ON_DEATH_END, NULL}, {NULL, 0, NULL}};
 static const dray__word durabilities[] = {{"none", DRAY_DURABILITY_NONE, NULL},
                                           {"checkpoint", DRAY_DURABILITY_CHECKPOINT, NULL},
                                           {"journal", DRAY_DURABILITY_JOURNAL, NULL},
@@ -110,10 +112,31 @@ static const dray__word durabilities[] = {{"none", DRAY_DURABILITY_NONE, NULL},
 #define STRUCT dray__job_role
 static const dray__setting role_settings[] = {
     TEXT(name, NULL, "1 to 32 letters, digits, `_` or `-`"),
-    TEXTS(tasks, task_count, NULL, 1, 16,
-          "each task in one role, the driver alone in one if you like; `rollout` with `eval`, "
-          "`old_log_prob` with `actor`"),
-    INT(ranks, 1, 1, 64, "processes; desks have 1"), END};
+    TEXTS(tasks, task_count, "", 0, 16,
+          "what the role claims; a task may have several roles; none: a server"),
+    TEXT(command, "",
+         "a shell command that runs the tasks ([roles](roles.md)); without one, the built-in "
+         "program, of which there are three: `rollout`, `eval`; `old_log_prob`, `actor`; `driver`, "
+         "`reward`, `score`, `reference`, `advantage`"),
+    INT(ranks, 1, 1, 64,
+        "processes of an instance, which start, end and die together; of the built-in `driver`, "
+        "`reward`, `reference`, `advantage`: 1"),
+    INT(instances, 1, 1, 1024, "each is started anew by itself when it dies"),
+    TEXT(
+        devices, "",
+        "`cpu:0`, `cuda:0-1`, `cuda:0,2`; GPUs become `CUDA_VISIBLE_DEVICES`, divided evenly among "
+        "the instances"),
+    TEXTS(env, env_count, "", 0, 64, "`NAME=VALUE`, over the environment of `dray run`"),
+    PATH(cwd, "", "folder of the command; without one, where `dray run` was typed"),
+    TEXT(ready, "",
+         "the role can be used once this file is there (below the run's folder), or this "
+         "`http://HOST:PORT/PATH` answers"),
+    TEXTS(after, after_count, "", 0, 16, "roles that must be ready before this one starts"),
+    WORD(on_death, restart, on_deaths,
+         "`restart`: the instance is started anew; `end`: the run ends, and can be resumed. Where "
+         "it is not given: `end` for roles with `actor`"),
+    ABOVE(grace_seconds, 30, 0, 86400, "from the queue's end to SIGTERM, and from that to SIGKILL"),
+    END};
 #undef STRUCT
 static const char *const role_presets[][DRAY__PRESET_TEXTS] = {
     {"name", "engine", "tasks", "rollout eval", "ranks", "2"},
@@ -131,6 +154,13 @@ static const dray__setting part_settings[] = {
     REAL(weight, 1, -1e6, 1e6, "factor in the sum; 0: the reward is only measured"), END};
 #undef STRUCT
 static const dray__record dray__job_part_record = {sizeof(dray__job_part), part_settings, NULL, 0};
+#define STRUCT dray__job_task
+static const dray__setting task_settings[] = {
+    TEXT(name, NULL, "a new task, or one of the built-in ones"),
+    TEXTS(needs, need_count, "", 0, 16, "columns that are there before a row is claimed"),
+    TEXTS(writes, write_count, "", 0, 16, "columns that the task adds"), END};
+#undef STRUCT
+static const dray__record dray__job_task_record = {sizeof(dray__job_task), task_settings, NULL, 0};
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
@@ -326,11 +356,17 @@ const dray__setting dray__settings[] = {
          "where the coordinator answers `GET /metrics` while the run lasts: `9400` or "
          "`127.0.0.1:9400` ([queue](queue.md))"),
 
-    REAL(limits.wait_seconds, 120, 0.1, 86400, "the longest that anything waits for anything"),
-    INT(limits.restarts, 5, 1, 1000, "starts of a role in a row without a finished step"),
+    REAL(limits.wait_seconds, 120, 0.1, 86400,
+         "the longest that anything waits for anything, and that a process may be stopped, or "
+         "all of them do nothing"),
+    REAL(limits.step_seconds, 0, 0, 1e7,
+         "the longest that a step may take; 0: as long as it takes"),
+    INT(limits.restarts, 5, 1, 1000, "starts of an instance in a row without a finished step"),
 
     RECORDS(roles, role_count, dray__job_role, 1, 16,
             "who runs the tasks; `--set roles.engine.ranks=1` changes one of an entry"),
+    RECORDS(tasks, task_count, dray__job_task, 0, 16,
+            "tasks beside the built-in ones, or other columns of those"),
     END};
 #undef STRUCT
 

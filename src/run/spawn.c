@@ -20,7 +20,7 @@ extern char **environ;
 enum { ARGUMENTS = 32, LOG_ROOM = 4096 };
 
 static int set_up(posix_spawn_file_actions_t *actions, posix_spawnattr_t *attributes,
-                  const char *log_path, int fd)
+                  const dray__child_start *start)
 {
     sigset_t all, none;
     sigfillset(&all);
@@ -33,11 +33,13 @@ static int set_up(posix_spawn_file_actions_t *actions, posix_spawnattr_t *attrib
     int problem = posix_spawn_file_actions_addopen(actions, 0, "/dev/null", O_RDONLY, 0);
     if (!problem)
         problem = posix_spawn_file_actions_addopen(
-            actions, 1, log_path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW, 0666);
+            actions, 1, start->log, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW, 0666);
     if (!problem)
         problem = posix_spawn_file_actions_adddup2(actions, 1, 2);
-    if (!problem && fd >= 0)
-        problem = posix_spawn_file_actions_adddup2(actions, fd, DRAY__CHILD_FD);
+    if (!problem && start->fd >= 0)
+        problem = posix_spawn_file_actions_adddup2(actions, start->fd, DRAY__CHILD_FD);
+    if (!problem && start->folder)
+        problem = posix_spawn_file_actions_addchdir_np(actions, start->folder);
     return problem;
 }
 
@@ -55,31 +57,31 @@ static int reserve_log(const char *path, dray_error *error)
     return rc;
 }
 
-int dray__child_start(const char *const *arguments, const char *log_path, int fd, dray__child *out,
-                      dray_error *error)
+int dray__child_begin(const dray__child_start *start, dray__child *out, dray_error *error)
 {
-    int rc = reserve_log(log_path, error);
+    int rc = reserve_log(start->log, error);
     if (rc)
         return rc;
     char *list[ARGUMENTS] = {(char[]){"dray"}};
-    for (int i = 0; arguments[i]; i++) {
+    for (int i = 0; start->arguments[i]; i++) {
         if (i + 2 >= ARGUMENTS)
             return dray__fail(error, DRAY_EINTERNAL, "too many arguments for a child");
-        list[i + 1] = (char *)(uintptr_t)arguments[i];
+        list[i + 1] = (char *)(uintptr_t)start->arguments[i];
     }
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
     posix_spawn_file_actions_init(&actions);
     posix_spawnattr_init(&attributes);
     dray__child child = {.pidfd = -1};
-    int problem = set_up(&actions, &attributes, log_path, fd);
+    int problem = set_up(&actions, &attributes, start);
     if (!problem)
-        problem = posix_spawn(&child.pid, "/proc/self/exe", &actions, &attributes, list, environ);
+        problem = posix_spawn(&child.pid, "/proc/self/exe", &actions, &attributes, list,
+                              start->environment ? start->environment : environ);
     posix_spawnattr_destroy(&attributes);
     posix_spawn_file_actions_destroy(&actions);
     if (problem)
         return dray__fail_errno(error, problem, "dray %s: cannot be started (log: %s)",
-                                arguments[0], log_path);
+                                start->arguments[0], start->log);
     child.pidfd = (int)syscall(SYS_pidfd_open, child.pid, 0);
     if (child.pidfd < 0) {
         problem = errno;

@@ -13,11 +13,16 @@ typedef struct dray__child {
     int pidfd;
 } dray__child;
 
-/* Starts `dray ARGUMENTS...` (NULL-terminated, without the program's name). log_path gets stdout
- * and stderr, appended. fd: handed down as DRAY__CHILD_FD; -1: none. Call it on the main thread:
- * the child lives as long as the thread that made it. */
-int dray__child_start(const char *const *arguments, const char *log_path, int fd, dray__child *out,
-                      dray_error *error);
+typedef struct dray__child_start {
+    const char *const *arguments; /* of `dray`, without the program's name; ended by NULL */
+    char *const *environment;     /* NULL: ours */
+    const char *folder;           /* to start in; NULL: ours */
+    const char *log;              /* gets stdout and stderr, appended */
+    int fd;                       /* handed down as DRAY__CHILD_FD; -1: none */
+} dray__child_start;
+
+/* Call it on the main thread: the child lives as long as the thread that made it. */
+int dray__child_begin(const dray__child_start *start, dray__child *out, dray_error *error);
 /* Sends a signal to the child and the processes it started. */
 void dray__child_signal(const dray__child *child, int number);
 /* Reaps a child that ended. Returns 1 and its wait status, or 0: it runs still. */

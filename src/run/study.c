@@ -86,7 +86,9 @@ static int start(const dray__study_entry *e, const dray__study_trial *t, const c
     const char *resumed[] = {"run", parent, "--resume", t->folder, NULL};
     if (mkdir(t->folder, 0777) < 0 && errno != EEXIST)
         return dray__fail_errno(error, errno, "%s", t->folder);
-    return dray__child_start(access(config, F_OK) == 0 ? resumed : fresh, log, -1, child, error);
+    const dray__child_start start = {
+        .arguments = access(config, F_OK) == 0 ? resumed : fresh, .log = log, .fd = -1};
+    return dray__child_begin(&start, child, error);
 }
 
 /* What ends badly is the trial's; an error is of the study itself. */

@@ -1,21 +1,19 @@
 /* The supervisor: starts the coordinator and the roles, keeps the descriptors of the queue's
- * chunks, starts engines and desks anew when they die, and sees to it that nothing outlives the
- * run. */
+ * chunks, and sees to it that none waits for ever and nothing outlives the run. */
+#include "run/supervisor.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "group/group.h"
-#include "queue/keeper.h"
 #include "run/checkpoint.h"
 #include "run/desk.h"
 #include "run/process.h"
-#include "run/reporter.h"
 #include "run/run.h"
-#include "run/spawn.h"
+#include "run/settings.h"
 #include "run/tasks.h"
 
 #include <dirent.h>
 #include <dray/trace.h>
-#include <event2/event.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -28,60 +26,19 @@
 #include <time.h>
 #include <unistd.h>
 
-typedef struct supervisor supervisor;
-
-typedef struct process {
-    struct instance *instance; /* NULL: the coordinator */
-    supervisor *owner;
-    dray__child child;
-    struct event *event; /* its end */
-    char log[PATH_MAX];
-    off_t log_begin; /* before it wrote there */
-    uint32_t rank;
-    bool done; /* ended with status 0 */
-} process;
-
-typedef struct instance {
-    const dray__job_role *spec;
-    int program; /* dray__program */
-    uint32_t epoch;
-    process *ranks;
-    uint32_t deaths;   /* in a row without progress */
-    uint64_t progress; /* when it was started */
-} instance;
-
-struct supervisor {
-    const dray__run_options *options;
-    dray__folder folder;
-    dray__job *job;
-    struct event_base *base;
-    dray__keeper *keeper;
-    process coordinator;
-    instance *instances;
-    dray__reporter *reporter;
-    char address[128], keeper_path[112];
-    struct event *signals[3], *tick;
-    int64_t ticked_ns, awake_ns; /* the last tick; since when ticks have come in time */
-    int interrupts;
-    bool over; /* the loop is to end */
-    int code;
-    dray_error failure;
-};
+typedef dray__supervisor supervisor;
 
 enum { TICK_MS = 200, LATE_MS = 1000, CONNECT_SECONDS = 20, STOP_SECONDS = 10, FILES_LEAST = 64 };
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
-static void end_loop(supervisor *s)
+void dray__supervisor_end(supervisor *s)
 {
     s->over = true;
     event_base_loopbreak(s->base);
 }
 
-static void fail(supervisor *s, int code, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-
-static void fail(supervisor *s, int code, const char *format, ...)
+void dray__supervisor_fail(supervisor *s, int code, const char *format, ...)
 {
     if (s->code)
         return;
@@ -91,45 +48,19 @@ static void fail(supervisor *s, int code, const char *format, ...)
     vsnprintf(message, sizeof(message), format, arguments);
     va_end(arguments);
     s->code = dray__fail(&s->failure, code, "%s", message);
-    end_loop(s);
+    dray__supervisor_end(s);
 }
 
-/* "dray run --resume FOLDER", as the person may type it. */
-static void advice(const supervisor *s, char *out, size_t capacity)
+char *dray__supervisor_advice(const supervisor *s, char out[DRAY__ADVICE_BYTES])
 {
     bool any = dray__folder_checkpoint(&s->folder, &(int64_t){0}, NULL) == DRAY_OK;
-    snprintf(out, capacity, "%s: dray run --resume %s",
+    snprintf(out, DRAY__ADVICE_BYTES, "%s: dray run --resume %s",
              any ? "go on from the last checkpoint" : "no checkpoint yet; from the beginning again",
              s->folder.path);
+    return out;
 }
 
-/* ---- processes ------------------------------------------------------------------------------- */
-
-static void on_end(evutil_socket_t fd, short what, void *user);
-
-static void end_process(process *p)
-{
-    if (p->event)
-        event_free(p->event);
-    p->event = NULL;
-    dray__child_end(&p->child);
-}
-
-/* Its log is p->log. */
-static int start_process(supervisor *s, process *p, const char *const *arguments, int fd,
-                         dray_error *error)
-{
-    struct stat st;
-    p->log_begin = stat(p->log, &st) == 0 ? st.st_size : 0;
-    int rc = dray__child_start(arguments, p->log, fd, &p->child, error);
-    if (rc)
-        return rc;
-    p->event = event_new(s->base, p->child.pidfd, EV_READ, on_end, p);
-    if (p->event && event_add(p->event, NULL) == 0)
-        return DRAY_OK;
-    end_process(p);
-    return dray__fail(error, DRAY_ESYS, "supervisor: cannot watch a process");
-}
+/* ---- the coordinator ------------------------------------------------------------------------- */
 
 static int start_coordinator(supervisor *s, dray_error *error)
 {
@@ -160,10 +91,10 @@ static int start_coordinator(supervisor *s, dray_error *error)
         arguments[count++] = "--metrics";
         arguments[count++] = s->job->queue.metrics;
     }
-    process *p = &s->coordinator;
+    dray__process *p = &s->coordinator;
     p->owner = s;
     dray__folder_path(&s->folder, "logs/coordinator.log", p->log);
-    return start_process(s, p, arguments, -1, error);
+    return dray__process_start(s, p, (dray__child_start){.arguments = arguments, .fd = -1}, error);
 }
 
 /* What the checkpoint that the run goes on from says of the queue. NULL: nothing. */
@@ -270,131 +201,25 @@ static int64_t patience_of(const supervisor *s)
     return journal ? dray__job_wait_ns(s->job) : CONNECT_SECONDS * DRAY__SECOND;
 }
 
-static int start_rank(supervisor *s, instance *i, uint32_t rank, int group, dray_error *error)
-{
-    char parent[32], rank_text[32], epoch[32], first[48], eval[48], name[96], fd[32];
-    snprintf(parent, sizeof(parent), "--parent=%ld", (long)getpid());
-    snprintf(rank_text, sizeof(rank_text), "--rank=%u", rank);
-    snprintf(epoch, sizeof(epoch), "--epoch=%u", i->epoch);
-    snprintf(first, sizeof(first), "--first-step=%lld", (long long)s->folder.first_step);
-    snprintf(fd, sizeof(fd), "--group-fd=%d", group < 0 ? -1 : DRAY__CHILD_FD);
-    const char *arguments[16] = {"host",    parent,        "--folder",  s->folder.path,
-                                 "--name",  i->spec->name, "--address", s->address,
-                                 rank_text, epoch,         first,       fd};
-    int count = 12;
-    snprintf(eval, sizeof(eval), "--eval-from=%lld", (long long)s->folder.eval_from);
-    arguments[count++] = eval;
-    if (s->interrupts)
-        arguments[count++] = "--stopping";
-    process *p = &i->ranks[rank];
-    *p = (process){.instance = i, .owner = s, .rank = rank, .child.pidfd = -1};
-    snprintf(name, sizeof(name), "logs/%s-%u.log", i->spec->name, rank);
-    dray__folder_path(&s->folder, name, p->log);
-    return start_process(s, p, arguments, group, error);
-}
-
-static int start_instance(supervisor *s, instance *i, dray_error *error)
-{
-    int group = -1, rc = DRAY_OK;
-    i->epoch++;
-    i->progress = dray__reporter_progress(s->reporter);
-    if (i->spec->ranks > 1)
-        rc = dray__group_create((uint32_t)i->spec->ranks, 0, &group, error);
-    for (uint32_t rank = 0; rank < i->spec->ranks && !rc; rank++)
-        rc = start_rank(s, i, rank, group, error);
-    if (group >= 0)
-        close(group);
-    return rc;
-}
-
-/* ---- deaths ---------------------------------------------------------------------------------- */
-
-static void describe_end(const process *p, int status, char *out, size_t capacity)
-{
-    char why[320] = "";
-    if (WIFSIGNALED(status)) {
-        snprintf(out, capacity, "was killed by signal %d (%s)", WTERMSIG(status),
-                 strsignal(WTERMSIG(status)));
-        return;
-    }
-    dray__log_error(p->log, p->log_begin, why, sizeof(why));
-    snprintf(out, capacity, "failed with status %d%s%s", WEXITSTATUS(status), why[0] ? ": " : "",
-             why[0] ? why : "");
-}
-
-static bool all_done(const supervisor *s)
-{
-    for (uint32_t i = 0; i < s->job->role_count; i++)
-        for (uint32_t rank = 0; rank < s->instances[i].spec->ranks; rank++)
-            if (!s->instances[i].ranks[rank].done)
-                return false;
-    return true;
-}
-
-static void rank_died(supervisor *s, process *p, int status)
-{
-    instance *i = p->instance;
-    char how[400], what[PATH_MAX + 96];
-    describe_end(p, status, how, sizeof(how));
-    for (uint32_t rank = 0; rank < i->spec->ranks; rank++)
-        end_process(&i->ranks[rank]);
-    if (i->program == DRAY__PROGRAM_TRAINER) {
-        advice(s, what, sizeof(what));
-        fail(s, DRAY_EDEAD, "%s rank %u %s; %s", i->spec->name, p->rank, how, what);
-        return;
-    }
-    i->deaths = dray__reporter_progress(s->reporter) > i->progress ? 1 : i->deaths + 1;
-    if (i->deaths >= (uint32_t)s->job->limits.restarts) {
-        fail(s, DRAY_EDEAD, "%s died %u times in a row without a step done; last: rank %u %s",
-             i->spec->name, i->deaths, p->rank, how);
-        return;
-    }
-    dray__reporter_say(s->reporter, "restart", "%s rank %u %s: starting %s anew", i->spec->name,
-                       p->rank, how, i->spec->name);
-    dray_error error;
-    if (start_instance(s, i, &error))
-        fail(s, error.code, "%s", error.message);
-}
-
-static void coordinator_died(supervisor *s, int status)
-{
-    char how[400], what[PATH_MAX + 96];
-    describe_end(&s->coordinator, status, how, sizeof(how));
-    advice(s, what, sizeof(what));
-    fail(s, DRAY_EDEAD, "the coordinator %s; %s", how, what);
-}
-
-static void on_end(evutil_socket_t fd, short what, void *user)
-{
-    (void)fd, (void)what;
-    process *p = user;
-    supervisor *s = p->owner;
-    int status = 0;
-    if (!dray__child_ended(&p->child, &status)) {
-        event_add(p->event, NULL);
-        return;
-    }
-    event_free(p->event);
-    p->event = NULL;
-    if (!p->instance) {
-        coordinator_died(s, status);
-    } else if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
-        p->done = true;
-        if (all_done(s))
-            end_loop(s);
-    } else {
-        rank_died(s, p, status);
-    }
-}
-
 /* ---- signals and time ------------------------------------------------------------------------ */
 
-static void ask_driver(supervisor *s)
+/* The driver looks for this file before each step. */
+static int ask_to_stop(const supervisor *s, dray_error *error)
 {
-    for (uint32_t i = 0; i < s->job->role_count; i++)
-        if (dray__role_has(s->instances[i].spec, "driver") &&
-            s->instances[i].ranks[0].child.pid > 0)
-            kill(s->instances[i].ranks[0].child.pid, SIGTERM);
+    char path[PATH_MAX];
+    dray__folder_path(&s->folder, "stop", path);
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (fd < 0)
+        return dray__fail_errno(error, errno, "%s", path);
+    close(fd);
+    return DRAY_OK;
+}
+
+static void remove_stop(const supervisor *s)
+{
+    char path[PATH_MAX];
+    dray__folder_path(&s->folder, "stop", path);
+    unlink(path);
 }
 
 static void on_signal(evutil_socket_t number, short what, void *user)
@@ -404,12 +229,66 @@ static void on_signal(evutil_socket_t number, short what, void *user)
     s->interrupts++;
     if (s->interrupts > 1 || !dray__reporter_ready(s->reporter)) {
         s->interrupts = 2;
-        end_loop(s);
+        dray__supervisor_end(s);
         return;
     }
     dray__reporter_say(s->reporter, "stopping",
                        "stopping after this step and its checkpoint (once more: at once)");
-    ask_driver(s);
+    dray_error error;
+    if (ask_to_stop(s, &error))
+        dray__supervisor_fail(s, error.code, "%s", error.message);
+}
+
+static void on_sight(evutil_socket_t fd, short what, void *user)
+{
+    (void)what;
+    supervisor *s = user;
+    uint64_t looks;
+    dray__sight sight;
+    dray_error error;
+    if (read(fd, &looks, sizeof(looks)) < 0)
+        return;
+    if (dray__watch_last(s->watch, &sight, &error)) {
+        dray__supervisor_fail(s, error.code, "%s", error.message);
+        return;
+    }
+    if (sight.held)
+        s->moved_ns = dray__now();
+    dray__roles_judge(s, &sight);
+}
+
+/* A run is slow as long as somebody holds rows, computes or reports; when nobody does, all wait for
+ * each other. */
+static void check_standstill(supervisor *s, int64_t now)
+{
+    char advice[DRAY__ADVICE_BYTES];
+    int64_t heard = dray__reporter_heard_ns(s->reporter), since = s->awake_ns;
+    since = heard > since ? heard : since;
+    since = s->moved_ns > since ? s->moved_ns : since;
+    if (now - since > dray__job_wait_ns(s->job))
+        dray__supervisor_fail(s, DRAY_ETIMEDOUT,
+                              "nothing moved for %.0f s: nobody holds rows, computes or reports "
+                              "(limits.wait_seconds; logs: %s/logs); %s",
+                              (double)(now - since) / (double)DRAY__SECOND, s->folder.path,
+                              dray__supervisor_advice(s, advice));
+}
+
+static void check_step(supervisor *s, int64_t now)
+{
+    char advice[DRAY__ADVICE_BYTES], held[512];
+    uint64_t progress = dray__reporter_progress(s->reporter);
+    double limit = s->job->limits.step_seconds;
+    if (progress != s->progress || !dray__reporter_ready(s->reporter) || s->awake_ns > s->step_ns) {
+        s->progress = progress;
+        s->step_ns = now;
+    }
+    if (limit <= 0 || (double)(now - s->step_ns) < limit * (double)DRAY__SECOND)
+        return;
+    dray__watch_all_held(s->watch, held, sizeof(held));
+    dray__supervisor_fail(s, DRAY_ETIMEDOUT,
+                          "no step was done for %.1f s (limits.step_seconds); held: %s; %s",
+                          (double)(now - s->step_ns) / (double)DRAY__SECOND, held,
+                          dray__supervisor_advice(s, advice));
 }
 
 static void on_tick(evutil_socket_t fd, short what, void *user)
@@ -418,19 +297,17 @@ static void on_tick(evutil_socket_t fd, short what, void *user)
     supervisor *s = user;
     dray_error error;
     if (dray__reporter_failed(s->reporter, &error)) {
-        fail(s, error.code, "%s", error.message);
+        dray__supervisor_fail(s, error.code, "%s", error.message);
         return;
     }
-    int64_t now = dray__now(), heard = dray__reporter_heard_ns(s->reporter);
+    int64_t now = dray__now();
     if (now - s->ticked_ns > LATE_MS * DRAY__MILLISECOND)
         s->awake_ns = now; /* this process was stopped, and so was who listens to the others */
     s->ticked_ns = now;
-    int64_t silent = now - (heard > s->awake_ns ? heard : s->awake_ns);
-    if (silent > dray__job_wait_ns(s->job)) {
-        char advised[PATH_MAX + 96];
-        advice(s, advised, sizeof(advised));
-        fail(s, DRAY_ETIMEDOUT, "nothing moved for %.0f s (limits.wait_seconds; logs: %s/logs); %s",
-             (double)silent / (double)DRAY__SECOND, s->folder.path, advised);
+    dray__roles_tick(s, now);
+    if (!s->code && !s->ended_ns) {
+        check_step(s, now);
+        check_standstill(s, now);
     }
 }
 
@@ -443,9 +320,11 @@ static int watch_signals(supervisor *s, dray_error *error)
         s->signals[i] = evsignal_new(s->base, numbers[i], on_signal, s);
         ok = ok && s->signals[i] && event_add(s->signals[i], NULL) == 0;
     }
-    s->ticked_ns = s->awake_ns = dray__now();
+    s->ticked_ns = s->awake_ns = s->moved_ns = s->step_ns = dray__now();
     s->tick = event_new(s->base, -1, EV_PERSIST, on_tick, s);
     ok = ok && s->tick && event_add(s->tick, &every) == 0;
+    s->sight = event_new(s->base, dray__watch_fd(s->watch), EV_READ | EV_PERSIST, on_sight, s);
+    ok = ok && s->sight && event_add(s->sight, NULL) == 0;
     return ok ? DRAY_OK : dray__fail(error, DRAY_ESYS, "supervisor: cannot watch signals");
 }
 
@@ -456,20 +335,10 @@ static int prepare(supervisor *s, dray_error *error)
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     s->base = event_base_new();
     s->coordinator.child.pidfd = -1;
-    s->instances = calloc(s->job->role_count, sizeof(*s->instances));
-    if (!s->base || !s->instances)
+    if (!s->base)
         return dray__nomem(error);
-    for (uint32_t i = 0; i < s->job->role_count; i++) {
-        instance *at = &s->instances[i];
-        at->spec = &s->job->roles[i];
-        at->program = dray__task_find(at->spec->tasks[0])->program;
-        at->ranks = calloc((size_t)at->spec->ranks, sizeof(*at->ranks));
-        if (!at->ranks)
-            return dray__nomem(error);
-        for (uint32_t rank = 0; rank < at->spec->ranks; rank++)
-            at->ranks[rank].child.pidfd = -1;
-    }
-    return DRAY_OK;
+    remove_stop(s);
+    return dray__roles_open(s, error);
 }
 
 /* Of a run that ended well nothing is left to go on with. */
@@ -487,6 +356,20 @@ static void remove_journal(const supervisor *s)
     rmdir(path);
 }
 
+/* Before any role starts: the supervisor makes it, so that roles need not know how. */
+static int open_queue(supervisor *s, dray_error *error)
+{
+    dray__sight sight = {.open = false};
+    int rc = dray__watch_start(s->job, s->address, &s->watch, error);
+    while (!rc && !sight.open && !s->code) {
+        turn_loop(s, 2000);
+        rc = dray__watch_last(s->watch, &sight, error);
+    }
+    if (!rc && s->code)
+        *error = s->failure;
+    return rc ? rc : s->code;
+}
+
 static int start_all(supervisor *s, dray_error *error)
 {
     int rc = start_coordinator(s, error);
@@ -498,32 +381,21 @@ static int start_all(supervisor *s, dray_error *error)
         rc = dray__reporter_start(&s->folder, s->job, s->address, s->options->json, &s->reporter,
                                   error);
     if (!rc)
+        rc = open_queue(s, error);
+    if (!rc)
         rc = watch_signals(s, error);
     if (!rc)
         dray__reporter_say(s->reporter, "start", "%s %s: %lld steps, from step %lld, in %s",
                            s->folder.resumed ? "going on with" : "job", s->job->name,
                            (long long)s->job->steps, (long long)s->folder.first_step,
                            s->folder.path);
-    for (uint32_t i = 0; i < s->job->role_count && !rc; i++)
-        rc = start_instance(s, &s->instances[i], error);
-    return rc;
-}
-
-static void end_instances(supervisor *s)
-{
-    for (uint32_t i = 0; s->instances && i < s->job->role_count; i++) {
-        for (uint32_t rank = 0; s->instances[i].ranks && rank < s->instances[i].spec->ranks; rank++)
-            end_process(&s->instances[i].ranks[rank]);
-        free(s->instances[i].ranks);
-    }
-    free(s->instances);
-    s->instances = NULL;
+    return rc ? rc : dray__roles_advance(s, error);
 }
 
 /* Politely first, so that it removes its socket. */
 static void end_coordinator(supervisor *s)
 {
-    process *p = &s->coordinator;
+    dray__process *p = &s->coordinator;
     int status;
     int64_t deadline = dray__deadline(STOP_SECONDS * DRAY__SECOND);
     if (p->event)
@@ -576,14 +448,18 @@ static void merge_traces(supervisor *s)
 static void end_all(supervisor *s)
 {
     dray_error late;
-    end_instances(s);
+    dray__roles_free(s);
     if (s->reporter && dray__reporter_stop(s->reporter, &late))
-        fail(s, late.code, "%s", late.message);
+        dray__supervisor_fail(s, late.code, "%s", late.message);
     for (int i = 0; i < 3; i++)
         if (s->signals[i])
             event_free(s->signals[i]);
     if (s->tick)
         event_free(s->tick);
+    if (s->sight)
+        event_free(s->sight);
+    dray__watch_free(s->watch);
+    remove_stop(s);
     merge_traces(s);
     if (s->reporter && (!s->code || dray__reporter_ready(s->reporter)))
         dray__reporter_summary(s->reporter, &s->folder,

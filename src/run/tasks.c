@@ -1,5 +1,6 @@
 #include "run/tasks.h"
 
+#include "run/columns.h"
 #include "run/host.h"
 #include "run/schedule.h"
 
@@ -86,12 +87,11 @@ const dray__task_kind *dray__task_find(const char *name)
     for (uint32_t i = 0; i < DRAY__TASK_COUNT; i++)
         if (strcmp(dray__tasks[i].name, name) == 0)
             return &dray__tasks[i];
-    return NULL;
+    return strcmp(dray__task_score.name, name) == 0 ? &dray__task_score : NULL;
 }
 
-/* Tasks and columns that only some jobs have: each is the column of the task beside it, or of none.
- */
-static bool exists(const dray__job *job, const char *name)
+/* Each is the column of the task beside it, or of none. */
+bool dray__job_has(const dray__job *job, const char *name)
 {
     const struct {
         const char *task, *column;
@@ -105,9 +105,9 @@ static bool exists(const dray__job *job, const char *name)
     return true;
 }
 
-static bool claims(const dray__job *job, const dray__task_kind *kind)
+bool dray__task_used(const dray__job *job, const dray__task_kind *kind)
 {
-    return kind->run && exists(job, kind->name);
+    return dray__job_has(job, kind->name);
 }
 
 uint32_t dray__tasks_of(const dray__job *job, const dray__job_role *role,
@@ -115,46 +115,29 @@ uint32_t dray__tasks_of(const dray__job *job, const dray__job_role *role,
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < DRAY__TASK_COUNT; i++)
-        if (dray__role_has(role, dray__tasks[i].name) && claims(job, &dray__tasks[i]))
+        if (dray__role_has(role, dray__tasks[i].name) && dray__tasks[i].run &&
+            dray__task_used(job, &dray__tasks[i]))
             out[count++] = &dray__tasks[i];
-    if (dray__role_has(role, "reward"))
+    if (dray__role_has(role, dray__task_score.name))
         out[count++] = &dray__task_score;
     return count;
-}
-
-typedef struct description {
-    const char *needs[12], *writes[4];
-} description;
-
-/* What the task reads and writes in this job. */
-static void describe(const dray__job *job, const dray__task_kind *kind, description *columns,
-                     dray_queue_task *out)
-{
-    *out =
-        (dray_queue_task){.name = kind->name, .needs = columns->needs, .writes = columns->writes};
-    for (size_t i = 0; kind->needs[i]; i++)
-        if (exists(job, kind->needs[i]))
-            columns->needs[out->needs_count++] = kind->needs[i];
-    for (size_t i = 0; kind->writes[i]; i++)
-        if (exists(job, kind->writes[i]))
-            columns->writes[out->writes_count++] = kind->writes[i];
 }
 
 int dray__job_queue_restore(dray_context *context, const dray__job *job, const char *path,
                             dray_queue **out, dray_error *error)
 {
-    dray_queue_task tasks[DRAY__TASK_COUNT + 1];
-    description columns[DRAY__TASK_COUNT + 1];
+    dray__task_view views[DRAY__JOB_TASKS];
+    dray_queue_task tasks[DRAY__JOB_TASKS];
     static const char *const provisional[] = {"actor"};
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
-    for (uint32_t i = 0; i < DRAY__TASK_COUNT; i++)
-        if (claims(job, &dray__tasks[i])) {
-            describe(job, &dray__tasks[i], &columns[options.task_count],
-                     &tasks[options.task_count]);
-            options.task_count++;
-        }
-    describe(job, &dray__task_score, &columns[options.task_count], &tasks[options.task_count]);
-    options.task_count++;
+    uint32_t count = dray__job_tasks(job, views);
+    for (uint32_t i = 0; i < count; i++)
+        if (dray__task_claims(&views[i]))
+            tasks[options.task_count++] = (dray_queue_task){.name = views[i].name,
+                                                            .needs = views[i].needs,
+                                                            .needs_count = views[i].need_count,
+                                                            .writes = views[i].writes,
+                                                            .writes_count = views[i].write_count};
     options.tasks = tasks;
     options.capacity_rows = (uint64_t)job->queue.capacity_rows;
     options.capacity_bytes = (uint64_t)job->queue.capacity_bytes;

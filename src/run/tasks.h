@@ -37,11 +37,15 @@ typedef struct dray__task_kind {
 
 enum { DRAY__TASK_COUNT = 8 };
 extern const dray__task_kind dray__tasks[DRAY__TASK_COUNT];
-/* `score` grades what `eval` generated; it runs where `reward` runs and is named nowhere. */
+/* `score` grades what `eval` generated; where no role names it, the one with `reward` has it, or
+ * the one with `driver`, where that is the built-in program. */
 extern const dray__task_kind dray__task_score;
 
 const dray__task_kind *dray__task_find(const char *name); /* NULL: none */
-/* The tasks that `role` claims for; returns how many. */
+/* Has the job this task, or this column? Some only some jobs have. */
+bool dray__job_has(const dray__job *job, const char *name);
+bool dray__task_used(const dray__job *job, const dray__task_kind *kind);
+/* The built-in tasks that `role` claims for; returns how many. */
 uint32_t dray__tasks_of(const dray__job *job, const dray__job_role *role,
                         const dray__task_kind **out);
 

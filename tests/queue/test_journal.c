@@ -253,9 +253,9 @@ typedef struct moment {
 
 static char *state_of(dray_queue *queue)
 {
-    static const char *const passing[] = {"chunks",  "chunk_bytes", "claims",          "clients",
-                                          "waiters", "totals",      "columns_in",      "tasks_out",
-                                          "waited",  "held_by",     "free_chunk_bytes"};
+    static const char *const passing[] = {
+        "chunks",     "chunk_bytes", "claims", "clients", "waiters", "totals",
+        "columns_in", "tasks_out",   "waited", "holders", "held_by", "free_chunk_bytes"};
     dray_error error;
     char *text;
     OK(dray_queue_status(queue, &text, &error));

@@ -36,8 +36,10 @@ check(done.returncode == 1 and "expected a number a line, found 'nonsense'" in d
 # Something that hangs is noticed.
 folder = work / "hanging"
 done = run(folder, "--set", "limits.wait_seconds=3", fault="engine:0:claimed:2:stop")
-check(done.returncode == 1 and ("nothing moved" in done.stderr or "anew" in done.stdout),
-      f"hanging: {done.returncode} {done.stderr}")
+check(done.returncode == 0 and "engine rank 0 has been stopped for" in done.stdout and
+      "and holds 4 rows of rollout: starting engine anew" in done.stdout,
+      f"hanging: {done.returncode} {done.stdout}{done.stderr}")
+check_same_run(whole, folder, "hanging")
 
 # The coordinator's death ends the run; it can be resumed.
 folder = work / "coordinator"

@@ -312,6 +312,10 @@ static void characters(void **state)
     dray__job_free(again);
 }
 
+#define BUILT_IN                                                                                   \
+    "[{name: e, tasks: [rollout, eval]}, {name: t, tasks: [old_log_prob, actor]}, "                \
+    "{name: d, tasks: [driver, reward, reference, advantage]}"
+
 typedef struct refusal {
     const char *text, *setting, *message;
 } refusal;
@@ -412,14 +416,54 @@ static void refusals(void **state)
          "--set: hosts: expected 'roles' in its place, found 'hosts'"},
         {"roles: []\n", NULL, "roles: expected 1 to 16 entries, found 0"},
         {"roles: [{name: a, tasks: [rolout], ranks: 1}]\n", NULL,
-         ":1:1: roles: role a: unknown task 'rolout'; did you mean 'rollout'?"},
+         ":1:19: roles.a.tasks: unknown task 'rolout'; did you mean 'rollout'?"},
         {"roles: [{name: a, tasks: [rollout, actor], ranks: 1}]\n", NULL,
-         "rollout and actor cannot share a role in this version"},
+         ":1:19: roles.a.tasks: no built-in program runs both rollout and actor"},
         {"roles: [{name: a, tasks: [driver], ranks: 2}]\n", NULL, "driver takes 1 rank, found 2"},
         {"roles: [{name: a, tasks: [rollout, eval], ranks: 1}]\n", NULL,
-         "task driver: expected in one role, found in 0"},
+         "task driver: expected in a role, found in 0"},
         {"roles: [{name: a/b, tasks: [rollout], ranks: 1}]\n", NULL, "role name 'a/b'"},
-        {"roles: [{name: a, ranks: 1}]\n", NULL, ":1:9: roles: key 'tasks' is missing"},
+        {"roles: [{tasks: [rollout]}]\n", NULL, ":1:9: roles: key 'name' is missing"},
+        {"roles: [{name: a}]\n", NULL, ":1:9: roles.a.command: expected a command: a role without"},
+        {"roles: [{name: a, tasks: [actor], instances: 2}]\n", NULL,
+         ":1:35: roles.a.instances: the built-in actor is there once, found 2 instances"},
+        {"roles: [{name: a, tasks: [actor]}, {name: b, tasks: [old_log_prob]}]\n", NULL,
+         "roles.b.tasks: task old_log_prob: expected in role a, beside the other tasks of its "
+         "model"},
+        {"roles: [{name: a, tasks: [driver]}, {name: b, tasks: [driver]}]\n", NULL,
+         "roles.b.tasks: the built-in driver is there once, found in role a, too"},
+        {"roles: [{name: a, tasks: [rollout, rollout]}]\n", NULL, "task rollout is there twice"},
+        {"roles: [{name: a, tasks: [driver], devices: gpu0}]\n", NULL,
+         ":1:36: roles.a.devices: expected cpu:N or cuda:N, where N is a number, a range (0-1)"},
+        {"name: x\n", "roles.engine.devices=cuda:3",
+         "roles.engine.devices: no GPU 3 is there: this "},
+        {"roles: [{name: a, tasks: [driver], ready: 'https://x'}]\n", NULL,
+         "roles.a.ready: expected a file, or http://HOST:PORT/PATH with a numeric host"},
+        {"roles: [{name: a, tasks: [driver], env: [X]}]\n", NULL,
+         "roles.a.env: expected NAME=VALUE, found 'X'"},
+        {"roles: [{name: a, tasks: [driver], env: [RANK=1]}]\n", NULL, "'RANK' is set by dray run"},
+        {"name: x\n", "roles.engine.after=[dsk]",
+         "roles.engine.after: unknown role 'dsk'; did you "},
+        {"name: x\n", "roles.engine.after=[engine]",
+         "roles.engine.after: the role waits for itself"},
+        {"name: x\n", "roles.engine.command=nosuchprogram -x",
+         "--set: roles.engine.command: no program 'nosuchprogram' is there"},
+        {"name: x\n", "roles.engine.cwd=/nowhere",
+         "roles.engine.cwd: no folder '/nowhere' is there"},
+        {"tasks: [{name: judge, needs: [response], writes: [judged]}]\n", NULL,
+         "roles: task judge: expected in a role, found in 0"},
+        {"tasks: [{name: judge}]\n", NULL,
+         ":1:9: tasks.judge: expected columns that the task needs"},
+        {"tasks: [{name: judge, needs: [respons]}]\nroles: " BUILT_IN
+         ", {name: j, tasks: [judge], command: cat}]\n",
+         NULL,
+         ":1:23: tasks.judge.needs: column respons is written by no task; did you mean 'resp"},
+        {"tasks: [{name: judge, needs: [response], writes: [reward]}]\nroles: " BUILT_IN
+         ", {name: j, tasks: [judge], command: cat}]\n",
+         NULL, ":1:42: tasks.judge.writes: column reward is written by reward and judge"},
+        {"tasks: [{name: judge, needs: [response]}]\nroles: " BUILT_IN
+         ", {name: j, tasks: [judge]}]\n",
+         NULL, "roles.j.command: expected a command: task judge has no built-in program"},
         {"name: x\n", "actor.lr", "--set actor.lr: expected KEY=VALUE"},
         {"name: x\n", "actor..lr=1", "a part of the key is empty"},
         {"name: x\n", "actr.lr=1", "--set: job: unknown key 'actr'; did you mean 'actor'?"},

@@ -1,0 +1,51 @@
+/* The contract between `dray run` and the processes of a role, built in or not: environment
+ * variables (docs/roles.md). The supervisor writes them, `dray host` reads them as any program
+ * does. */
+#ifndef DRAY_RUN_CONTRACT_H
+#define DRAY_RUN_CONTRACT_H
+
+#include "run/host.h"
+
+enum { DRAY__LABEL_BYTES = 48 };
+/* What names an instance in logs and messages: "engine", or "engine.1" where there are several.
+ * Returns out. */
+char *dray__role_label(const dray__job_role *role, uint32_t instance, char out[DRAY__LABEL_BYTES]);
+
+/* What one process is told. */
+typedef struct dray__orders {
+    const dray__job_role *role;
+    const char *job;     /* its name */
+    const char *folder;  /* the run's */
+    const char *config;  /* the resolved job, as JSON */
+    const char *address; /* of the coordinator */
+    uint32_t instance, rank, epoch, restarts;
+    int64_t first_step;
+    int64_t eval_from;
+    bool redis;    /* holds the samples: whoever claims them needs its password */
+    int group_fd;  /* as the process has it; -1: none */
+    uint16_t port; /* free: the ranks may meet there */
+} dray__orders;
+
+/* Ours without secrets, the role's `env` over it, the contract over both; ended by NULL. One block
+ * to be freed with dray__environment_free. NULL: out of memory. */
+char **dray__contract_write(const dray__orders *orders);
+void dray__environment_free(char **environment);
+/* Is the variable ("NAME=...") one that the contract sets? */
+bool dray__contract_sets(const char *variable);
+
+/* What a process was told; texts stay the environment's. DRAY_EINVALID names the variable. */
+int dray__contract_read(dray__host_options *out, dray_error *error);
+
+/* What proves who we are to others, or says where that lies: not for programs that a job names. */
+bool dray__is_secret(const char *variable);
+
+/* "cpu:0", "cuda:0-1", "cuda:0,2": DRAY_EINVALID says what is wrong. visible (may be NULL): what
+ * CUDA_VISIBLE_DEVICES says of it, "" where no GPU is named; for `part` of `parts`: its equal share
+ * of the list, or all of it where the list cannot be divided. */
+int dray__devices_parse(const char *devices, uint32_t part, uint32_t parts, char *visible,
+                        size_t capacity, dray_error *error);
+
+/* A port of this host that nobody listens at now; 0: none. */
+uint16_t dray__free_port(void);
+
+#endif

@@ -1,0 +1,17 @@
+/* Is a process alive in more than name? From /proc, with what it has started itself. */
+#ifndef DRAY_RUN_VITAL_H
+#define DRAY_RUN_VITAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+typedef struct dray__vital {
+    bool stopped;   /* one of them is (SIGSTOP); a debugger's hold does not count */
+    uint64_t ticks; /* of the CPU, all together */
+} dray__vital;
+
+/* false: it is gone. */
+bool dray__vital_of(pid_t pid, dray__vital *out);
+
+#endif

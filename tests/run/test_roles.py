@@ -1,0 +1,166 @@
+"""Roles that are programs of the job's own: they are told what they are by their environment, start in
+order, end with the queue, and are named when they die, hang or leave too early."""
+import http.server
+import shlex
+import threading
+
+from jobs import *
+
+SOURCE = pathlib.Path(os.environ["DRAY_SOURCE_DIR"])
+BUILD = pathlib.Path(os.environ["DRAY_BUILD_DIR"])
+BUILT_IN = [{"name": "engine", "tasks": ["rollout", "eval"], "ranks": 2},
+            {"name": "trainer", "tasks": ["old_log_prob", "actor"], "ranks": 2},
+            {"name": "desk", "tasks": ["driver", "reference", "advantage"]}]
+SHELL = {"name": "grader", "tasks": ["reward"]}
+PLAIN = ["--set", "steps=2"]
+
+
+def with_roles(name, *more, built_in=BUILT_IN, extra=""):
+    """The job with these roles, as a file."""
+    path = work / f"{name}.yaml"
+    path.write_text(TINY + extra + "roles: " + json.dumps([*built_in, *more]) + "\n")
+    return path
+
+
+def own(name, *more, arguments=(), built_in=BUILT_IN, extra="", **options):
+    job = with_roles(name, *more, built_in=built_in, extra=extra)
+    return run(work / name, *PLAIN, *arguments, job=job, **options)
+
+
+# ---- the grader in C, as docs/roles.md shows it ------------------------------------------------------
+compiler = shlex.split(os.environ.get("CC", "cc"))
+subprocess.run([*compiler, "-std=c17", "-Wall", "-Wextra", "-Werror", f"-I{SOURCE}/include",
+                str(SOURCE / "examples/roles/grade.c"), "-o", str(work / "grade"), f"-L{BUILD}", "-ldray",
+                f"-Wl,-rpath,{BUILD}"], check=True)
+GRADE = {**SHELL, "command": str(work / "grade"), "instances": 2}
+LEARNT = ["--set", "warmup.max_steps=400", "--set", "warmup.reward=0.2"]
+done = run(work / "plain", *PLAIN, *LEARNT)
+check(done.returncode == 0, f"plain: {done.stderr}")
+wanted = [row["reward_mean"] for row in rows(work / "plain")]
+check(all(0 < reward < 1 for reward in wanted), f"rewards: {wanted}")
+done = own("graders", GRADE, arguments=LEARNT)
+check(done.returncode == 0, f"graders: {done.stderr}")
+graders = sorted(p.name for p in (work / "graders/logs").glob("grader*"))
+check(graders == ["grader.0-0.log", "grader.1-0.log"], f"graders: {graders}")
+rewards = [row["reward_mean"] for row in rows(work / "graders")]
+check(rewards == wanted, f"graders: {rewards}, not {wanted}")
+
+# The same in Python, as docs/roles.md has it.
+python = os.environ.get("DRAY_TEST_PYTHON") or sys.executable
+if subprocess.run([python, "-c", "import numpy"], capture_output=True).returncode == 0:
+    block = (SOURCE / "docs/roles.md").read_text().split("```python role\n")[1].split("```")[0]
+    (work / "grade.py").write_text(block)
+    done = own("python", {**SHELL, "command": f"exec {python} grade.py", "cwd": ".",
+                          "env": [f"PYTHONPATH={SOURCE}/python"]}, arguments=LEARNT)
+    check(done.returncode == 0, f"python: {done.stderr}")
+    rewards = [row["reward_mean"] for row in rows(work / "python")]
+    check(rewards == wanted, f"python: {rewards}, not {wanted}")
+else:
+    print("no numpy: the grader in Python is not tried")
+
+# ---- what a process is told --------------------------------------------------------------------------
+show = (f"env >{work}/env.$DRAY_ROLE.$DRAY_INSTANCE.$DRAY_RANK; ls /proc/self/fd >{work}/fds; "
+        f"pwd >{work}/pwd; exec {work}/grade")
+(work / "there").mkdir()
+secrets = {"DRAY_TOKEN": "dray1.secret", "DRAY_REDIS_PASSWORD": "secret", "RANK": "7", "KEPT": "yes"}
+done = own("told", {**SHELL, "command": show, "ranks": 2, "instances": 2, "env": ["MINE=1 2", "KEPT=no"],
+                    "cwd": "there", "devices": "cpu:0"}, environment=secrets)
+check(done.returncode == 0, f"told: {done.stderr}")
+config = json.loads((work / "told/config.json").read_text())
+check(config["steps"] == 2 and config["roles"][3]["cwd"] == str(work / "there"), f"config.json: {config}")
+for instance in (0, 1):
+    ports = set()
+    for rank in (0, 1):
+        told = dict(line.split("=", 1) for line in
+                    (work / f"env.grader.{instance}.{rank}").read_text().splitlines() if "=" in line)
+        wanted = {"DRAY_RUN": str(work / "told"), "DRAY_CONFIG": str(work / "told/config.json"),
+                  "DRAY_QUEUE": "samples", "DRAY_TASK": "reward", "DRAY_ROLE": "grader",
+                  "DRAY_INSTANCE": str(instance), "DRAY_EPOCH": "1", "DRAY_STEP": "0",
+                  "DRAY_RANK": str(rank), "DRAY_DEVICES": "cpu:0", "RANK": str(rank), "WORLD_SIZE": "2",
+                  "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                  "TORCHELASTIC_RUN_ID": f"tiny/grader.{instance}", "TORCHELASTIC_RESTART_COUNT": "0",
+                  "MINE": "1 2", "KEPT": "no"}
+        wrong = {k: told.get(k) for k, v in wanted.items() if told.get(k) != v}
+        check(not wrong, f"environment of {instance}, {rank}: {wrong}")
+        check(told["DRAY_ADDRESS"].startswith("unix:/"), told["DRAY_ADDRESS"])
+        check(not {"DRAY_TOKEN", "DRAY_REDIS_PASSWORD", "DRAY_GROUP_FD"} & set(told), "secrets are told")
+        ports.add(told["MASTER_PORT"])
+    check(len(ports) == 1 and ports.pop() > "0", f"ports: {ports}")
+check((work / "pwd").read_text().strip() == str(work / "there"), "cwd")
+check((work / "fds").read_text().split() == ["0", "1", "2", "3"], "a command has descriptors of ours")
+
+# ---- order: a server with a URL, then who needs it; it ends when the others have ended ----------------
+log = work / "order.log"
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        with log.open("a") as file:
+            file.write(f"{self.path}\n")
+        self.send_response(200 if log.read_text().count("/health") > 2 else 503)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+server = http.server.HTTPServer(("127.0.0.1", 0), Server)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+script = work / "server.sh"
+script.write_text(f"""trap 'echo ended >>{log}; exit 0' TERM
+echo started >>{log}
+touch $DRAY_RUN/server.ready
+while :; do sleep 0.1; done
+""")
+done = own("order",
+           {"name": "judge", "command": f"exec sh {script}", "ready": f"http://127.0.0.1:{server.server_port}/health"},
+           {"name": "file", "command": "touch $DRAY_RUN/yes; exec sleep 1000", "ready": "yes"},
+           {**SHELL, "command": f"echo graded >>{log}; exec {work}/grade", "after": ["judge", "file"]})
+check(done.returncode == 0, f"order: {done.stderr}")
+seen = log.read_text().split()
+check("started" in seen[:4] and seen.count("/health") == 3 and seen[-2:] == ["graded", "ended"],
+      f"order: {seen}")
+done = own("never", {"name": "judge", "command": "exec sleep 1000", "ready": "no/such/file"},
+           {**GRADE, "after": ["judge"]}, arguments=["--set", "limits.wait_seconds=1"])
+check(done.returncode == 1 and "role judge is not ready after 1 s" in done.stderr, f"never: {done.stderr}")
+
+# ---- who does not end, dies, or leaves too early ------------------------------------------------------
+deaf = f"{work}/grade; trap '' TERM; while :; do sleep 0.1; done"
+began = time.monotonic()
+done = own("deaf", {**SHELL, "command": deaf, "grace_seconds": 0.5})
+check(done.returncode == 0 and "grader did not end on SIGTERM: killed" in done.stdout,
+      f"deaf: {done.stdout}{done.stderr}")
+check(time.monotonic() - began < 20, f"deaf: {time.monotonic() - began:.1f} s")
+mark = work / "once"
+flaky = f"if [ $DRAY_EPOCH = 1 ]; then exit 0; fi; echo $DRAY_EPOCH >{mark}; exec {work}/grade"
+done = own("early", {**SHELL, "command": flaky})
+check(done.returncode == 0 and mark.read_text() == "2\n" and
+      "grader rank 0 exited with status 0 before the queue's end: starting grader anew" in done.stdout,
+      f"early: {done.stdout}{done.stderr}")
+done = own("last", {**SHELL, "command": "echo 'error: no luck' >&2; exit 3", "on_death": "end"})
+check(done.returncode == 1 and "grader rank 0 failed with status 3: no luck; " in done.stderr and
+      "dray run --resume" in done.stderr, f"last: {done.stderr}")
+once = f"if mkdir {work}/lock.$DRAY_INSTANCE.$DRAY_EPOCH && [ $DRAY_INSTANCE = 1 ]; then exit 1; fi; exec {work}/grade"
+done = own("apart", {**SHELL, "command": once, "instances": 2}, arguments=["--set", "limits.restarts=3"])
+check(done.returncode == 1 and "grader.1 died 3 times in a row" in done.stderr or done.returncode == 0,
+      f"apart: {done.stderr}")
+check(not (work / "lock.0.2").exists(), "an instance was started anew with another one")
+
+# ---- silence, and slowness ---------------------------------------------------------------------------
+stop = f"if [ $DRAY_EPOCH = 1 ]; then kill -STOP $$; fi; exec {work}/grade"
+done = own("silent", {**SHELL, "command": stop}, arguments=["--set", "limits.wait_seconds=3"])
+check(done.returncode == 0 and "grader rank 0 has been stopped for" in done.stdout,
+      f"silent: {done.stdout}{done.stderr}")
+done = run(work / "hangs", *PLAIN, "--set", "limits.wait_seconds=3", fault="trainer:0:after_backward:1:stop")
+check(done.returncode == 1 and "trainer rank 0 has been stopped for" in done.stderr and
+      "and holds 4 rows of actor" in done.stderr, f"hangs: {done.stderr}")
+# 1,024 passes over 16 samples take longer than anybody may be silent, and are not silence.
+done = run(work / "slow", "--set", "steps=1", "--set", "limits.wait_seconds=2", "--set", "actor.epochs=1024",
+           "--set", "actor.micro_batch=1", "--set", "model.layers=8", "--set", "roles.trainer.ranks=1")
+check(done.returncode == 0, f"slow: {done.stderr}")
+check(rows(work / "slow")[1]["step_seconds"] > 2, f"slow: {rows(work / 'slow')[1]['step_seconds']} s is not")
+done = run(work / "limit", "--set", "steps=1", "--set", "limits.step_seconds=1.5", "--set", "model.layers=8", "--set",
+           "actor.epochs=1024", "--set", "actor.micro_batch=1", "--set", "roles.trainer.ranks=1")
+check(done.returncode == 1 and "(limits.step_seconds); held: " in done.stderr and
+      "rows of actor by trainer/0" in done.stderr, f"limit: {done.stderr}")
+finish()
