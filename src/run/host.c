@@ -110,11 +110,39 @@ typedef struct loop {
     uint32_t count;
     uint32_t of_option[TASKS]; /* of the claim made last: the task of each option */
     bool claiming;             /* it was started between two turns, and has no answer yet */
+    /* Without streaming: of the step whose samples are all there for the task, and how many are
+     * left. */
+    int64_t whole[TASKS];
+    uint32_t left[TASKS];
     int64_t flushed_ns;
 } loop;
 
 /* How long a turn is put off for the answer to a claim: that there are rows is told sooner. */
 #define ANSWER_NS (DRAY__MILLISECOND / 2)
+
+/* Whether the task waits until all samples of a step are there for it. */
+static bool waits_for_all(const loop *l, uint32_t task)
+{
+    const dray__task_kind *kind = l->tasks[task];
+    return !l->host->job->stream && kind->policy == DRAY_POLICY_ORDERED &&
+           kind->program != DRAY__PROGRAM_ENGINE;
+}
+
+/* All that is left of the step is claimed at once to see that it is there, given back, and then
+ * claimed as in a run that streams. true: this was that claim. */
+static bool saw_all(loop *l, uint32_t task, const dray_batch *batch, int64_t step)
+{
+    if (!waits_for_all(l, task) || (l->left[task] && l->whole[task] == step))
+        return false;
+    l->left[task] = l->left[task] ? 0 : dray_batch_rows(batch);
+    l->whole[task] = step;
+    return true;
+}
+
+static void note_done(loop *l, uint32_t task, uint32_t rows)
+{
+    l->left[task] -= rows < l->left[task] ? rows : l->left[task];
+}
 
 /* What may be claimed now; returns how many options. 0: nothing, or (busy) not for every task. */
 static uint32_t claims_of(loop *l, bool busy, dray_claim_options *options)
@@ -126,7 +154,14 @@ static uint32_t claims_of(loop *l, bool busy, dray_claim_options *options)
             return 0;
         if (!rows)
             continue;
+        bool all = waits_for_all(l, i) && !l->left[i];
+        if (all)
+            rows = (uint32_t)dray__job_batch(l->host->job);
         dray__task_claim(l->host, l->tasks[i], rows, &options[count]);
+        if (all) {
+            options[count].policy = DRAY_POLICY_FIFO;
+            options[count].token_cap = 0;
+        }
         l->of_option[count++] = i;
     }
     return count;
@@ -275,6 +310,10 @@ static int lead_once(loop *l, bool *ended, dray_error *error)
     int64_t step = 0;
     if (!rc)
         rc = dray__batch_step(batch, &step, error);
+    if (!rc && saw_all(l, task, batch, step)) {
+        dray_batch_free(batch);
+        return DRAY_OK;
+    }
     if (!rc) {
         dray__fault_at("claimed", step);
         rc = share(l, task, batch, error);
@@ -288,6 +327,7 @@ static int lead_once(loop *l, bool *ended, dray_error *error)
         rc = dray_batch_commit(batch, error);
     if (done && !rc) {
         dray__fault_record(l->tasks[task]->name, batch, step, l->host->options.first_step);
+        note_done(l, task, dray_batch_rows(batch));
         dray__fault_at("committed", step);
     }
     dray_batch_free(batch);

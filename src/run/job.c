@@ -235,6 +235,16 @@ static int rule_policy(const dray__job *job, const dray__places *at, dray_error 
     return DRAY_OK;
 }
 
+static int rule_stream(const dray__job *job, const dray__places *at, dray_error *error)
+{
+    return !job->stream && dray__schedule_of(job).open > 1
+               ? dray__setting_fail(at, "stream", error,
+                                    "expected true with schedule %s, which has samples of several "
+                                    "steps under way, found false",
+                                    dray__schedule_of(job).name)
+               : DRAY_OK;
+}
+
 static int rule_partial(const dray__job *job, const dray__places *at, dray_error *error)
 {
     return job->rollout.partial_tokens && dray__schedule_of(job).open == 1
@@ -357,12 +367,11 @@ static int rule_model(const dray__job *job, const dray__places *at, dray_error *
 
 static int check_rules(const dray__job *job, const dray__places *at, dray_error *error)
 {
-    static const rule_fn all[] = {rule_batch,       rule_data,           rule_reward,
-                                  rule_clock,       rule_rewards,        rule_loss,
-                                  rule_capacity,    rule_capacity_bytes, rule_policy,
-                                  rule_partial,     rule_groups,         rule_backend,
-                                  rule_metrics,     dray__rule_roles,    dray__rule_programs,
-                                  dray__rule_tasks, dray__rule_columns,  rule_model};
+    static const rule_fn all[] = {
+        rule_batch,          rule_data,        rule_reward,         rule_clock,   rule_rewards,
+        rule_loss,           rule_capacity,    rule_capacity_bytes, rule_policy,  rule_partial,
+        rule_stream,         rule_groups,      rule_backend,        rule_metrics, dray__rule_roles,
+        dray__rule_programs, dray__rule_tasks, dray__rule_columns,  rule_model};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         int rc = all[i](job, at, error);
         if (rc)

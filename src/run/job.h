@@ -168,6 +168,7 @@ typedef struct dray__job {
     char *name;
     int64_t seed, steps;
     int32_t schedule; /* of schedule.h */
+    bool stream;      /* tasks take samples as they come, not a step's all at once */
     dray__job_model model;
     dray__job_data data;
     dray__job_warmup warmup;

@@ -171,6 +171,9 @@ const dray__setting dray__settings[] = {
     TEXT(name, "job", "the folder's name without `--out`: no `/`, and no `.` at its beginning"),
     INT(seed, 1, 0, 9007199254740992.0, "of all random numbers"),
     WORD(schedule, sync, schedules, "which version makes the samples of a step (above)"),
+    BOOL(stream, true,
+         "`false`: each task behind `rollout` waits until all samples of a step are there for it "
+         "(the classical baseline; `sync` alone)"),
     INT(steps, 400, 1, 1e6, "training steps"),
 
     PATH(model.checkpoint, "",
