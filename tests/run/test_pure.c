@@ -316,6 +316,23 @@ static void characters(void **state)
     "[{name: e, tasks: [rollout, eval]}, {name: t, tasks: [old_log_prob, actor]}, "                \
     "{name: d, tasks: [driver, reward, reference, advantage]}"
 
+/* The jobs that people begin with are accepted as they stand. */
+static void examples(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"reverse", "arithmetic"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
+        char path[512];
+        dray__job *job;
+        dray_error error;
+        snprintf(path, sizeof(path), "%s/examples/%s.yaml", getenv("DRAY_SOURCE_DIR"), names[i]);
+        if (dray__job_load(path, NULL, 0, &job, NULL, &error))
+            fail_msg("%s", error.message);
+        assert_string_equal(job->name, names[i]);
+        dray__job_free(job);
+    }
+}
+
 typedef struct refusal {
     const char *text, *setting, *message;
 } refusal;
@@ -527,12 +544,12 @@ int main(int argc, char **argv)
     if (argc == 5 && strcmp(argv[3], "--exec") == 0)
         return execl("/bin/sh", "sh", "-c", argv[4], (char *)NULL);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(advantages),           cmocka_unit_test(exact_match),
-        cmocka_unit_test(reversed_prompts),     cmocka_unit_test(arithmetic_prompts),
-        cmocka_unit_test(lines_of_a_file),      cmocka_unit_test(learning_rates),
-        cmocka_unit_test(partitions),           cmocka_unit_test(layers),
-        cmocka_unit_test(characters),           cmocka_unit_test(refusals),
-        cmocka_unit_test(rewards_of_a_command),
+        cmocka_unit_test(advantages),       cmocka_unit_test(exact_match),
+        cmocka_unit_test(reversed_prompts), cmocka_unit_test(arithmetic_prompts),
+        cmocka_unit_test(lines_of_a_file),  cmocka_unit_test(learning_rates),
+        cmocka_unit_test(partitions),       cmocka_unit_test(examples),
+        cmocka_unit_test(layers),           cmocka_unit_test(characters),
+        cmocka_unit_test(refusals),         cmocka_unit_test(rewards_of_a_command),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
