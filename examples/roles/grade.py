@@ -18,8 +18,6 @@ with dray.Role() as role:
     for batch in role.batches(count=rows, policy="group", up_to=False):
         if batch.task == "reward":
             batch.set("reward", right(batch, "answer", "response"))
-        elif batch.task == "old_log_prob":  # the trainer takes what rollout says: actor of job.yaml
-            batch.set("old_log_prob", batch["rollout_log_prob"])
         elif batch.task == "advantage":  # reward - the group's mean
             rewards = batch["reward"][0].reshape(-1, samples)
             batch.set("advantage", (rewards - rewards.mean(1, keepdims=True)).reshape(-1))

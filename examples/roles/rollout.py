@@ -48,5 +48,6 @@ with dray.Role() as role:
             continue
         batch.set("response", responses)
         batch.set("rollout_log_prob", found)
+        batch.set("response_version", [np.full(len(response), version, np.int32) for response in responses])
         batch.set_tag("version", [version] * batch.rows)
         batch.set_tag("tokens", [len(p) + len(r) for p, r in zip(prompts, responses)])

@@ -58,7 +58,7 @@ def loss_of(model, batch, job):
     """The sum over tokens of PPO's clipped loss (Schulman et al., 2017), and how many tokens there are."""
     clip, responses = job["actor"]["clip"], batch.list("response")
     new, there = log_probs(model, batch.list("prompt"), responses, job["rollout"]["temperature"])
-    old, _ = batch.padded("old_log_prob", length=new.shape[1])
+    old, _ = batch.padded("rollout_log_prob", length=new.shape[1])
     weights = torch.from_numpy(batch.weights).float()[:, None] * there
     advantage = batch["advantage"][0][:, None]
     ratio = ((new - old) * there).exp()
@@ -92,7 +92,7 @@ def main(role):
     # Engines read a copy, until the next version is there: one that is started anew gets it, too.
     publisher = role.publisher(model, snapshot=True)
     rows = job["rollout"]["prompts"] * job["rollout"]["samples"]
-    columns = ["prompt", "response", "reward", "old_log_prob", "advantage"]
+    columns = ["prompt", "response", "reward", "rollout_log_prob", "advantage"]
     save = role.saver(model, optimizer, config_json(model))
     for step in role.steps(publisher, columns, save=save, ready={"reward_mean": reward},
                            micro=rows // actor["optimiser_steps"] // role.world):
