@@ -394,19 +394,19 @@ static bool found(const char *folder, const char *word)
     return is_shell_word(word);
 }
 
-/* A word that only a shell can read is the shell's to judge. */
-static int check_command(const dray__job_role *role, const dray__places *at, dray_error *error)
+enum { WORD_BYTES = 256 };
+
+/* The program that a command line begins with, where it is not there. A word that only a shell can
+ * read is the shell's to judge. */
+static bool is_missing(const char *folder, const char *command, char word[WORD_BYTES])
 {
-    char word[256];
-    const char *from = role->command + strspn(role->command, " \t\n");
+    const char *from = command + strspn(command, " \t\n");
     size_t length = strcspn(from, " \t\n");
-    if (length >= sizeof(word) || strcspn(from, "\"'`$&|;<>()*?[]#~=%\\{") < length)
-        return DRAY_OK;
+    if (length >= WORD_BYTES || strcspn(from, "\"'`$&|;<>()*?[]#~=%\\{") < length)
+        return false;
     memcpy(word, from, length);
     word[length] = 0;
-    return found(role->cwd, word)
-               ? DRAY_OK
-               : refuse(at, role, "command", error, "no program '%s' is there", word);
+    return !found(folder, word);
 }
 
 static int check_devices(const dray__job_role *role, const dray__places *at, dray_error *error)
@@ -428,14 +428,17 @@ static int check_devices(const dray__job_role *role, const dray__places *at, dra
 
 int dray__rule_there(const dray__job *job, const dray__places *at, dray_error *error)
 {
+    char word[WORD_BYTES];
     int rc = DRAY_OK;
+    if (job->reward.rule == DRAY__RULE_COMMAND && is_missing("", job->reward.command, word))
+        rc = dray__setting_fail(at, "reward.command", error, "no program '%s' is there", word);
     for (uint32_t i = 0; i < job->role_count && !rc; i++) {
         const dray__job_role *role = &job->roles[i];
         struct stat st;
         if (role->cwd[0] && (stat(role->cwd, &st) || !S_ISDIR(st.st_mode)))
             rc = refuse(at, role, "cwd", error, "no folder '%.200s' is there", role->cwd);
-        if (!rc && !is_builtin(role))
-            rc = check_command(role, at, error);
+        if (!rc && !is_builtin(role) && is_missing(role->cwd, role->command, word))
+            rc = refuse(at, role, "command", error, "no program '%s' is there", word);
         if (!rc)
             rc = check_devices(role, at, error);
     }
