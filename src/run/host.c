@@ -27,7 +27,7 @@ static const dray__program_kind *const roles[DRAY__PROGRAM_COUNT] = {
 };
 
 /* Followers wait for the leader to find work: longer than it may wait for it itself. */
-enum { FOLLOWER_EXTRA_SECONDS = 15, FLUSH_SECONDS = 5, AGAIN_MS = 20 };
+enum { FOLLOWER_EXTRA_SECONDS = 15, FLUSH_SECONDS = 5, AGAIN_MS = 20, IDLE_MS = 100 };
 
 bool dray__host_stopping(const dray__host *host)
 {
@@ -232,6 +232,16 @@ static int claim_any(loop *l, const dray_claim_options *options, uint32_t count,
     return rc;
 }
 
+/* The driver alone, or a reference that is off: such a role, too, ends with the queue and not
+ * before. */
+static int nothing_to_claim(loop *l)
+{
+    if (queue_ended(l->host->queue))
+        return DRAY_EEND;
+    nanosleep(&(struct timespec){.tv_nsec = IDLE_MS * DRAY__MILLISECOND}, NULL);
+    return DRAY_ETIMEDOUT;
+}
+
 static int claim_alone(loop *l, uint32_t *which, dray_batch **out, dray_error *error)
 {
     int64_t begin = dray_trace_now();
@@ -241,8 +251,8 @@ static int claim_alone(loop *l, uint32_t *which, dray_batch **out, dray_error *e
     } else {
         dray_claim_options options[TASKS];
         uint32_t count = claims_of(l, false, options);
-        if (!count) /* the driver alone, or a reference that is off: there is nothing to claim */
-            return DRAY_EEND;
+        if (!count)
+            return nothing_to_claim(l);
         rc = claim_any(l, options, count, which, out, error);
     }
     dray_trace_span(DRAY_SPAN_WAIT, "wait for samples", begin, dray_trace_now(), -1);
