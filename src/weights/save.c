@@ -53,6 +53,34 @@ static int tell(const dray__save *s, const char *what, const void *data, size_t 
     return rc;
 }
 
+/* A full disk must not keep a rank from saying that it is full: a file of its own has room for the
+ * reason from the beginning, and gets the name that others look for when there is one. Where the
+ * file system reserves nothing, there is only the name. */
+static int keep_room(const dray__save *s, dray_error *error)
+{
+    char path[PATH_MAX];
+    word_path(s, "room", s->options.rank, path);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    bool full =
+        fd >= 0 && fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, DRAY_ERROR_MESSAGE_MAX) && errno == ENOSPC;
+    int rc = fd < 0 || full ? dray__fail_errno(error, errno, "%.300s", path) : DRAY_OK;
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+static void tell_failure(const dray__save *s, const char *failed, const char *why)
+{
+    char room[PATH_MAX], path[PATH_MAX];
+    word_path(s, "room", s->options.rank, room);
+    word_path(s, failed, s->options.rank, path);
+    int fd = open(room, O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || dray__write_all(fd, why, strlen(why)) || rename(room, path))
+        tell(s, failed, why, strlen(why), NULL);
+    if (fd >= 0)
+        close(fd);
+}
+
 static int hear(const dray__save *s, const char *what, uint32_t rank, void **out, size_t *size,
                 dray_error *error)
 {
@@ -93,7 +121,8 @@ static int failed_rank(const dray__save *s, const char *failed, dray_error *erro
             continue;
         int rc =
             dray__fail(error, DRAY_ECANCELED, "rank %" PRIu32 " could not write its part: %.*s",
-                       rank, (int)(size < 400 ? size : 400), (const char *)text);
+                       rank, size ? (int)(size < 400 ? size : 400) : 80,
+                       size ? (const char *)text : "nor could it write down why");
         free(text);
         return rc;
     }
@@ -136,7 +165,7 @@ static int meet(dray__save *s, int status, dray_error *error)
     snprintf(failed, sizeof failed, "failed-%" PRIu32, s->meetings);
     bool tells = s->options.rank || s->lock >= 0;
     if (status && tells)
-        tell(s, failed, error ? error->message : "?", error ? strlen(error->message) : 1, NULL);
+        tell_failure(s, failed, error ? error->message : "?");
     int rc = wait_for_all(s, &why);
     dray__weights_step("save met");
     if (!rc && (status || (rc = failed_rank(s, failed, &why))))
@@ -173,7 +202,7 @@ static int make_partial(dray__save *s, dray_error *error)
     parts_path(s, parts);
     if (!rc && (mkdir(s->partial, 0777) || mkdir(parts, 0777)))
         rc = dray__fail_errno(error, errno, "%.300s", s->partial);
-    return rc;
+    return rc ? rc : keep_room(s, error);
 }
 
 /* What is told of a part. */
@@ -198,7 +227,7 @@ static int tell_layout(const dray__save *s, const dray__save_part *part, dray_er
 
 static int tell_layouts(const dray__save *s, dray_error *error)
 {
-    int rc = DRAY_OK;
+    int rc = s->options.rank ? keep_room(s, error) : DRAY_OK; /* rank 0 made the folder with it */
     for (uint32_t i = 0; i < s->part_count && !rc; i++)
         rc = tell_layout(s, &s->parts[i], error);
     return rc;
