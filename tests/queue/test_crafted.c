@@ -404,7 +404,7 @@ static const struct crafted {
     {STATE, 29, 4, 64, "one of 3 tasks expected, found 64"},
     {STATE, 57, 4, 2, "record: short or malformed"},
     {STATE, 72, 4, 5,
-     "column prompts: expected I64"}, /* another dtype than the rows that are there */
+     "column prompts: rows of I64 [] expected"}, /* another dtype than the rows that are there */
     {START, KIND, 2, I(SPACE), "SPACE: "},
 };
 
