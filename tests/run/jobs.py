@@ -77,16 +77,21 @@ def start(folder, *arguments, fault=None, **options):
 
 
 def processes_of(folder):
-    """Processes that name the run's folder in their command line."""
+    """Processes that name the run's folder in their command line, or that are roles of it; of roles, "role NAME"
+    is added to the command line."""
     found = []
     for entry in pathlib.Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
                 line = (entry / "cmdline").read_bytes().split(b"\0")
+                variables = dict(pair.split(b"=", 1) for pair in (entry / "environ").read_bytes().split(b"\0")
+                                 if b"=" in pair)
                 state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
             except OSError:
                 continue
-            if any(str(folder).encode() in word for word in line) and state != "Z":
+            role = variables.get(b"DRAY_RUN") == str(folder).encode()
+            if (role or any(str(folder).encode() in word for word in line)) and state != "Z":
+                line += [b"role", variables.get(b"DRAY_ROLE", b"")] if role else []
                 found.append((int(entry.name), b" ".join(line).decode()))
     return found
 

@@ -39,7 +39,7 @@ for number in range(scale):
     folder = work / f"restarted-{number}"
     with open(work / "out", "w+") as out:
         process = subprocess.Popen(command(folder, *settings), stdout=out, stderr=out, cwd=work)
-        killed = disturb(process, folder, ("--name engine", "--name desk"), 0.2)
+        killed = disturb(process, folder, ("role engine", "role desk"), 0.2)
         out.seek(0)
         text = out.read()
     check_nothing_left(folder)
@@ -63,7 +63,7 @@ for number in range(scale):
             check_nothing_left(folder, sockets=False)
             total += 1
             continue
-        total += disturb(process, folder, ("--name trainer", "--coordinator"),
+        total += disturb(process, folder, ("role trainer", "--coordinator"),
                          1.0 if attempt < 20 else 1000)
         check_nothing_left(folder, sockets=False)
         if process.returncode == 0:
