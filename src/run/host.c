@@ -303,7 +303,7 @@ static int after(loop *l, uint32_t task, dray_error *error)
 static int lead_once(loop *l, bool *ended, dray_error *error)
 {
     dray_batch *batch = NULL;
-    uint32_t task;
+    uint32_t task = 0;
     bool busy = l->program->busy && l->program->busy(l->host);
     int rc = claim(l, busy, &task, &batch, error);
     if (rc == DRAY_EAGAIN && busy) {
