@@ -136,7 +136,7 @@ static int rule_clock(const dray__job *job, const dray__places *at, dray_error *
     return DRAY_OK;
 }
 
-static bool name_ok(const char *name)
+bool dray__job_name_ok(const char *name)
 {
     size_t length = strlen(name);
     return length > 0 && length <= 32 &&
@@ -154,7 +154,7 @@ static int rule_rewards(const dray__job *job, const dray__places *at, dray_error
     for (uint32_t i = 0; i < job->reward_count; i++) {
         const dray__job_part *part = &job->rewards[i];
         counts |= part->weight != 0;
-        if (!name_ok(part->name))
+        if (!dray__job_name_ok(part->name))
             return dray__setting_fail(at, "rewards", error,
                                       "reward name '%.64s': expected 1 to 32 letters, digits, _ or "
                                       "-",

@@ -203,6 +203,8 @@ void dray__job_free(dray__job *job);
 /* The role that runs `task`; NULL when none does. */
 const dray__job_role *dray__job_role_of(const dray__job *job, const char *task);
 bool dray__role_has(const dray__job_role *role, const char *task);
+/* Is it one for a role, a task or a reward: 1 to 32 letters, digits, `_` or `-`? */
+bool dray__job_name_ok(const char *name);
 int64_t dray__job_batch(const dray__job *job); /* samples a step */
 int64_t dray__job_wait_ns(const dray__job *job);
 

@@ -30,14 +30,6 @@ static int refuse(const dray__places *at, const dray__job_role *role, const char
     return dray__setting_fail(at, path, error, "%s", message);
 }
 
-static bool name_ok(const char *name)
-{
-    size_t length = strlen(name);
-    return length > 0 && length <= 32 &&
-           strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") ==
-               length;
-}
-
 static bool is_builtin(const dray__job_role *role)
 {
     return !role->command[0];
@@ -192,7 +184,7 @@ int dray__rule_roles(const dray__job *job, const dray__places *at, dray_error *e
 {
     for (uint32_t i = 0; i < job->role_count; i++) {
         const dray__job_role *role = &job->roles[i];
-        if (!name_ok(role->name) || strcmp(role->name, "coordinator") == 0)
+        if (!dray__job_name_ok(role->name) || strcmp(role->name, "coordinator") == 0)
             return dray__setting_fail(at, "roles", error,
                                       "role name '%.64s': expected 1 to 32 letters, digits, _ or "
                                       "-, and not 'coordinator'",
@@ -281,7 +273,7 @@ int dray__rule_tasks(const dray__job *job, const dray__places *at, dray_error *e
     for (uint32_t i = 0; i < job->task_count; i++) {
         const dray__job_task *task = &job->tasks[i];
         snprintf(key, sizeof(key), "tasks.%.64s", task->name);
-        if (!name_ok(task->name))
+        if (!dray__job_name_ok(task->name))
             return dray__setting_fail(at, "tasks", error,
                                       "task name '%.64s': expected 1 to 32 letters, digits, _ or -",
                                       task->name);
