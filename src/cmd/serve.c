@@ -112,8 +112,9 @@ int cmd_serve(int argc, char **argv)
         {"limits", 'L', "LIMITS", 0,
          "What the sessions of one token may take together: NAME=NUMBER, separated by commas, of "
          "sessions (default 4096), queues (1024), rows (134217728), bytes of samples (this host's "
-         "memory) and table-bytes of the coordinator's own for rows (an eighth of it). Default: "
-         "$DRAY_LIMITS. `dray status` shows them",
+         "memory), table-bytes of the coordinator's own for rows (an eighth of it) and leases "
+         "(1024). "
+         "Default: $DRAY_LIMITS. `dray status` shows them",
          0},
         {"json", 'j', NULL, 0, "Print one object a line", 0},
         {0}};

@@ -115,6 +115,7 @@ int64_t dray__session_pid(const dray__session *session); /* SO_PEERCRED; 0 over 
 
 /* The services that come with control. */
 int dray__reports_add(dray__coordinator *coordinator, dray_error *error);
+int dray__leases_add(dray__coordinator *coordinator, dray_error *error);
 int dray__registry_add(dray__coordinator *coordinator, dray_error *error);
 
 #endif

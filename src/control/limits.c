@@ -9,9 +9,10 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { NAMES = 5, WORD = 63 };
+enum { NAMES = 6, WORD = 63 };
 
-static const char *const names[NAMES] = {"sessions", "queues", "rows", "bytes", "table-bytes"};
+static const char *const names[NAMES] = {"sessions", "queues",      "rows",
+                                         "bytes",    "table-bytes", "leases"};
 
 /* 64, 64KiB, 1.5 is none. */
 static int parse_number(const char *text, uint64_t *out)
@@ -63,9 +64,10 @@ int dray__limits_parse(const char *text, dray__limits *out, dray_error *error)
                           .queues = 1024,
                           .rows = UINT64_C(1) << 27,
                           .bytes = memory,
-                          .table_bytes = memory / 8};
-    uint64_t *const values[NAMES] = {&out->sessions, &out->queues, &out->rows, &out->bytes,
-                                     &out->table_bytes};
+                          .table_bytes = memory / 8,
+                          .leases = 1024};
+    uint64_t *const values[NAMES] = {&out->sessions, &out->queues,      &out->rows,
+                                     &out->bytes,    &out->table_bytes, &out->leases};
     int rc = DRAY_OK;
     for (const char *word = text; word && *word && !rc;) {
         size_t length = strcspn(word, ",");

@@ -11,6 +11,7 @@ typedef struct dray__limits {
     uint64_t rows;        /* in queues */
     uint64_t bytes;       /* of queues' shared memory */
     uint64_t table_bytes; /* of the coordinator's own memory, for rows */
+    uint64_t leases;      /* names that are held or waited for */
 } dray__limits;
 
 /* "rows=1000000,bytes=64GiB": what is not named is the default, as is all where text is NULL.

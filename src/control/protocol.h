@@ -89,7 +89,11 @@
     XX(KEEPER_PUT, 0x0401, USER)                                                                   \
     XX(KEEPER_GET, 0x0402, USER)                                                                   \
     XX(KEEPER_DROP, 0x0403, USER)                                                                  \
-    XX(KEEPER_RESET, 0x0404, USER)
+    XX(KEEPER_RESET, 0x0404, USER)                                                                 \
+    /* control/leases.c */                                                                         \
+    XX(LEASE_TAKE, 0x0501, WORKER)                                                                 \
+    XX(LEASE_CHECK, 0x0502, WORKER)                                                                \
+    XX(LEASE_GIVE, 0x0503, WORKER)
 
 enum {
 #define XX(name, value, who) DRAY__MSG_##name = value,

@@ -204,6 +204,8 @@ static int add_services(dray__coordinator *coordinator, struct event_base *base,
 {
     int status = dray__reports_add(coordinator, error);
     if (!status)
+        status = dray__leases_add(coordinator, error);
+    if (!status)
         status = dray__registry_add(coordinator, error);
     if (!status)
         status = dray__queue_add(coordinator, base, options->keeper_path, options->journal,

@@ -22,6 +22,8 @@ static dray__token master;
 static int add_services(dray__coordinator *coordinator, dray_error *error)
 {
     int rc = dray__registry_add(coordinator, error);
+    if (!rc)
+        rc = dray__leases_add(coordinator, error);
     return rc ? rc : dray__queue_add(coordinator, f.base, NULL, NULL, NULL, error);
 }
 

@@ -75,6 +75,7 @@ static void start_coordinator(void)
     const char *folder = w.flags & DURABLE ? w.journals : NULL;
     if (dray__coordinator_new(w.base, &options, &w.coordinator, &error) ||
         dray__reports_add(w.coordinator, &error) || dray__registry_add(w.coordinator, &error) ||
+        dray__leases_add(w.coordinator, &error) ||
         dray__queue_add(w.coordinator, w.base, w.keeper, folder, NULL, &error)) {
         fprintf(stderr, "a coordinator cannot begin: %s\n", error.message);
         abort();
@@ -433,7 +434,7 @@ static void put_roles(fuzz_put put, void *user, int flags, const dray__writer *s
 
 void fuzz_seeds(fuzz_put put, void *user)
 {
-    for (int which = 0; which < 4; which++) {
+    for (int which = 0; which < 5; which++) {
         recording to = {0};
         char journals[96];
         snprintf(journals, sizeof journals, "%s", fuzz_path("recorded"));
@@ -442,8 +443,10 @@ void fuzz_seeds(fuzz_put put, void *user)
             scene_queue(scene_address(s), "queue", which ? 3 : 0, 0, true);
         else if (which == 2)
             scene_weights(scene_address(s), "model", true);
-        else
+        else if (which == 3)
             scene_by_hand(scene_address(s), "model", true);
+        else
+            scene_leases(scene_address(s), "engine/x", true);
         scene_stop(s);
         if (which == 1)
             fuzz_put_kind(put, user, DURABLE, &to.steps);

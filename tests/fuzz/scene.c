@@ -74,6 +74,7 @@ static void start_servers(scene *s, const char *journals)
     MUST(dray__coordinator_new(base, &options, &s->coordinator, NULL) == 0);
     MUST(dray__reports_add(s->coordinator, NULL) == 0);
     MUST(dray__registry_add(s->coordinator, NULL) == 0);
+    MUST(dray__leases_add(s->coordinator, NULL) == 0);
     MUST(dray__queue_add(s->coordinator, base, keeper, journals, NULL, NULL) == 0);
     MUST(pthread_create(&s->servers[SCENE_COORDINATOR], NULL, coordinate, s) == 0);
 }

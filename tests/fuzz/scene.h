@@ -53,5 +53,6 @@ extern int64_t scene_patience_ns;
 bool scene_queue(const char *address, const char *name, int durability, uint32_t step, bool strict);
 bool scene_weights(const char *address, const char *name, bool strict);
 bool scene_by_hand(const char *address, const char *name, bool strict);
+bool scene_leases(const char *address, const char *name, bool strict);
 
 #endif

@@ -6,6 +6,7 @@
 #include "control/registry.h"
 #include "control/sums.h"
 
+#include <dray/lease.h>
 #include <dray/queue.h>
 #include <dray/weights.h>
 #include <string.h>
@@ -544,4 +545,30 @@ bool scene_by_hand(const char *address, const char *name, bool strict)
     dray__writer_free(&h.w);
     dray_close(context);
     return t->good;
+}
+
+/* ---- leases ---------------------------------------------------------------------------------- */
+
+/* Two take turns; the second one, too, where the first was silent. */
+bool scene_leases(const char *address, const char *name, bool strict)
+{
+    talk all = {.strict = strict, .good = true}, *t = &all;
+    dray_lease *held = NULL, *next = NULL;
+    const char *names[] = {"engine+trainer/cuda:0", name};
+    dray_lease_options options = DRAY_LEASE_OPTIONS_INIT;
+    options.term_ns = DRAY__MILLISECOND;
+    dray_context *a = come(t, address, "first", "trainer");
+    dray_context *b = come(t, address, "second", "engine");
+    if (a)
+        SAY(dray_lease_acquire(a, names, 2, &options, &held, error));
+    if (held)
+        SAY(dray_lease_check(held, NULL, error));
+    if (b)
+        SAY(dray_lease_acquire(b, names, 1, NULL, &next, error));
+    dray_lease_release(held, NULL);
+    if (next)
+        SAY(dray_lease_release(next, error));
+    dray_close(b);
+    dray_close(a);
+    return all.good;
 }

@@ -1,0 +1,178 @@
+/* dray/lease.h: the holder's end of a lease. A lease has a connection of its own, which says for
+ * the coordinator that it is held; it is the context's before and after. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/options.h"
+#include "control/context.h"
+
+#include <dray/lease.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct dray_lease {
+    dray_context *context;
+    dray__channel *channel;
+    uint64_t number;
+    bool has_term, returned; /* returned: through the coordinator's restart */
+    uint32_t count;
+    char *names[DRAY_LEASE_NAMES];
+};
+
+static void lease_free(dray_lease *lease)
+{
+    for (uint32_t i = 0; i < lease->count; i++)
+        free(lease->names[i]);
+    free(lease);
+}
+
+static dray_lease *lease_new(dray_context *context, const char *const *names, uint32_t count)
+{
+    dray_lease *lease = calloc(1, sizeof *lease);
+    bool whole = lease != NULL;
+    if (lease)
+        lease->context = context;
+    while (whole && lease->count < count) {
+        lease->names[lease->count] = strdup(names[lease->count]);
+        whole = lease->names[lease->count] != NULL;
+        lease->count += whole;
+    }
+    if (!whole && lease)
+        lease_free(lease);
+    return whole ? lease : NULL;
+}
+
+static void put_names(dray__writer *w, const dray_lease *lease)
+{
+    dray__put_u32(w, lease->count);
+    for (uint32_t i = 0; i < lease->count; i++)
+        dray__put_string(w, lease->names[i]);
+}
+
+/* One try. A connection over which no answer came is closed: then nothing is held over it. */
+static int take(dray_lease *lease, int64_t term_ns, int64_t deadline_ns, dray_error *error)
+{
+    int64_t until = dray__answer_deadline(deadline_ns);
+    dray__channel *channel;
+    int status = dray__context_borrow(lease->context, until, &channel, error);
+    if (status)
+        return status;
+    int64_t left = deadline_ns - dray__now();
+    dray__writer w = {0};
+    put_names(&w, lease);
+    dray__put_i64(&w, left > 0 ? left : 0);
+    dray__put_i64(&w, term_ns);
+    dray__reply reply;
+    status = dray__call(channel, DRAY__MSG_LEASE_TAKE, &w, NULL, 0, until, &reply, error);
+    dray__writer_free(&w);
+    if (!status) {
+        lease->number = dray__get_u64(&reply.payload);
+        status = dray__reader_finish(&reply.payload, "LEASE_TAKE", error);
+    }
+    if (status)
+        dray__channel_close(channel);
+    else
+        lease->channel = channel;
+    return status;
+}
+
+int dray_lease_acquire(dray_context *context, const char *const *names, uint32_t count,
+                       const dray_lease_options *given, dray_lease **out, dray_error *error)
+{
+    dray_lease_options options = DRAY_LEASE_OPTIONS_INIT;
+    int status =
+        dray__options_read(&options, sizeof options, dray__end_of(dray_lease_options, term_ns),
+                           given, "dray_lease_options", error);
+    if (status)
+        return status;
+    if (!names || !count || count > DRAY_LEASE_NAMES || options.timeout_ns < DRAY_WAIT_DEFAULT)
+        return dray__fail(
+            error, DRAY_EINVALID,
+            "dray_lease_acquire: expected 1 to %d names and a timeout, found %u names",
+            DRAY_LEASE_NAMES, count);
+    int64_t deadline_ns = dray__context_deadline(context, options.timeout_ns);
+    dray_lease *lease = lease_new(context, names, count);
+    if (!lease)
+        return dray__nomem(error);
+    lease->has_term = options.term_ns != 0;
+    do
+        status = take(lease, options.term_ns, deadline_ns, error);
+    while (status == DRAY_ECLOSED && dray__context_takes_back(context) &&
+           !dray__context_ended(context) && dray__now() < deadline_ns);
+    if (status)
+        lease_free(lease);
+    else
+        *out = lease;
+    return status;
+}
+
+uint64_t dray_lease_number(const dray_lease *lease)
+{
+    return lease->number;
+}
+
+static int ask(dray_lease *lease, uint16_t type, uint32_t *waiting, dray_error *error)
+{
+    int64_t deadline_ns = dray__context_deadline(lease->context, DRAY_WAIT_DEFAULT);
+    dray__writer w = {0};
+    dray__put_u64(&w, lease->number);
+    if (type == DRAY__MSG_LEASE_CHECK) {
+        dray__put_u8(&w, lease->returned);
+        put_names(&w, lease);
+    }
+    dray__reply reply;
+    int status = dray__call(lease->channel, type, &w, NULL, 0, deadline_ns, &reply, error);
+    dray__writer_free(&w);
+    if (!status && waiting) {
+        *waiting = dray__get_u32(&reply.payload);
+        status = dray__reader_finish(&reply.payload, "LEASE_CHECK", error);
+    }
+    return status;
+}
+
+/* Where the coordinator was killed, and the next one knows this member, the lease is asked for
+ * anew, which succeeds while nobody else has it. */
+static int come_back(dray_lease *lease, dray_error *error)
+{
+    dray__channel *channel;
+    int64_t deadline_ns = dray__context_deadline(lease->context, DRAY_WAIT_DEFAULT);
+    int status = dray__channel_open_until(lease->context, deadline_ns, &channel, error);
+    if (status)
+        return status;
+    dray__channel_close(lease->channel);
+    lease->channel = channel;
+    lease->returned = !lease->has_term;
+    return DRAY_OK;
+}
+
+int dray_lease_check(dray_lease *lease, uint32_t *waiting, dray_error *error)
+{
+    uint32_t count = 0;
+    int status = ask(lease, DRAY__MSG_LEASE_CHECK, &count, error);
+    if (status == DRAY_ECLOSED && dray__context_takes_back(lease->context) &&
+        !dray__context_ended(lease->context)) {
+        status = come_back(lease, error);
+        if (!status)
+            status = ask(lease, DRAY__MSG_LEASE_CHECK, &count, error);
+    }
+    if (!status && waiting)
+        *waiting = count;
+    return status;
+}
+
+int dray_lease_release(dray_lease *lease, dray_error *error)
+{
+    if (!lease)
+        return DRAY_OK;
+    int status = ask(lease, DRAY__MSG_LEASE_GIVE, NULL, error);
+    if (status == DRAY_ECLOSED) {
+        status = dray_lease_check(lease, NULL, error);
+        if (!status)
+            status = ask(lease, DRAY__MSG_LEASE_GIVE, NULL, error);
+    }
+    if (status && status != DRAY_ESTALE)
+        dray__channel_close(lease->channel);
+    else
+        dray__context_return(lease->context, lease->channel);
+    lease_free(lease);
+    return status;
+}
