@@ -205,7 +205,7 @@ static uint32_t warm_up(run *r)
         prompt_at[i] = i * PROMPT;
         answer_at[i] = i * ANSWER;
     }
-    dray__sequences batch = {WARM_UP_BATCH, {prompts, prompt_at}, {answers, answer_at}};
+    dray__sequences batch = {WARM_UP_BATCH, {prompts, prompt_at}, {answers, answer_at}, NULL};
     dray__step_options step = DRAY__STEP_OPTIONS_INIT;
     step.learning_rate = 1e-3;
     step.max_norm = 1;
@@ -248,7 +248,7 @@ static void optimise(run *r, uint32_t step, const int32_t *prompts, const dray__
         uint32_t first = (uint32_t)split * ROWS / SPLITS;
         dray__policy_batch batch = DRAY__POLICY_BATCH_INIT;
         batch.sequences = (dray__sequences){
-            ROWS / SPLITS, {prompts, prompt_at + first}, {g->tokens, g->offsets + first}};
+            ROWS / SPLITS, {prompts, prompt_at + first}, {g->tokens, g->offsets + first}, NULL};
         batch.advantages = advantages + first;
         batch.old_logprobs = old + g->offsets[first];
         check(dray__trainer_accumulate_policy(r->trainer, &batch, &error), &error);
@@ -285,7 +285,7 @@ static double grpo_step(run *r, uint32_t step, dray__step_stats *stats)
     int64_t from = dray__now();
     dray_error error;
     float *old = malloc((g.offsets[ROWS] + 1) * sizeof *old);
-    dray__sequences all = {ROWS, {prompts, prompt_at}, {g.tokens, g.offsets}};
+    dray__sequences all = {ROWS, {prompts, prompt_at}, {g.tokens, g.offsets}, NULL};
     check(dray__trainer_logprobs(r->trainer, &all, 1, old, NULL, &error), &error);
     r->score_ns += dray__now() - from;
     optimise(r, step, prompts, &g, advantages, old, stats);

@@ -68,7 +68,10 @@ int64_t dray__sequences_longest(const dray__sequences *sequences)
 
 uint64_t dray__response_tokens(const dray__sequences *sequences)
 {
-    return sequences->response.offsets[sequences->rows] - sequences->response.offsets[0];
+    uint64_t count = 0;
+    for (uint32_t row = 0; row < sequences->rows; row++)
+        count += dray__row_tokens(sequences, row);
+    return count;
 }
 
 void dray__chunk_free(dray__chunk *chunk)

@@ -5,6 +5,7 @@
 #define DRAY_ENGINE_ENGINE_H
 
 #include <dray/model.h>
+#include <stdbool.h>
 
 /* Token rows of different length back to back: row i is values[offsets[i] .. offsets[i + 1]).
  * offsets has rows + 1 entries and need not start at 0, so that a slice of a bigger array (or a
@@ -20,7 +21,24 @@ typedef struct dray__tokens {
 typedef struct dray__sequences {
     uint32_t rows;
     dray__tokens prompt, response;
+    /* Per response token: 0 where the model did not make it (a tool did): the token is then in no
+     * loss and in no count. NULL: the model made all of them. */
+    const int32_t *mask;
 } dray__sequences;
+
+static inline bool dray__token_counts(const dray__sequences *sequences, uint64_t token)
+{
+    return !sequences->mask || sequences->mask[token];
+}
+/* Response tokens of the row that count. */
+static inline uint64_t dray__row_tokens(const dray__sequences *sequences, uint32_t row)
+{
+    const uint64_t *offsets = sequences->response.offsets;
+    uint64_t count = 0;
+    for (uint64_t i = offsets[row]; i < offsets[row + 1]; i++)
+        count += dray__token_counts(sequences, i - offsets[0]);
+    return count;
+}
 
 /* Reads `path` (a config.json, or a folder that has one; or a name of the built-in table) for the
  * engine. DRAY_EUNSUPPORTED names the first key whose value the engine does not compute

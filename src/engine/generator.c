@@ -170,7 +170,7 @@ int dray__generator_logits(dray__generator *g, const int32_t *tokens, uint64_t c
 {
     const dray__model *m = &g->model;
     uint64_t offsets[2] = {0, count}, pieces[DRAY__GROUP_MAX_WORLD];
-    dray__sequences sequence = {1, {tokens, offsets}, {tokens, (uint64_t[2]){0, 0}}};
+    dray__sequences sequence = {1, {tokens, offsets}, {tokens, (uint64_t[2]){0, 0}}, NULL};
     int code = dray__sequences_check(&m->config, &sequence, error);
     if (code == DRAY_OK)
         code = dray__model_reach(&g->model, (int64_t)count, error);

@@ -85,8 +85,10 @@ int dray__trainer_logprobs(dray__trainer *t, const dray__sequences *sequences, d
 /* ---- losses ---------------------------------------------------------------------------------- */
 
 /* -log p of one response token. */
-static dray__slopes supervised(double logprob, double entropy, dray__policy_sums *sums)
+static dray__slopes supervised(bool counts, double logprob, double entropy, dray__policy_sums *sums)
 {
+    if (!counts)
+        return (dray__slopes){0};
     sums->loss -= logprob;
     sums->entropy += entropy;
     sums->ratio += 1;
@@ -96,8 +98,9 @@ static dray__slopes supervised(double logprob, double entropy, dray__policy_sums
 
 /* logits becomes the gradient of the loss by them; exps is used up. */
 static void differentiate(dray__trainer *t, const dray__chunk *chunk,
-                          const dray__policy_batch *policy, float inverse_temperature,
-                          const dray__summary *summaries, float *logits, const float *exps)
+                          const dray__sequences *sequences, const dray__policy_batch *policy,
+                          float inverse_temperature, const dray__summary *summaries, float *logits,
+                          const float *exps)
 {
     int64_t width = t->model.vocab_rows;
     for (int64_t i = 0; i < chunk->targets_count; i++) {
@@ -105,10 +108,10 @@ static void differentiate(dray__trainer *t, const dray__chunk *chunk,
         double normaliser = (double)s->max + log(s->sum);
         double entropy = normaliser - s->weighted / s->sum,
                logprob = (double)s->target - normaliser;
-        dray__slopes slopes = policy
-                                  ? dray__policy_token(policy, chunk->first + (uint64_t)i,
-                                                       chunk->row_of[i], logprob, entropy, &t->sums)
-                                  : supervised(logprob, entropy, &t->sums);
+        uint64_t token = chunk->first + (uint64_t)i;
+        dray__slopes slopes =
+            policy ? dray__policy_token(policy, token, chunk->row_of[i], logprob, entropy, &t->sums)
+                   : supervised(dray__token_counts(sequences, token), logprob, entropy, &t->sums);
         float *row = logits + i * width;
         const float *e = exps + i * width;
         float share = (float)(-slopes.logprob / s->sum) * inverse_temperature;
@@ -126,7 +129,8 @@ static void differentiate(dray__trainer *t, const dray__chunk *chunk,
 }
 
 static int accumulate_chunk(dray__trainer *t, const dray__chunk *chunk,
-                            const dray__policy_batch *policy, dray_error *error)
+                            const dray__sequences *sequences, const dray__policy_batch *policy,
+                            dray_error *error)
 {
     dray__model *m = &t->model;
     dray__batch batch = {
@@ -145,7 +149,7 @@ static int accumulate_chunk(dray__trainer *t, const dray__chunk *chunk,
         dray__pick_rows(t->training.hidden, chunk->positions, count, d, hidden);
         dray__head(m, hidden, count, logits);
         dray__summarise(m, logits, count, chunk->targets, inverse, exps, summaries);
-        differentiate(t, chunk, policy, (float)inverse, summaries, logits, exps);
+        differentiate(t, chunk, sequences, policy, (float)inverse, summaries, logits, exps);
         dray__gemm_tn(width, d, count, 1, logits, width, hidden, d, 1, t->gradients.head, d);
         dray__gemm_nn(count, d, width, 1, logits, width, m->weights.head, d, 0, dhidden, d);
         memset(dall, 0, (size_t)(chunk->tokens * d) * sizeof *dall);
@@ -177,13 +181,13 @@ static int accumulate(dray__trainer *t, const dray__sequences *sequences,
         if (code != DRAY_OK)
             break;
         if (chunk.rows > 0)
-            code = accumulate_chunk(t, &chunk, policy, error);
+            code = accumulate_chunk(t, &chunk, sequences, policy, error);
         dray__chunk_free(&chunk);
     }
     if (code != DRAY_OK)
         return code;
-    t->begun |= dray__response_tokens(sequences) > 0;
     uint64_t tokens = dray__response_tokens(sequences);
+    t->begun |= tokens > 0;
     t->divisor += policy ? dray__policy_divisor(policy, &tokens) : (double)tokens;
     t->tokens += tokens;
     return DRAY_OK;

@@ -176,7 +176,7 @@ int dray__sequences_check(const dray_model_config *config, const dray__sequences
                           dray_error *error);
 /* Tokens of the longest row. */
 int64_t dray__sequences_longest(const dray__sequences *sequences);
-uint64_t dray__response_tokens(const dray__sequences *sequences);
+uint64_t dray__response_tokens(const dray__sequences *sequences); /* that count */
 /* Packs rows [*row, end) as far as one chunk goes, and advances *row. */
 int dray__chunk_next(const dray__sequences *sequences, uint32_t end, uint32_t *row,
                      dray__chunk *chunk, dray_error *error);

@@ -52,11 +52,6 @@ int dray__policy_check(const dray__policy_batch *batch, dray__policy_batch *out,
     return DRAY_OK;
 }
 
-static uint64_t row_tokens(const dray__policy_batch *p, uint32_t row)
-{
-    return p->sequences.response.offsets[row + 1] - p->sequences.response.offsets[row];
-}
-
 /* The policy term, -w · min(…): adds to *loss, returns its derivative by the log-prob. */
 static double surrogate(const dray__policy_batch *p, double advantage, double ratio,
                         double behaviour, double *loss, dray__policy_sums *sums)
@@ -78,9 +73,11 @@ static double surrogate(const dray__policy_batch *p, double advantage, double ra
 dray__slopes dray__policy_token(const dray__policy_batch *p, uint64_t token, uint32_t row,
                                 double logprob, double entropy, dray__policy_sums *sums)
 {
-    if (p->masked && p->masked[row])
+    if ((p->masked && p->masked[row]) || !dray__token_counts(&p->sequences, token))
         return (dray__slopes){0};
-    double share = p->aggregate == DRAY__AGGREGATE_SAMPLE ? 1 / (double)row_tokens(p, row) : 1;
+    double share = p->aggregate == DRAY__AGGREGATE_SAMPLE
+                       ? 1 / (double)dray__row_tokens(&p->sequences, row)
+                       : 1;
     double old = p->old_logprobs ? p->old_logprobs[token] : logprob;
     double ratio = exp(logprob - old), loss = 0;
     double behaviour = p->behaviour_logprobs ? exp(old - p->behaviour_logprobs[token]) : 1;
@@ -110,9 +107,9 @@ double dray__policy_divisor(const dray__policy_batch *p, uint64_t *tokens)
     uint64_t rows = 0;
     *tokens = 0;
     for (uint32_t row = 0; row < p->sequences.rows; row++) {
-        bool counts = row_tokens(p, row) > 0 && !(p->masked && p->masked[row]);
-        rows += counts;
-        *tokens += counts ? row_tokens(p, row) : 0;
+        uint64_t made = p->masked && p->masked[row] ? 0 : dray__row_tokens(&p->sequences, row);
+        rows += made > 0;
+        *tokens += made;
     }
     const double divisors[] = {[DRAY__AGGREGATE_TOKEN] = (double)*tokens,
                                [DRAY__AGGREGATE_SAMPLE] = (double)rows,

@@ -23,6 +23,7 @@
  * k3 = exp(d) - d - 1 with d = log π_ref - log π (Schulman, "Approximating KL Divergence", 2020).
  *
  * `a` and the divisor that a step divides sums by say what the mean is over: see dray__aggregate.
+ * Response tokens are those that count (dray__sequences.mask).
  */
 #ifndef DRAY_ENGINE_POLICY_H
 #define DRAY_ENGINE_POLICY_H

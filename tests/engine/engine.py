@@ -109,6 +109,14 @@ def response_logprobs(model, prompts, responses, temperature=1.0):
 AGGREGATES = ("token", "sample", "length")  # dray__aggregate
 
 
+def random_mask(responses):
+    """Which response tokens the model made: all, or runs of some, and in one row of eight none."""
+    if rng.random() < 0.3:
+        return [1] * sum(map(len, responses))
+    return [made for r in responses for share in [rng.choice([0.6, 0.9, 1, 0.6, 0.9, 1, 1, 0])]
+            for made in (int(rng.random() < share) for _ in r)]
+
+
 def random_policy(prompts, responses, logprobs, **changes):
     """A batch off policy enough that every bound works, with every term switched on."""
     rows, count = len(prompts), len(logprobs)
@@ -122,7 +130,7 @@ def random_policy(prompts, responses, logprobs, **changes):
              "behaviour": (old + apart * torch.randn(count)).tolist(),
              "decoupled": rng.random() < 0.5, "truncate": rng.choice([0, 0.9, 1.2]),
              "aggregate": rng.randrange(3), "length": 11.0,
-             "masked": [rng.random() < 0.25 for _ in range(rows)],
+             "masked": [rng.random() < 0.25 for _ in range(rows)], "mask": random_mask(responses),
              "clip_low": 0.15, "clip_high": 0.25, "dual_clip": rng.choice([0, 1.1, 1.3]),
              "kl": 0.3, "entropy": 0.2}
     batch.update(changes)
@@ -135,7 +143,8 @@ def policy_loss(batch, logprobs, entropies):
     tensor = lambda key: torch.tensor(batch[key], dtype=logprobs.dtype)
     lengths = torch.tensor([len(r) for r in batch["responses"]])
     masked = torch.tensor(batch.get("masked", [False] * len(lengths)))
-    counts = ~masked.repeat_interleave(lengths)
+    made = torch.tensor(batch.get("mask", [1] * len(logprobs))).bool()
+    counts = ~masked.repeat_interleave(lengths) & made
     advantages = tensor("advantages")
     if not batch.get("token_advantages"):
         advantages = advantages.repeat_interleave(lengths)
@@ -167,9 +176,10 @@ def policy_loss(batch, logprobs, entropies):
         stats["kl"] = mean(k3)
     loss = (loss - batch.get("entropy", 0) * entropies) * counts
     how = AGGREGATES[batch.get("aggregate", 0)]
+    own = torch.tensor([part.sum().item() for part in made.split(lengths.tolist())])
     if how == "sample":
-        loss = loss / lengths.repeat_interleave(lengths)
-    divisor = {"token": counts.sum().item(), "sample": ((lengths > 0) & ~masked).sum().item(),
+        loss = loss / own.clamp(min=1).repeat_interleave(lengths)
+    divisor = {"token": counts.sum().item(), "sample": ((own > 0) & ~masked).sum().item(),
                "length": len(lengths) * batch.get("length", 0)}[how]
     return loss.sum(), divisor, stats
 

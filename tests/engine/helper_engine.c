@@ -58,9 +58,12 @@ static dray__tokens ragged(const json_t *json)
 
 static dray__sequences sequences(const json_t *json)
 {
-    const json_t *prompts = json_object_get(json, "prompts");
+    const json_t *prompts = json_object_get(json, "prompts"), *mask = json_object_get(json, "mask");
+    int32_t *made = mask ? calloc(json_array_size(mask) + 1, sizeof *made) : NULL;
+    for (size_t i = 0; i < json_array_size(mask); i++)
+        made[i] = (int32_t)json_integer_value(json_array_get(mask, i));
     return (dray__sequences){(uint32_t)json_array_size(prompts), ragged(prompts),
-                             ragged(json_object_get(json, "responses"))};
+                             ragged(json_object_get(json, "responses")), made};
 }
 
 static float *floats(const json_t *json)

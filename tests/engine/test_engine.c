@@ -130,7 +130,7 @@ static void bad_requests_are_refused(void **state)
     tokens[4] = DRAY__BYTE_VOCABULARY;
     options = sampling(tokens, offsets);
     assert_int_equal(dray__generate(g, &options, &out, NULL), DRAY_EINVALID);
-    dray__sequences s = {1, {tokens, offsets}, {tokens, offsets}};
+    dray__sequences s = {1, {tokens, offsets}, {tokens, offsets}, NULL};
     float logprobs[64];
     assert_int_equal(dray__generator_logprobs(g, &s, 0, logprobs, NULL, NULL), DRAY_EINVALID);
     assert_int_equal(dray__generator_logprobs(g, &s, 1, logprobs, NULL, NULL), DRAY_OK);
@@ -230,7 +230,7 @@ static int train(dray__trainer *t, dray__step_stats *stats, dray_error *error)
     step.learning_rate = 1e-2;
     step.max_norm = 1;
     dray__policy_batch batch = DRAY__POLICY_BATCH_INIT;
-    batch.sequences = (dray__sequences){ROWS, {tokens, offsets}, {tokens, offsets}};
+    batch.sequences = (dray__sequences){ROWS, {tokens, offsets}, {tokens, offsets}, NULL};
     batch.advantages = advantages;
     batch.old_logprobs = batch.ref_logprobs = logprobs;
     batch.kl_coefficient = 0.1;
@@ -452,7 +452,7 @@ static void a_narrow_model_learns(void **state)
     dray__trainer *t = trainer_of(&config);
     const int32_t prompt[] = {65, 66}, response[] = {67};
     const uint64_t prompts[] = {0, 2}, responses[] = {0, 1};
-    dray__sequences one = {1, {prompt, prompts}, {response, responses}};
+    dray__sequences one = {1, {prompt, prompts}, {response, responses}, NULL};
     dray__step_options step = DRAY__STEP_OPTIONS_INIT;
     dray__step_stats stats = {0};
     step.learning_rate = 0.01;
@@ -478,7 +478,7 @@ static void what_is_only_measured_does_not_count(void **state)
     const uint64_t prompts[] = {0, 2}, responses[] = {0, 1};
     const float advantage = 1, old = -5, reference = 1e4f;
     dray__policy_batch batch = DRAY__POLICY_BATCH_INIT;
-    batch.sequences = (dray__sequences){1, {prompt, prompts}, {response, responses}};
+    batch.sequences = (dray__sequences){1, {prompt, prompts}, {response, responses}, NULL};
     batch.advantages = &advantage;
     batch.old_logprobs = &old;
     batch.ref_logprobs = &reference;

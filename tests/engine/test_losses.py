@@ -48,7 +48,7 @@ def random_case(rows, **changes):
     count = sum(map(len, responses))
     logprobs = -3 * torch.rand(count, dtype=torch.float64)
     batch = random_policy(prompts, responses, logprobs, **changes)
-    batch["masked"][0] = False
+    batch["masked"][0], batch["mask"][:3] = False, [1, 0, 1]
     if batch.get("token_advantages"):
         batch["advantages"] = torch.randn(count).tolist()
     return batch, logprobs, 5 * torch.rand(count, dtype=torch.float64)

@@ -159,7 +159,7 @@ static void training(void **state)
     uint64_t prompts[5] = {0, 1, 2, 3, 4}, responses[5] = {0, 2, 4, 6, 8};
     float logprobs[8], entropy[8], advantages[4] = {1, -1, 0.5, 2};
     dray__policy_batch batch = DRAY__POLICY_BATCH_INIT;
-    batch.sequences = (dray__sequences){4, {tokens, prompts}, {tokens, responses}};
+    batch.sequences = (dray__sequences){4, {tokens, prompts}, {tokens, responses}, NULL};
     batch.advantages = advantages;
     int64_t begin = dray__now();
     assert_int_equal(dray__trainer_logprobs(trainer, &batch.sequences, 1, logprobs, entropy, NULL),

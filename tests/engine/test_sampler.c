@@ -189,7 +189,7 @@ static float worst_gap(dray__generator *g, const story *t, uint64_t from, uint64
         offsets[i] = (uint64_t)i * NEW_TOKENS;
     for (uint32_t i = 0; i < ROWS; i++)
         memcpy(response + offsets[i], t->response[i], sizeof t->response[i]);
-    dray__sequences rows = {ROWS, {t->prompts, t->offsets}, {response, offsets}};
+    dray__sequences rows = {ROWS, {t->prompts, t->offsets}, {response, offsets}, NULL};
     assert_int_equal(dray__generator_logprobs(g, &rows, 1, scores, NULL, NULL), DRAY_OK);
     for (uint32_t i = 0; i < ROWS; i++)
         for (uint64_t k = from; k < to; k++)

@@ -34,7 +34,8 @@ def loss_of(model, batch):
     logprobs, entropies = response_logprobs(model, batch["prompts"], batch["responses"],
                                             batch.get("temperature", 1.0))
     if batch["loss"] == "sft":
-        return -logprobs.mean(), {"entropy": entropies.mean().item()}
+        made = torch.tensor(batch["mask"]).bool()
+        return -logprobs[made].mean(), {"entropy": entropies[made].mean().item()}
     loss, divisor, stats = policy_loss(batch, logprobs, entropies)
     return loss / max(divisor, 1), stats
 
@@ -126,7 +127,7 @@ def cut(batch, sizes):
         piece = dict(batch)
         for key in ("prompts", "responses", "advantages", "masked"):
             piece[key] = batch[key][row:row + size]
-        for key in ("old", "ref", "behaviour"):
+        for key in ("old", "ref", "behaviour", "mask"):
             piece[key] = batch[key][first:first + count]
         yield piece
         row += size

@@ -245,7 +245,8 @@ static void check_versions(scene *s, uint32_t *mixed)
         uint64_t count = columns[0].lengths[i], response[2] = {0, count};
         const float *found = columns[1].cells[i];
         const int32_t *versions = columns[2].cells[i];
-        dray__sequences row = {1, {s->prompts, s->offsets + i}, {columns[0].cells[i], response}};
+        dray__sequences row = {
+            1, {s->prompts, s->offsets + i}, {columns[0].cells[i], response}, NULL};
         fill(s->generator);
         assert_int_equal(dray__generator_logprobs(s->generator, &row, 1, scores[0], NULL, NULL), 0);
         change_weights(s->generator);
