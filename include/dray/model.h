@@ -197,6 +197,9 @@ typedef struct dray_model_config {
     /* Multi-token prediction: whole layers `layers`, `layers` + 1, ... that share the embedding and
      * the head. A trainer that has none sets 0. */
     int64_t mtp_layers;
+    /* 0: a language model. Else the head is score.weight and score.bias, which give every token so
+     * many numbers (...ForTokenClassification; 1: a value model), and there is no lm_head. */
+    int64_t labels;
 } dray_model_config;
 
 /* A name of the built-in table ("qwen2.5-32b", ..., in any case) or the path of a config.json, or

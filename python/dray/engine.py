@@ -28,7 +28,7 @@ class _Config(c.Structure):
                                  "first_k_dense", "sparse_step")] + [
         ("dense_layers", c.c_uint64 * 8)] + [
         (n, c.c_int64) for n in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
-                                 "qk_rope_head_dim", "v_head_dim", "mtp_layers")]
+                                 "qk_rope_head_dim", "v_head_dim", "mtp_layers", "labels")]
 
 
 class _Spec(_l.Sized):

@@ -309,14 +309,31 @@ static int check_keys(const reading *r, const dray__family *family)
     if (family->latent && is_set(json_object_get(r->json, "attention_bias")))
         return dray__fail(r->error, DRAY_EUNSUPPORTED,
                           "%.300s: attention_bias is not supported with latent attention", r->path);
+    return DRAY_OK;
+}
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t a = strlen(text), b = strlen(end);
+    return a >= b && strcmp(text + a - b, end) == 0;
+}
+
+/* How many labels the head scores; 0: it is a language model's. transformers' default is 2. */
+static int read_head(const reading *r, int64_t *labels)
+{
     const json_t *names = json_object_get(r->json, "architectures");
-    const json_t *first = json_is_array(names) ? json_array_get(names, 0) : NULL;
-    const char *name = json_string_value(first), *tail = name ? strstr(name, "ForCausalLM") : NULL;
-    if (name && (!tail || tail[strlen("ForCausalLM")]))
+    const json_t *of = json_object_get(r->json, "id2label");
+    const char *name = json_is_array(names) ? json_string_value(json_array_get(names, 0)) : NULL;
+    *labels = 0;
+    if (!name || ends_with(name, "ForCausalLM"))
+        return DRAY_OK;
+    if (!ends_with(name, "ForTokenClassification"))
         return dray__fail(r->error, DRAY_EUNSUPPORTED,
                           "%.300s: architectures: '%.60s': expected one for causal language "
-                          "modelling (...ForCausalLM)",
+                          "modelling (...ForCausalLM), or one that scores tokens "
+                          "(...ForTokenClassification)",
                           r->path, name);
+    *labels = json_is_object(of) ? (int64_t)json_object_size(of) : 2;
     return DRAY_OK;
 }
 
@@ -457,6 +474,11 @@ static int read_config(reading *r, dray_model_config *out)
     c.dtype = (int32_t)checkpoint_dtype(r);
     if (r->status)
         return r->status;
+    status = read_head(r, &c.labels);
+    if (status)
+        return status;
+    if (c.labels) /* what transformers leaves out of such a model */
+        c.mtp_layers = 0;
     status = dray__config_check(&c, &family, r->error);
     if (status)
         return dray__fail_prefix(r->error, status, "%.200s: ", r->path);

@@ -25,6 +25,7 @@
 #define KVA DRAY__SIZE_KV_A
 #define KVB DRAY__SIZE_KV_B
 #define O DRAY__SIZE_VALUE
+#define L DRAY__SIZE_LABELS
 
 /* Tables share their parts; a part is a list of rows. */
 #define EMBEDDING                                                                                  \
@@ -219,12 +220,14 @@
 
 #define HEAD                                                                                       \
     {.name = "model.norm.weight", .shape = {H}},                                                   \
+        {.name = "lm_head.weight",                                                                 \
+         .tied = "model.embed_tokens.weight",                                                      \
+         .when = DRAY__WHEN_LANGUAGE,                                                              \
+         .cut = DRAY__CUT_VOCAB,                                                                   \
+         .shape = {V, H}},                                                                         \
+        {.name = "score.weight", .when = DRAY__WHEN_LABELS, .shape = {L, H}},                      \
     {                                                                                              \
-        .name = "lm_head.weight", .tied = "model.embed_tokens.weight", .cut = DRAY__CUT_VOCAB,     \
-        .shape = {                                                                                 \
-            V,                                                                                     \
-            H                                                                                      \
-        }                                                                                          \
+        .name = "score.bias", .when = DRAY__WHEN_LABELS, .shape = { L }                            \
     }
 
 /* transformers 5 (conversion_mapping.py). */

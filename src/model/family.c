@@ -103,6 +103,8 @@ int dray__config_check(const dray_model_config *config, const dray__family **fam
         {"num_attention_heads", config->heads, 1, MOST_COUNT},
         {"num_key_value_heads", config->kv_heads, 1, MOST_COUNT},
         {"head_dim", config->head_dim, 1, MOST_COUNT * 2},
+        /* what layers of multi-token prediction share is the head of a language model */
+        {"num_labels", config->labels, 0, config->mtp_layers ? 0 : MOST_COUNT},
     };
     if (!memchr(config->family, 0, sizeof config->family))
         return dray__fail(error, DRAY_EINVALID, "model family: not a terminated name");
@@ -163,6 +165,8 @@ int64_t dray__size_of(dray__size size, const dray_model_config *config)
         return c->heads * c->v_head_dim;
     case DRAY__SIZE_TWICE:
         return c->hidden_size * 2;
+    case DRAY__SIZE_LABELS:
+        return c->labels;
     case DRAY__SIZE_NONE:
         break;
     }
@@ -198,6 +202,10 @@ bool dray__parameter_used(const dray__parameter *parameter, const dray_model_con
         return config->q_lora_rank == 0;
     case DRAY__WHEN_SHARED:
         return config->shared_experts > 0;
+    case DRAY__WHEN_LANGUAGE:
+        return config->labels == 0;
+    case DRAY__WHEN_LABELS:
+        return config->labels > 0;
     case DRAY__WHEN_ALWAYS:
         break;
     }

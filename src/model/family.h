@@ -23,7 +23,8 @@ typedef enum dray__size {
     DRAY__SIZE_KV_A,    /* kv_lora_rank + qk_rope_head_dim */
     DRAY__SIZE_KV_B,    /* heads x (qk_nope_head_dim + v_head_dim) */
     DRAY__SIZE_VALUE,   /* heads x v_head_dim */
-    DRAY__SIZE_TWICE    /* 2 x hidden_size */
+    DRAY__SIZE_TWICE,   /* 2 x hidden_size */
+    DRAY__SIZE_LABELS
 } dray__size;
 
 /* How tensor parallelism cuts a parameter. */
@@ -46,7 +47,9 @@ typedef enum dray__when {
     DRAY__WHEN_QK_NORM,
     DRAY__WHEN_Q_LORA,    /* the query projection has two steps */
     DRAY__WHEN_NO_Q_LORA, /* ... or one */
-    DRAY__WHEN_SHARED     /* there are shared experts */
+    DRAY__WHEN_SHARED,    /* there are shared experts */
+    DRAY__WHEN_LANGUAGE,  /* the head gives logits of the next token */
+    DRAY__WHEN_LABELS     /* ... or scores labels */
 } dray__when;
 
 /* Of a row inside layers: which layers have it. */

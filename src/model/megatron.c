@@ -207,6 +207,11 @@ int dray__megatron_init(dray__megatron *m, const dray_model_config *config,
     if (m->spec.experts < DRAY_MEGATRON_GROUPED || m->spec.experts > DRAY_MEGATRON_SEQUENTIAL)
         return dray__fail(error, DRAY_EINVALID, "megatron: unknown form of experts %d",
                           m->spec.experts);
+    if (config->labels)
+        return dray__fail(error, DRAY_EUNSUPPORTED,
+                          "megatron: expected a language model, found one that scores %" PRId64
+                          " labels",
+                          config->labels);
     if (m->spec.ep > 1 && config->experts == 0)
         return dray__fail(error, DRAY_EINVALID, "megatron: ep %u, but %s has no experts",
                           m->spec.ep, config->family);

@@ -138,6 +138,9 @@ def names_and_shapes():
     assert text and "outside region" in text, text
     assert dray.packed(layout) == before  # gate and up both gone again
     add(layout, config, spec, layer + "mlp.router.expert_bias", [4], 2)
+    config.mtp_layers, config.labels = 0, 1
+    text = refusal(add, layout, config, spec, "embedding.word_embeddings.weight", [10, 8])
+    assert text and "expected a language model, found one that scores 1 labels" in text, text
 
 
 def down_projections():

@@ -15,7 +15,7 @@ import time
 os.environ["HF_HUB_OFFLINE"] = "1"
 try:
     import torch
-    from transformers import (AutoModelForCausalLM, DeepseekV3Config, Glm4MoeConfig, LlamaConfig,
+    from transformers import (AutoModelForCausalLM, AutoModelForTokenClassification, DeepseekV3Config, Glm4MoeConfig, LlamaConfig,
                               MixtralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig)
     from transformers.core_model_loading import revert_weight_conversion
 except ImportError as missing:
@@ -67,6 +67,9 @@ def random_config():
         sizes.update(q_lora_rank=rng.choice([None, 3, 8]), kv_lora_rank=rng.randrange(1, 9),
                      qk_nope_head_dim=2 * rng.randrange(1, 5), v_head_dim=rng.randrange(1, 9),
                      qk_rope_head_dim=2 * rng.randrange(1, 5))
+    if kind is not Glm4MoeConfig and rng.random() < 0.25:  # which has no such model
+        sizes.update(architectures=[kind.__name__[:-6] + "ForTokenClassification"],
+                     num_labels=rng.choice([1, 2, 5]))
     return kind(**sizes), dtype
 
 
@@ -81,11 +84,12 @@ MTP = {"embed_tokens.weight": lambda c: [c.vocab_size, c.hidden_size],
 
 def expected(config):
     """Name and shape of the checkpoint's tensors, MTP layers included."""
-    mtp = getattr(config, "num_nextn_predict_layers", 0)
+    scores = config.architectures == [type(config).__name__[:-6] + "ForTokenClassification"]
+    mtp = 0 if scores else getattr(config, "num_nextn_predict_layers", 0)
     layers = config.num_hidden_layers
     config = type(config)(**{**config.to_dict(), "num_hidden_layers": layers + mtp})
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = (AutoModelForTokenClassification if scores else AutoModelForCausalLM).from_config(config)
     state = revert_weight_conversion(model, model.state_dict())
     tensors = [(n, list(t.shape)) for n, t in state.items()]
     for i in range(layers, layers + mtp):
