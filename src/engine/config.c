@@ -151,16 +151,18 @@ int dray__engine_config_load(const char *path, dray_model_config *out, dray_erro
     return code;
 }
 
+/* transformers' classes: with a head for the next token, and with one for labels. */
 static const struct {
-    const char *family, *architecture;
-} families[] = {
-    {"llama", "LlamaForCausalLM"}, {"qwen2", "Qwen2ForCausalLM"}, {"qwen3", "Qwen3ForCausalLM"}};
+    const char *family, *language, *labels;
+} families[] = {{"llama", "LlamaForCausalLM", "LlamaForTokenClassification"},
+                {"qwen2", "Qwen2ForCausalLM", "Qwen2ForTokenClassification"},
+                {"qwen3", "Qwen3ForCausalLM", "Qwen3ForTokenClassification"}};
 
-static const char *architecture_of(const char *family)
+static const char *architecture_of(const dray_model_config *c)
 {
     for (size_t i = 0; i < COUNT(families); i++)
-        if (strcmp(families[i].family, family) == 0)
-            return families[i].architecture;
+        if (strcmp(families[i].family, c->family) == 0)
+            return c->labels ? families[i].labels : families[i].language;
     return NULL;
 }
 
@@ -189,9 +191,13 @@ int dray__engine_config_check(const dray_model_config *c, dray_error *error)
                           c->heads, c->kv_heads);
     if (c->head_dim % 2)
         return dray__fail(error, DRAY_EINVALID, "head_dim %" PRId64 " is odd", c->head_dim);
-    if (!memchr(c->family, 0, sizeof c->family) || !architecture_of(c->family))
+    if (!memchr(c->family, 0, sizeof c->family) || !architecture_of(c))
         return dray__fail(error, DRAY_EUNSUPPORTED, "the engine does not compute family '%.31s'",
                           c->family);
+    if (c->labels < 0 || c->labels > 1)
+        return dray__fail(error, DRAY_EUNSUPPORTED,
+                          "the engine computes one number a token, found %" PRId64 " labels",
+                          c->labels);
     if (c->o_bias)
         return dray__fail(error, DRAY_EUNSUPPORTED,
                           "the engine does not compute attention_bias on o_proj");
@@ -213,7 +219,7 @@ int dray__engine_config_json(const dray_model_config *c, int32_t eos_token, char
         return code;
     json_t *json = json_pack(
         "{s:[s], s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:s}",
-        "architectures", architecture_of(c->family), "model_type", c->family, "hidden_act", "silu",
+        "architectures", architecture_of(c), "model_type", c->family, "hidden_act", "silu",
         "tie_word_embeddings", c->tied, "vocab_size", (json_int_t)c->vocab_size, "hidden_size",
         (json_int_t)c->hidden_size, "intermediate_size", (json_int_t)c->intermediate_size,
         "num_hidden_layers", (json_int_t)c->layers, "num_attention_heads", (json_int_t)c->heads,
@@ -225,6 +231,10 @@ int dray__engine_config_json(const dray_model_config *c, int32_t eos_token, char
     json_t *eos = eos_token >= 0 ? json_integer(eos_token) : json_null();
     whole = whole && json_object_set_new(json, "eos_token_id", eos) == 0 &&
             json_object_set_new(json, "bos_token_id", json_null()) == 0;
+    if (c->labels) /* how transformers counts them */
+        whole = whole &&
+                json_object_set_new(json, "id2label", json_pack("{s:s}", "0", "value")) == 0 &&
+                json_object_set_new(json, "label2id", json_pack("{s:i}", "value", 0)) == 0;
     char *text = whole ? json_dumps(json, JSON_INDENT(2) | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(json);
     if (!text)

@@ -46,7 +46,7 @@ static inline uint64_t dray__row_tokens(const dray__sequences *sequences, uint32
  * dray_model_config_load. */
 int dray__engine_config_load(const char *path, dray_model_config *out, dray_error *error);
 /* Whether the engine computes this model: sizes positive and divisible, family known, no o_proj or
- * mlp bias. DRAY_EUNSUPPORTED or DRAY_EINVALID names the field. */
+ * mlp bias, at most one label. DRAY_EUNSUPPORTED or DRAY_EINVALID names the field. */
 int dray__engine_config_check(const dray_model_config *config, dray_error *error);
 /* The config.json of a float32 checkpoint of this model, as transformers reads it. *out is
  * malloc'ed. eos_token: -1 for none. */

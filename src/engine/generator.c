@@ -15,6 +15,9 @@ int dray__generator_open(const dray_model_config *config, dray__group *group, dr
                          dray_error *error)
 {
     int code = dray__engine_config_check(config, error);
+    if (code == DRAY_OK && config->labels)
+        code = dray__fail(error, DRAY_EUNSUPPORTED,
+                          "a generator expects a language model, found a value model");
     if (code != DRAY_OK)
         return code;
     dray__generator *g = calloc(1, sizeof *g);

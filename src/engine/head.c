@@ -1,5 +1,5 @@
-/* Logits and what is read from them: log-probs and entropies over a vocabulary that may lie on
- * several ranks. */
+/* The heads. Logits and what is read from them: log-probs and entropies over a vocabulary that may
+ * lie on several ranks. And values. */
 #include "engine/blas.h"
 #include "engine/kernels.h"
 #include "engine/model.h"
@@ -70,63 +70,105 @@ dray__summary dray__summary_join(const dray__summary *all, uint32_t world, int64
     return s;
 }
 
-static int score_chunk(dray__model *m, dray__state *state, const dray__chunk *chunk,
-                       double temperature, float *logprobs, float *entropy, dray_error *error)
+/* What is computed for each response token of some rows. */
+typedef struct scoring {
+    dray__model *model;
+    dray__state *state;
+    double temperature;
+    float *logprobs, *entropy; /* entropy: may be NULL */
+    float *values;             /* of a value model, in their place */
+} scoring;
+
+static int score_targets(const scoring *s, const dray__chunk *chunk, uint64_t at, dray_error *error)
 {
-    dray__batch batch = {
-        .rows = chunk->rows, .tokens = chunk->tokens, .ids = chunk->ids, .offsets = chunk->offsets};
+    const dray__model *m = s->model;
     int64_t count = chunk->targets_count, d = m->config.hidden_size;
-    int code = dray__forward(m, &batch, NULL, state, error);
-    if (code != DRAY_OK)
-        return code;
     float *hidden = malloc((size_t)(count * (d + 2 * m->vocab_rows)) * sizeof *hidden);
     dray__summary *own = malloc((size_t)count * (m->world + 1) * sizeof *own);
+    int code = hidden && own ? DRAY_OK : dray__nomem(error);
     if (hidden && own) {
         float *logits = hidden + count * d, *exps = logits + count * m->vocab_rows;
-        dray__pick_rows(state->hidden, chunk->positions, count, d, hidden);
+        dray__pick_rows(s->state->hidden, chunk->positions, count, d, hidden);
         dray__head(m, hidden, count, logits);
-        dray__summarise(m, logits, count, chunk->targets, 1 / temperature, exps, own);
+        dray__summarise(m, logits, count, chunk->targets, 1 / s->temperature, exps, own);
         code = dray__summaries_gather(m, own, count, own + count, error);
-    } else {
-        code = dray__nomem(error);
     }
     for (int64_t i = 0; code == DRAY_OK && i < count; i++) {
-        dray__summary s = dray__summary_join(own + count, m->world, count, i);
-        double normaliser = (double)s.max + log(s.sum);
-        logprobs[i] = (float)((double)s.target - normaliser);
-        if (entropy)
-            entropy[i] = (float)(normaliser - s.weighted / s.sum);
+        dray__summary joined = dray__summary_join(own + count, m->world, count, i);
+        double normaliser = (double)joined.max + log(joined.sum);
+        s->logprobs[at + (uint64_t)i] = (float)((double)joined.target - normaliser);
+        if (s->entropy)
+            s->entropy[at + (uint64_t)i] = (float)(normaliser - joined.weighted / joined.sum);
     }
     free(hidden);
     free(own);
     return code;
 }
 
-int dray__score(dray__model *m, dray__state *state, const dray__sequences *sequences,
-                uint32_t begin, uint32_t end, double temperature, float *logprobs, float *entropy,
-                dray_error *error)
+float dray__value(const dray__model *m, const float *hidden)
+{
+    return dray__dot(m->weights.head, hidden, m->config.hidden_size) + *m->weights.head_bias;
+}
+
+static int score_chunk(const scoring *s, const dray__chunk *chunk, uint64_t at, dray_error *error)
+{
+    dray__batch batch = {
+        .rows = chunk->rows, .tokens = chunk->tokens, .ids = chunk->ids, .offsets = chunk->offsets};
+    int64_t d = s->model->config.hidden_size;
+    int code = dray__forward(s->model, &batch, NULL, s->state, error);
+    if (code == DRAY_OK && !s->values)
+        return score_targets(s, chunk, at, error);
+    for (int64_t i = 0; code == DRAY_OK && i < chunk->targets_count; i++)
+        s->values[at + (uint64_t)i] =
+            dray__value(s->model, s->state->hidden + chunk->positions[i] * d);
+    return code;
+}
+
+static int score_rows(const scoring *s, const dray__sequences *sequences, uint32_t begin,
+                      uint32_t end, dray_error *error)
 {
     uint64_t first = sequences->response.offsets[begin];
     int code = DRAY_OK;
-    if (m->pace) {
-        dray__pace_spend(m->pace->score_seconds * sequences->rows);
-        for (uint64_t i = 0; i < sequences->response.offsets[end] - first; i++) {
-            logprobs[i] = -1;
-            if (entropy)
-                entropy[i] = 0;
-        }
-        return DRAY_OK;
-    }
     for (uint32_t row = begin; code == DRAY_OK && row < end;) {
         dray__chunk chunk;
         code = dray__chunk_next(sequences, end, &row, &chunk, error);
         if (code != DRAY_OK)
             break;
-        uint64_t at = chunk.first + sequences->response.offsets[0] - first;
         if (chunk.rows > 0)
-            code = score_chunk(m, state, &chunk, temperature, logprobs + at,
-                               entropy ? entropy + at : NULL, error);
+            code =
+                score_chunk(s, &chunk, chunk.first + sequences->response.offsets[0] - first, error);
         dray__chunk_free(&chunk);
     }
     return code;
+}
+
+static void fill(float *to, uint64_t count, float value)
+{
+    for (uint64_t i = 0; to && i < count; i++)
+        to[i] = value;
+}
+
+int dray__score(dray__model *m, dray__state *state, const dray__sequences *sequences,
+                uint32_t begin, uint32_t end, double temperature, float *logprobs, float *entropy,
+                dray_error *error)
+{
+    scoring s = {m, state, temperature, logprobs, entropy, NULL};
+    if (!m->pace)
+        return score_rows(&s, sequences, begin, end, error);
+    uint64_t count = sequences->response.offsets[end] - sequences->response.offsets[begin];
+    dray__pace_spend(m->pace->score_seconds * sequences->rows);
+    fill(logprobs, count, -1);
+    fill(entropy, count, 0);
+    return DRAY_OK;
+}
+
+int dray__values(dray__model *m, dray__state *state, const dray__sequences *sequences,
+                 uint32_t begin, uint32_t end, float *values, dray_error *error)
+{
+    scoring s = {.model = m, .state = state, .values = values};
+    if (!m->pace)
+        return score_rows(&s, sequences, begin, end, error);
+    dray__pace_spend(m->pace->score_seconds * sequences->rows);
+    fill(values, sequences->response.offsets[end] - sequences->response.offsets[begin], 0);
+    return DRAY_OK;
 }

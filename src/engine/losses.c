@@ -56,11 +56,10 @@ static int gather_tokens(dray__trainer *t, const dray__sequences *s, const float
     return DRAY_OK;
 }
 
-int dray__trainer_logprobs(dray__trainer *t, const dray__sequences *sequences, double temperature,
-                           float *logprobs, float *entropy, dray_error *error)
+/* Of a language model log-probs, and entropy where it is not NULL; of a value model values. */
+static int score(dray__trainer *t, const dray__sequences *sequences, double temperature, float *out,
+                 float *entropy, dray_error *error)
 {
-    if (!(temperature > 0) || isinf(temperature))
-        return dray__fail(error, DRAY_EINVALID, "log-probs: temperature %g", temperature);
     int code = prepare(t, sequences, error);
     if (code != DRAY_OK)
         return code;
@@ -68,21 +67,56 @@ int dray__trainer_logprobs(dray__trainer *t, const dray__sequences *sequences, d
     uint32_t end = first_row(sequences, t->rank + 1, t->world);
     uint64_t count = sequences->response.offsets[end] - sequences->response.offsets[begin];
     float *own = malloc((2 * count + 1) * sizeof *own);
-    if (own)
+    if (!own)
+        code = dray__nomem(error);
+    else if (t->config.labels)
+        code = dray__values(&t->model, &t->inference, sequences, begin, end, own, error);
+    else
         code = dray__score(&t->model, &t->inference, sequences, begin, end, temperature, own,
                            own + count, error);
-    else
-        code = dray__nomem(error);
     code = dray__trainer_agree(t, code, error);
     if (code == DRAY_OK && own)
-        code = gather_tokens(t, sequences, own, logprobs, error);
+        code = gather_tokens(t, sequences, own, out, error);
     if (code == DRAY_OK && own && entropy)
         code = gather_tokens(t, sequences, own + count, entropy, error);
     free(own);
     return code;
 }
 
+/* Has the model the head that this is about? */
+static int expect_head(const dray__trainer *t, bool value, const char *what, dray_error *error)
+{
+    return value == (t->config.labels > 0)
+               ? DRAY_OK
+               : dray__fail(error, DRAY_EINVALID, "%s: expected a %s, found a %s", what,
+                            value ? "value model" : "language model",
+                            value ? "language model" : "value model");
+}
+
+int dray__trainer_logprobs(dray__trainer *t, const dray__sequences *sequences, double temperature,
+                           float *logprobs, float *entropy, dray_error *error)
+{
+    if (!(temperature > 0) || isinf(temperature))
+        return dray__fail(error, DRAY_EINVALID, "log-probs: temperature %g", temperature);
+    int code = expect_head(t, false, "log-probs", error);
+    return code ? code : score(t, sequences, temperature, logprobs, entropy, error);
+}
+
+int dray__trainer_values(dray__trainer *t, const dray__sequences *sequences, float *values,
+                         dray_error *error)
+{
+    int code = expect_head(t, true, "values", error);
+    return code ? code : score(t, sequences, 1, values, NULL, error);
+}
+
 /* ---- losses ---------------------------------------------------------------------------------- */
+
+/* What a micro-batch is trained for: one of the two, or the responses as they are. */
+typedef struct objective {
+    const dray__sequences *sequences;
+    const dray__policy_batch *policy;
+    const dray__value_batch *value;
+} objective;
 
 /* -log p of one response token. */
 static dray__slopes supervised(bool counts, double logprob, double entropy, dray__policy_sums *sums)
@@ -97,8 +131,7 @@ static dray__slopes supervised(bool counts, double logprob, double entropy, dray
 }
 
 /* logits becomes the gradient of the loss by them; exps is used up. */
-static void differentiate(dray__trainer *t, const dray__chunk *chunk,
-                          const dray__sequences *sequences, const dray__policy_batch *policy,
+static void differentiate(dray__trainer *t, const dray__chunk *chunk, const objective *of,
                           float inverse_temperature, const dray__summary *summaries, float *logits,
                           const float *exps)
 {
@@ -109,9 +142,10 @@ static void differentiate(dray__trainer *t, const dray__chunk *chunk,
         double entropy = normaliser - s->weighted / s->sum,
                logprob = (double)s->target - normaliser;
         uint64_t token = chunk->first + (uint64_t)i;
-        dray__slopes slopes =
-            policy ? dray__policy_token(policy, token, chunk->row_of[i], logprob, entropy, &t->sums)
-                   : supervised(dray__token_counts(sequences, token), logprob, entropy, &t->sums);
+        dray__slopes slopes = of->policy ? dray__policy_token(of->policy, token, chunk->row_of[i],
+                                                              logprob, entropy, &t->sums)
+                                         : supervised(dray__token_counts(of->sequences, token),
+                                                      logprob, entropy, &t->sums);
         float *row = logits + i * width;
         const float *e = exps + i * width;
         float share = (float)(-slopes.logprob / s->sum) * inverse_temperature;
@@ -128,50 +162,102 @@ static void differentiate(dray__trainer *t, const dray__chunk *chunk,
     }
 }
 
-static int accumulate_chunk(dray__trainer *t, const dray__chunk *chunk,
-                            const dray__sequences *sequences, const dray__policy_batch *policy,
+/* What leaves the trunk where response tokens are chosen, and the gradient by it. */
+typedef struct reached {
+    int64_t count;
+    float *hidden, *gradient; /* [count, hidden] */
+} reached;
+
+static int differentiate_logits(dray__trainer *t, const dray__chunk *chunk, const objective *of,
+                                const reached *at, dray_error *error)
+{
+    dray__model *m = &t->model;
+    int64_t count = at->count, d = m->config.hidden_size, width = m->vocab_rows;
+    double inverse = of->policy ? 1 / of->policy->temperature : 1;
+    float *logits = malloc((size_t)(count * 2 * width) * sizeof *logits);
+    dray__summary *summaries = malloc((size_t)count * sizeof *summaries);
+    int code = logits && summaries ? DRAY_OK : dray__nomem(error);
+    if (logits && summaries) {
+        float *exps = logits + count * width;
+        dray__head(m, at->hidden, count, logits);
+        dray__summarise(m, logits, count, chunk->targets, inverse, exps, summaries);
+        differentiate(t, chunk, of, (float)inverse, summaries, logits, exps);
+        dray__gemm_tn(width, d, count, 1, logits, width, at->hidden, d, 1, t->gradients.head, d);
+        dray__gemm_nn(count, d, width, 1, logits, width, m->weights.head, d, 0, at->gradient, d);
+    }
+    free(logits);
+    free(summaries);
+    return code;
+}
+
+static void differentiate_values(dray__trainer *t, const dray__chunk *chunk,
+                                 const dray__value_batch *batch, const reached *at)
+{
+    int64_t d = t->model.config.hidden_size;
+    memset(at->gradient, 0, (size_t)(at->count * d) * sizeof *at->gradient);
+    for (int64_t i = 0; i < at->count; i++) {
+        const float *hidden = at->hidden + i * d;
+        float slope = (float)dray__value_token(batch, chunk->first + (uint64_t)i, chunk->row_of[i],
+                                               (double)dray__value(&t->model, hidden), &t->sums);
+        dray__axpy(slope, hidden, t->gradients.head, d);
+        *t->gradients.head_bias += slope;
+        dray__axpy(slope, t->model.weights.head, at->gradient + i * d, d);
+    }
+}
+
+static int accumulate_chunk(dray__trainer *t, const dray__chunk *chunk, const objective *of,
                             dray_error *error)
 {
     dray__model *m = &t->model;
     dray__batch batch = {
         .rows = chunk->rows, .tokens = chunk->tokens, .ids = chunk->ids, .offsets = chunk->offsets};
-    int64_t count = chunk->targets_count, d = m->config.hidden_size, width = m->vocab_rows;
-    double inverse = policy ? 1 / policy->temperature : 1;
+    int64_t count = chunk->targets_count, d = m->config.hidden_size;
     int code = dray__forward(m, &batch, NULL, &t->training, error);
     if (code != DRAY_OK)
         return code;
-    int64_t floats = count * (2 * d + 2 * width) + chunk->tokens * d;
-    float *hidden = malloc((size_t)floats * sizeof *hidden);
-    dray__summary *summaries = malloc((size_t)count * sizeof *summaries);
-    if (hidden && summaries) {
-        float *dhidden = hidden + count * d, *logits = dhidden + count * d;
-        float *exps = logits + count * width, *dall = exps + count * width;
-        dray__pick_rows(t->training.hidden, chunk->positions, count, d, hidden);
-        dray__head(m, hidden, count, logits);
-        dray__summarise(m, logits, count, chunk->targets, inverse, exps, summaries);
-        differentiate(t, chunk, sequences, policy, (float)inverse, summaries, logits, exps);
-        dray__gemm_tn(width, d, count, 1, logits, width, hidden, d, 1, t->gradients.head, d);
-        dray__gemm_nn(count, d, width, 1, logits, width, m->weights.head, d, 0, dhidden, d);
-        memset(dall, 0, (size_t)(chunk->tokens * d) * sizeof *dall);
-        for (int64_t i = 0; i < count; i++)
-            memcpy(dall + chunk->positions[i] * d, dhidden + i * d, (size_t)d * sizeof *dall);
-        code =
-            dray__backward_run(m, &batch, &t->training, dall, &t->gradients, &t->backward, error);
-    } else {
-        code = dray__nomem(error);
-    }
+    float *hidden = malloc((size_t)((2 * count + chunk->tokens) * d) * sizeof *hidden);
+    if (!hidden)
+        return dray__nomem(error);
+    reached at = {count, hidden, hidden + count * d};
+    float *all = at.gradient + count * d; /* of every token */
+    dray__pick_rows(t->training.hidden, chunk->positions, count, d, at.hidden);
+    if (of->value)
+        differentiate_values(t, chunk, of->value, &at);
+    else
+        code = differentiate_logits(t, chunk, of, &at, error);
+    memset(all, 0, (size_t)(chunk->tokens * d) * sizeof *all);
+    for (int64_t i = 0; i < count; i++)
+        memcpy(all + chunk->positions[i] * d, at.gradient + i * d, (size_t)d * sizeof *all);
+    if (code == DRAY_OK)
+        code = dray__backward_run(m, &batch, &t->training, all, &t->gradients, &t->backward, error);
     free(hidden);
-    free(summaries);
     return code;
 }
 
-static int accumulate(dray__trainer *t, const dray__sequences *sequences,
-                      const dray__policy_batch *policy, dray_error *error)
+/* Of the batch, and how many of its tokens count. */
+static double divisor_of(const objective *of, uint64_t *tokens)
 {
-    int code = prepare(t, sequences, error);
+    *tokens = dray__response_tokens(of->sequences);
+    if (of->policy)
+        return dray__aggregate_divisor(of->policy->aggregate, of->sequences, of->policy->masked,
+                                       of->policy->length, tokens);
+    if (of->value)
+        return dray__aggregate_divisor(of->value->aggregate, of->sequences, of->value->masked,
+                                       of->value->length, tokens);
+    return (double)*tokens;
+}
+
+static int accumulate(dray__trainer *t, objective of, dray_error *error)
+{
+    const dray__sequences *sequences = of.sequences;
+    int code = expect_head(t, of.value != NULL, "gradients", error);
+    if (code == DRAY_OK)
+        code = prepare(t, sequences, error);
+    if (code != DRAY_OK)
+        return code;
     uint32_t row = first_row(sequences, t->rank, t->world);
     uint32_t end = first_row(sequences, t->rank + 1, t->world);
-    if (code == DRAY_OK && t->model.pace) {
+    if (t->model.pace) {
         dray__pace_spend(t->model.pace->train_seconds * sequences->rows);
         row = end;
     }
@@ -181,14 +267,14 @@ static int accumulate(dray__trainer *t, const dray__sequences *sequences,
         if (code != DRAY_OK)
             break;
         if (chunk.rows > 0)
-            code = accumulate_chunk(t, &chunk, sequences, policy, error);
+            code = accumulate_chunk(t, &chunk, &of, error);
         dray__chunk_free(&chunk);
     }
     if (code != DRAY_OK)
         return code;
-    uint64_t tokens = dray__response_tokens(sequences);
-    t->begun |= tokens > 0;
-    t->divisor += policy ? dray__policy_divisor(policy, &tokens) : (double)tokens;
+    uint64_t tokens;
+    t->begun |= dray__response_tokens(sequences) > 0;
+    t->divisor += divisor_of(&of, &tokens);
     t->tokens += tokens;
     return DRAY_OK;
 }
@@ -196,7 +282,7 @@ static int accumulate(dray__trainer *t, const dray__sequences *sequences,
 int dray__trainer_accumulate_sft(dray__trainer *t, const dray__sequences *sequences,
                                  dray_error *error)
 {
-    return accumulate(t, sequences, NULL, error);
+    return accumulate(t, (objective){.sequences = sequences}, error);
 }
 
 int dray__trainer_accumulate_policy(dray__trainer *t, const dray__policy_batch *batch,
@@ -204,5 +290,12 @@ int dray__trainer_accumulate_policy(dray__trainer *t, const dray__policy_batch *
 {
     dray__policy_batch policy;
     int code = dray__policy_check(batch, &policy, error);
-    return code ? code : accumulate(t, &batch->sequences, &policy, error);
+    return code ? code : accumulate(t, (objective){&batch->sequences, &policy, NULL}, error);
+}
+
+int dray__trainer_accumulate_value(dray__trainer *t, const dray__value_batch *batch,
+                                   dray_error *error)
+{
+    int code = dray__value_check(batch, error);
+    return code ? code : accumulate(t, (objective){&batch->sequences, NULL, batch}, error);
 }

@@ -77,14 +77,17 @@ int dray__model_map(const dray__model *model, void *base, dray__weights *weights
     if (code == DRAY_OK)
         code = place(model, base, "model.norm.weight", true, &found.norm, error);
     if (code == DRAY_OK)
-        code = place(model, base, "lm_head.weight", !config->tied, &found.head, error);
+        code = place(model, base, config->labels ? "score.weight" : "lm_head.weight",
+                     config->labels || !config->tied, &found.head, error);
+    if (code == DRAY_OK)
+        code = place(model, base, "score.bias", config->labels > 0, &found.head_bias, error);
     for (int64_t i = 0; code == DRAY_OK && i < config->layers; i++)
         code = place_layer(model, base, i, &layers[i], error);
     if (code != DRAY_OK) {
         free(layers);
         return code;
     }
-    if (config->tied)
+    if (!found.head)
         found.head = found.embed;
     *weights = found;
     return DRAY_OK;

@@ -24,7 +24,9 @@ typedef struct dray__layer {
 
 /* Parameters, or gradients in the same places. */
 typedef struct dray__weights {
-    float *embed, *norm, *head; /* [vocab, hidden], [hidden], [vocab, hidden] (= embed when tied) */
+    float *embed, *norm; /* [vocab, hidden], [hidden] */
+    /* [vocab, hidden] (= embed when tied) and NULL; of a value model [1, hidden] and [1] */
+    float *head, *head_bias;
     dray__layer *layers;
 } dray__weights;
 
@@ -187,5 +189,10 @@ void dray__chunk_free(dray__chunk *chunk);
 int dray__score(dray__model *model, dray__state *state, const dray__sequences *sequences,
                 uint32_t begin, uint32_t end, double temperature, float *logprobs, float *entropy,
                 dray_error *error);
+/* The value model's number for the state that a token is chosen in; hidden: of that state. */
+float dray__value(const dray__model *model, const float *hidden);
+/* The same for the response tokens of rows [begin, end), to values[0..). */
+int dray__values(dray__model *model, dray__state *state, const dray__sequences *sequences,
+                 uint32_t begin, uint32_t end, float *values, dray_error *error);
 
 #endif

@@ -46,11 +46,42 @@ int dray__policy_check(const dray__policy_batch *batch, dray__policy_batch *out,
         return dray__fail(error, DRAY_EINVALID,
                           "policy batch: weights of proximal to behaviour policy, and no log-probs "
                           "of the latter");
-    if (p.aggregate == DRAY__AGGREGATE_LENGTH && !(p.length > 0))
-        return dray__fail(error, DRAY_EINVALID, "policy batch: constant length %g", p.length);
     *out = p;
-    return DRAY_OK;
+    return dray__aggregate_check(p.aggregate, p.length, error);
 }
+
+/* ---- aggregation ----------------------------------------------------------------------------- */
+
+int dray__aggregate_check(int32_t aggregate, double length, dray_error *error)
+{
+    return aggregate == DRAY__AGGREGATE_LENGTH && !(length > 0)
+               ? dray__fail(error, DRAY_EINVALID,
+                            "loss: constant length of more than 0 expected, found %g", length)
+               : DRAY_OK;
+}
+
+double dray__aggregate_share(int32_t aggregate, const dray__sequences *sequences, uint32_t row)
+{
+    return aggregate == DRAY__AGGREGATE_SAMPLE ? 1 / (double)dray__row_tokens(sequences, row) : 1;
+}
+
+double dray__aggregate_divisor(int32_t aggregate, const dray__sequences *sequences,
+                               const bool *masked, double length, uint64_t *tokens)
+{
+    uint64_t rows = 0;
+    *tokens = 0;
+    for (uint32_t row = 0; row < sequences->rows; row++) {
+        uint64_t made = masked && masked[row] ? 0 : dray__row_tokens(sequences, row);
+        rows += made > 0;
+        *tokens += made;
+    }
+    const double divisors[] = {[DRAY__AGGREGATE_TOKEN] = (double)*tokens,
+                               [DRAY__AGGREGATE_SAMPLE] = (double)rows,
+                               [DRAY__AGGREGATE_LENGTH] = (double)sequences->rows * length};
+    return divisors[aggregate];
+}
+
+/* ---- the loss -------------------------------------------------------------------------------- */
 
 /* The policy term, -w · min(…): adds to *loss, returns its derivative by the log-prob. */
 static double surrogate(const dray__policy_batch *p, double advantage, double ratio,
@@ -75,9 +106,7 @@ dray__slopes dray__policy_token(const dray__policy_batch *p, uint64_t token, uin
 {
     if ((p->masked && p->masked[row]) || !dray__token_counts(&p->sequences, token))
         return (dray__slopes){0};
-    double share = p->aggregate == DRAY__AGGREGATE_SAMPLE
-                       ? 1 / (double)dray__row_tokens(&p->sequences, row)
-                       : 1;
+    double share = dray__aggregate_share(p->aggregate, &p->sequences, row);
     double old = p->old_logprobs ? p->old_logprobs[token] : logprob;
     double ratio = exp(logprob - old), loss = 0;
     double behaviour = p->behaviour_logprobs ? exp(old - p->behaviour_logprobs[token]) : 1;
@@ -100,19 +129,4 @@ dray__slopes dray__policy_token(const dray__policy_batch *p, uint64_t token, uin
     sums->behaviour_square += behaviour * behaviour;
     sums->behaviour_max = fmax(sums->behaviour_max, behaviour);
     return (dray__slopes){share * slope, -share * p->entropy_coefficient};
-}
-
-double dray__policy_divisor(const dray__policy_batch *p, uint64_t *tokens)
-{
-    uint64_t rows = 0;
-    *tokens = 0;
-    for (uint32_t row = 0; row < p->sequences.rows; row++) {
-        uint64_t made = p->masked && p->masked[row] ? 0 : dray__row_tokens(&p->sequences, row);
-        rows += made > 0;
-        *tokens += made;
-    }
-    const double divisors[] = {[DRAY__AGGREGATE_TOKEN] = (double)*tokens,
-                               [DRAY__AGGREGATE_SAMPLE] = (double)rows,
-                               [DRAY__AGGREGATE_LENGTH] = (double)p->sequences.rows * p->length};
-    return divisors[p->aggregate];
 }

@@ -42,6 +42,15 @@ typedef enum dray__aggregate {
                                   "Understanding R1-Zero-Like Training", 2025) */
 } dray__aggregate;
 
+/* DRAY_EINVALID: no constant length with DRAY__AGGREGATE_LENGTH. */
+int dray__aggregate_check(int32_t aggregate, double length, dray_error *error);
+/* The factor `a` of a row's tokens. */
+double dray__aggregate_share(int32_t aggregate, const dray__sequences *sequences, uint32_t row);
+/* What the sums of these rows are to be divided by, and how many response tokens count. masked: one
+ * a row; NULL: none is. */
+double dray__aggregate_divisor(int32_t aggregate, const dray__sequences *sequences,
+                               const bool *masked, double length, uint64_t *tokens);
+
 /* One micro-batch of policy optimisation. Arrays per response token are as dray__sequences says.
  * Rows count that have tokens and are not masked. */
 typedef struct dray__policy_batch {
@@ -89,8 +98,5 @@ typedef struct dray__slopes {
  * policy: checked. */
 dray__slopes dray__policy_token(const dray__policy_batch *policy, uint64_t token, uint32_t row,
                                 double logprob, double entropy, dray__policy_sums *sums);
-
-/* What the sums of the batch are to be divided by, and how many response tokens count. */
-double dray__policy_divisor(const dray__policy_batch *policy, uint64_t *tokens);
 
 #endif

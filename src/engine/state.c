@@ -47,9 +47,11 @@ static int add_region(memory *m, void *base, uint64_t bytes, uint32_t *index, dr
     return code;
 }
 
-/* Adds this rank's pieces of all parameters under `prefix`, which lie at `base` like its shards. */
+enum { WHOLE, TRUNK /* without a value model's head */ };
+
+/* Adds this rank's pieces of the parameters under `prefix`, which lie at `base` like its shards. */
 static int add_parameters(const dray__trainer *t, memory *m, const char *prefix, float *base,
-                          dray_error *error)
+                          int which, dray_error *error)
 {
     uint32_t region = 0;
     int code = DRAY_OK;
@@ -61,6 +63,8 @@ static int add_parameters(const dray__trainer *t, memory *m, const char *prefix,
         char name[512];
         uint32_t index;
         int64_t start[DRAY_MAX_DIMS] = {0}, extent[DRAY_MAX_DIMS] = {0};
+        if (which == TRUNK && dray__is_score(tensor->name))
+            continue;
         snprintf(name, sizeof name, "%s%s", prefix, tensor->name);
         code = dray_layout_add_tensor(m->layout, name, DRAY_F32, tensor->ndim, tensor->shape,
                                       &index, error);
@@ -97,7 +101,7 @@ static int add_optimizer(const dray__trainer *t, memory *m, float *const *pieces
 {
     int code = DRAY_OK;
     for (int kind = MOMENT; code == DRAY_OK && kind < KINDS; kind++)
-        code = add_parameters(t, m, prefixes[kind], pieces[kind], error);
+        code = add_parameters(t, m, prefixes[kind], pieces[kind], WHOLE, error);
     return code == DRAY_OK ? add_step(m, step, error) : code;
 }
 
@@ -137,8 +141,8 @@ int dray__trainer_save(dray__trainer *t, dray_context *context, const char *dire
 /* ---- reading --------------------------------------------------------------------------------- */
 
 /* Reads this rank's pieces of the parameters; with `step` of the optimiser's state. */
-static int read_pieces(dray__trainer *t, const char *directory, float *const *to, int64_t *step,
-                       dray_error *error)
+static int read_pieces(dray__trainer *t, const char *directory, float *const *to, int which,
+                       int64_t *step, dray_error *error)
 {
     memory m = {0};
     char path[PATH_MAX];
@@ -146,7 +150,7 @@ static int read_pieces(dray__trainer *t, const char *directory, float *const *to
     if (length < 0 || length >= (int)sizeof path)
         return dray__fail(error, DRAY_EINVALID, "%.200s: path too long", directory);
     int code = step ? add_optimizer(t, &m, to, step, error)
-                    : add_parameters(t, &m, "", to[PARAMETER], error);
+                    : add_parameters(t, &m, "", to[PARAMETER], which, error);
     if (code == DRAY_OK && m.layout)
         code = dray_checkpoint_read(path, m.layout, m.regions, error);
     memory_free(&m);
@@ -156,7 +160,8 @@ static int read_pieces(dray__trainer *t, const char *directory, float *const *to
 }
 
 /* Everything is read aside first: a checkpoint that any rank cannot read changes nothing. */
-static int read_state(dray__trainer *t, const char *directory, bool optimizer, dray_error *error)
+static int read_state(dray__trainer *t, const char *directory, int which, bool optimizer,
+                      dray_error *error)
 {
     float *aside[KINDS] = {0};
     int64_t step = 0;
@@ -167,9 +172,9 @@ static int read_state(dray__trainer *t, const char *directory, bool optimizer, d
             code = dray__nomem(error);
     }
     if (code == DRAY_OK)
-        code = read_pieces(t, directory, aside, NULL, error);
+        code = read_pieces(t, directory, aside, which, NULL, error);
     if (code == DRAY_OK && optimizer)
-        code = read_pieces(t, directory, aside, &step, error);
+        code = read_pieces(t, directory, aside, which, &step, error);
     code = dray__trainer_agree(t, code, error);
     float *const to[KINDS] = {t->shard, t->moment, t->moment_square};
     for (int kind = 0; kind < KINDS; kind++) {
@@ -187,10 +192,15 @@ static int read_state(dray__trainer *t, const char *directory, bool optimizer, d
 
 int dray__trainer_load(dray__trainer *t, const char *directory, dray_error *error)
 {
-    return read_state(t, directory, false, error);
+    return read_state(t, directory, WHOLE, false, error);
+}
+
+int dray__trainer_load_trunk(dray__trainer *t, const char *directory, dray_error *error)
+{
+    return read_state(t, directory, TRUNK, false, error);
 }
 
 int dray__trainer_restore(dray__trainer *t, const char *directory, dray_error *error)
 {
-    return read_state(t, directory, true, error);
+    return read_state(t, directory, WHOLE, true, error);
 }

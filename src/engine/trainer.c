@@ -262,6 +262,11 @@ int dray__trainer_agree(dray__trainer *t, int code, dray_error *error)
 
 /* ---- parameters ------------------------------------------------------------------------------ */
 
+bool dray__is_score(const char *name)
+{
+    return strncmp(name, "score.", 6) == 0;
+}
+
 static bool ends_with(const char *text, const char *end)
 {
     size_t a = strlen(text), b = strlen(end);
@@ -281,11 +286,12 @@ int dray__trainer_init_as(dray__trainer *t, double embeddings, double weights, u
         const dray__piece *piece = &t->pieces[i];
         const dray_tensor_info *tensor = dray_layout_tensor(t->layout, piece->tensor);
         bool norm = ends_with(tensor->name, "norm.weight"), bias = ends_with(tensor->name, ".bias"),
-             embedding = ends_with(tensor->name, "embed_tokens.weight");
+             embedding = ends_with(tensor->name, "embed_tokens.weight"),
+             score = dray__is_score(tensor->name);
         uint64_t stream = dray__hash(tensor->name, strlen(tensor->name));
         for (uint64_t j = 0; j < piece->counts[t->rank]; j++) {
             double value = norm ? 1 : 0;
-            if (!norm && !bias)
+            if (!norm && !bias && !score)
                 value = (embedding ? embeddings : weights) *
                         dray__random_normal(seed, stream, piece->start + j);
             t->shard[piece->shard + j] = (float)value;

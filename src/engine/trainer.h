@@ -20,6 +20,7 @@
 #include "engine/engine.h"
 #include "engine/pace.h"
 #include "engine/policy.h"
+#include "engine/value.h"
 #include "group/group.h"
 
 #include <dray/memory.h>
@@ -41,7 +42,9 @@ typedef struct dray__trainer_options {
         .size = sizeof(dray__trainer_options), .eos_token = -1                                     \
     }
 
-/* group: its ranks are the FSDP ranks; borrowed until close; NULL: one rank alone. The parameters
+/* config: of a language model; with labels 1 of a value model, whose head gives each token one
+ * number.
+ * group: its ranks are the FSDP ranks; borrowed until close; NULL: one rank alone. The parameters
  * are zero until _init, _load or _restore. */
 int dray__trainer_open(const dray_model_config *config, dray__group *group,
                        const dray__trainer_options *options, dray__trainer **out,
@@ -59,7 +62,8 @@ void dray__trainer_pace(dray__trainer *trainer, const dray__pace *pace);
 uint64_t dray__trainer_steps(const dray__trainer *trainer);
 
 /* Random parameters as transformers initialises them: weights normal with deviation 0.02, biases 0,
- * norms 1. Depends on the seed alone, not on the world. Resets the optimiser. */
+ * norms 1; a value model's head is 0. Depends on the seed alone, not on the world. Resets the
+ * optimiser. */
 int dray__trainer_init(dray__trainer *trainer, uint64_t seed, dray_error *error);
 /* The same with other deviations of the token embeddings and of the other weights. */
 int dray__trainer_init_as(dray__trainer *trainer, double embeddings, double weights, uint64_t seed,
@@ -68,10 +72,17 @@ int dray__trainer_init_as(dray__trainer *trainer, double embeddings, double weig
  */
 int dray__trainer_load(dray__trainer *trainer, const char *directory, dray_error *error);
 
+/* The same of a language model of the same trunk into a value model, whose head becomes 0. */
+int dray__trainer_load_trunk(dray__trainer *trainer, const char *directory, dray_error *error);
+
 /* Log-probs of given responses under the present parameters, and entropy (may be NULL), per
  * response token: log softmax(logits / temperature). temperature > 0. No gradients. */
 int dray__trainer_logprobs(dray__trainer *trainer, const dray__sequences *sequences,
                            double temperature, float *logprobs, float *entropy, dray_error *error);
+
+/* A value model's values of the states that response tokens are chosen in, per response token. */
+int dray__trainer_values(dray__trainer *trainer, const dray__sequences *sequences, float *values,
+                         dray_error *error);
 
 /* Adds the gradients of -Σ log p(response token) to those accumulated. */
 int dray__trainer_accumulate_sft(dray__trainer *trainer, const dray__sequences *sequences,
@@ -80,6 +91,10 @@ int dray__trainer_accumulate_sft(dray__trainer *trainer, const dray__sequences *
 /* Adds the gradients of the batch's loss (policy.h), as a sum, to those accumulated. */
 int dray__trainer_accumulate_policy(dray__trainer *trainer, const dray__policy_batch *batch,
                                     dray_error *error);
+
+/* The same for a value model (value.h). */
+int dray__trainer_accumulate_value(dray__trainer *trainer, const dray__value_batch *batch,
+                                   dray_error *error);
 
 /* Forgets what was accumulated since the last step. */
 void dray__trainer_discard(dray__trainer *trainer);
@@ -102,7 +117,7 @@ typedef struct dray__step_stats {
     double loss;                  /* the accumulated sum over the divisor of the gradients */
     double gradient_norm;         /* before clipping */
     double entropy;               /* nats */
-    double clip_fraction;         /* tokens whose clipped term was the smaller */
+    double clip_fraction;         /* tokens whose clipped term was the one that counts */
     double dual_clip_fraction;    /* tokens that dual clip bounded */
     double truncated_fraction;    /* tokens whose weight was cut to `truncate` */
     double kl;                    /* k3 to the reference; 0 without one */

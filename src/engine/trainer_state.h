@@ -47,6 +47,8 @@ struct dray__trainer {
     dray__policy_sums sums; /* of this rank's tokens */
 };
 
+/* Is it a parameter of a value model's head? */
+bool dray__is_score(const char *name);
 /* Makes `whole` (whole_floats long) of the shards that lie like t->shard. */
 int dray__trainer_gather(dray__trainer *t, const float *shard, float *whole, dray_error *error);
 /* Makes all ranks return alike: the first rank that failed says what. */

@@ -26,15 +26,18 @@ transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 FAMILIES = {
-    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM,
+              transformers.LlamaForTokenClassification),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM,
+              transformers.Qwen2ForTokenClassification),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM,
+              transformers.Qwen3ForTokenClassification),
 }
 
 
-def make_model(family, **changes):
-    """A random model of the family. Biases and norms are made random too: their defaults would
-    hide them."""
+def make_model(family, value=False, **changes):
+    """A random model of the family, for the next token or (value) for one number a token. Biases and
+    norms are made random too: their defaults would hide them."""
     sizes = dict(vocab_size=259, hidden_size=48, intermediate_size=80, num_hidden_layers=3,
                  num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=128,
                  tie_word_embeddings=False, pad_token_id=None, bos_token_id=None,
@@ -42,7 +45,9 @@ def make_model(family, **changes):
     if family == "qwen3":
         sizes["head_dim"] = 16
     sizes.update(changes)
-    config, model = FAMILIES[family]
+    config, model, scorer = FAMILIES[family]
+    if value:
+        sizes["num_labels"], model = 1, scorer
     made = model(config(**sizes, attn_implementation="eager")).float().eval()
     with torch.no_grad():
         for name, parameter in made.named_parameters():
@@ -56,8 +61,11 @@ def make_model(family, **changes):
 
 
 def load(folder):
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager").eval()
+    with open(f"{folder}/config.json") as file:
+        value = "TokenClassification" in json.load(file)["architectures"][0]
+    kind = (transformers.AutoModelForTokenClassification if value
+            else transformers.AutoModelForCausalLM)
+    return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def save(model, folder, dtype=torch.float32, **options):
@@ -104,6 +112,12 @@ def response_logprobs(model, prompts, responses, temperature=1.0):
         logprobs.append(log_softmax.gather(1, torch.tensor(response)[:, None])[:, 0])
         entropies.append(-(log_softmax.exp() * log_softmax).sum(-1))
     return torch.cat(logprobs), torch.cat(entropies)
+
+
+def response_values(model, prompts, responses):
+    """A value model's number for each state that a response token is chosen in, with gradients."""
+    return torch.cat([logits_of(model, prompt + response)[len(prompt) - 1:-1, 0]
+                      for prompt, response in zip(prompts, responses)])
 
 
 AGGREGATES = ("token", "sample", "length")  # dray__aggregate
@@ -174,14 +188,49 @@ def policy_loss(batch, logprobs, entropies):
         k3 = difference.exp() - difference - 1
         loss = loss + batch.get("kl", 0) * k3
         stats["kl"] = mean(k3)
-    loss = (loss - batch.get("entropy", 0) * entropies) * counts
+    loss = loss - batch.get("entropy", 0) * entropies
+    return *aggregated(batch, loss), stats
+
+
+def aggregated(batch, loss):
+    """The sum over the tokens that count, and what it is divided by."""
+    lengths = torch.tensor([len(r) for r in batch["responses"]])
+    masked = torch.tensor(batch.get("masked", [False] * len(lengths)))
+    made = torch.tensor(batch.get("mask", [1] * len(loss))).bool()
+    counts = ~masked.repeat_interleave(lengths) & made
     how = AGGREGATES[batch.get("aggregate", 0)]
     own = torch.tensor([part.sum().item() for part in made.split(lengths.tolist())])
     if how == "sample":
         loss = loss / own.clamp(min=1).repeat_interleave(lengths)
     divisor = {"token": counts.sum().item(), "sample": ((own > 0) & ~masked).sum().item(),
                "length": len(lengths) * batch.get("length", 0)}[how]
-    return loss.sum(), divisor, stats
+    return (loss * counts).sum(), divisor
+
+
+def random_values(prompts, responses, values, **changes):
+    """A batch for a value model, whose values have gone on since they were written."""
+    noise = lambda size: size * torch.randn(len(values))
+    batch = {"loss": "value", "prompts": prompts, "responses": responses,
+             "values": (values + noise(0.3)).tolist(), "returns": (values + noise(0.6)).tolist(),
+             "masked": [rng.random() < 0.25 for _ in prompts], "mask": random_mask(responses),
+             "aggregate": rng.randrange(3), "length": 11.0, "clip": rng.choice([0, 0.1, 0.3])}
+    batch.update(changes)
+    return batch
+
+
+def value_loss(batch, values):
+    """The sum that value.h states, what it is divided by, and how many tokens were clipped."""
+    tensor = lambda key: torch.tensor(batch[key], dtype=values.dtype)
+    loss = (values - tensor("returns")) ** 2
+    clipped = torch.zeros_like(values)
+    if batch["clip"]:
+        bounded = torch.clamp(values, tensor("values") - batch["clip"],
+                              tensor("values") + batch["clip"])
+        other = (bounded - tensor("returns")) ** 2
+        clipped = (other > loss).to(values.dtype)
+        loss = torch.max(loss, other)
+    count, _ = aggregated({**batch, "aggregate": 0}, clipped)
+    return *aggregated(batch, loss / 2), count.item()
 
 
 def expect_close(what, found, expected, tolerance):

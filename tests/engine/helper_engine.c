@@ -10,8 +10,13 @@
  *    "before": 3, "max_new_tokens": 8}: the other weights come after `before` tokens
  *   {"do": "init", "like": DIR, "ranks": 2, "seed": 1, "out": DIR}
  *   {"do": "train", "model": DIR, "ranks": 2, "options": {...}, "steps": [{"lr": 1e-3, "norm": 0,
- *    "batches": [{"loss": "sft" | "policy", "prompts": ..., "responses": ..., ...}]}], "out": DIR}
+ *    "batches": [{"loss": "sft" | "policy" | "value", "prompts": ..., "responses": ..., ...}]}],
+ *    "out": DIR}
  *   {"do": "loss", "cases": [{"batch": {...}, "logprobs": [...], "entropies": [...]}]}
+ *   {"do": "value_loss", "cases": [{"batch": {...}, "now": [...]}]}
+ *   {"do": "values", "model": DIR, "ranks": 2, "prompts": [[...]], "responses": [[...]]}
+ *
+ * With "trunk": DIR, a value model of the trunk of this language model, in the place of "model".
  *
  * An error of the library is the answer {"error": NAME, "message": TEXT}. */
 #include "control/fixture.h"
@@ -232,9 +237,25 @@ static dray__policy_batch policy_batch(const json_t *json)
     return batch;
 }
 
+static dray__value_batch value_batch(const json_t *json)
+{
+    dray__value_batch batch = DRAY__VALUE_BATCH_INIT;
+    batch.sequences = sequences(json);
+    batch.returns = floats(json_object_get(json, "returns"));
+    batch.values = floats(json_object_get(json, "values"));
+    batch.masked = flags(json_object_get(json, "masked"));
+    batch.aggregate = (int32_t)number(json, "aggregate", DRAY__AGGREGATE_TOKEN);
+    batch.length = number(json, "length", 0);
+    batch.clip = number(json, "clip", 0);
+    return batch;
+}
+
 static int accumulate(const json_t *json, dray__trainer *t)
 {
     dray__policy_batch batch = policy_batch(json);
+    dray__value_batch value = value_batch(json);
+    if (strcmp(text(json, "loss"), "value") == 0)
+        return dray__trainer_accumulate_value(t, &value, &error);
     return strcmp(text(json, "loss"), "sft") == 0
                ? dray__trainer_accumulate_sft(t, &batch.sequences, &error)
                : dray__trainer_accumulate_policy(t, &batch, &error);
@@ -260,17 +281,44 @@ static json_t *loss_of(const json_t *request)
             json_array_append_new(by_logprob, json_real(slopes.logprob));
             json_array_append_new(by_entropy, json_real(slopes.entropy));
         }
-    double divisor = dray__policy_divisor(&policy, &tokens);
+    double divisor = dray__aggregate_divisor(policy.aggregate, &policy.sequences, policy.masked,
+                                             policy.length, &tokens);
     return json_pack("{s:f, s:f, s:I, s:o, s:o}", "loss", sums.loss, "divisor", divisor, "tokens",
                      (json_int_t)tokens, "by_logprob", by_logprob, "by_entropy", by_entropy);
+}
+
+static json_t *value_loss_of(const json_t *request)
+{
+    const json_t *now = json_object_get(request, "now");
+    dray__value_batch batch = value_batch(json_object_get(request, "batch"));
+    const uint64_t *offsets = batch.sequences.response.offsets;
+    dray__policy_sums sums = {0};
+    uint64_t tokens;
+    int code = dray__value_check(&batch, &error);
+    if (code != DRAY_OK)
+        return failed(code);
+    json_t *slopes = json_array();
+    for (uint32_t row = 0; row < batch.sequences.rows; row++)
+        for (uint64_t i = offsets[row]; i < offsets[row + 1]; i++) {
+            double value = json_number_value(json_array_get(now, i));
+            json_array_append_new(slopes,
+                                  json_real(dray__value_token(&batch, i, row, value, &sums)));
+        }
+    double divisor = dray__aggregate_divisor(batch.aggregate, &batch.sequences, batch.masked,
+                                             batch.length, &tokens);
+    return json_pack("{s:f, s:f, s:f, s:o}", "loss", sums.loss, "divisor", divisor, "clipped",
+                     sums.clipped, "slopes", slopes);
 }
 
 static json_t *do_loss(const json_t *request)
 {
     const json_t *cases = json_object_get(request, "cases");
+    bool value = strcmp(text(request, "do"), "value_loss") == 0;
     json_t *answers = json_array();
-    for (size_t i = 0; i < json_array_size(cases); i++)
-        json_array_append_new(answers, loss_of(json_array_get(cases, i)));
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        const json_t *of = json_array_get(cases, i);
+        json_array_append_new(answers, value ? value_loss_of(of) : loss_of(of));
+    }
     return json_pack("{s:o}", "answers", answers);
 }
 
@@ -355,11 +403,21 @@ static json_t *do_trainer_logprobs(const json_t *request, dray__trainer *t)
     return scores(code, &s, logprobs, entropy);
 }
 
+static json_t *do_values(const json_t *request, dray__trainer *t)
+{
+    dray__sequences s = sequences(request);
+    size_t count = s.response.offsets[s.rows];
+    float *values = calloc(count + 1, sizeof(float));
+    int code = dray__trainer_values(t, &s, values, &error);
+    return code == DRAY_OK ? json_pack("{s:o}", "values", list(values, count)) : failed(code);
+}
+
 static json_t *with_trainer(const json_t *request, dray__group *group,
                             json_t *(*function)(const json_t *, dray__trainer *))
 {
     const json_t *given = json_object_get(request, "options");
-    const char *model = text(request, "model");
+    const char *model = text(request, "model"), *trunk = text(request, "trunk");
+    const char *like = model ? model : trunk ? trunk : text(request, "like");
     dray__trainer_options options = DRAY__TRAINER_OPTIONS_INIT;
     options.beta1 = number(given, "beta1", 0);
     options.beta2 = number(given, "beta2", 0);
@@ -367,11 +425,15 @@ static json_t *with_trainer(const json_t *request, dray__group *group,
     options.weight_decay = number(given, "weight_decay", 0);
     dray_model_config config;
     dray__trainer *t = NULL;
-    int code = dray__engine_config_load(model ? model : text(request, "like"), &config, &error);
+    int code = dray__engine_config_load(like, &config, &error);
+    if (trunk)
+        config.labels = 1;
     if (code == DRAY_OK)
         code = dray__trainer_open(&config, group, &options, &t, &error);
     if (code == DRAY_OK && json_is_true(json_object_get(request, "restore")))
         code = dray__trainer_restore(t, model, &error);
+    else if (code == DRAY_OK && trunk)
+        code = dray__trainer_load_trunk(t, trunk, &error);
     else if (code == DRAY_OK && model)
         code = dray__trainer_load(t, model, &error);
     else if (code == DRAY_OK)
@@ -387,8 +449,10 @@ static json_t *run(const json_t *request, dray__group *group)
 {
     const char *what = text(request, "do");
     const char *with = text(request, "with");
-    if (strcmp(what, "loss") == 0)
+    if (strcmp(what, "loss") == 0 || strcmp(what, "value_loss") == 0)
         return do_loss(request);
+    if (strcmp(what, "values") == 0)
+        return with_trainer(request, group, do_values);
     if (strcmp(what, "logits") == 0)
         return with_generator(request, group, do_logits);
     if (strcmp(what, "generate") == 0)

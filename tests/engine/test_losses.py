@@ -1,5 +1,6 @@
 """The losses on log-probs alone: their values and their derivatives by log-prob and entropy are those of
-PyTorch's autograd in float64, for random batches of mixed versions under every combination of options."""
+PyTorch's autograd in float64, for random batches of mixed versions under every combination of options.
+And so is the value model's loss, by value."""
 
 import itertools
 
@@ -82,5 +83,29 @@ def masked_rows_alone_are_nothing():
         assert not any(found["by_logprob"]) and not any(found["by_entropy"]), found
 
 
+def value_losses_are_autograds():
+    cases, expected = [], []
+    for clip, aggregate in itertools.product((0, 0.1, 0.4), range(3)):
+        for _ in range(8 * SCALE):
+            prompts, responses = random_rows(rng.randint(2, 12), response=(0, 9))
+            responses[0] = random_tokens(3)
+            values = torch.randn(sum(map(len, responses)), dtype=torch.float64).requires_grad_()
+            batch = random_values(prompts, responses, values.detach(), clip=clip,
+                                  aggregate=aggregate)
+            batch["masked"][0], batch["mask"][:3] = False, [1, 0, 1]
+            for key in ("values", "returns"):
+                batch[key] = as_read(batch[key])
+            loss, divisor, clipped = value_loss(batch, values)
+            expected.append((loss.item(), divisor, clipped, *torch.autograd.grad(loss, values)))
+            cases.append({"batch": batch, "now": values.tolist()})
+    answers = call({"do": "value_loss", "cases": cases})["answers"]
+    assert any(clipped for _, _, clipped, _ in expected)
+    for case, found, (loss, divisor, clipped, slopes) in zip(cases, answers, expected):
+        what = f"seed {SEED}: {case['batch']['clip']} {case['batch']['aggregate']}"
+        assert found["divisor"] == divisor and found["clipped"] == clipped, (what, found)
+        assert abs(found["loss"] - loss) <= TOLERANCE * abs(loss), (what, found["loss"], loss)
+        assert off(found["slopes"], slopes) < TOLERANCE, what
+
+
 main([every_combination_is_autograds, absent_columns_are_the_present_policy,
-      masked_rows_alone_are_nothing])
+      masked_rows_alone_are_nothing, value_losses_are_autograds])

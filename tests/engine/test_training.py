@@ -1,5 +1,6 @@
 """The trainer's gradients and steps are those of PyTorch's autograd and torch.optim.AdamW on the same
-transformers model, for any number of ranks and any cutting into micro-batches."""
+transformers model, for any number of ranks and any cutting into micro-batches; those of a value model
+as well."""
 
 import copy
 import tempfile
@@ -29,8 +30,21 @@ def policy_batch(model, rows, **changes):
     return random_policy(prompts, responses, logprobs, **{"temperature": 0.9, **changes})
 
 
+def value_batch(model, rows, **changes):
+    prompts, responses = random_rows(rows, response=(1, 7))
+    responses[rng.randrange(rows)] = []
+    with torch.no_grad():
+        values = response_values(model, prompts, responses)
+    return random_values(prompts, responses, values, **changes)
+
+
 def loss_of(model, batch):
     """The loss, and what the statistics should say."""
+    if batch["loss"] == "value":
+        loss, divisor, clipped = value_loss(
+            batch, response_values(model, batch["prompts"], batch["responses"]))
+        counts = aggregated({**batch, "aggregate": 0}, torch.zeros(len(batch["values"])))[1]
+        return loss / max(divisor, 1), {"clip_fraction": clipped / max(counts, 1)}
     logprobs, entropies = response_logprobs(model, batch["prompts"], batch["responses"],
                                             batch.get("temperature", 1.0))
     if batch["loss"] == "sft":
@@ -66,6 +80,21 @@ def expect_gradients(what, found, expected, tolerance):
     assert off < tolerance, f"seed {SEED}: {what}: {off} of the gradient, allowed {tolerance}"
 
 
+def compare_gradients(what, model, folder, batch):
+    exact = copy.deepcopy(model).double()
+    loss, stats, expected = gradients_of(exact, batch)
+    norm = sum((g ** 2).sum() for g in expected.values()).sqrt().item()
+    for world in (0, 2):
+        answer, found = shown_gradients(folder, [batch], world)
+        what = f"{what} {batch['loss']} {world} ranks"
+        assert abs(answer["loss"] - loss) < 1e-6 * (1 + abs(loss)), (what, answer, loss)
+        for key, value in stats.items():
+            assert abs(answer[key] - value) < 1e-5 * (1 + abs(value)), (what, key)
+        assert abs(answer["norm"] - norm) < 5e-6 * norm, (what, answer["norm"], norm)
+        # float32 through the network: PyTorch's own is as far from its float64
+        expect_gradients(what, found, expected, 1e-5)
+
+
 def gradients_are_autograds():
     cases = [("llama", {}), ("qwen2", dict(tie_word_embeddings=True)), ("qwen3", {}),
              ("qwen3", dict(tie_word_embeddings=True, num_key_value_heads=6))]
@@ -80,19 +109,62 @@ def gradients_are_autograds():
                 {key: sft[key] for key in ("prompts", "responses")} |
                 {"loss": "policy", "token_advantages": True, "advantages": token_advantages},
             ]
-            exact = copy.deepcopy(model).double()
             for batch in batches:
-                loss, stats, expected = gradients_of(exact, batch)
-                norm = sum((g ** 2).sum() for g in expected.values()).sqrt().item()
-                for world in (0, 2):
-                    answer, found = shown_gradients(folder, [batch], world)
-                    what = f"{family} {changes} {batch['loss']} {world} ranks"
-                    assert abs(answer["loss"] - loss) < 1e-6 * (1 + abs(loss)), (what, answer, loss)
-                    for key, value in stats.items():
-                        assert abs(answer[key] - value) < 1e-5 * (1 + abs(value)), (what, key)
-                    assert abs(answer["norm"] - norm) < 5e-6 * norm, (what, answer["norm"], norm)
-                    # float32 through the network: PyTorch's own is as far from its float64
-                    expect_gradients(what, found, expected, 1e-5)
+                compare_gradients(f"{family} {changes}", model, folder, batch)
+
+
+def value_gradients_are_autograds():
+    for family, changes in (("llama", {}), ("qwen2", dict(tie_word_embeddings=True)), ("qwen3", {})):
+        with tempfile.TemporaryDirectory() as folder:
+            model = save(make_model(family, value=True, **changes), f"{folder}/start")
+            for how, clip in ((0, 0), (1, 0.2), (2, 0.1)):
+                batch = value_batch(model, 12, aggregate=how, clip=clip)
+                compare_gradients(f"{family} {changes}", model, folder, batch)
+            for world in (0, 2):
+                found = call({"do": "values", "model": f"{folder}/start", "ranks": world,
+                              "prompts": batch["prompts"], "responses": batch["responses"]})
+                with torch.no_grad():
+                    expect_close(f"{family} values", found["values"],
+                                 response_values(model, batch["prompts"], batch["responses"]), 1e-5)
+
+
+def a_value_model_begins_with_the_trunk():
+    """Its head is zero, and so are its values; what it becomes, transformers loads."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = save(make_model("qwen2", tie_word_embeddings=True), f"{folder}/start")
+        prompts, responses = random_rows(6, response=(1, 7))
+        rows = {"prompts": prompts, "responses": responses}
+        count = sum(map(len, responses))
+        found = call({"do": "values", "trunk": f"{folder}/start", "ranks": 2, **rows})
+        assert found["values"] == [0.0] * count, found
+        batch = {"loss": "value", **rows, "returns": [1.0] * count, "clip": 0}
+        request = {"do": "train", "trunk": f"{folder}/start", "out": f"{folder}/out"}
+        for world, steps in ((2, 0), (2, 3), (3, 3)):
+            call({**request, "ranks": world, "steps": [{"lr": 1e-2, "batches": [batch]}] * steps})
+            after = load(f"{folder}/out")
+            trunk = all(torch.equal(value, dict(after.named_parameters())[name])
+                        for name, value in model.named_parameters())
+            assert trunk == (steps == 0), f"seed {SEED}: {steps}"
+            with torch.no_grad():
+                theirs = response_values(after, prompts, responses)
+            found = call({"do": "values", "model": f"{folder}/out", "ranks": 2, **rows})
+            expect_close("values of what was saved", found["values"], theirs, 1e-5)
+            assert (theirs.mean().item() > 0.01) == (steps > 0), f"seed {SEED}: {theirs}"
+
+
+def a_head_of_the_other_kind_is_refused():
+    with tempfile.TemporaryDirectory() as folder:
+        policy = save(make_model("llama"), f"{folder}/policy")
+        value = save(make_model("llama", value=True), f"{folder}/start")
+        for request, word in (
+                (step_request(folder, [policy_batch(policy, 4)], 2), "expected a language model"),
+                ({**step_request(folder, [value_batch(value, 4)], 2), "model": f"{folder}/policy"},
+                 "expected a value model"),
+                (step_request(folder, [value_batch(value, 4, returns=None)], 0), "no returns"),
+                (step_request(folder, [value_batch(value, 4, clip=-1.0)], 0), "clip"),
+                ({"do": "logits", "model": f"{folder}/start", "tokens": [1]}, "value model")):
+            found = call(request, fails=True)
+            assert word in found["message"], (word, found)
 
 
 def steps_are_those_of_adamw():
@@ -187,5 +259,6 @@ def bad_steps_are_refused_and_change_nothing():
         assert "no response token" in found["message"], found
 
 
-main([gradients_are_autograds, steps_are_those_of_adamw, neither_ranks_nor_micro_batches_matter,
+main([gradients_are_autograds, value_gradients_are_autograds, a_value_model_begins_with_the_trunk,
+      a_head_of_the_other_kind_is_refused, steps_are_those_of_adamw, neither_ranks_nor_micro_batches_matter,
       a_resumed_run_is_bit_identical, bad_steps_are_refused_and_change_nothing])

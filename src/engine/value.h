@@ -1,0 +1,42 @@
+/* The loss of a value model (the critic of PPO), as a function of its values: one a response token,
+ * of the state that the token is chosen in.
+ *
+ * The loss is the sum over response tokens of
+ *
+ *     a · ½ · max((V - R)², (min(max(V, V_old - clip), V_old + clip) - R)²)
+ *
+ * with R the return, V the value under the present parameters and V_old what it was when the batch
+ * was scored: Schulman et al. (2017), eq. 9, with the clipped values of OpenAI's baselines
+ * (ppo2/model.py), as verl (compute_value_loss) and TRL (PPOTrainer) have it. Without clip, (V -
+ * R)². `a`, and what a step divides the sum by, are those of the policy's loss (policy.h:
+ * dray__aggregate), and so are the tokens that count. */
+#ifndef DRAY_ENGINE_VALUE_H
+#define DRAY_ENGINE_VALUE_H
+
+#include "engine/policy.h"
+
+/* One micro-batch. Arrays per response token are as dray__sequences says. */
+typedef struct dray__value_batch {
+    size_t size;
+    dray__sequences sequences;
+    const float *returns; /* per response token */
+    const float *values;  /* V_old; NULL: no clip */
+    const bool *masked;   /* as dray__policy_batch has it, and so are aggregate and length */
+    int32_t aggregate;
+    double length;
+    double clip; /* 0: none */
+} dray__value_batch;
+
+#define DRAY__VALUE_BATCH_INIT                                                                     \
+    {                                                                                              \
+        .size = sizeof(dray__value_batch)                                                          \
+    }
+
+/* DRAY_EINVALID: what is wrong with the batch. */
+int dray__value_check(const dray__value_batch *batch, dray_error *error);
+/* The loss of one response token, which has this value, goes into the sums (loss, clipped); returns
+ * its derivative by the value. batch: checked. */
+double dray__value_token(const dray__value_batch *batch, uint64_t token, uint32_t row, double value,
+                         dray__policy_sums *sums);
+
+#endif
