@@ -33,6 +33,16 @@ report 'A library folder prints or ends the process:' \
     "$(grep -rnE '(^|[^a-z_A-Z.>])(exit|_exit|_Exit|abort|printf|vprintf|fprintf|perror|puts|assert) *\(' \
         $library 2>/dev/null | grep -vE '^[^:]*:[0-9]+: *(\*|/\*)|snprintf' || true)"
 
+# A schedule is one line of a table (src/run/schedule.h, WORD("sync", DRAY__SCHEDULE_SYNC)): who wants to know
+# what it says asks there, and compares neither names nor numbers of lines.
+words=$(sed -nE 's/^ *WORD\("([a-z_]+)", *(DRAY__[A-Z_]+)\).*/\1 \2/p' src/run/schedule.h)
+[ -n "$words" ] || report 'No schedule is found:' src/run/schedule.h
+names=$(echo "$words" | cut -d' ' -f1 | paste -sd'|' -)
+lines=$(echo "$words" | cut -d' ' -f2 | paste -sd'|' -)
+report 'A file knows a schedule:' \
+    "$(grep -rnE "\"($names)\"|\<($lines)\>|[>.]schedule *(==|!=)" --include='*.[ch]' src include |
+        grep -v '^src/run/schedule\.[ch]:' || true)"
+
 files=$(git ls-files 2>/dev/null || find . -type f -not -path './build/*' -not -path './.git/*')
 home=$(printf '%s' "${HOME:-/nonexistent}" | sed 's/[.[\*^$/]/\\&/g')
 if [ "$home" = / ] || [ -z "$home" ]; then
