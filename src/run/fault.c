@@ -8,6 +8,7 @@
 #include <jansson.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,18 +92,39 @@ void dray__fault_at(const char *point, int64_t step)
     }
 }
 
-static json_t *row_of(const dray_batch *batch, const dray_column *prompt, uint32_t i)
+/* Columns of the batch that hold integers; cells NULL: the task does not read it. */
+static dray_column integers(dray_batch *batch, const char *name)
+{
+    dray_column column = {0};
+    if (dray_batch_column(batch, name, &column, NULL) || column.dtype != DRAY_I32)
+        column = (dray_column){0};
+    return column;
+}
+
+static int32_t integer_of(const dray_column *column, uint32_t row, uint64_t at)
+{
+    int32_t value;
+    memcpy(&value, (const char *)column->cells[row] + at * sizeof(value), sizeof(value));
+    return value;
+}
+
+static json_t *row_of(const dray_batch *batch, const dray_column *prompt,
+                      const dray_column *versions, uint32_t i)
 {
     double version = -1;
     dray_batch_tag(batch, i, DRAY_TAG_VERSION, &version, NULL);
     json_t *tokens = json_array();
-    for (uint64_t k = 0; prompt->cells && k < prompt->lengths[i]; k++) {
-        int32_t token;
-        memcpy(&token, (const char *)prompt->cells[i] + k * sizeof(token), sizeof(token));
-        json_array_append_new(tokens, json_integer(token));
+    for (uint64_t k = 0; prompt->cells && k < prompt->lengths[i]; k++)
+        json_array_append_new(tokens, json_integer(integer_of(prompt, i, k)));
+    int32_t oldest = INT32_MAX, newest = -1;
+    for (uint64_t k = 0; versions->cells && k < versions->lengths[i]; k++) {
+        int32_t one = integer_of(versions, i, k);
+        oldest = one < oldest ? one : oldest;
+        newest = one > newest ? one : newest;
     }
-    return json_pack("[I, I, o]", (json_int_t)dray_batch_row(batch, i)->slot, (json_int_t)version,
-                     tokens);
+    return json_pack("[I, I, o, I, I]", (json_int_t)dray_batch_row(batch, i)->slot,
+                     (json_int_t)version, tokens, (json_int_t)(newest < 0 ? -1 : oldest),
+                     (json_int_t)newest);
 }
 
 void dray__fault_record(const char *task, dray_batch *batch, int64_t step, int64_t from)
@@ -111,12 +133,10 @@ void dray__fault_record(const char *task, dray_batch *batch, int64_t step, int64
     int fd = path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666) : -1;
     if (fd < 0)
         return;
-    dray_column prompt = {0};
-    if (dray_batch_column(batch, "prompt", &prompt, NULL) || prompt.dtype != DRAY_I32)
-        prompt = (dray_column){0};
+    dray_column prompt = integers(batch, "prompt"), versions = integers(batch, "response_version");
     json_t *rows = json_array();
     for (uint32_t i = 0; i < dray_batch_rows(batch); i++)
-        json_array_append_new(rows, row_of(batch, &prompt, i));
+        json_array_append_new(rows, row_of(batch, &prompt, &versions, i));
     json_t *line =
         json_pack("{s:s, s:I, s:I, s:I, s:s, s:o}", "task", task, "pid", (json_int_t)getpid(),
                   "from", (json_int_t)from, "step", (json_int_t)step, "partition",

@@ -12,9 +12,10 @@ int dray__fault_open(const char *role, uint32_t rank, uint32_t epoch, dray_error
 /* The process is at `point` of `step`. */
 void dray__fault_at(const char *point, int64_t step);
 /* For tests that count samples: appends what was committed as a line to the file $DRAY_RECORD, an
- * object {"task", "pid", "from", "step", "partition", "rows": [[slot, version, prompt], ...]}.
- * from: the step that the run went on from; version: -1 where there is none; prompt: its tokens,
- * for tasks that read them. */
+ * object {"task", "pid", "from", "step", "partition", "rows": [[slot, version, prompt, oldest,
+ * newest], ...]}. from: the step that the run went on from; version: the tag, -1 where there is
+ * none; prompt: its tokens, for tasks that read them; oldest, newest: versions of the response's
+ * tokens, -1 for tasks that do not read them. */
 void dray__fault_record(const char *task, dray_batch *batch, int64_t step, int64_t from);
 
 #endif

@@ -301,8 +301,10 @@ static int leave(dray__rollout *self, visit *v, dray_error *error)
         rc = set_outputs(self, v, error);
     if (!rc && v->batch && self->continuous) {
         rc = dray_batch_commit(v->batch, error);
-        if (!rc)
+        if (!rc) {
+            dray__fault_record("rollout", v->batch, v->step, self->host->options.first_step);
             dray__fault_at("committed", v->step);
+        }
         dray_batch_free(v->batch);
     }
     for (uint32_t i = 0; i < v->rows; i++)

@@ -4,12 +4,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -138,6 +140,38 @@ int dray__child_follow(pid_t parent, dray_error *error)
         return dray__fail_errno(error, errno, "prctl");
     if (getppid() != parent)
         return dray__fail(error, DRAY_EDEAD, "the process that started this one is gone");
+    return DRAY_OK;
+}
+
+/* As the child ended; without a second core file. */
+static void end_as(int status)
+{
+    if (WIFEXITED(status))
+        _exit(WEXITSTATUS(status));
+    setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
+    signal(WTERMSIG(status), SIG_DFL);
+    raise(WTERMSIG(status));
+    _exit(1);
+}
+
+int dray__child_guard(pid_t parent, pid_t child, dray_error *error)
+{
+    enum { PARENT, CHILD, WATCHED };
+    const pid_t pids[WATCHED] = {parent, child};
+    struct pollfd at[WATCHED];
+    for (int i = 0; i < WATCHED; i++) {
+        at[i] = (struct pollfd){.fd = (int)syscall(SYS_pidfd_open, pids[i], 0), .events = POLLIN};
+        if (at[i].fd < 0 && errno != ESRCH)
+            return dray__fail_errno(error, errno, "pidfd_open");
+    }
+    prctl(PR_SET_PDEATHSIG, 0); /* the whole group ends, and not this process before it */
+    int status;
+    while (getppid() == parent) {
+        poll(at, WATCHED, -1);
+        if (waitpid(child, &status, WNOHANG) == child)
+            end_as(status);
+    }
+    kill(0, SIGKILL);
     return DRAY_OK;
 }
 

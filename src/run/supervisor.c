@@ -28,7 +28,14 @@
 
 typedef dray__supervisor supervisor;
 
-enum { TICK_MS = 200, LATE_MS = 1000, CONNECT_SECONDS = 20, STOP_SECONDS = 10, FILES_LEAST = 64 };
+enum {
+    TICK_MS = 200,
+    LATE_MS = 1000,
+    DEATH_MS = 100,
+    CONNECT_SECONDS = 20,
+    STOP_SECONDS = 10,
+    FILES_LEAST = 64
+};
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
@@ -476,6 +483,19 @@ static void end_all(supervisor *s)
     end_orphans();
 }
 
+/* That the coordinator has died says more than that a connection to it broke, and is seen a moment
+ * later. */
+static void note_failure(supervisor *s, int rc, const dray_error *error)
+{
+    int64_t deadline = dray__deadline(DEATH_MS * DRAY__MILLISECOND);
+    while (rc == DRAY_ECLOSED && s->coordinator.event && !s->code && dray__now() < deadline)
+        turn_loop(s, 2000);
+    if (s->code)
+        return;
+    s->failure = *error;
+    s->code = rc;
+}
+
 int dray__run(const dray__run_options *options, dray__run_end *end, dray_error *error)
 {
     dray_error scratch;
@@ -495,10 +515,8 @@ int dray__run(const dray__run_options *options, dray__run_end *end, dray_error *
     while (!rc && !s.over)
         if (event_base_dispatch(s.base) < 0)
             rc = dray__fail(error, DRAY_ESYS, "supervisor: the event loop failed");
-    if (rc) {
-        s.failure = *error;
-        s.code = rc;
-    }
+    if (rc)
+        note_failure(&s, rc, error);
     end_all(&s);
     if (s.code)
         *error = s.failure;

@@ -13,43 +13,72 @@ for name, part in (("train", numbers[12:]), ("held", numbers[:12])):
         json.dumps({"prompt": f"{n}=", "answer": str(n)[::-1]}) + "\n" for n in part))
 DATA = [word for setting in ("data.source=jsonl", "data.path=train.jsonl", "data.eval_path=held.jsonl")
         for word in ("--set", setting)]
-# How far behind the trainer's version the samples of step k may be: oldest and newest version.
-VERSIONS = {"sync": lambda k: (k - 1, k - 1),
-            "one_step_async": lambda k: (max(0, k - 2), max(0, k - 2))}
+
+
+class Bounds:
+    """What a schedule promises, as its definition says it, for a staleness that is the job's."""
+
+    def __init__(self, schedule, staleness=0):
+        self.staleness = {"sync": 0, "one_step_async": 1, "rolling": 1, "async": staleness}[schedule]
+        self.exact = schedule in ("sync", "one_step_async")
+        self.open_steps = self.staleness + 1
+
+    def versions(self, step):
+        """The oldest and the newest version that may make a token of what the step trains."""
+        oldest = max(0, step - 1 - self.staleness)
+        return oldest, oldest if self.exact else step - 1
 
 
 def record_of(folder):
     return folder.with_name(folder.name + ".record")
 
 
+def begin_record(folder):
+    """The environment for a start of the run. What is recorded from here on is of this start."""
+    with record_of(folder).open("a") as file:
+        file.write('{"task": "start"}\n')
+    return {"DRAY_RECORD": str(record_of(folder))}
+
+
 def recorded(folder, *arguments, **options):
-    return run(folder, *arguments, environment={"DRAY_RECORD": str(record_of(folder))}, **options)
+    return run(folder, *arguments, environment=begin_record(folder), **options)
 
 
 def lines(folder):
-    return [json.loads(line) for line in record_of(folder).read_text().splitlines()]
+    """What was recorded; a start says which step it went on from, if anything was recorded of it."""
+    found, start = [], None
+    for line in map(json.loads, record_of(folder).read_text().splitlines()):
+        if line["task"] == "start":
+            start = line
+        elif start:
+            found.append({**start, "from": line["from"]})
+            start = None
+        if line["task"] != "start":
+            found.append(line)
+    return found
 
 
 def lineage(folder, last):
-    """step -> rows [partition, slot, version, prompt] that the checkpoint of step `last` is made of."""
-    steps, pid = collections.defaultdict(list), None
+    """step -> rows (partition, slot, version, prompt, oldest and newest version of its tokens) that
+    the checkpoint of step `last` is made of."""
+    steps = collections.defaultdict(list)
     for line in lines(folder):
-        if line["task"] != "actor":
-            continue
-        if line["pid"] != pid:  # what came after the checkpoint that this one went on from is void
-            pid = line["pid"]
+        if line["task"] == "start":  # what came after the checkpoint that this one went on from is void
             for step in [s for s in steps if s > line["from"]]:
                 del steps[step]
-        steps[line["step"]] += [[line["partition"], slot, version, tuple(prompt)]
-                                for slot, version, prompt in line["rows"]]
+        if line["task"] == "actor":
+            steps[line["step"]] += [(line["partition"], slot, version, tuple(prompt), oldest, newest)
+                                    for slot, version, prompt, oldest, newest in line["rows"]]
     return {step: steps[step] for step in steps if step <= last}
 
 
 def newest(folder):
-    return int(os.readlink(folder / "checkpoints" / "latest").split("-")[1])
+    """The step of the newest checkpoint; -1: there is none."""
+    latest = folder / "checkpoints" / "latest"
+    return int(os.readlink(latest).split("-")[1]) if latest.is_symlink() else -1
 
 
-def check_lineage(folder, what, schedule="sync", whole=None):
+def check_lineage(folder, what, bounds, whole=None):
     """Each sample trained once, every prompt of the data once a pass, no version out of bounds."""
     last = newest(folder)
     trained = lineage(folder, last)
@@ -57,26 +86,30 @@ def check_lineage(folder, what, schedule="sync", whole=None):
     samples, prompts = collections.Counter(), collections.Counter()
     for step, trained_rows in trained.items():
         check(len(trained_rows) == BATCH, f"{what}: step {step} of {len(trained_rows)} samples")
-        low, high = VERSIONS[schedule](step)
-        for partition, slot, version, prompt in trained_rows:
+        low, high = bounds.versions(step)
+        for partition, slot, version, prompt, oldest, newest_token in trained_rows:
             samples[partition, slot] += 1
             prompts[prompt] += 1
-            check(low <= version <= high, f"{what}: step {step} trained version {version}")
+            check(low <= oldest <= newest_token <= high and version == oldest,
+                  f"{what}: step {step} trained tokens of versions {oldest} to {newest_token}, tag "
+                  f"{version}, expected {low} to {high}")
     twice = [sample for sample, times in samples.items() if times != 1]
     check(not twice, f"{what}: trained twice: {twice}")
+    odd = {prompt: times for prompt, times in prompts.items() if times != SAMPLES}
     if last == STEPS:  # a pass over the data
-        check(len(prompts) == STEPS * PROMPTS and set(prompts.values()) == {SAMPLES},
-              f"{what}: prompts lost or repeated: {sorted(prompts.values())}")
+        check(len(prompts) == STEPS * PROMPTS and not odd, f"{what}: prompts lost or repeated: {odd}")
+    else:
+        check(all(times < SAMPLES for times in odd.values()), f"{what}: prompts repeated: {odd}")
     if whole:
         check(trained == lineage(whole, last), f"{what}: other samples than the undisturbed run's")
 
 
 def check_bound(folder, what, open_steps):
     """At no time were more samples made than the steps that may be open take."""
-    made, done, pid = collections.Counter(), 0, None
+    done = 0
     for line in lines(folder):
-        if line["task"] == "actor" and line["pid"] != pid:
-            pid, done = line["pid"], line["from"]
+        if line["task"] == "start":
+            done = line["from"]
         if line["task"] == "actor":
             done = max(done, line["step"] - 1)  # all before it are trained
         if line["task"] == "rollout":

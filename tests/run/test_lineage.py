@@ -4,7 +4,6 @@ checkpoint."""
 from lineage import *
 
 SCHEDULES = {"sync": [], "one_step_async": ["--set", "schedule=one_step_async"]}
-OPEN = {"sync": 1, "one_step_async": 2}
 done = run(work / "schedules", *SCHEDULES["one_step_async"], "--set", "steps=1")
 if done.returncode == 2:
     check("one_step_async" in done.stderr, done.stderr)
@@ -18,9 +17,9 @@ FAULTS = {"none": ["trainer:0:after_step:5:kill", "trainer:0:checkpoint_named:4:
                       "trainer:0:covered:4:kill", "desk:0:cleared:5:kill,trainer:0:after_publish:6:kill"],
           "checkpoint": ["trainer:0:committed:6:kill", "trainer:0:after_checkpoint:4:kill"]}
 for schedule, setting in SCHEDULES.items():
-    whole = work / f"whole-{schedule}"
+    whole, bounds = work / f"whole-{schedule}", Bounds(schedule)
     check(recorded(whole, *DATA, *setting).returncode == 0, f"{schedule}: the undisturbed run")
-    check_lineage(whole, f"{schedule}, undisturbed", schedule)
+    check_lineage(whole, f"{schedule}, undisturbed", bounds)
     for durability, faults in FAULTS.items():
         for number, fault in enumerate(faults if schedule == "sync" else faults[:1]):
             what = f"{schedule}, {durability}, {fault}"
@@ -28,13 +27,13 @@ for schedule, setting in SCHEDULES.items():
             done = recorded(folder, *DATA, *setting, "--set", f"queue.durability={durability}",
                             fault=fault)
             check(done.returncode == 1, f"{what}: status {done.returncode}")
-            check_lineage(folder, what, schedule, whole)
+            check_lineage(folder, what, bounds, whole)
             done = recorded(folder, resume=True)
             check(done.returncode == 0, f"{what}, resumed: {done.stderr}")
-            check_lineage(folder, f"{what}, resumed", schedule, whole)
+            check_lineage(folder, f"{what}, resumed", bounds, whole)
             check_same_run(whole, folder, what) if durability == "none" else None
             # A burst beyond the bound after recovery (AReaL #1345).
-            check_bound(folder, what, OPEN[schedule])
+            check_bound(folder, what, bounds.open_steps)
 
 
 def moves(folder, step):

@@ -146,6 +146,16 @@ check(done.returncode == 1 and "grader.1 died 3 times in a row" in done.stderr o
       f"apart: {done.stderr}")
 check(not (work / "lock.0.2").exists(), "an instance was started anew with another one")
 
+# What a command has started ends with the supervisor, too, however that ends. (A queue with a journal
+# outlives its coordinator, and who claims from it waits for another one.)
+job = with_roles("orphans", {**SHELL, "command": f"{work}/grade & wait", "instances": 2})
+process = start(work / "orphans", "--set", "steps=100000", "--set", "queue.durability=journal", job=job,
+                json_lines=True)
+check(any('"event":"step","step":1,' in line for line in process.stdout), "orphans: no step")
+process.kill()
+process.communicate(timeout=PATIENCE)
+check_nothing_left(work / "orphans", sockets=False)
+
 # ---- silence, and slowness ---------------------------------------------------------------------------
 stop = f"if [ $DRAY_EPOCH = 1 ]; then kill -STOP $$; fi; exec {work}/grade"
 done = own("silent", {**SHELL, "command": stop}, arguments=["--set", "limits.wait_seconds=3"])
@@ -156,10 +166,10 @@ check(done.returncode == 1 and "trainer rank 0 has been stopped for" in done.std
       "and holds 4 rows of actor" in done.stderr, f"hangs: {done.stderr}")
 # 1,024 passes over 16 samples take longer than anybody may be silent, and are not silence.
 done = run(work / "slow", "--set", "steps=1", "--set", "limits.wait_seconds=2", "--set", "actor.epochs=1024",
-           "--set", "actor.micro_batch=1", "--set", "model.layers=8", "--set", "roles.trainer.ranks=1")
+           "--set", "actor.micro_batch=1", "--set", "model.layers=16", "--set", "roles.trainer.ranks=1")
 check(done.returncode == 0, f"slow: {done.stderr}")
 check(rows(work / "slow")[1]["step_seconds"] > 2, f"slow: {rows(work / 'slow')[1]['step_seconds']} s is not")
-done = run(work / "limit", "--set", "steps=1", "--set", "limits.step_seconds=1.5", "--set", "model.layers=8", "--set",
+done = run(work / "limit", "--set", "steps=1", "--set", "limits.step_seconds=1.5", "--set", "model.layers=16", "--set",
            "actor.epochs=1024", "--set", "actor.micro_batch=1", "--set", "roles.trainer.ranks=1")
 check(done.returncode == 1 and "(limits.step_seconds); held: " in done.stderr and
       "rows of actor by trainer/0" in done.stderr, f"limit: {done.stderr}")
