@@ -169,8 +169,8 @@ done = run(work / "slow", "--set", "steps=1", "--set", "limits.wait_seconds=2", 
            "--set", "actor.micro_batch=1", "--set", "model.layers=16", "--set", "roles.trainer.ranks=1")
 check(done.returncode == 0, f"slow: {done.stderr}")
 check(rows(work / "slow")[1]["step_seconds"] > 2, f"slow: {rows(work / 'slow')[1]['step_seconds']} s is not")
-done = run(work / "limit", "--set", "steps=1", "--set", "limits.step_seconds=1.5", "--set", "model.layers=16", "--set",
-           "actor.epochs=1024", "--set", "actor.micro_batch=1", "--set", "roles.trainer.ranks=1")
+done = run(work / "limit", "--set", "steps=1", "--set", "limits.step_seconds=2", "--set", "clock.enabled=true",
+           "--set", "clock.train_seconds=1")
 check(done.returncode == 1 and "(limits.step_seconds); held: " in done.stderr and
       "rows of actor by trainer/0" in done.stderr, f"limit: {done.stderr}")
 finish()
