@@ -333,12 +333,17 @@ static int read_column(dray_batch *batch, dray__batch_column *column, dray_error
     return DRAY_OK;
 }
 
+void dray__batch_leave_span(const dray_batch *batch)
+{
+    dray_trace_samples(batch->partition, batch->task->name, batch->row_count);
+    dray_trace_leave();
+}
+
 static int read_traced(dray_batch *batch, dray__batch_column *column, dray_error *error)
 {
-    int64_t begin = dray_trace_now();
+    dray_trace_enter(DRAY_SPAN_TRANSFER, "queue read", -1);
     int rc = read_column(batch, column, error);
-    dray_trace_samples(DRAY_SPAN_TRANSFER, "queue read", begin, dray_trace_now(), batch->partition,
-                       batch->task->name, batch->row_count);
+    dray__batch_leave_span(batch);
     return rc;
 }
 
@@ -447,13 +452,12 @@ int dray_batch_set(dray_batch *batch, const dray_column_data *column, dray_error
         rc = find_output(batch, column->name, &output, error);
     if (rc)
         return rc;
-    int64_t begin = dray_trace_now();
+    dray_trace_enter(DRAY_SPAN_TRANSFER, "queue put", -1);
     do
         rc = dray__queue_write(batch->queue, column, &spec, batch->row_count, &fresh.extent,
                                &fresh.span, error);
     while (rc == DRAY_ECLOSED && dray__queue_come_back(batch->queue) == DRAY_OK);
-    dray_trace_samples(DRAY_SPAN_TRANSFER, "queue put", begin, dray_trace_now(), batch->partition,
-                       batch->task->name, batch->row_count);
+    dray__batch_leave_span(batch);
     if (rc)
         return rc;
     if (output->name)
@@ -624,29 +628,20 @@ void dray__batch_commit_done(dray_batch *batch, int rc, dray__reader *reply)
     outputs_done(batch, false);
 }
 
-void dray__trace_commit(const dray_batch *batch, int64_t begin_ns)
-{
-    if (!dray_trace_is_on())
-        return;
-    dray_trace_samples(DRAY_SPAN_WAIT, "queue commit", begin_ns, dray_trace_now(), batch->partition,
-                       batch->task->name, batch->row_count);
-}
-
 int dray_batch_commit(dray_batch *batch, dray_error *error)
 {
     if (batch->committed)
         return DRAY_OK;
-    int64_t begin = dray_trace_now();
     int rc = dray__batch_put_commit(batch, dray__queue_begin(batch->queue), error);
     if (rc) {
         dray__storage_untell(&batch->queue->storage, false);
         return rc;
     }
     dray__reply reply;
+    dray_trace_wait(DRAY_CAUSE_CONTROLLER, "queue commit", -1);
     rc = dray__queue_command(batch->queue, DRAY__MSG_QUEUE_COMMIT, &reply, error);
+    dray__batch_leave_span(batch);
     dray__batch_commit_done(batch, rc, &reply.payload);
-    if (!rc)
-        dray__trace_commit(batch, begin);
     return rc ? rc : dray__reader_finish(&reply.payload, "QUEUE_COMMIT", error);
 }
 

@@ -367,15 +367,6 @@ static int put_claim(dray_queue *queue, const dray_claim_options *options, uint3
     return rc;
 }
 
-/* The wait for rows, since `begin`. */
-static void trace_claim(const dray_batch *batch, int64_t begin)
-{
-    if (!dray_trace_is_on())
-        return; /* and asks no clock */
-    dray_trace_samples(DRAY_SPAN_WAIT, "queue claim", begin, dray_trace_now(), batch->partition,
-                       batch->task->name, batch->row_count);
-}
-
 static int read_claim(dray_queue *queue, uint32_t ticket, uint32_t count, dray__reply *reply,
                       uint32_t *which, dray_batch **out, dray_error *error)
 {
@@ -397,10 +388,19 @@ static int read_claim(dray_queue *queue, uint32_t ticket, uint32_t count, dray__
     return rc;
 }
 
+/* The wait for rows is over; NULL: without any. */
+static void leave_claim(const dray_batch *batch)
+{
+    if (batch)
+        dray__batch_leave_span(batch);
+    else
+        dray_trace_leave();
+}
+
 int dray_queue_claim_any(dray_queue *queue, const dray_claim_options *options, uint32_t count,
                          uint32_t *which, dray_batch **out, dray_error *error)
 {
-    int64_t deadline, begin = dray_trace_is_on() ? dray_trace_now() : 0;
+    int64_t deadline;
     dray__queue_begin(queue);
     int rc = put_claim(queue, options, count, &deadline, error);
     if (rc)
@@ -408,16 +408,16 @@ int dray_queue_claim_any(dray_queue *queue, const dray_claim_options *options, u
     uint32_t ticket = queue->tickets;
     dray__reply reply;
     dray_batch *batch;
+    dray_trace_wait(DRAY_CAUSE_SAMPLES, "queue claim", -1);
     rc = dray__queue_call(queue, DRAY__MSG_QUEUE_CLAIM, deadline, &reply, error);
     if (rc == DRAY_ETIMEDOUT)
         dray__queue_release(queue, ticket); /* the answer may be on its way */
     if (!rc)
         rc = read_claim(queue, ticket, count, &reply, which, &batch, error);
-    if (rc)
-        return rc;
-    trace_claim(batch, begin);
-    *out = batch;
-    return DRAY_OK;
+    leave_claim(rc ? NULL : batch);
+    if (!rc)
+        *out = batch;
+    return rc;
 }
 
 /* The claim's part of the answer to a commit with a claim. */
@@ -441,7 +441,7 @@ int dray_batch_commit_claim(dray_batch *batch, const dray_claim_options *options
     dray_queue *queue = batch->queue;
     if (batch->committed)
         return dray_queue_claim_any(queue, options, count, which, out, error);
-    int64_t deadline, begin = dray_trace_is_on() ? dray_trace_now() : 0;
+    int64_t deadline;
     int rc = dray__batch_put_commit(batch, dray__queue_begin(queue), error);
     if (rc) {
         dray__storage_untell(&queue->storage, false);
@@ -453,21 +453,19 @@ int dray_batch_commit_claim(dray_batch *batch, const dray_claim_options *options
     uint32_t ticket = queue->tickets;
     dray__reply reply;
     dray_batch *next;
+    dray_trace_wait(DRAY_CAUSE_SAMPLES, "queue claim", -1);
     rc = dray__queue_call(queue, DRAY__MSG_QUEUE_NEXT, deadline, &reply, error);
     dray__batch_commit_done(batch, rc, &reply.payload);
     if (rc == DRAY_ETIMEDOUT) { /* the answer may be on its way, with chunks that nobody takes */
         dray__queue_release(queue, ticket);
         dray__storage_untell(&queue->storage, true);
     }
-    if (rc)
-        return rc;
-    dray__trace_commit(batch, begin);
-    rc = read_next(queue, ticket, count, &reply, which, &next, error);
-    if (rc)
-        return rc;
-    trace_claim(next, begin);
-    *out = next;
-    return DRAY_OK;
+    if (!rc)
+        rc = read_next(queue, ticket, count, &reply, which, &next, error);
+    leave_claim(rc ? NULL : next);
+    if (!rc)
+        *out = next;
+    return rc;
 }
 
 int dray_queue_claim(dray_queue *queue, const dray_claim_options *options, dray_batch **out,
@@ -503,7 +501,6 @@ int dray__claim_start_after(dray_queue *queue, dray_batch *batch, const dray_cla
     if (rc)
         return rc;
     queue->started = queue->tickets;
-    queue->started_ns = dray_trace_now();
     queue->started_count = count;
     queue->riding = batch;
     return DRAY_OK;
@@ -533,13 +530,9 @@ int dray_queue_claim_poll(dray_queue *queue, uint32_t *which, dray_batch **out, 
         dray__storage_untell(&queue->storage, true);
     if (rc)
         return rc;
-    if (batch)
-        dray__trace_commit(batch, queue->started_ns);
     rc = batch ? read_next(queue, ticket, count, &reply, which, &next, error)
                : read_claim(queue, ticket, count, &reply, which, &next, error);
-    if (rc)
-        return rc;
-    trace_claim(next, queue->started_ns);
-    *out = next;
-    return DRAY_OK;
+    if (!rc)
+        *out = next;
+    return rc;
 }

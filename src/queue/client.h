@@ -58,9 +58,8 @@ struct dray_queue {
     dray__names names;
     uint64_t drops_seen;
     uint32_t tickets;
-    dray__releases *releases; /* shared with the controller; NULL: it reads none of ours */
-    bool unanswered;          /* the last request was, for all we know */
-    int64_t started_ns;
+    dray__releases *releases;        /* shared with the controller; NULL: it reads none of ours */
+    bool unanswered;                 /* the last request was, for all we know */
     uint32_t started, started_count; /* ticket and choices of dray_queue_claim_start; 0: none */
     dray_batch *riding;              /* whose commit went with it; NULL: none */
     dray__arena spare;               /* of a batch that is gone, for the next one */
@@ -205,7 +204,8 @@ void dray__names_free(dray__names *names);
 /* Forgets what the numbers mean; the names stay. */
 void dray__names_retire(dray__names *names);
 /* The span of a commit that counted, begun at begin_ns. */
-void dray__trace_commit(const dray_batch *batch, int64_t begin_ns);
+/* Leaves a span of the trace, which is about the batch. */
+void dray__batch_leave_span(const dray_batch *batch);
 /* The parts of the request that commits and claims. put_commit checks that all is set; commit_done
  * takes the answer: rc, and where it is DRAY_OK the reply. */
 int dray__batch_put_commit(dray_batch *batch, dray__writer *w, dray_error *error);

@@ -59,11 +59,12 @@ int dray_queue_wait(dray_queue *queue, const char *partition, const char *task, 
     if (rc)
         return rc;
     int64_t deadline = dray__context_deadline(queue->context, timeout_ns);
-    int64_t begin = dray_trace_now();
     dray__put_u32(w, t);
     dray__put_i64(w, timeout_ns ? deadline - dray__now() : 0);
+    dray_trace_wait(DRAY_CAUSE_SAMPLES, "queue wait", -1);
     rc = dray__queue_call(queue, DRAY__MSG_QUEUE_WAIT, deadline, NULL, error);
-    dray_trace_samples(DRAY_SPAN_WAIT, "queue wait", begin, dray_trace_now(), partition, task, -1);
+    dray_trace_samples(partition, task, -1);
+    dray_trace_leave();
     return rc;
 }
 
@@ -226,13 +227,15 @@ int dray_queue_refill_wait(dray_queue *queue, int64_t timeout_ns, dray_refill *o
     int64_t deadline = dray__context_deadline(queue->context, timeout_ns);
     dray__put_i64(dray__queue_begin(queue), timeout_ns ? deadline - dray__now() : 0);
     dray__reply reply;
-    int64_t begin = dray_trace_now();
+    dray_trace_wait(DRAY_CAUSE_SAMPLES, "queue refill", -1);
     rc = dray__queue_call(queue, DRAY__MSG_QUEUE_REFILL, deadline, &reply, error);
+    if (!rc) {
+        read_refill(queue, &reply.payload, &filled);
+        dray_trace_samples(filled.partition, filled.task, filled.rows);
+    }
+    dray_trace_leave();
     if (rc)
         return rc;
-    read_refill(queue, &reply.payload, &filled);
-    dray_trace_samples(DRAY_SPAN_WAIT, "queue refill", begin, dray_trace_now(), filled.partition,
-                       filled.task, filled.rows);
     rc = dray__reader_finish(&reply.payload, "QUEUE_REFILL", error);
     if (!rc)
         dray__options_fill(out, &filled, sizeof filled);

@@ -387,6 +387,12 @@ static int write_columns(dray_queue *queue, const dray_insert_options *o, uint32
     return rc;
 }
 
+static void leave_span(const dray_insert_options *o)
+{
+    dray_trace_samples(o->partition, NULL, o->rows);
+    dray_trace_leave();
+}
+
 static int insert_once(dray_queue *queue, const dray_insert_options *o, inserted *columns,
                        uint32_t ticket, int64_t deadline, uint32_t *first_slot, dray_error *error)
 {
@@ -396,22 +402,21 @@ static int insert_once(dray_queue *queue, const dray_insert_options *o, inserted
     int rc = rooms ? dray__queue_check_fork(queue, error) : dray__nomem(error);
     if (!rc)
         rc = measure_columns(o, items, columns, rooms, &values, error);
+    dray_trace_wait(DRAY_CAUSE_CAPACITY, "queue room", -1);
     if (!rc)
         rc = ask_room(queue, o, rooms, values, ticket, deadline, error);
-    int64_t begin = dray_trace_now();
+    leave_span(o);
+    dray_trace_enter(DRAY_SPAN_TRANSFER, "queue put", -1);
     if (!rc)
         rc = write_columns(queue, o, items, columns, rooms, &done, error);
+    leave_span(o);
     free(rooms);
     bool sent = rc == DRAY_OK;
-    int64_t put = dray_trace_now();
-    if (done)
-        dray_trace_samples(DRAY_SPAN_TRANSFER, "queue put", begin, put, o->partition, NULL,
-                           o->rows);
-    if (sent)
+    if (sent) {
+        dray_trace_wait(DRAY_CAUSE_CAPACITY, "queue insert", -1);
         rc = send_insert(queue, o, columns, ticket, deadline, first_slot, error);
-    if (sent)
-        dray_trace_samples(DRAY_SPAN_WAIT, "queue insert", put, dray_trace_now(), o->partition,
-                           NULL, o->rows);
+        leave_span(o);
+    }
     /* Without an answer the rows may be there or not: what they hold must stay as it is. So must
      * what is done, but not in the journal yet. */
     bool given_up = rc && !(sent && (rc == DRAY_ETIMEDOUT || rc == DRAY_ECLOSED ||

@@ -46,6 +46,7 @@ static int wait_for_row(const dray__host *host, int64_t step, dray_error *error)
     int rc = dray__channel_open(host->context, &channel, error);
     if (rc)
         return rc;
+    dray_trace_wait(DRAY_CAUSE_CONTROLLER, "wait for metrics.jsonl", step);
     while (!rc && written < step) {
         json_t *rows = NULL, *row;
         size_t i;
@@ -57,6 +58,7 @@ static int wait_for_row(const dray__host *host, int64_t step, dray_error *error)
         }
         json_decref(rows);
     }
+    dray_trace_leave();
     dray__channel_close(channel);
     return rc;
 }
@@ -211,7 +213,7 @@ int dray__checkpoint_save(dray__host *host, dray__trainer *trainer,
                           const dray__publication *publication, int64_t step, dray_error *error)
 {
     bool leads = dray__host_leads(host);
-    int64_t begin = dray_trace_now();
+    dray_trace_enter(DRAY_SPAN_TRANSFER, "checkpoint", step);
     int rc = leads && step > 0 ? wait_for_row(host, step, error) : DRAY_OK;
     if (!rc)
         rc = save_with_cursor(host, trainer, publication, step, error);
@@ -220,7 +222,8 @@ int dray__checkpoint_save(dray__host *host, dray__trainer *trainer,
     if (!rc && leads)
         rc = dray__host_report(host, "checkpoint", json_pack("{s:I}", "step", (json_int_t)step),
                                error);
-    return rc ? rc : dray__host_phase(host, "checkpoint", step, begin, error);
+    dray_trace_leave();
+    return rc;
 }
 
 int dray__checkpoint_weights(dray__host *host, dray__trainer *trainer, int64_t version,

@@ -96,6 +96,13 @@ uint32_t dray__score_count(const dray__host *host)
     return (uint32_t)host->job->eval.prompts;
 }
 
+/* Leaves the task's span. */
+static void worked_on(const dray_batch *batch)
+{
+    dray_trace_worked(dray_batch_rows(batch), -1);
+    dray_trace_leave();
+}
+
 /* each: one of every reward. */
 static int grade_row(const dray__host *host, dray_batch *batch, const char *const columns[3],
                      const dray__ragged *responses, uint32_t row, float *each, dray_error *error)
@@ -162,9 +169,10 @@ static int grade(dray__host *host, dray_batch *batch, const char *const columns[
 int dray__reward_run(dray__host *host, dray_batch *batch, dray_error *error)
 {
     static const char *const columns[] = {"prompt", "answer", "response"};
-    int64_t begin = dray_trace_now(), step;
+    int64_t step;
     graded rewards = {0};
     int rc = dray__batch_step(batch, &step, error);
+    dray_trace_enter(DRAY_SPAN_BUSY, "reward", rc ? -1 : step);
     if (!rc)
         rc = grade(host, batch, columns, &rewards, error);
     if (!rc) {
@@ -180,17 +188,19 @@ int dray__reward_run(dray__host *host, dray_batch *batch, dray_error *error)
     free(rewards.sums);
     if (!rc)
         dray__fault_at("rewarded", step);
-    return rc ? rc : dray__host_phase(host, "reward", step, begin, error);
+    worked_on(batch);
+    return rc;
 }
 
 int dray__score_run(dray__host *host, dray_batch *batch, dray_error *error)
 {
     static const char *const columns[] = {"eval_prompt", "eval_answer", "eval_response"};
-    int64_t begin = dray_trace_now(), step;
+    int64_t step;
     uint32_t rows = dray_batch_rows(batch);
     graded rewards = {0};
     double sum = 0, version = -1;
     int rc = dray__batch_step(batch, &step, error);
+    dray_trace_enter(DRAY_SPAN_BUSY, "score", rc ? -1 : step);
     if (!rc)
         rc = dray_batch_tag(batch, 0, DRAY_TAG_VERSION, &version, error);
     if (!rc)
@@ -211,7 +221,8 @@ int dray__score_run(dray__host *host, dray_batch *batch, dray_error *error)
                                error);
     if (!rc)
         dray__fault_at("scored", step);
-    return rc ? rc : dray__host_phase(host, "score", step, begin, error);
+    worked_on(batch);
+    return rc;
 }
 
 /* ---- reference ------------------------------------------------------------------------------- */
@@ -241,9 +252,10 @@ static int open_reference(dray__host *host, dray_error *error)
 int dray__reference_run(dray__host *host, dray_batch *batch, dray_error *error)
 {
     desk *self = host->state;
-    int64_t begin = dray_trace_now(), step;
+    int64_t step;
     dray__ragged prompt = {0}, response = {0};
     int rc = dray__batch_step(batch, &step, error);
+    dray_trace_enter(DRAY_SPAN_BUSY, "reference", rc ? -1 : step);
     if (!rc && !self->reference)
         rc = open_reference(host, error);
     if (!rc)
@@ -268,7 +280,8 @@ int dray__reference_run(dray__host *host, dray_batch *batch, dray_error *error)
     free(logprobs);
     dray__ragged_free(&prompt);
     dray__ragged_free(&response);
-    return rc ? rc : dray__host_phase(host, "reference", step, begin, error);
+    worked_on(batch);
+    return rc;
 }
 
 /* ---- advantage ------------------------------------------------------------------------------- */
@@ -310,13 +323,14 @@ static int describe_rows(const dray__host *host, dray_batch *batch, dray__ragged
 
 int dray__advantage_run(dray__host *host, dray_batch *batch, dray_error *error)
 {
-    int64_t begin = dray_trace_now(), step;
+    int64_t step;
     uint32_t rows = dray_batch_rows(batch);
     dray__ragged response = {0};
     dray__rewarded in = {0};
     bool *excluded = NULL;
     float *rewards = malloc(2 * (size_t)rows * sizeof(*rewards));
     int rc = rewards ? dray__batch_step(batch, &step, error) : dray__nomem(error);
+    dray_trace_enter(DRAY_SPAN_BUSY, "advantage", rc ? -1 : step);
     if (!rc)
         rc = describe_rows(host, batch, &response, &in, &excluded, error);
     if (!rc)
@@ -330,5 +344,6 @@ int dray__advantage_run(dray__host *host, dray_batch *batch, dray_error *error)
     free(excluded);
     free(rewards);
     dray__ragged_free(&response);
-    return rc ? rc : dray__host_phase(host, "advantage", step, begin, error);
+    worked_on(batch);
+    return rc;
 }

@@ -215,6 +215,7 @@ static int wait_for_start(dray__driver *self, dray_error *error)
     struct stat st;
     dray__checkpoint_path(self->host->options.folder, self->host->options.first_step, path,
                           sizeof(path));
+    dray_trace_wait(DRAY_CAUSE_WEIGHTS, "wait for weights", -1);
     while (stat(path, &st) < 0) {
         if (errno != ENOENT)
             return dray__fail_errno(error, errno, "%s", path);
@@ -223,6 +224,7 @@ static int wait_for_start(dray__driver *self, dray_error *error)
             return rc;
         nanosleep(&(struct timespec){.tv_nsec = 20 * DRAY__MILLISECOND}, NULL);
     }
+    dray_trace_leave();
     return DRAY_OK;
 }
 
@@ -377,11 +379,13 @@ static void *drive_main(void *user)
 {
     dray__driver *self = user;
     dray_error error;
+    dray_trace_enter(DRAY_SPAN_BUSY, "drive", -1);
     if (drive(self, &error) && !atomic_load(&self->abandoned)) {
         /* The host's thread waits for samples that will not come: the process cannot go on. */
         fprintf(stderr, "error: driver: %s\n", error.message);
         _exit(1);
     }
+    dray_trace_leave();
     return NULL;
 }
 

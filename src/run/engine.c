@@ -127,14 +127,12 @@ static int answer(dray__host *host, dray_batch *batch, int64_t step, dray__gener
 int dray__eval_run(dray__host *host, dray_batch *batch, dray_error *error)
 {
     engine *self = host->state;
-    int64_t step, begin;
+    int64_t step;
     dray__generation made = {0};
     int rc = dray__batch_step(batch, &step, error);
     if (!rc)
         rc = change_version(host, step, error);
-    if (!rc)
-        rc = dray__rollout_pause(self->rollout, error);
-    begin = dray_trace_now();
+    dray_trace_enter(DRAY_SPAN_BUSY, "eval", rc ? -1 : step);
     if (!rc)
         rc = answer(host, batch, step, &made, error);
     if (!rc && dray__host_leads(host)) {
@@ -145,6 +143,9 @@ int dray__eval_run(dray__host *host, dray_batch *batch, dray_error *error)
             rc = dray_batch_set_tag(batch, i, DRAY_TAG_VERSION,
                                     (double)dray__intake_version(self->intake), error);
     }
+    if (!rc)
+        dray_trace_worked(made.rows, (int64_t)made.offsets[made.rows]);
+    dray_trace_leave();
     dray__generation_free(&made);
-    return rc ? rc : dray__host_phase(host, "eval", step, begin, error);
+    return rc;
 }

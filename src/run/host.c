@@ -8,6 +8,7 @@
 #include "run/fault.h"
 #include "run/process.h"
 #include "run/samples.h"
+#include "run/spent.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -27,7 +28,7 @@ static const dray__program_kind *const roles[DRAY__PROGRAM_COUNT] = {
 };
 
 /* Followers wait for the leader to find work: longer than it may wait for it itself. */
-enum { FOLLOWER_EXTRA_SECONDS = 15, FLUSH_SECONDS = 5, AGAIN_MS = 20, IDLE_MS = 100 };
+enum { FOLLOWER_EXTRA_SECONDS = 15, FLUSH_SECONDS = 1, AGAIN_MS = 20, IDLE_MS = 100 };
 
 bool dray__host_stopping(const dray__host *host)
 {
@@ -49,18 +50,36 @@ int dray__host_report(dray__host *host, const char *kind, json_t *object, dray_e
     return rc;
 }
 
-int dray__host_phase(dray__host *host, const char *phase, int64_t step, int64_t begin_ns,
+static void wait_for_ranks(void)
+{
+    dray_trace_wait_briefly(DRAY_CAUSE_RANKS, "wait for ranks", -1);
+}
+
+int dray__host_meet(dray__host *host, dray_error *error)
+{
+    wait_for_ranks();
+    int rc = dray__group_barrier(host->group, DRAY_WAIT_DEFAULT, error);
+    dray_trace_leave();
+    return rc;
+}
+
+int dray__host_gather(dray__host *host, const void *in, uint64_t bytes, void *out,
+                      dray_error *error)
+{
+    wait_for_ranks();
+    int rc = dray__group_all_gather_equal(host->group, in, bytes, out, DRAY_WAIT_DEFAULT, error);
+    dray_trace_leave();
+    return rc;
+}
+
+/* Rank 0's, on all ranks. */
+static int broadcast(dray__host *host, void *data, uint64_t bytes, int64_t patience_ns,
                      dray_error *error)
 {
-    int64_t end_ns = dray_trace_now();
-    dray_trace_span(DRAY_SPAN_BUSY, phase, begin_ns, end_ns, step);
-    if (!dray__host_leads(host))
-        return DRAY_OK;
-    return dray__host_report(host, "phase",
-                             json_pack("{s:s, s:I, s:f}", "phase", phase, "step", (json_int_t)step,
-                                       "seconds",
-                                       (double)(end_ns - begin_ns) / (double)DRAY__SECOND),
-                             error);
+    wait_for_ranks();
+    int rc = dray__group_broadcast(host->group, 0, data, bytes, patience_ns, error);
+    dray_trace_leave();
+    return rc;
 }
 
 void dray__host_path(const dray__host *host, char *out, size_t capacity, const char *format, ...)
@@ -174,6 +193,7 @@ static int answer_of(loop *l, int64_t patience_ns, uint32_t *which, dray_batch *
     struct pollfd fd = {.fd = dray_queue_fd(l->host->queue), .events = POLLIN};
     int64_t deadline = dray__deadline(patience_ns);
     int rc;
+    dray_trace_wait_briefly(DRAY_CAUSE_SAMPLES, "wait for samples", -1);
     while ((rc = dray_queue_claim_poll(l->host->queue, which, out, error)) == DRAY_EAGAIN) {
         int64_t left = deadline - dray__now();
         if (left <= 0)
@@ -182,6 +202,7 @@ static int answer_of(loop *l, int64_t patience_ns, uint32_t *which, dray_batch *
               &(struct timespec){.tv_sec = left / DRAY__SECOND, .tv_nsec = left % DRAY__SECOND},
               NULL);
     }
+    dray_trace_leave();
     l->claiming = rc == DRAY_EAGAIN;
     return rc;
 }
@@ -244,18 +265,13 @@ static int nothing_to_claim(loop *l)
 
 static int claim_alone(loop *l, uint32_t *which, dray_batch **out, dray_error *error)
 {
-    int64_t begin = dray_trace_now();
-    int rc;
-    if (l->claiming) {
-        rc = answer_of(l, l->host->wait_ns, which, out, error);
-    } else {
-        dray_claim_options options[TASKS];
-        uint32_t count = claims_of(l, false, options);
-        if (!count)
-            return nothing_to_claim(l);
-        rc = claim_any(l, options, count, which, out, error);
-    }
-    dray_trace_span(DRAY_SPAN_WAIT, "wait for samples", begin, dray_trace_now(), -1);
+    dray_claim_options options[TASKS];
+    if (l->claiming)
+        return answer_of(l, l->host->wait_ns, which, out, error);
+    dray_trace_wait(DRAY_CAUSE_SAMPLES, "wait for samples", -1);
+    uint32_t count = claims_of(l, false, options);
+    int rc = count ? claim_any(l, options, count, which, out, error) : nothing_to_claim(l);
+    dray_trace_leave();
     return rc;
 }
 
@@ -279,9 +295,9 @@ static int share(loop *l, uint32_t task, const dray_batch *batch, dray_error *er
     int rc = batch ? dray_batch_export(batch, &blob, &size, error) : DRAY_OK;
     order o = {.task = task, .bytes = size};
     if (!rc)
-        rc = dray__group_broadcast(host->group, 0, &o, sizeof(o), DRAY_WAIT_DEFAULT, error);
+        rc = broadcast(host, &o, sizeof(o), DRAY_WAIT_DEFAULT, error);
     if (!rc && size)
-        rc = dray__group_broadcast(host->group, 0, blob, size, DRAY_WAIT_DEFAULT, error);
+        rc = broadcast(host, blob, size, DRAY_WAIT_DEFAULT, error);
     free(blob);
     return rc;
 }
@@ -292,7 +308,7 @@ static int run_all(loop *l, uint32_t task, dray_batch *batch, dray_error *error)
     dray__host *host = l->host;
     host->put_back = host->kept = false;
     int rc = l->tasks[task]->run(host, batch, error);
-    return rc ? rc : dray__group_barrier(host->group, DRAY_WAIT_DEFAULT, error);
+    return rc ? rc : dray__host_meet(host, error);
 }
 
 static int after(loop *l, uint32_t task, dray_error *error)
@@ -349,7 +365,7 @@ static int follow_once(loop *l, bool *ended, dray_error *error)
     dray__host *host = l->host;
     order o;
     int64_t patience = host->wait_ns + FOLLOWER_EXTRA_SECONDS * DRAY__SECOND;
-    int rc = dray__group_broadcast(host->group, 0, &o, sizeof(o), patience, error);
+    int rc = broadcast(host, &o, sizeof(o), patience, error);
     if (rc)
         return rc;
     if (o.task == TURN)
@@ -362,7 +378,7 @@ static int follow_once(loop *l, bool *ended, dray_error *error)
     dray_batch *batch = NULL;
     if (!blob)
         return dray__nomem(error);
-    rc = dray__group_broadcast(host->group, 0, blob, o.bytes, DRAY_WAIT_DEFAULT, error);
+    rc = broadcast(host, blob, o.bytes, DRAY_WAIT_DEFAULT, error);
     if (!rc)
         rc = dray_batch_import(host->queue, blob, o.bytes, &batch, error);
     free(blob);
@@ -449,13 +465,15 @@ static int open_context(dray__host *host, dray_error *error)
 static int open_trace(dray__host *host, dray_error *error)
 {
     char path[4096], name[80];
-    dray__host_path(host, path, sizeof(path), "trace/%s-%u-%u.spans", host->label,
-                    host->options.rank, host->options.epoch);
+    dray__spans_path(host->options.folder, host->label, host->options.rank, host->options.epoch,
+                     path, sizeof(path));
     /* Started through /proc/self/exe, the thread would be called "exe" here, and in ps and top. */
     snprintf(name, sizeof(name), "%s-%u", host->label, host->options.rank);
     prctl(PR_SET_NAME, name);
     snprintf(name, sizeof(name), "%s %u", host->label, host->options.rank);
-    return dray_trace_open(path, name, error);
+    int rc = dray_trace_open(path, name, error);
+    dray_trace_enter(DRAY_SPAN_BUSY, "open", -1);
+    return rc;
 }
 
 static int open_host(dray__host *host, dray__job **job, dray_error *error)
@@ -498,8 +516,12 @@ int dray__host_main(const dray__host_options *options, dray_error *error)
         rc = dray__blas_open(error);
     if (!rc)
         rc = role->open(&host, error);
+    dray_trace_leave();
+    dray_trace_enter(DRAY_SPAN_BUSY, "loop", -1); /* what is within no other span */
     if (!rc)
         rc = run_loop(&host, role, error);
+    dray_trace_leave();
+    dray_trace_enter(DRAY_SPAN_BUSY, "close", -1);
     if (!rc && role->finish)
         rc = role->finish(&host, error);
     if (rc && host.group)

@@ -69,9 +69,10 @@ static inline bool dray__host_leads(const dray__host *host)
 
 /* Takes `object`; NULL is DRAY_ENOMEM. */
 int dray__host_report(dray__host *host, const char *kind, json_t *object, dray_error *error);
-/* Records a span and tells the supervisor that `phase` of `step` took this long. */
-int dray__host_phase(dray__host *host, const char *phase, int64_t step, int64_t begin_ns,
-                     dray_error *error);
+/* Barrier and gathering among the ranks of the instance; the trace says what this one waited. */
+int dray__host_meet(dray__host *host, dray_error *error);
+int dray__host_gather(dray__host *host, const void *in, uint64_t bytes, void *out,
+                      dray_error *error);
 /* How long work takes where it is slept; false: it is computed (clock.c). */
 bool dray__job_pace(const dray__job *job, dray__pace *out);
 /* Path below the run's folder. */

@@ -5,6 +5,7 @@
 #include "run/fault.h"
 #include "run/publication.h"
 #include "run/schedule.h"
+#include "weights/hook.h"
 
 #include <dray/weights.h>
 #include <errno.h>
@@ -12,6 +13,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <time.h>
 
@@ -43,6 +45,38 @@ static dray_subscriber *subscriber_of(const dray__intake *self, int64_t version)
     return self->subscribers[version % self->count];
 }
 
+/* ---- the trace ------------------------------------------------------------------------------- */
+
+static _Thread_local bool waiting; /* for the version that an update of this thread is to bring */
+
+static void enter_update(const char *name, int64_t version)
+{
+    dray_trace_enter(DRAY_SPAN_TRANSFER, name, version);
+    dray_trace_wait(DRAY_CAUSE_WEIGHTS, "wait for weights", version);
+    waiting = true;
+}
+
+static void end_wait(void)
+{
+    if (waiting)
+        dray_trace_leave();
+    waiting = false;
+}
+
+static void leave_update(void)
+{
+    end_wait();
+    dray_trace_leave();
+}
+
+/* The plan is made when the version is there. */
+static void on_step(void *user, const char *step)
+{
+    (void)user;
+    if (strcmp(step, "plan") == 0)
+        end_wait();
+}
+
 /* ---- opening --------------------------------------------------------------------------------- */
 
 static int open_subscriber(dray__intake *self, uint32_t index, dray_error *error)
@@ -72,6 +106,7 @@ int dray__intake_open(dray__host *host, const dray_layout *layout, dray_region *
                            .count = (uint32_t)dray__schedule_of(host->job).kept,
                            .version = -1,
                            .ahead.version = -1};
+    dray__weights_hook(on_step, NULL);
     int rc = DRAY_OK;
     for (uint32_t i = 0; i < self->count && !rc; i++)
         rc = open_subscriber(self, i, error);
@@ -110,7 +145,7 @@ static void *prefetch_main(void *user)
     dray_subscriber *subscriber = subscriber_of(self, ahead->version);
     dray_update_options options;
     update_options(self, ahead->version, &options);
-    int64_t begin = dray_trace_now();
+    enter_update("prefetch weights", ahead->version);
     int rc = dray_prefetch_start(subscriber, &options, NULL);
     struct pollfd at = {.fd = dray_subscriber_fd(subscriber), .events = POLLIN};
     while (!rc && !atomic_load(&ahead->abandoned) &&
@@ -120,9 +155,7 @@ static void *prefetch_main(void *user)
         rc = DRAY_ECANCELED;
     if (!rc)
         rc = dray_update_finish(subscriber, &ahead->report, NULL);
-    if (!rc)
-        dray_trace_span(DRAY_SPAN_TRANSFER, "prefetch weights", begin + ahead->report.wait_ns,
-                        dray_trace_now(), ahead->version);
+    leave_update();
     ahead->rc = rc;
     return NULL;
 }
@@ -148,7 +181,9 @@ static void end_ahead(dray__intake *self, bool abandon)
         return;
     if (abandon)
         atomic_store(&ahead->abandoned, true);
+    dray_trace_wait(DRAY_CAUSE_WEIGHTS, "wait for prefetch", ahead->version);
     pthread_join(ahead->thread, NULL);
+    dray_trace_leave();
     ahead->running = false;
     if (ahead->rc)
         ahead->version = -1;
@@ -173,7 +208,7 @@ static int give_up_ahead(dray__intake *self, dray_error *error)
     self->ahead.version = -1;
     dray_subscriber_close(self->subscribers[index]);
     self->subscribers[index] = NULL;
-    int rc = dray__group_barrier(self->host->group, DRAY_WAIT_DEFAULT, error);
+    int rc = dray__host_meet(self->host, error);
     return rc ? rc : open_subscriber(self, index, error);
 }
 
@@ -185,9 +220,8 @@ static int settle_ahead(dray__intake *self, int64_t version, bool *ready, dray_e
         return give_up_ahead(self, error);
     end_ahead(self, false);
     int64_t all[DRAY__GROUP_MAX_WORLD];
-    int rc =
-        dray__group_all_gather_equal(self->host->group, &self->ahead.version,
-                                     sizeof(self->ahead.version), all, DRAY_WAIT_DEFAULT, error);
+    int rc = dray__host_gather(self->host, &self->ahead.version, sizeof(self->ahead.version), all,
+                               error);
     *ready = !rc;
     for (uint32_t i = 0; !rc && i < dray__group_world(self->host->group); i++)
         *ready = *ready && all[i] == version;
@@ -232,18 +266,16 @@ static int update(dray__intake *self, int64_t version, dray_update_report *repor
     char path[4096];
     update_options(self, version, &options);
     int rc = DRAY_OK;
+    enter_update("update weights", version);
     if (options.mode == DRAY_MODE_DISK) {
         version_path(self->host, version, path, sizeof(path));
         options.path = path;
         options.path_version = (uint64_t)version;
         rc = wait_for_folder(self->host, path, error);
     }
-    int64_t begin = dray_trace_now();
     if (!rc)
         rc = dray_update_weights(subscriber_of(self, version), &options, report, error);
-    dray_trace_span(DRAY_SPAN_WAIT, "wait for weights", begin, begin + report->wait_ns, version);
-    dray_trace_span(DRAY_SPAN_TRANSFER, "update weights", begin + report->wait_ns, dray_trace_now(),
-                    version);
+    leave_update();
     return rc;
 }
 
@@ -255,9 +287,9 @@ static int swap(dray__intake *self, int64_t version, dray_update_report *report,
     dray_update_report committed = DRAY_UPDATE_REPORT_INIT;
     update_options(self, version, &options);
     options.mode = DRAY_MODE_AUTO;
-    int64_t begin = dray_trace_now();
+    dray_trace_enter(DRAY_SPAN_TRANSFER, "swap weights", version);
     int rc = dray_commit_weights(subscriber_of(self, version), &options, &committed, error);
-    dray_trace_span(DRAY_SPAN_TRANSFER, "swap weights", begin, dray_trace_now(), version);
+    dray_trace_leave();
     *report = self->ahead.report;
     report->version = committed.version;
     *pause = committed.total_ns;
@@ -282,8 +314,7 @@ static int report_update(dray__host *host, int64_t version, const dray_update_re
     uint32_t world = dray__group_world(host->group);
     update_sums mine = {report->bytes, report->total_ns, report->wait_ns, pause},
                 all[DRAY__GROUP_MAX_WORLD], sum = {0};
-    int rc = dray__group_all_gather_equal(host->group, &mine, sizeof(mine), all, DRAY_WAIT_DEFAULT,
-                                          error);
+    int rc = dray__host_gather(host, &mine, sizeof(mine), all, error);
     for (uint32_t i = 0; !rc && i < world; i++) {
         sum.bytes += all[i].bytes;
         sum.total_ns = later(sum.total_ns, all[i].total_ns);

@@ -214,6 +214,7 @@ int dray__learner_accumulate(dray__host *host, const dray__micro *micro, dray_er
     if (rc)
         return rc;
     count_behind(self, host->job, micro);
+    dray_trace_worked(micro->rows, (int64_t)micro->response.offsets[micro->rows]);
     dray__fault_at("after_backward", self->step);
     return DRAY_OK;
 }
@@ -238,13 +239,11 @@ static void add_stats(dray__step_sums *sums, const dray__step_stats *stats)
 int dray__learner_step(dray__host *host, dray_error *error)
 {
     dray__learner *self = host->state;
-    int64_t begin = dray_trace_now();
     int rc = DRAY_OK;
     if (!self->written) /* engines that still read the published version go first */
         rc = dray__publication_release(self->publication, self->step - 1, error);
     self->written = true;
-    dray_trace_span(DRAY_SPAN_WAIT, "wait for readers", begin, dray_trace_now(), self->step);
-    begin = dray_trace_now();
+    dray_trace_enter(DRAY_SPAN_BUSY, "optimiser", self->step);
     dray__step_stats stats = {0};
     dray__step_options options = DRAY__STEP_OPTIONS_INIT;
     options.learning_rate = dray__learning_rate(host->job, self->step, self->sums.steps);
@@ -257,7 +256,8 @@ int dray__learner_step(dray__host *host, dray_error *error)
     self->sums.steps++;
     self->sums.learning_rate = options.learning_rate;
     dray__fault_at("after_step", self->step);
-    return dray__host_phase(host, "optimiser", self->step, begin, error);
+    dray_trace_leave();
+    return DRAY_OK;
 }
 
 int dray__learner_repeat(dray__host *host, dray_error *error)
@@ -265,6 +265,7 @@ int dray__learner_repeat(dray__host *host, dray_error *error)
     dray__learner *self = host->state;
     uint32_t part = dray__learner_part(host->job), in = 0;
     int rc = DRAY_OK;
+    dray_trace_enter(DRAY_SPAN_BUSY, "actor", self->step);
     for (int64_t epoch = 1; epoch < host->job->actor.epochs && !rc; epoch++) {
         for (uint32_t i = 0; i < self->kept_count && !rc; i++) {
             rc = dray__learner_accumulate(host, &self->kept[i], error);
@@ -275,6 +276,7 @@ int dray__learner_repeat(dray__host *host, dray_error *error)
             }
         }
     }
+    dray_trace_leave();
     for (uint32_t i = 0; i < self->kept_count; i++)
         dray__micro_free(&self->kept[i]);
     self->kept_count = 0;

@@ -109,9 +109,13 @@ static int announce(dray__publication *self, int64_t version, dray_error *error)
 /* Waits for those that read what the copy held before. */
 static int empty(dray__publication *self, const place *at, dray_error *error)
 {
-    return at->version < 0 ? DRAY_OK
-                           : dray_publisher_wait(at->publisher, (uint64_t)at->version,
-                                                 self->host->wait_ns, NULL, error);
+    if (at->version < 0)
+        return DRAY_OK;
+    dray_trace_wait(DRAY_CAUSE_READERS, "wait for readers", at->version);
+    int rc =
+        dray_publisher_wait(at->publisher, (uint64_t)at->version, self->host->wait_ns, NULL, error);
+    dray_trace_leave();
+    return rc;
 }
 
 static int copy(dray__publication *self, const place *at, dray_error *error)
@@ -129,7 +133,7 @@ int dray__publication_put(dray__publication *self, int64_t version, dray_error *
 {
     dray__host *host = self->host;
     const place *at = place_of(self, version);
-    int64_t begin = dray_trace_now();
+    dray_trace_enter(DRAY_SPAN_TRANSFER, "publish", version);
     int rc = at->copy ? copy(self, at, error) : DRAY_OK;
     if (!rc && host->job->weights.mode == DRAY_MODE_DISK)
         rc = dray__checkpoint_weights(host, self->trainer, version, error);
@@ -137,7 +141,8 @@ int dray__publication_put(dray__publication *self, int64_t version, dray_error *
         rc = announce(self, version, error);
     if (!rc)
         dray__fault_at("after_publish", version);
-    return rc ? rc : dray__host_phase(host, "publish", version, begin, error);
+    dray_trace_leave();
+    return rc;
 }
 
 int dray__publication_release(dray__publication *self, int64_t version, dray_error *error)

@@ -187,11 +187,13 @@ static void *refiller_main(void *user)
 {
     dray__refiller *self = user;
     dray_error error;
+    dray_trace_enter(DRAY_SPAN_BUSY, "refill", -1);
     if (serve(self, &error) && !atomic_load(&self->abandoned)) {
         /* The step waits for samples that will not come: the process cannot go on. */
         fprintf(stderr, "error: refill: %s\n", error.message);
         _exit(1);
     }
+    dray_trace_leave();
     return NULL;
 }
 

@@ -251,9 +251,13 @@ static int ask_command(dray__grader *grader, const char *prompt, const char *ans
         return dray__nomem(error);
     int64_t deadline =
         dray__deadline((int64_t)(grader->reward->timeout_seconds * (double)DRAY__SECOND));
+    dray_trace_wait_briefly(DRAY_CAUSE_TOOL, "wait for reward.command", -1);
     rc = send_line(grader, line, deadline, error);
     free(line);
-    return rc ? rc : receive(grader, deadline, reward, error);
+    if (!rc)
+        rc = receive(grader, deadline, reward, error);
+    dray_trace_leave();
+    return rc;
 }
 
 int dray__grade(dray__grader *grader, const char *prompt, const char *answer, const char *response,

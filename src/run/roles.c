@@ -4,8 +4,10 @@
 #include "base/error.h"
 #include "group/group.h"
 #include "run/contract.h"
+#include "run/spent.h"
 #include "run/supervisor.h"
 #include "run/vital.h"
+#include "trace/account.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -200,11 +202,22 @@ static void mark_done(dray__supervisor *s, dray__instance *i)
         dray__supervisor_end(s);
 }
 
+/* From here on the ranks wait to be started anew. */
+static void end_accounts(const dray__supervisor *s, const dray__instance *i, const char *label)
+{
+    char path[PATH_MAX];
+    for (uint32_t rank = 0; rank < i->role->ranks; rank++) {
+        dray__spans_path(s->folder.path, label, rank, i->epoch, path, sizeof(path));
+        dray__account_end(path, dray__now());
+    }
+}
+
 static void restart(dray__supervisor *s, dray__instance *i, uint32_t rank, const char *how)
 {
     dray_error error;
     char label[DRAY__LABEL_BYTES];
     dray__role_label(i->role, i->number, label);
+    end_accounts(s, i, label);
     i->deaths = dray__reporter_progress(s->reporter) > i->progress ? 1 : i->deaths + 1;
     if (i->deaths >= (uint32_t)s->job->limits.restarts) {
         dray__supervisor_fail(s, DRAY_EDEAD,

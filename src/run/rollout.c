@@ -28,11 +28,8 @@ struct dray__rollout {
     uint32_t slots, unit; /* rows at once; of a claim, with batching continuous */
     uint64_t budget;      /* tokens that a claim gives a row; 0: all */
     visit *visits;
-    int64_t step, begin_ns; /* of the span that is open; begin 0: none is */
+    bool entered; /* the span of what is under way: what the rank does meanwhile lies within it */
 };
-
-/* A span is ended after this long, so that people see what goes on. */
-#define SPAN_NS (DRAY__SECOND)
 
 int dray__rollout_open(dray__host *host, dray__generator *generator, dray__rollout **out,
                        dray_error *error)
@@ -97,13 +94,6 @@ bool dray__rollout_busy(const dray__rollout *self)
 void dray__rollout_renew(dray__rollout *self, int64_t version)
 {
     dray__sampler_renew(self->sampler, (int32_t)version);
-}
-
-int dray__rollout_pause(dray__rollout *self, dray_error *error)
-{
-    int64_t begin = self->begin_ns;
-    self->begin_ns = 0;
-    return begin ? dray__host_phase(self->host, "rollout", self->step, begin, error) : DRAY_OK;
 }
 
 /* ---- rows come ------------------------------------------------------------------------------- */
@@ -181,9 +171,9 @@ int dray__rollout_take(dray__rollout *self, dray_batch *batch, int64_t step, dra
         rc = read_begun(batch, "response", DRAY_I32, &begun, error);
     if (!rc)
         rc = visit_new(batch, step, &v, error);
-    self->step = step;
-    if (!self->begin_ns)
-        self->begin_ns = dray_trace_now();
+    if (!self->entered)
+        dray_trace_enter(DRAY_SPAN_BUSY, "rollout", step);
+    self->entered = true;
     if (!rc)
         rc = enter(self, batch, v, &prompt, &begun, error);
     dray__ragged_free(&prompt);
@@ -296,6 +286,10 @@ static int set_outputs(const dray__rollout *self, const visit *v, dray_error *er
 static int leave(dray__rollout *self, visit *v, dray_error *error)
 {
     int rc = DRAY_OK;
+    uint64_t tokens = 0;
+    for (uint32_t i = 0; i < v->rows; i++)
+        tokens += dray__sampler_look(self->sampler, v->slots[i]).count;
+    dray_trace_worked(v->rows, (int64_t)tokens);
     dray__fault_at("generated", v->step);
     if (v->batch)
         rc = set_outputs(self, v, error);
@@ -315,8 +309,6 @@ static int leave(dray__rollout *self, visit *v, dray_error *error)
 
 int dray__rollout_turn(dray__rollout *self, dray_error *error)
 {
-    if (!self->begin_ns)
-        self->begin_ns = dray_trace_now();
     int rc = dray__sampler_step(self->sampler, error);
     for (visit **at = &self->visits; !rc && *at;) {
         visit *v = *at;
@@ -327,8 +319,10 @@ int dray__rollout_turn(dray__rollout *self, dray_error *error)
             at = &v->next;
         }
     }
-    if (!rc && (!self->visits || dray_trace_now() - self->begin_ns > SPAN_NS))
-        rc = dray__rollout_pause(self, error);
+    if (!rc && !self->visits) {
+        self->entered = false;
+        dray_trace_leave();
+    }
     return rc;
 }
 

@@ -36,9 +36,6 @@ int dray__rollout_take(dray__rollout *rollout, dray_batch *batch, int64_t step, 
 int dray__rollout_turn(dray__rollout *rollout, dray_error *error);
 /* Turns until no row is under way. */
 int dray__rollout_drain(dray__rollout *rollout, dray_error *error);
-/* Ends the span of the trace that covers generation: the rank does something else now. */
-int dray__rollout_pause(dray__rollout *rollout, dray_error *error);
-
 /* Each sample draws from a stream of its own, named by step and slot (less than 2^24); so does one
  * that takes the place of a lost one. malloc'ed. */
 uint64_t *dray__rollout_streams(const dray_batch *batch, int64_t step);

@@ -3,7 +3,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/io.h"
-#include "run/schedule.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -53,14 +52,16 @@ int dray__rows_open(const dray__folder *folder, const dray__job *job, dray__rows
                         .mark_ns = dray__now(),
                         .pending = json_array(),
                         .done = json_array(),
-                        .updates = json_object(),
-                        .phases = json_object()};
+                        .updates = json_object()};
     dray__folder_path(folder, "metrics.jsonl", path);
     out->metrics = dray__open_stream(path, "a");
-    if (!out->phases || !out->pending || !out->done || !out->updates)
+    if (!out->pending || !out->done || !out->updates)
         return dray__nomem(error);
     if (!out->metrics)
         return dray__fail_errno(error, errno, "%s", path);
+    int rc = dray__spent_open(folder->path, &out->spent, error);
+    if (rc)
+        return rc;
     size_t i;
     json_t *row;
     json_array_foreach(folder->rows, i, row)
@@ -132,13 +133,19 @@ static void add_update(const dray__rows *rows, json_t *row, int64_t version)
     json_object_set_new(row, "update_bytes", json_integer(integer(update, "bytes")));
 }
 
-static void add_phases(dray__rows *rows, json_t *row, int64_t step)
+static void show_phases(dray__rows *rows, const json_t *row)
 {
-    char key[32];
-    json_t *phases = json_object_get(rows->phases, key_of(step, key));
-    if (phases)
-        json_object_set(row, "seconds", phases);
-    forget_before(rows->phases, step + 1);
+    const char *name;
+    json_t *value;
+    rows->shown_count = 0;
+    json_object_foreach(json_object_get(row, "seconds"), name, value)
+    {
+        if (rows->shown_count == DRAY__PHASES)
+            return;
+        dray__phase *phase = &rows->shown[rows->shown_count++];
+        snprintf(phase->name, sizeof(phase->name), "%s", name);
+        phase->seconds = json_number_value(value);
+    }
 }
 
 /* A run that is killed while rows wait goes on from the checkpoint of their steps. */
@@ -171,9 +178,12 @@ static int take_step(dray__rows *rows, const json_t *report, dray_error *error)
     json_object_set_new(made, "step_seconds", json_real(seconds));
     add_update(rows, made, integer(made, "weight_version"));
     forget_before(rows->updates, integer(made, "weight_version"));
-    add_phases(rows, made, step);
-    int rc =
-        json_array_append_new(rows->pending, made) < 0 ? dray__nomem(error) : complete(rows, error);
+    int rc = dray__spent_look(rows->spent, now, made, error);
+    show_phases(rows, made);
+    if (json_array_append_new(rows->pending, made) < 0 && !rc)
+        rc = dray__nomem(error);
+    if (!rc)
+        rc = complete(rows, error);
     return rc || !json_array_size(rows->pending) ? rc : keep_pending(rows, error);
 }
 
@@ -182,6 +192,9 @@ static int take_ready(dray__rows *rows, const json_t *report, dray_error *error)
 {
     rows->ready = true;
     rows->mark_ns = dray__now();
+    int rc = dray__spent_look(rows->spent, rows->mark_ns, NULL, error);
+    if (rc)
+        return rc;
     if (step_of(report) != 0 || rows->last_step >= 0 || json_array_size(rows->pending))
         return DRAY_OK;
     rows->warmup_reward = rows->reward = number(report, "reward_mean");
@@ -210,8 +223,6 @@ static int take_eval(dray__rows *rows, const json_t *report, dray_error *error)
 {
     int64_t step = step_of(report);
     json_t *row = pending_row(rows, step);
-    if (dray__schedule_of(rows->job).open == 1 || step == 0)
-        rows->mark_ns = dray__now(); /* no step was made meanwhile */
     if (!row)
         return DRAY_OK;
     json_object_set(row, "eval_accuracy", json_object_get(report, "accuracy"));
@@ -241,39 +252,6 @@ static int take_update(dray__rows *rows, json_t *report, dray_error *error)
     return DRAY_OK;
 }
 
-static void show_phase(dray__rows *rows, const char *name, double seconds)
-{
-    for (uint32_t i = 0; i < rows->shown_count; i++)
-        if (strcmp(rows->shown[i].name, name) == 0) {
-            rows->shown[i].seconds = seconds;
-            return;
-        }
-    if (rows->shown_count == DRAY__PHASES)
-        return;
-    dray__phase *phase = &rows->shown[rows->shown_count++];
-    snprintf(phase->name, sizeof(phase->name), "%s", name);
-    phase->seconds = seconds;
-}
-
-static int take_phase(dray__rows *rows, const json_t *report, dray_error *error)
-{
-    char key[32];
-    key_of(step_of(report), key);
-    const char *name = json_string_value(json_object_get(report, "phase"));
-    if (!name)
-        return DRAY_OK;
-    json_t *of_step = json_object_get(rows->phases, key);
-    if (!of_step) {
-        of_step = json_object();
-        if (json_object_set_new(rows->phases, key, of_step) < 0)
-            return dray__nomem(error);
-    }
-    double seconds = number(of_step, name) + number(report, "seconds");
-    json_object_set_new(of_step, name, json_real(seconds));
-    show_phase(rows, name, seconds);
-    return DRAY_OK;
-}
-
 int dray__rows_take(dray__rows *rows, json_t *report, const json_t **done, dray_error *error)
 {
     const char *kind = json_string_value(json_object_get(report, "kind"));
@@ -287,8 +265,6 @@ int dray__rows_take(dray__rows *rows, json_t *report, const json_t **done, dray_
         return take_eval(rows, report, error);
     if (strcmp(kind, "engine_update") == 0)
         return take_update(rows, report, error);
-    if (strcmp(kind, "phase") == 0)
-        return take_phase(rows, report, error);
     if (strcmp(kind, "ready") == 0)
         return take_ready(rows, report, error);
     if (strcmp(kind, "warmup") == 0) {
@@ -346,6 +322,6 @@ void dray__rows_free(dray__rows *rows)
     json_decref(rows->pending);
     json_decref(rows->done);
     json_decref(rows->updates);
-    json_decref(rows->phases);
+    dray__spent_close(rows->spent);
     free(rows->update_seconds);
 }

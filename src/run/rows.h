@@ -3,6 +3,7 @@
 #define DRAY_RUN_ROWS_H
 
 #include "run/folder.h"
+#include "run/spent.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -11,19 +12,19 @@ enum { DRAY__PHASES = 16 };
 
 typedef struct dray__phase {
     char name[24];
-    double seconds; /* of the step shown, so far */
+    double seconds; /* of the last row */
 } dray__phase;
 
 typedef struct dray__rows {
     const dray__job *job;
     const dray__folder *folder;
     FILE *metrics;
-    json_t *pending;   /* trainer's rows in their order; the first waits for its evaluation */
-    json_t *done;      /* rows that the last report completed */
-    json_t *updates;   /* "version" -> the update that brought it to the engine */
-    json_t *phases;    /* "step" -> {phase: seconds} */
+    json_t *pending; /* trainer's rows in their order; the first waits for its evaluation */
+    json_t *done;    /* rows that the last report completed */
+    json_t *updates; /* "version" -> the update that brought it to the engine */
+    dray__spent *spent;
     int64_t last_step; /* newest row taken in; -1: none */
-    int64_t mark_ns;   /* when the step that runs now began */
+    int64_t mark_ns;   /* when the last row was taken in */
     /* For people. */
     double warmup_reward, reward, length, tokens_per_s, staleness_mean, staleness_max, step_seconds;
     double first_accuracy, last_accuracy; /* -1: not measured */

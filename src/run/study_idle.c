@@ -21,13 +21,13 @@ static const char *const kind_keys[KINDS] = {
 
 typedef struct piece {
     int64_t begin_ns, end_ns;
-    const char *name;
     dray_span_kind kind;
+    dray_wait_cause cause;
 } piece;
 
 /* The spans of a process's first thread, which runs its tasks. */
 typedef struct process {
-    dray__spans *spans; /* owns the names; NULL: a damaged file */
+    dray__spans *spans; /* NULL: a damaged file */
     piece *pieces;
     uint32_t count, room;
 } process;
@@ -48,7 +48,7 @@ static int add_piece(process *p, const dray__span *span, dray_error *error)
         p->pieces = pieces;
         p->room = room;
     }
-    p->pieces[p->count++] = (piece){span->begin_ns, span->end_ns, span->name, span->kind};
+    p->pieces[p->count++] = (piece){span->begin_ns, span->end_ns, span->kind, span->cause};
     return DRAY_OK;
 }
 
@@ -137,7 +137,7 @@ static void add_process(const timeline *t, process *p, json_t **sums)
         snprintf(key, sizeof(key), "%s.%s", kind_keys[s->kind], role);
         add(sums, key, seconds);
         if (s->kind == DRAY_SPAN_WAIT) {
-            snprintf(key, sizeof(key), "idle.%s.%s", role, s->name);
+            snprintf(key, sizeof(key), "idle.%s.%s", role, dray__cause_name(s->cause));
             add(sums, key, seconds);
         }
     }

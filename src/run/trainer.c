@@ -229,10 +229,10 @@ static int step_if_due(dray__host *host, dray_error *error)
 int dray__old_log_prob_run(dray__host *host, dray_batch *batch, dray_error *error)
 {
     dray__learner *self = host->state;
-    int64_t begin_ns = dray_trace_now();
     dray__ragged prompt = {0}, response = {0};
     float *logprobs = NULL;
     int rc = check_step(host, batch, error);
+    dray_trace_enter(DRAY_SPAN_BUSY, "old_log_prob", self->step);
     if (!rc)
         rc = dray__ragged_read(batch, "prompt", DRAY_I32, &prompt, error);
     if (!rc)
@@ -251,10 +251,13 @@ int dray__old_log_prob_run(dray__host *host, dray_batch *batch, dray_error *erro
             dray__ragged_column("old_log_prob", DRAY_F32, response.offsets, logprobs);
         rc = dray_batch_set(batch, &column, error);
     }
+    if (!rc)
+        dray_trace_worked(response.rows, (int64_t)response.offsets[response.rows]);
+    dray_trace_leave();
     free(logprobs);
     dray__ragged_free(&prompt);
     dray__ragged_free(&response);
-    return rc ? rc : dray__host_phase(host, "old_log_prob", self->step, begin_ns, error);
+    return rc;
 }
 
 /* Samples of other versions than the schedule's are refused, whatever made them. */
@@ -338,11 +341,11 @@ static bool settle(dray__host *host, const dray_batch *batch)
 int dray__actor_run(dray__host *host, dray_batch *batch, dray_error *error)
 {
     dray__learner *self = host->state;
-    int64_t begin_ns = dray_trace_now();
     dray__micro whole = {0};
     int rc = check_step(host, batch, error);
     if (!rc && settle(host, batch))
         return DRAY_OK;
+    dray_trace_enter(DRAY_SPAN_BUSY, "actor", self->step);
     if (!rc)
         rc = step_if_due(host, error);
     if (!rc)
@@ -354,12 +357,12 @@ int dray__actor_run(dray__host *host, dray_batch *batch, dray_error *error)
     for (uint32_t i = 0; i < dray_batch_micros(batch) && !rc; i++)
         rc = learn(host, batch, &whole, i, error);
     dray__micro_free(&whole);
+    dray_trace_leave();
     if (rc)
         return rc;
     self->step_due = self->rows % dray__learner_part(host->job) == 0;
-    rc = dray__host_phase(host, "actor", self->step, begin_ns, error);
-    if (rc || self->rows < batch_of(host))
-        return rc;
+    if (self->rows < batch_of(host))
+        return DRAY_OK;
     rc = step_if_due(host, error);
     return rc ? rc : finish_step(host, error);
 }

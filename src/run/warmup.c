@@ -154,12 +154,14 @@ int dray__warmup(dray__host *host, double *reward, double *length, dray_error *e
     int rc = dray__data_open(host->job, &data, error);
     if (!rc)
         rc = make_batch(host, data, PROBE_FIRST, PROBE_ROWS, &prompt, &response, error);
+    dray_trace_enter(DRAY_SPAN_BUSY, "warm up", -1);
     if (!rc && !reward)
         rc = warm(host, data, &prompt, &response, error);
     if (!rc && reward) {
         rc = probe(host, &prompt, &response, reward, error);
         *length = (double)response.offsets[PROBE_ROWS] / PROBE_ROWS;
     }
+    dray_trace_leave();
     dray__ragged_free(&prompt);
     dray__ragged_free(&response);
     dray__data_close(data);

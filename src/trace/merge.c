@@ -101,6 +101,10 @@ static void write_span(merge *m, size_t process, const dray__span *span)
     write_member(m->out, "partition", span->partition, &comma);
     write_member(m->out, "task", span->task, &comma);
     write_number(m->out, "rows", span->rows, &comma);
+    write_number(m->out, "tokens", span->tokens, &comma);
+    write_number(m->out, "cpu_ns", span->cpu_ns, &comma);
+    if (span->kind == DRAY_SPAN_WAIT && span->cause)
+        write_member(m->out, "cause", dray__cause_name(span->cause), &comma);
     fputs("}}", m->out);
 }
 

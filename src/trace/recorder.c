@@ -1,10 +1,14 @@
 /* Recording spans: a ring per thread, which that thread alone fills and dray_trace_flush alone
- * empties, so that writing one is a few stores. A full ring drops what is new, and counts it. */
+ * empties, so that writing one is a few stores. A full ring drops what is new, and counts it.
+ *
+ * What a thread has entered is a stack. One piece runs at a time: that of the span on top. It ends,
+ * and goes into the ring, when a span is entered or left. */
 #include <dray/trace.h>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
+#include "trace/account.h"
 #include "trace/spans.h"
 
 #include <endian.h>
@@ -15,14 +19,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { RING = 1 << 15, THREAD_NAME = 16 };
+enum { RING = 1 << 15, THREAD_NAME = 16, DEPTH = 16, BRIEF_NS = 100000 };
 
 typedef struct record {
     const char *name, *partition, *task; /* the last two interned; NULL: none */
-    int64_t begin_ns, end_ns, step, rows;
-    uint32_t kind;
+    int64_t begin_ns, end_ns, step, rows, tokens, cpu_ns;
+    uint16_t kind, cause;
+    bool brief; /* a wait that is no piece of its own where it is short */
 } record;
 
 typedef struct ring {
@@ -33,10 +39,22 @@ typedef struct ring {
     atomic_bool over; /* its thread has ended */
     uint32_t number;  /* in this file; UINT32_MAX: not there yet */
     char name[THREAD_NAME];
+    /* The thread's alone: what it has entered; since when the piece on top runs, and the thread's
+     * CPU time then; and the same of the piece before. */
+    record entered[DEPTH];
+    uint32_t depth;   /* may be more than DEPTH: what is deeper is not recorded */
+    uint32_t opening; /* of which file */
+    int64_t piece_ns, piece_cpu_ns;
+    bool
+        unsettled; /* a brief wait is on top, and the piece before it has not ended yet: it began */
+    int64_t before_ns, before_cpu_ns;
+    int64_t counted_ns, counted_cpu_ns; /* up to where the account is */
+    dray__account *account;             /* NULL: another thread's, or none */
     record records[RING];
 } ring;
 
 static atomic_bool on;
+static _Atomic uint32_t openings; /* of files: what was entered before the last one is forgotten */
 static _Thread_local ring *mine;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all that follows */
@@ -50,6 +68,8 @@ static char **texts;
 static uint32_t text_count, text_capacity;
 static uint32_t name_count, thread_count;
 static uint64_t lost; /* of rings that are gone */
+static dray__account *account;
+static ring *owner; /* of the account: the thread that opened the file */
 
 /* ---- recording ------------------------------------------------------------------------------- */
 
@@ -82,7 +102,9 @@ static void in_child(void)
         rings = r->next;
         free(r);
     }
-    mine = NULL;
+    mine = owner = NULL;
+    dray__account_unmap(account);
+    account = NULL;
     pthread_setspecific(ended, NULL);
     pthread_mutex_unlock(&lock);
 }
@@ -126,17 +148,35 @@ static void add(const record *span)
     atomic_store_explicit(&r->head, head + 1, memory_order_release);
 }
 
-void dray_trace_span(dray_span_kind kind, const char *name, int64_t begin_ns, int64_t end_ns,
-                     int64_t step)
+/* ---- what a thread has entered --------------------------------------------------------------- */
+
+static int64_t cpu_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (int64_t)t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+/* The calling thread's ring; NULL: recording is off. */
+static ring *of_thread(void)
 {
     if (!atomic_load_explicit(&on, memory_order_acquire))
-        return;
-    add(&(record){.name = name,
-                  .begin_ns = begin_ns,
-                  .end_ns = end_ns,
-                  .step = step,
-                  .rows = -1,
-                  .kind = (uint32_t)kind});
+        return NULL;
+    ring *r = mine ? mine : make_ring();
+    uint32_t opening = atomic_load_explicit(&openings, memory_order_relaxed);
+    if (r && r->opening != opening) {
+        r->opening = opening;
+        r->depth = 0;
+        r->unsettled = false;
+        r->account = NULL;
+    }
+    return r;
+}
+
+static record *top_of(ring *r)
+{
+    uint32_t depth = r->depth < DEPTH ? r->depth : DEPTH;
+    return depth ? r->entered + (depth - 1) : NULL;
 }
 
 /* Under the lock. NULL: without memory. */
@@ -162,22 +202,182 @@ static const char *intern(const char *text)
     return texts[text_count++];
 }
 
-void dray_trace_samples(dray_span_kind kind, const char *name, int64_t begin_ns, int64_t end_ns,
-                        const char *partition, const char *task, int64_t rows)
+/* The thread is in another state from `now` on. */
+static void account_for(ring *r, int64_t now, int64_t cpu, const record *next)
 {
-    if (!atomic_load_explicit(&on, memory_order_acquire))
+    if (r->account)
+        dray__account_switch(
+            r->account, now, cpu - r->counted_cpu_ns,
+            next ? dray__state_of((dray_span_kind)next->kind, (dray_wait_cause)next->cause) : 0,
+            next ? (next->name ? next->name : "?") : NULL);
+    r->counted_ns = now;
+    r->counted_cpu_ns = cpu;
+}
+
+static void put_piece(record *span, int64_t begin, int64_t end, int64_t cpu_ns)
+{
+    if (end <= begin && span->rows < 0 && span->tokens < 0)
         return;
+    record piece = *span;
+    piece.begin_ns = begin;
+    piece.end_ns = end;
+    piece.cpu_ns = cpu_ns;
+    add(&piece);
+    span->rows = span->tokens = -1; /* said once */
+}
+
+/* The wait on top is worth a piece: so the piece before it ended when it began. */
+static void settle(ring *r)
+{
+    if (r->unsettled)
+        put_piece(&r->entered[r->depth - 2], r->before_ns, r->piece_ns,
+                  r->piece_cpu_ns - r->before_cpu_ns);
+    r->unsettled = false;
+}
+
+/* What the thread does from now on is another span's: that of `depth`, which is `span` if it is
+ * entered. */
+static void turn_to(ring *r, uint32_t depth, const record *span)
+{
+    int64_t now = dray__now(), cpu = cpu_now();
+    bool brief = span && span->brief && r->depth;
+    bool dropped = r->unsettled && depth < r->depth && now - r->piece_ns < BRIEF_NS;
+    if (!dropped)
+        settle(r);
+    if (!dropped && !brief && r->depth)
+        put_piece(top_of(r), r->piece_ns, now, cpu - r->piece_cpu_ns);
+    int64_t piece = dropped ? r->before_ns : now, piece_cpu = dropped ? r->before_cpu_ns : cpu;
+    r->unsettled = brief;
+    r->before_ns = r->piece_ns;
+    r->before_cpu_ns = r->piece_cpu_ns;
+    r->piece_ns = piece;
+    r->piece_cpu_ns = piece_cpu;
+    if (span)
+        r->entered[depth - 1] = *span;
+    r->depth = depth;
+    account_for(r, now, cpu, top_of(r));
+}
+
+/* What runs in the calling thread ends here, and goes on in a new piece. */
+static void end_running(void)
+{
+    ring *r = mine ? of_thread() : NULL;
+    if (r && r->depth)
+        turn_to(r, r->depth, NULL);
+}
+
+static void enter(const record *span)
+{
+    ring *r = of_thread();
+    if (r && r->depth >= DEPTH)
+        r->depth++;
+    else if (r)
+        turn_to(r, r->depth + 1, span);
+}
+
+void dray_trace_enter(dray_span_kind kind, const char *name, int64_t step)
+{
+    enter(&(record){.name = name, .step = step, .rows = -1, .tokens = -1, .kind = (uint16_t)kind});
+}
+
+static void enter_wait(dray_wait_cause cause, const char *name, int64_t step, bool brief)
+{
+    enter(&(record){.name = name,
+                    .step = step,
+                    .rows = -1,
+                    .tokens = -1,
+                    .kind = DRAY_SPAN_WAIT,
+                    .cause = (uint16_t)cause,
+                    .brief = brief});
+}
+
+void dray_trace_wait(dray_wait_cause cause, const char *name, int64_t step)
+{
+    enter_wait(cause, name, step, false);
+}
+
+void dray_trace_wait_briefly(dray_wait_cause cause, const char *name, int64_t step)
+{
+    enter_wait(cause, name, step, true);
+}
+
+void dray_trace_leave(void)
+{
+    ring *r = of_thread();
+    if (r && r->depth > DEPTH)
+        r->depth--;
+    else if (r && r->depth)
+        turn_to(r, r->depth - 1, NULL);
+}
+
+static void add_to(int64_t *sum, int64_t count)
+{
+    if (count >= 0)
+        *sum = (*sum < 0 ? 0 : *sum) + count;
+}
+
+void dray_trace_worked(int64_t rows, int64_t tokens)
+{
+    ring *r = of_thread();
+    record *top = r && r->depth <= DEPTH ? top_of(r) : NULL;
+    if (!top)
+        return;
+    add_to(&top->rows, rows);
+    add_to(&top->tokens, tokens);
+}
+
+void dray_trace_samples(const char *partition, const char *task, int64_t rows)
+{
+    ring *r = of_thread();
+    record *top = r && r->depth <= DEPTH ? top_of(r) : NULL;
+    if (!top)
+        return;
+    pthread_mutex_lock(&lock);
+    top->partition = partition && *partition ? intern(partition) : NULL;
+    top->task = task && *task ? intern(task) : NULL;
+    pthread_mutex_unlock(&lock);
+    add_to(&top->rows, rows);
+}
+
+/* A span that is over is cut out of the piece that runs, whose CPU time is divided as its time is:
+ * when the thread had it, nobody looked. */
+static void cut_out(ring *r, record *span)
+{
+    settle(r);
+    int64_t now = dray__now(), cpu = cpu_now() - r->piece_cpu_ns;
+    int64_t begin = span->begin_ns > r->piece_ns ? span->begin_ns : r->piece_ns;
+    int64_t end = span->end_ns < now ? span->end_ns : now;
+    if (end <= begin)
+        return;
+    double before = (double)(begin - r->piece_ns), behind = (double)(now - end);
+    int64_t share = before > 0 ? (int64_t)((double)cpu * (before / (before + behind))) : 0;
+    put_piece(top_of(r), r->piece_ns, begin, share);
+    r->piece_ns = end;
+    r->piece_cpu_ns += share;
+    put_piece(span, begin, end, -1);
+    begin = begin > r->counted_ns ? begin : r->counted_ns;
+    if (end > begin) {
+        account_for(r, begin, r->counted_cpu_ns, span);
+        account_for(r, end, r->counted_cpu_ns, top_of(r));
+    }
+}
+
+void dray_trace_span(dray_span_kind kind, const char *name, int64_t begin_ns, int64_t end_ns,
+                     int64_t step)
+{
+    ring *r = of_thread();
     record span = {.name = name,
                    .begin_ns = begin_ns,
                    .end_ns = end_ns,
-                   .step = -1,
-                   .rows = rows < 0 ? -1 : rows,
-                   .kind = (uint32_t)kind};
-    pthread_mutex_lock(&lock);
-    span.partition = partition && *partition ? intern(partition) : NULL;
-    span.task = task && *task ? intern(task) : NULL;
-    pthread_mutex_unlock(&lock);
-    add(&span);
+                   .step = step,
+                   .rows = -1,
+                   .tokens = -1,
+                   .cpu_ns = -1,
+                   .kind = (uint16_t)kind};
+    if (r && r->depth)
+        cut_out(r, &span);
+    else if (r)
+        add(&span);
 }
 
 int dray_trace_is_on(void)
@@ -243,6 +443,7 @@ static void drain(chunk *c, ring *r)
         const record *span = &r->records[tail % RING];
         dray__put_u8(&c->spans,
                      (uint8_t)(span->kind > DRAY_SPAN_TRANSFER ? DRAY_SPAN_BUSY : span->kind));
+        dray__put_u8(&c->spans, (uint8_t)(span->cause < DRAY__WAIT_CAUSES ? span->cause : 0));
         dray__put_u32(&c->spans, name_id(c, span->name ? span->name : "?"));
         dray__put_u32(&c->spans, r->number);
         dray__put_i64(&c->spans, span->begin_ns);
@@ -251,13 +452,14 @@ static void drain(chunk *c, ring *r)
         dray__put_u32(&c->spans, span->partition ? name_id(c, span->partition) + 1 : 0);
         dray__put_u32(&c->spans, span->task ? name_id(c, span->task) + 1 : 0);
         dray__put_i64(&c->spans, span->rows);
+        dray__put_i64(&c->spans, span->tokens);
+        dray__put_i64(&c->spans, span->cpu_ns);
         c->span_count++;
     }
     atomic_store_explicit(&r->tail, tail, memory_order_release);
-    c->lost += atomic_load_explicit(&r->lost, memory_order_relaxed);
 }
 
-static int write_all(const void *data, size_t size, dray_error *error)
+static int write_all(const char *what, const void *data, size_t size, dray_error *error)
 {
     ssize_t n;
     do
@@ -265,7 +467,7 @@ static int write_all(const void *data, size_t size, dray_error *error)
     while (n < 0 && errno == EINTR);
     if (n == (ssize_t)size)
         return DRAY_OK;
-    return dray__fail_errno(error, n < 0 ? errno : ENOSPC, "writing spans");
+    return dray__fail_errno(error, n < 0 ? errno : ENOSPC, "%s", what);
 }
 
 static int write_chunk(const chunk *c, dray_error *error)
@@ -289,7 +491,7 @@ static int write_chunk(const chunk *c, dray_error *error)
         uint64_t sum = htole64(dray__hash(out.data + sizeof later, size));
         memcpy(out.data, head, sizeof head);
         memcpy(out.data + sizeof head, &sum, sizeof sum);
-        status = write_all(out.data, out.size, error);
+        status = write_all("writing spans", out.data, out.size, error);
     }
     dray__writer_free(&out);
     return status;
@@ -299,16 +501,22 @@ static int write_chunk(const chunk *c, dray_error *error)
 static int flush(dray_error *error)
 {
     chunk c = {.lost = lost};
+    end_running();
+    if (owner) /* the first thread of the file */
+        drain(&c, owner);
     for (ring **link = &rings; *link;) {
         ring *r = *link;
         bool over = atomic_load_explicit(&r->over, memory_order_acquire);
         drain(&c, r);
+        c.lost += atomic_load_explicit(&r->lost, memory_order_relaxed);
         if (!over) {
             link = &r->next;
             continue;
         }
         lost += atomic_load_explicit(&r->lost, memory_order_relaxed);
         *link = r->next;
+        if (r == owner)
+            owner = NULL;
         free(r);
     }
     int status = DRAY_OK;
@@ -337,7 +545,7 @@ int dray_trace_flush(dray_error *error)
 
 static int open_file(const char *path, const char *process, dray_error *error)
 {
-    file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0666);
+    file = open(path, O_RDWR | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (file < 0)
         return dray__fail_errno(error, errno, "%s", path);
     dray__writer header = {0};
@@ -345,9 +553,12 @@ static int open_file(const char *path, const char *process, dray_error *error)
     dray__put_u32(&header, DRAY__SPANS_VERSION);
     dray__put_u32(&header, (uint32_t)getpid());
     put_text(&header, process ? process : program_invocation_short_name);
+    static const uint8_t account_to_come[DRAY__SPANS_HEAD];
+    if (!header.failed)
+        dray__put_bytes(&header, account_to_come, DRAY__SPANS_HEAD - header.size);
     int status = dray__writer_check(&header, error);
     if (!status)
-        status = write_all(header.data, header.size, error);
+        status = write_all(path, header.data, header.size, error);
     dray__writer_free(&header);
     if (status) {
         close(file);
@@ -362,6 +573,12 @@ static int close_file(dray_error *error)
     if (file >= 0)
         close(file);
     file = -1;
+    if (owner && owner == mine) { /* another thread may be writing there */
+        owner->account = NULL;
+        dray__account_unmap(account);
+    }
+    owner = NULL;
+    account = NULL;
     dray__map_free(&names);
     name_count = thread_count = 0;
     lost = 0;
@@ -372,16 +589,38 @@ static int close_file(dray_error *error)
     return status;
 }
 
+/* The calling thread is the one whose time is accounted for. */
+static void own_account(void)
+{
+    ring *r = mine ? mine : make_ring();
+    if (!r)
+        return;
+    pthread_mutex_lock(&lock);
+    owner = r;
+    r->opening = atomic_load(&openings);
+    r->depth = 0;
+    r->unsettled = false;
+    r->account = account;
+    r->counted_cpu_ns = cpu_now();
+    pthread_mutex_unlock(&lock);
+}
+
 int dray_trace_open(const char *path, const char *process, dray_error *error)
 {
     pthread_once(&once, prepare);
+    end_running();
     pthread_mutex_lock(&lock);
     atomic_store(&on, false);
     int status = close_file(error);
     if (!status && path)
         status = open_file(path, process, error);
-    if (!status && path)
+    atomic_fetch_add(&openings, 1);
+    if (!status && path) {
+        account = dray__account_map(file);
         atomic_store_explicit(&on, true, memory_order_release);
+    }
     pthread_mutex_unlock(&lock);
+    if (!status && path)
+        own_account();
     return status;
 }

@@ -95,8 +95,9 @@ static int read_header(dray__spans *spans, const char *path, dray_error *error)
                           DRAY__SPANS_VERSION, version);
     spans->pid = dray__get_u32(r);
     spans->label = dray__get_prose(r, DRAY__SPAN_NAME_MAX);
-    if (r->failed)
+    if (r->failed || spans->size < DRAY__SPANS_HEAD)
         return dray__fail(error, DRAY_EFORMAT, "%s: truncated header", path);
+    r->at = DRAY__SPANS_HEAD;
     return DRAY_OK;
 }
 
@@ -179,7 +180,7 @@ int dray__spans_next(dray__spans *spans, dray__span *out, dray_error *error)
             return status;
     }
     dray__reader *r = &spans->chunk;
-    uint8_t kind = dray__get_u8(r);
+    uint8_t kind = dray__get_u8(r), cause = dray__get_u8(r);
     uint32_t name = dray__get_u32(r);
     out->thread = dray__get_u32(r);
     out->begin_ns = dray__get_i64(r);
@@ -187,12 +188,15 @@ int dray__spans_next(dray__spans *spans, dray__span *out, dray_error *error)
     out->step = dray__get_i64(r);
     uint32_t partition = dray__get_u32(r), task = dray__get_u32(r);
     out->rows = dray__get_i64(r);
+    out->tokens = dray__get_i64(r);
+    out->cpu_ns = dray__get_i64(r);
     spans->left--;
     if (partition > spans->names.count || task > spans->names.count || kind > DRAY_SPAN_TRANSFER ||
-        name >= spans->names.count || out->thread >= spans->threads.count || out->begin_ns < 0 ||
-        out->end_ns < out->begin_ns)
+        cause >= DRAY__WAIT_CAUSES || name >= spans->names.count ||
+        out->thread >= spans->threads.count || out->begin_ns < 0 || out->end_ns < out->begin_ns)
         return dray__fail(error, DRAY_EFORMAT, "%s: malformed span", spans->label);
     out->kind = (dray_span_kind)kind;
+    out->cause = (dray_wait_cause)cause;
     out->name = spans->names.items[name];
     out->partition = partition ? spans->names.items[partition - 1] : NULL;
     out->task = task ? spans->names.items[task - 1] : NULL;

@@ -1,6 +1,7 @@
 /* The format of *.spans files, and how to read them.
  *
- * A header (magic "DRAYSPAN", u32 version, u32 pid, label), then chunks, each appended with one
+ * A head of 8 KiB (magic "DRAYSPAN", u32 version, u32 pid, label; from byte 2048 on the account of
+ * the process, account.h), then chunks, each appended with one
  * write: u32 magic, u32 size of the body, u64 XXH3 of the body, body. What a killed process left
  * unfinished fails its checksum, and everything before it is good. A body has, in base/wire.h's
  * encoding: new names (ids count on from the last chunk's), new threads (likewise), the number of
@@ -9,20 +10,22 @@
 #define DRAY_TRACE_SPANS_H
 
 #include "base/wire.h"
+#include "trace/account.h"
 
 #include <dray/trace.h>
 
-#define DRAY__SPANS_VERSION 2u
+#define DRAY__SPANS_VERSION 3u
 #define DRAY__SPANS_CHUNK 0x4B4E4843u /* "CHNK" */
-enum { DRAY__SPAN_BYTES = 1 + 4 + 4 + 3 * 8 + 4 + 4 + 8, DRAY__SPAN_NAME_MAX = 1024 };
+enum { DRAY__SPAN_BYTES = 2 + 4 + 4 + 3 * 8 + 4 + 4 + 3 * 8, DRAY__SPAN_NAME_MAX = 1024 };
 
 typedef struct dray__span {
     dray_span_kind kind;
+    dray_wait_cause cause; /* of a wait */
     const char *name;
     uint32_t thread; /* from 0, in the order of their first spans */
     int64_t begin_ns, end_ns, step;
     const char *partition, *task; /* NULL: none */
-    int64_t rows;                 /* -1: not said */
+    int64_t rows, tokens, cpu_ns; /* -1: not said */
 } dray__span;
 
 typedef struct dray__spans dray__spans;

@@ -13,12 +13,11 @@ static void put_right(uint8_t *file, size_t size)
 {
     dray__reader r = dray__reader_of(file, size);
     uint32_t version = htole32(DRAY__SPANS_VERSION), magic = htole32(DRAY__SPANS_CHUNK), length;
-    if (size < 16)
+    if (size < DRAY__SPANS_HEAD)
         return;
     memcpy(file, "DRAYSPAN", 8);
     memcpy(file + 8, &version, 4);
-    dray__get_bytes(&r, 16);
-    dray__get_blob(&r, &(size_t){0});
+    dray__get_bytes(&r, DRAY__SPANS_HEAD);
     while (!r.failed && r.size - r.at >= 16) {
         uint8_t *at = file + r.at;
         memcpy(&length, at + 4, 4);
@@ -34,11 +33,22 @@ static void put_right(uint8_t *file, size_t size)
     }
 }
 
+static void read_account(const char *path)
+{
+    dray__accounted is;
+    if (!dray__account_read(path, 1000, &is))
+        return;
+    MUST(is.named_count <= DRAY__ACCOUNT_NAMES && strlen(is.label) < sizeof is.label);
+    for (uint32_t i = 0; i < is.named_count; i++)
+        MUST(strlen(is.named[i].name) < DRAY__ACCOUNT_NAME);
+}
+
 static void read_all(const char *path)
 {
     dray__spans *spans;
     dray__span span;
     int rc;
+    read_account(path);
     if (dray__spans_open(path, &spans, NULL))
         return;
     while ((rc = dray__spans_next(spans, &span, NULL)) == DRAY_OK) {
@@ -81,7 +91,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 static void put_span(dray__writer *w, uint32_t name, uint32_t partition, uint32_t task)
 {
-    dray__put_u8(w, DRAY_SPAN_BUSY);
+    dray__put_u8(w, partition ? DRAY_SPAN_WAIT : DRAY_SPAN_BUSY);
+    dray__put_u8(w, partition ? DRAY_CAUSE_RANKS : DRAY_CAUSE_UNKNOWN);
     dray__put_u32(w, name);
     dray__put_u32(w, 0);
     dray__put_i64(w, 1000);
@@ -90,6 +101,8 @@ static void put_span(dray__writer *w, uint32_t name, uint32_t partition, uint32_
     dray__put_u32(w, partition);
     dray__put_u32(w, task);
     dray__put_i64(w, 32);
+    dray__put_i64(w, -1);
+    dray__put_i64(w, 900);
 }
 
 void fuzz_seeds(fuzz_put put, void *user)
@@ -99,6 +112,10 @@ void fuzz_seeds(fuzz_put put, void *user)
     dray__put_u32(&file, DRAY__SPANS_VERSION);
     dray__put_u32(&file, 4711);
     dray__put_string(&file, "engine 0");
+    for (int i = 0; i < 1000; i++) /* an account that says something everywhere */
+        dray__put_u64(&file, (uint64_t)i << 32 | 2);
+    while (file.size < DRAY__SPANS_HEAD)
+        dray__put_u8(&file, 0);
     for (int chunk = 0; chunk < 2; chunk++) {
         dray__writer_reset(&body);
         dray__put_u32(&body, 2);

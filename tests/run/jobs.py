@@ -37,7 +37,7 @@ limits: {wait_seconds: 60}
 queue: {max_attempts: 8}
 """
 
-TIMES = {"tokens_per_s", "step_seconds", "seconds", "update_seconds"}
+TIMES = {"tokens_per_s", "step_seconds", "seconds", "time", "update_seconds"}
 
 work = pathlib.Path(tempfile.mkdtemp(prefix="dray-run-test-"))
 job_file = work / "tiny.yaml"

@@ -44,9 +44,9 @@ check(run(folder, "--set", journal, fault="trainer:0:claimed:3:kill").returncode
 done = run(folder, resume=True)
 check(done.returncode == 0, f"trainer, resumed: {done.stderr}")
 check_same_run(whole, folder, "trainer killed")
-rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-check("rollout" not in rows[3]["seconds"] and "rollout" in rows[4]["seconds"],
-      f"step 3 was rolled out again: {rows[3]}")
+made = {e["args"].get("step") for e in json.loads((folder / "trace.json").read_text())["traceEvents"]
+        if e["ph"] == "X" and e["name"] == "rollout"}
+check(3 not in made and 4 in made, f"step 3 was rolled out again: {made}")
 
 # ---- checkpoints of the queue ----------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ def idle_of_trace(folder):
     """Shares of roles' first threads by kind and cause, from trace.json, another reader's file."""
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     labels = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    spans = [(e["ts"], e["ts"] + e["dur"], e["cat"], e["name"], e["pid"], e["tid"],
+    spans = [(e["ts"], e["ts"] + e["dur"], e["cat"], e["args"].get("cause"), e["pid"], e["tid"],
               e["args"].get("step", -1)) for e in events if e["ph"] == "X"]
     window = [s for s in spans if s[2] == "busy" and s[6] >= 2]
     begin, end = min(s[0] for s in window), max(s[1] for s in window)
