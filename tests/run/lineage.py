@@ -87,12 +87,11 @@ def check_lineage(folder, what, bounds, whole=None):
     for step, trained_rows in trained.items():
         check(len(trained_rows) == BATCH, f"{what}: step {step} of {len(trained_rows)} samples")
         low, high = bounds.versions(step)
-        for partition, slot, version, prompt, oldest, newest_token in trained_rows:
-            samples[partition, slot] += 1
-            prompts[prompt] += 1
-            check(low <= oldest <= newest_token <= high and version == oldest,
-                  f"{what}: step {step} trained tokens of versions {oldest} to {newest_token}, tag "
-                  f"{version}, expected {low} to {high}")
+        wrong = [row for row in trained_rows if not low <= row[4] <= row[5] <= high or row[2] != row[4]]
+        check(not wrong, f"{what}: step {step} trained versions (tag, oldest, newest token) "
+                         f"{sorted({(row[2], *row[4:]) for row in wrong})}, expected {low} to {high}")
+        samples.update(row[:2] for row in trained_rows)
+        prompts.update(row[3] for row in trained_rows)
     twice = [sample for sample, times in samples.items() if times != 1]
     check(not twice, f"{what}: trained twice: {twice}")
     odd = {prompt: times for prompt, times in prompts.items() if times != SAMPLES}
