@@ -332,8 +332,9 @@ def main():
         os.environ.setdefault(name, "lo")
     pipes = [mp.get_context("spawn").Pipe() for _ in range(args.ranks)] if args.flow == "ipc" else []
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(ipc_rank if args.flow == "ipc" else broadcast_rank,
-                 args=(args, f"file://{folder}/ranks", pipes), nprocs=args.ranks + len(pipes))
+        mp.start_processes(ipc_rank if args.flow == "ipc" else broadcast_rank,
+                           args=(args, f"file://{folder}/ranks", pipes), nprocs=args.ranks + len(pipes),
+                           start_method="fork" if args.device == "cpu" else "spawn")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,12 @@ released and resumed between; elsewhere on the CPU.
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 
 try:
     import torch
@@ -295,6 +297,36 @@ def engine(folder, number):
 
 # ---- all -----------------------------------------------------------------------------------------
 
+def run(role, folder, rank):
+    torch.set_num_threads(1)
+    {"trainer": trainer, "engine": engine}[role](folder, rank)
+
+
+def begin(role, folder, rank, seed):
+    """A process of that role, its pid: with GPUs a new one that sees its own of them, else a fork, which has
+    PyTorch already."""
+    os.environ["DRAY_TEST_SEED"] = str(seed)
+    if not ON_GPU:
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                run(role, folder, rank)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(status)
+        return pid
+    env = dict(os.environ)
+    if GROUPS > 1:
+        env["CUDA_VISIBLE_DEVICES"] = str(rank)
+    elif role == "engine":
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(str((RANKS - 1 - rank + i) % RANKS) for i in range(RANKS))
+    return os.posix_spawn(sys.executable, [sys.executable, os.path.abspath(__file__), role, folder, str(rank)], env)
+
+
 def main():
     seed = int(os.environ.get("DRAY_TEST_SEED", random.randrange(1 << 32)))
     print("DRAY_TEST_SEED=%d, %s" % (seed, "GPUs" if ON_GPU else "CPU"), flush=True)
@@ -302,37 +334,28 @@ def main():
         server = subprocess.Popen([os.environ["DRAY_PROGRAM"], "serve", "--listen",
                                    f"unix:{folder}/s"], stdout=subprocess.PIPE, text=True)
         assert server.stdout.readline().startswith("listening")
-        children = []
+        children = {}  # pid: what it is
         try:
-            for role in ("trainer", "engine"):
-                for rank in range(RANKS if role == "trainer" else TP * GROUPS):
-                    env = dict(os.environ, DRAY_TEST_SEED=str(seed))
-                    if ON_GPU and GROUPS > 1:
-                        env["CUDA_VISIBLE_DEVICES"] = str(rank)
-                    elif ON_GPU and role == "engine":
-                        env["CUDA_VISIBLE_DEVICES"] = ",".join(
-                            str((RANKS - 1 - rank + i) % RANKS) for i in range(RANKS))
-                    children.append(subprocess.Popen(
-                        [sys.executable, os.path.abspath(__file__), role, folder, str(rank)],
-                        env=env))
-            waiting = list(children)
-            while waiting:
-                for child in list(waiting):
-                    if child.poll() is not None:
-                        assert child.returncode == 0, f"{child.args} ended with {child.returncode}"
-                        waiting.remove(child)
+            for role, count in (("trainer", RANKS), ("engine", TP * GROUPS)):
+                for rank in range(count):
+                    children[begin(role, folder, rank, seed)] = f"{role} {rank}"
+            while children:
+                for pid in list(children):
+                    ended, status = os.waitpid(pid, os.WNOHANG)
+                    if ended:
+                        child, code = children.pop(pid), os.waitstatus_to_exitcode(status)
+                        assert code == 0, f"{child} ended with {code}"
                 time.sleep(0.05)
         finally:
-            for child in children:
-                child.kill()
-                child.wait()
+            for pid in children:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
             server.terminate()
             server.wait(20)
 
 
 if __name__ == "__main__":
     if len(sys.argv) == 4:
-        torch.set_num_threads(1)
-        {"trainer": trainer, "engine": engine}[sys.argv[1]](sys.argv[2], int(sys.argv[3]))
+        run(sys.argv[1], sys.argv[2], int(sys.argv[3]))
     else:
         main()
