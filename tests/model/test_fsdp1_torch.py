@@ -236,9 +236,9 @@ def whole_models(rank, folder, count):
 def one_rank(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank,
                             world_size=RANKS)
-    real_shards(rank, 25 * SCALE)
+    real_shards(rank, 10 * SCALE)
     sharded_tensors(rank)
-    whole_models(rank, folder, 5 * SCALE)
+    whole_models(rank, folder, 3 * SCALE)
     dist.destroy_process_group()
 
 

@@ -51,6 +51,11 @@ def check(condition, what):
         print("FAILED:", what, flush=True)
 
 
+def some(points):
+    """Every second of many points alike; all of them where more cases are asked for, as by `make soak`."""
+    return points if int(os.environ.get("DRAY_TEST_SCALE", "1")) > 1 else points[::2]
+
+
 def command(folder, *arguments, resume=False, json_lines=False, job=job_file):
     line = [PROGRAM, "run"]
     line += ["--resume", str(folder)] if resume else [str(job), "--out", str(folder)]

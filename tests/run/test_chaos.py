@@ -8,7 +8,7 @@ scale = int(os.environ.get("DRAY_TEST_SCALE", "1"))
 seed = int(os.environ.get("DRAY_TEST_SEED", str(random.SystemRandom().randrange(1 << 32))))
 print(f"seed {seed} (DRAY_TEST_SEED)", flush=True)
 random.seed(seed)
-STEPS = 150
+STEPS = 100
 settings = []
 for setting in (f"steps={STEPS}", "eval.every=10", "checkpoint.every=10",
                 "limits.restarts=1000", "queue.max_attempts=1000"):
@@ -64,7 +64,7 @@ for number in range(scale):
             total += 1
             continue
         total += disturb(process, folder, ("role trainer", "--coordinator"),
-                         1.0 if attempt < 20 else 1000)
+                         1.0 if attempt < (20 if scale > 1 else 8) else 1000)
         check_nothing_left(folder, sockets=False)
         if process.returncode == 0:
             break

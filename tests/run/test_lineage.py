@@ -21,7 +21,7 @@ for schedule, setting in SCHEDULES.items():
     check(recorded(whole, *DATA, *setting).returncode == 0, f"{schedule}: the undisturbed run")
     check_lineage(whole, f"{schedule}, undisturbed", bounds)
     for durability, faults in FAULTS.items():
-        for number, fault in enumerate(faults if schedule == "sync" else faults[:1]):
+        for number, fault in enumerate(some(faults) if schedule == "sync" else faults[:1]):
             what = f"{schedule}, {durability}, {fault}"
             folder = work / f"{schedule}-{durability}-{number}"
             done = recorded(folder, *DATA, *setting, "--set", f"queue.durability={durability}",
@@ -57,7 +57,7 @@ for schedule, setting in SCHEDULES.items():
         done = run(folder, *DATA, *setting, "--set", "checkpoint.every=1", "--set",
                    f"queue.durability={durability}", fault="trainer:0:after_publish:6:kill")
         check(done.returncode == 1, f"{schedule}: status {done.returncode}")
-        for step in range(0, 6, 2 if durability == "journal" else 1):
+        for step in some(range(6)):
             again = work / f"{folder.name}-{step}"
             shutil.copytree(folder, again, symlinks=True)
             latest = again / "checkpoints" / "latest"

@@ -25,7 +25,7 @@ killed = ["engine:0:claimed:3:kill", "engine:1:generated:3:kill", "engine:0:upda
           "engine:1:updated:2:kill", "engine:0:generated:5:exit", "desk:0:inserted:4:kill",
           "desk:0:sealed:4:kill", "desk:0:finished:3:kill", "desk:0:cleared:4:kill",
           "desk:0:scored:3:kill", "engine:0:generated:2:kill,desk:0:rewarded:4:kill"]
-for number, fault in enumerate(killed):
+for number, fault in enumerate(some(killed)):
     folder = work / f"killed-{number}"
     done = run(folder, *SCHEDULE, fault=fault)
     check(done.returncode == 0, f"{fault}: exit status {done.returncode}: {done.stderr}")
@@ -35,7 +35,7 @@ for number, fault in enumerate(killed):
 resumed = ["trainer:0:after_backward:3:kill", "trainer:1:after_step:5:kill",
            "trainer:0:in_checkpoint:4:kill", "trainer:0:after_checkpoint:6:kill",
            "trainer:0:after_step:1:kill"]
-for number, fault in enumerate(resumed):
+for number, fault in enumerate(some(resumed)):
     folder = work / f"resumed-{number}"
     check(run(folder, *SCHEDULE, fault=fault).returncode == 1, f"{fault}: it went on")
     done = run(folder, resume=True)
