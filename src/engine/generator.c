@@ -84,31 +84,6 @@ int dray__generator_load(dray__generator *g, const char *directory, dray_error *
 
 /* ---- whole responses ------------------------------------------------------------------------- */
 
-/* Copies the responses out of the sampler's rows. */
-static int collect(const dray__sampler *sampler, const uint32_t *slots, uint32_t rows,
-                   dray__generation *out, dray_error *error)
-{
-    uint64_t total = 0;
-    dray__generation r = {.rows = rows, .offsets = calloc(rows + (size_t)1, sizeof(uint64_t))};
-    for (uint32_t row = 0; r.offsets && row < rows; row++)
-        r.offsets[row + 1] = total += dray__sampler_look(sampler, slots[row]).count;
-    r.tokens = malloc((total + 1) * sizeof *r.tokens);
-    r.logprobs = malloc((total + 1) * sizeof *r.logprobs);
-    r.finish = malloc(rows + (size_t)1);
-    if (!r.offsets || !r.tokens || !r.logprobs || !r.finish) {
-        dray__generation_free(&r);
-        return dray__nomem(error);
-    }
-    for (uint32_t row = 0; row < rows; row++) {
-        dray__sampled made = dray__sampler_look(sampler, slots[row]);
-        memcpy(r.tokens + r.offsets[row], made.tokens, made.count * sizeof *r.tokens);
-        memcpy(r.logprobs + r.offsets[row], made.logprobs, made.count * sizeof *r.logprobs);
-        r.finish[row] = made.finish;
-    }
-    *out = r;
-    return DRAY_OK;
-}
-
 int dray__generate(dray__generator *g, const dray__generate_options *o, dray__generation *out,
                    dray_error *error)
 {
@@ -136,7 +111,7 @@ int dray__generate(dray__generator *g, const dray__generate_options *o, dray__ge
     while (code == DRAY_OK && dray__sampler_running(sampler) > 0)
         code = dray__sampler_step(sampler, error);
     if (code == DRAY_OK)
-        code = collect(sampler, slots, o->rows, out, error);
+        code = dray__sampler_collect(sampler, slots, o->rows, out, error);
     dray__sampler_close(sampler);
     free(streams);
     free(slots);

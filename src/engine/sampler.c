@@ -22,6 +22,7 @@ typedef struct row {
     dray__cache cache;
     uint64_t cached; /* tokens that the cache holds */
     uint8_t finish;
+    bool held;
 } row;
 
 /* The token that a rank found in its part of the vocabulary, and its z = logit / temperature. */
@@ -36,8 +37,9 @@ struct dray__sampler {
     int32_t version;
     row *rows; /* [slots] */
     uint32_t used;
-    uint32_t *active, active_count; /* slots of rows that are not finished, as they were added */
-    float *hidden;                  /* of the last token of each active row */
+    uint32_t *active,
+        active_count; /* slots of rows that go on, as they were added, or given tokens */
+    float *hidden;    /* of the last token of each active row */
     float *logits, *exps;
     dray__summary *summaries; /* own, then all ranks' */
     pick *picks;              /* own, then all ranks' */
@@ -249,8 +251,8 @@ int dray__sampler_add(dray__sampler *s, const dray__sampler_rows *rows, uint32_t
 
 void dray__sampler_renew(dray__sampler *s, int32_t version)
 {
-    for (uint32_t i = 0; i < s->active_count; i++)
-        s->rows[s->active[i]].cached = 0;
+    for (uint32_t i = 0; i < s->options.slots; i++)
+        s->rows[i].cached = 0;
     s->version = version;
 }
 
@@ -271,21 +273,68 @@ dray__sampled dray__sampler_look(const dray__sampler *s, uint32_t slot)
                            r->length - r->given, r->finish};
 }
 
-static void drop_finished(dray__sampler *s)
+static void drop_inactive(dray__sampler *s)
 {
     uint32_t kept = 0;
-    for (uint32_t i = 0; i < s->active_count; i++)
-        if (s->rows[s->active[i]].finish == DRAY__FINISH_NOT_YET)
+    for (uint32_t i = 0; i < s->active_count; i++) {
+        const row *r = &s->rows[s->active[i]];
+        if (r->finish == DRAY__FINISH_NOT_YET && !r->held)
             s->active[kept++] = s->active[i];
+    }
     s->active_count = kept;
+}
+
+void dray__sampler_hold(dray__sampler *s, uint32_t slot)
+{
+    s->rows[slot].held = true;
+    drop_inactive(s);
+}
+
+void dray__sampler_give(dray__sampler *s, uint32_t slot, const int32_t *tokens, uint64_t count)
+{
+    row *r = &s->rows[slot];
+    for (uint64_t i = 0; i < count && r->length < r->limit; i++) {
+        r->tokens[r->length] = tokens[i];
+        r->logprobs[r->length] = 0;
+        r->versions[r->length++] = -1;
+    }
+    r->held = false;
+    if (r->length == r->limit)
+        r->finish = DRAY__FINISH_LENGTH;
+    else
+        s->active[s->active_count++] = slot;
 }
 
 void dray__sampler_remove(dray__sampler *s, uint32_t slot)
 {
     s->rows[slot].finish = DRAY__FINISH_LENGTH;
-    drop_finished(s);
+    drop_inactive(s);
     row_free(&s->rows[slot]);
     s->used--;
+}
+
+int dray__sampler_collect(const dray__sampler *sampler, const uint32_t *slots, uint32_t rows,
+                          dray__generation *out, dray_error *error)
+{
+    uint64_t total = 0;
+    dray__generation r = {.rows = rows, .offsets = calloc(rows + (size_t)1, sizeof(uint64_t))};
+    for (uint32_t i = 0; r.offsets && i < rows; i++)
+        r.offsets[i + 1] = total += dray__sampler_look(sampler, slots[i]).count;
+    r.tokens = malloc((total + 1) * sizeof *r.tokens);
+    r.logprobs = malloc((total + 1) * sizeof *r.logprobs);
+    r.finish = malloc(rows + (size_t)1);
+    if (!r.offsets || !r.tokens || !r.logprobs || !r.finish) {
+        dray__generation_free(&r);
+        return dray__nomem(error);
+    }
+    for (uint32_t i = 0; i < rows; i++) {
+        dray__sampled made = dray__sampler_look(sampler, slots[i]);
+        memcpy(r.tokens + r.offsets[i], made.tokens, made.count * sizeof *r.tokens);
+        memcpy(r.logprobs + r.offsets[i], made.logprobs, made.count * sizeof *r.logprobs);
+        r.finish[i] = made.finish;
+    }
+    *out = r;
+    return DRAY_OK;
 }
 
 /* ---- one token ------------------------------------------------------------------------------- */
@@ -473,6 +522,6 @@ int dray__sampler_step(dray__sampler *s, dray_error *error)
         if (code == DRAY_OK)
             code = sample(s, error);
     }
-    drop_finished(s);
+    drop_inactive(s);
     return code;
 }

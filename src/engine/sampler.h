@@ -55,18 +55,27 @@ int dray__sampler_add(dray__sampler *sampler, const dray__sampler_rows *rows, ui
 /* One more token for each row that is not finished; without such rows nothing is done. */
 int dray__sampler_step(dray__sampler *sampler, dray_error *error);
 
+/* Takes a row that is not finished out of the steps, until it is given tokens. Its slot and its
+ * cache stay its own. */
+void dray__sampler_hold(dray__sampler *sampler, uint32_t slot);
+/* A row that is held goes on behind these tokens, which nobody sampled: their log-prob is 0, their
+ * version -1. Those that it has no room for are left out, and it ends. */
+void dray__sampler_give(dray__sampler *sampler, uint32_t slot, const int32_t *tokens,
+                        uint64_t count);
+
 /* The weights are those of `version` from now on. What the cache holds of the rows' tokens is of
  * the weights before: it is computed anew with the next step. A new sampler has version 0. */
 void dray__sampler_renew(dray__sampler *sampler, int32_t version);
 
 uint32_t dray__sampler_free_slots(const dray__sampler *sampler);
-uint32_t dray__sampler_running(const dray__sampler *sampler); /* rows that are not finished */
+/* Rows that are not finished, and not held. */
+uint32_t dray__sampler_running(const dray__sampler *sampler);
 
 /* What a row has got since it was added. Borrowed until the next step, or until it is removed. */
 typedef struct dray__sampled {
     const int32_t *tokens;   /* eos included */
     const float *logprobs;   /* as dray__generation's */
-    const int32_t *versions; /* of the weights that made each token */
+    const int32_t *versions; /* of the weights that made each token; -1: it was given */
     uint64_t count;
     uint8_t finish; /* dray__finish */
 } dray__sampled;
@@ -74,5 +83,8 @@ typedef struct dray__sampled {
 dray__sampled dray__sampler_look(const dray__sampler *sampler, uint32_t slot);
 /* Frees the slot. */
 void dray__sampler_remove(dray__sampler *sampler, uint32_t slot);
+/* All that rows have got, copied; *out is the caller's: end it with dray__generation_free. */
+int dray__sampler_collect(const dray__sampler *sampler, const uint32_t *slots, uint32_t rows,
+                          dray__generation *out, dray_error *error);
 
 #endif

@@ -26,6 +26,38 @@ bool dray__data_held_out(uint64_t number)
     return dray__random_u64(DRAY__SPLIT_SEED, DRAY__STREAM_SPLIT, number) % 8 == 0;
 }
 
+/* FNV-1a (Fowler, Noll and Vo) of a prompt: the number that says which split it belongs to. */
+static uint64_t number_of(const char *prompt)
+{
+    uint64_t hash = 14695981039346656037u;
+    for (const char *p = prompt; *p; p++)
+        hash = (hash ^ (uint8_t)*p) * 1099511628211u;
+    return hash;
+}
+
+enum { TRIES = 1024 };
+
+int dray__data_find(const void *state, dray__data_draw draw, uint64_t words, uint64_t seed,
+                    dray__split split, uint64_t index, dray__data_bytes sizes, char **prompt,
+                    char **answer, dray_error *error)
+{
+    bool held = split == DRAY__SPLIT_EVAL;
+    *prompt = malloc((size_t)sizes.prompt);
+    *answer = malloc((size_t)sizes.answer);
+    if (!*prompt || !*answer) {
+        free(*prompt);
+        free(*answer);
+        return dray__nomem(error);
+    }
+    for (uint64_t try = 0; try < TRIES; try++) {
+        draw(state, held ? DRAY__SPLIT_SEED : seed, dray__data_stream(split) + (try << 8),
+             index * words, *prompt, *answer);
+        if (dray__data_held_out(number_of(*prompt)) == held)
+            break;
+    }
+    return DRAY_OK;
+}
+
 dray__data_bytes dray__data_longest(const dray__job *job)
 {
     const dray__data_source *source = sources[job->data.source];

@@ -35,6 +35,15 @@ enum {
 enum { DRAY__SPLIT_SEED = 1 };
 
 uint64_t dray__data_stream(dray__split split);
+
+/* Draws a prompt and its answer, of words of the stream from `first` on. */
+typedef void (*dray__data_draw)(const void *state, uint64_t seed, uint64_t stream, uint64_t first,
+                                char *prompt, char *answer);
+/* For sources that draw what they give: the first that is drawn for the index and belongs to the
+ * split. A draw takes `words` numbers of a stream; sizes: of the longest texts, with their ends. */
+int dray__data_find(const void *state, dray__data_draw draw, uint64_t words, uint64_t seed,
+                    dray__split split, uint64_t index, dray__data_bytes sizes, char **prompt,
+                    char **answer, dray_error *error);
 /* Is the thing with this number, of a source that makes its own, among the eighth held out? */
 bool dray__data_held_out(uint64_t number);
 

@@ -299,6 +299,24 @@ uint32_t dray__advantage_count(const dray__host *host)
                                  : at_least(job->advantage.micro_batch / group * group, group);
 }
 
+/* Where each response begins in tokens that the model made, in the place of all its tokens. */
+static int count_made(dray_batch *batch, dray__ragged *response, dray_error *error)
+{
+    dray__ragged mask;
+    int rc = dray__ragged_read(batch, "response_mask", DRAY_I32, &mask, error);
+    if (rc)
+        return rc;
+    const int32_t *made = mask.values;
+    for (uint32_t i = 0; i < mask.rows; i++) {
+        uint64_t count = 0;
+        for (uint64_t t = mask.offsets[i]; t < mask.offsets[i + 1]; t++)
+            count += made[t] != 0;
+        response->offsets[i + 1] = response->offsets[i] + count;
+    }
+    dray__ragged_free(&mask);
+    return DRAY_OK;
+}
+
 /* What the method is given but the rewards; excluded is malloc'ed. */
 static int describe_rows(const dray__host *host, dray_batch *batch, dray__ragged *response,
                          dray__rewarded *out, bool **excluded, dray_error *error)
@@ -313,6 +331,8 @@ static int describe_rows(const dray__host *host, dray_batch *batch, dray__ragged
     int rc = dray__ragged_read(batch, "response", DRAY_I32, response, error);
     if (!rc && exclude && !(*excluded = dray__responses_cut(host->tokenizer, response)))
         rc = dray__nomem(error);
+    if (!rc && dray__job_has(job, "response_mask"))
+        rc = count_made(batch, response, error);
     *out = (dray__rewarded){.rows = rows,
                             .group = group,
                             .offsets = response->offsets,

@@ -7,6 +7,7 @@
 #include "run/rollout.h"
 #include "run/samples.h"
 #include "run/schedule.h"
+#include "run/turns.h"
 
 #include <stdlib.h>
 
@@ -118,7 +119,15 @@ static int answer(dray__host *host, dray_batch *batch, int64_t step, dray__gener
     options.temperature = 0;
     options.max_new_tokens = (uint32_t)host->job->rollout.max_new_tokens;
     options.eos_token = dray__tokenizer_end(host->tokenizer);
-    rc = streams ? dray__generate(self->generator, &options, out, error) : dray__nomem(error);
+    dray__sampler_rows rows = {.rows = {.rows = prompt.rows, .prompt = options.prompt},
+                               .streams = streams,
+                               .max_new_tokens = options.max_new_tokens};
+    if (!streams)
+        rc = dray__nomem(error);
+    else if (host->job->tool.kind != DRAY__TOOL_NONE)
+        rc = dray__turns_generate(host, self->generator, &rows, step, out, error);
+    else
+        rc = dray__generate(self->generator, &options, out, error);
     free(streams);
     dray__ragged_free(&prompt);
     return rc;

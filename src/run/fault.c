@@ -30,7 +30,7 @@ static const char *const points[] = {
     "inserted",      "sealed",       "finished",      "cleared",          "scored",
     "rewarded",      "in_warmup",    "after_warmup",  "after_backward",   "after_step",
     "after_publish", "after_commit", "in_checkpoint", "after_checkpoint", "checkpoint_named",
-    "covered",
+    "covered",       "waiting",
 };
 static const char *const actions[] = {"kill", "exit", "stop"};
 

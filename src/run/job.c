@@ -126,6 +126,26 @@ static int rule_reward(const dray__job *job, const dray__places *at, dray_error 
     return DRAY_OK;
 }
 
+static int rule_tool(const dray__job *job, const dray__places *at, dray_error *error)
+{
+    const dray__job_tool *tool = &job->tool;
+    bool command = tool->kind == DRAY__TOOL_COMMAND;
+    if (command != (tool->command[0] != 0))
+        return dray__setting_fail(at, "tool.command tool.kind", error,
+                                  command ? "expected a command line for kind command"
+                                          : "expected none but for kind command");
+    if (!tool->call[0])
+        return dray__setting_fail(at, "tool.call", error, "expected at least one character");
+    if (tool->max_seconds < tool->min_seconds)
+        return dray__setting_fail(at, "tool.max_seconds tool.min_seconds", error,
+                                  "expected at least tool.min_seconds, %g, found %g",
+                                  tool->min_seconds, tool->max_seconds);
+    if (tool->kind != DRAY__TOOL_NONE && job->clock.enabled)
+        return dray__setting_fail(at, "tool.kind", error,
+                                  "expected none with clock.enabled, where responses are digits");
+    return DRAY_OK;
+}
+
 static int rule_clock(const dray__job *job, const dray__places *at, dray_error *error)
 {
     if (job->clock.enabled && job->warmup.max_steps)
@@ -285,7 +305,8 @@ static int rule_groups(const dray__job *job, const dray__places *at, dray_error 
 static int64_t row_bytes(const dray__job *job)
 {
     dray__data_bytes most = dray__data_longest(job);
-    return 4 * (most.prompt + 1) + most.answer + 20 * job->rollout.max_new_tokens + 256;
+    int64_t token = dray__job_has(job, "response_mask") ? 24 : 20;
+    return 4 * (most.prompt + 1) + most.answer + token * job->rollout.max_new_tokens + 256;
 }
 
 /* Batches that were trained, and wait for a checkpoint: the queue keeps them until then. */
@@ -368,10 +389,10 @@ static int rule_model(const dray__job *job, const dray__places *at, dray_error *
 static int check_rules(const dray__job *job, const dray__places *at, dray_error *error)
 {
     static const rule_fn all[] = {
-        rule_batch,          rule_data,        rule_reward,         rule_clock,   rule_rewards,
-        rule_loss,           rule_capacity,    rule_capacity_bytes, rule_policy,  rule_partial,
-        rule_stream,         rule_groups,      rule_backend,        rule_metrics, dray__rule_roles,
-        dray__rule_programs, dray__rule_tasks, dray__rule_columns,  rule_model};
+        rule_batch,       rule_data,           rule_reward,      rule_tool,           rule_clock,
+        rule_rewards,     rule_loss,           rule_capacity,    rule_capacity_bytes, rule_policy,
+        rule_partial,     rule_stream,         rule_groups,      rule_backend,        rule_metrics,
+        dray__rule_roles, dray__rule_programs, dray__rule_tasks, dray__rule_columns,  rule_model};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         int rc = all[i](job, at, error);
         if (rc)

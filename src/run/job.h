@@ -21,7 +21,8 @@ typedef struct dray__job_model {
 #define DRAY__SOURCES(SOURCE)                                                                      \
     SOURCE(REVERSE, reverse)                                                                       \
     SOURCE(JSONL, jsonl)                                                                           \
-    SOURCE(ARITHMETIC, arithmetic)
+    SOURCE(ARITHMETIC, arithmetic)                                                                 \
+    SOURCE(TOOL, tool)
 
 #define SOURCE(upper, lower) DRAY__SOURCE_##upper,
 typedef enum dray__source { DRAY__SOURCES(SOURCE) DRAY__SOURCE_COUNT } dray__source;
@@ -30,7 +31,7 @@ typedef enum dray__source { DRAY__SOURCES(SOURCE) DRAY__SOURCE_COUNT } dray__sou
 typedef struct dray__job_data {
     int32_t source; /* dray__source */
     int64_t digits; /* reverse */
-    int64_t steps;  /* arithmetic: the most that a chain has */
+    int64_t steps;  /* arithmetic, tool: the most that a chain has */
     char *path;     /* jsonl */
     char *eval_path;
 } dray__job_data;
@@ -49,6 +50,20 @@ typedef struct dray__job_rollout {
     int32_t batching;       /* dray__batching */
     double temperature;
 } dray__job_rollout;
+
+typedef enum dray__tool_kind {
+    DRAY__TOOL_NONE = 0,
+    DRAY__TOOL_CALCULATOR,
+    DRAY__TOOL_COMMAND
+} dray__tool_kind;
+
+typedef struct dray__job_tool {
+    int32_t kind; /* dray__tool_kind */
+    char *command;
+    char *call; /* what a response ends with where it calls the tool */
+    int64_t turns, processes;
+    double timeout_seconds, min_seconds, max_seconds;
+} dray__job_tool;
 
 typedef enum dray__rule { DRAY__RULE_EXACT_MATCH = 0, DRAY__RULE_COMMAND } dray__rule;
 
@@ -173,6 +188,7 @@ typedef struct dray__job {
     dray__job_data data;
     dray__job_warmup warmup;
     dray__job_rollout rollout;
+    dray__job_tool tool;
     dray__job_reward reward;
     dray__job_part *rewards; /* several; none: `reward` is the only one */
     uint32_t reward_count;

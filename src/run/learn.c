@@ -22,6 +22,7 @@ static const token_column responses[] = {
     {"response", offsetof(dray__micro, response), DRAY_I32},
     {"rollout_log_prob", offsetof(dray__micro, rollout), DRAY_F32},
     {"response_version", offsetof(dray__micro, versions), DRAY_I32},
+    {"response_mask", offsetof(dray__micro, mask), DRAY_I32},
     {"old_log_prob", offsetof(dray__micro, old), DRAY_F32},
     {"ref_log_prob", offsetof(dray__micro, reference), DRAY_F32}};
 enum { RESPONSES = sizeof(responses) / sizeof(responses[0]) };
@@ -66,8 +67,7 @@ static int read_tokens(dray_batch *batch, const dray__job *job, dray__micro *m, 
     for (int i = 0; i < RESPONSES && !rc; i++) {
         const token_column *column = &responses[i];
         dray__ragged *to = place(m, column);
-        if ((to == &m->old && job->actor.old_log_prob == DRAY__OLD_ROLLOUT) ||
-            (to == &m->reference && !job->reference.enabled))
+        if (!dray__job_has(job, column->name))
             continue;
         rc = dray__ragged_read(batch, column->name, column->dtype, to, error);
         if (!rc)
@@ -160,18 +160,28 @@ double dray__learning_rate(const dray__job *job, int64_t step, uint32_t optimise
     return actor->lr * factor;
 }
 
+dray__sequences dray__micro_sequences(const dray__micro *micro)
+{
+    return (dray__sequences){.rows = micro->rows,
+                             .prompt = dray__ragged_tokens(&micro->prompt),
+                             .response = dray__ragged_tokens(&micro->response),
+                             .mask = micro->mask.values};
+}
+
 /* How many optimiser steps the parameters have gone on since each token was made. */
 static void count_behind(dray__learner *self, const dray__job *job, const dray__micro *micro)
 {
     int64_t each_version = job->actor.optimiser_steps * job->actor.epochs;
     const int32_t *versions = micro->versions.values;
-    uint64_t tokens = micro->response.offsets[micro->rows];
-    for (uint64_t i = 0; i < tokens; i++) {
+    dray__sequences sequences = dray__micro_sequences(micro);
+    for (uint64_t i = 0; i < micro->response.offsets[micro->rows]; i++) {
+        if (!dray__token_counts(&sequences, i))
+            continue;
         double behind = (double)((self->step - 1 - versions[i]) * each_version + self->sums.steps);
         self->sums.behind += behind;
         self->sums.behind_max = fmax(self->sums.behind_max, behind);
+        self->sums.used_tokens++;
     }
-    self->sums.used_tokens += tokens;
 }
 
 static dray__policy_batch policy_batch(const dray__job *job, const dray__micro *micro,
@@ -179,9 +189,7 @@ static dray__policy_batch policy_batch(const dray__job *job, const dray__micro *
 {
     const dray__job_actor *actor = &job->actor;
     dray__policy_batch batch = DRAY__POLICY_BATCH_INIT;
-    batch.sequences = (dray__sequences){.rows = micro->rows,
-                                        .prompt = dray__ragged_tokens(&micro->prompt),
-                                        .response = dray__ragged_tokens(&micro->response)};
+    batch.sequences = dray__micro_sequences(micro);
     batch.temperature = job->rollout.temperature;
     batch.advantages = micro->advantages;
     batch.behaviour_logprobs = micro->rollout.values;

@@ -12,11 +12,15 @@
 typedef struct dray__micro {
     uint32_t rows;
     dray__ragged prompt, response, rollout, versions; /* versions: i32, of each response token */
+    dray__ragged
+        mask; /* i32, where a tool may have made response tokens: 0 for those that it did */
     dray__ragged old, reference, each; /* where the job has them; each: of several rewards */
     float *advantages, *rewards;
 } dray__micro;
 
 void dray__micro_free(dray__micro *micro);
+/* Its sequences, borrowed. */
+dray__sequences dray__micro_sequences(const dray__micro *micro);
 int dray__micro_read(dray_batch *batch, const dray__job *job, dray__micro *out, dray_error *error);
 /* Rows [first, first + rows) of it, copied. */
 int dray__micro_slice(const dray__micro *from, uint32_t first, uint32_t rows, dray__micro *out,
@@ -32,6 +36,7 @@ typedef struct dray__step_sums {
     double loss, gradient_norm, clip_fraction, dual_clip_fraction, truncated_fraction, kl, entropy;
     double ratio_max, behaviour, behaviour_square, behaviour_max, learning_rate;
     uint64_t samples, cut, tokens, used_tokens, trained_tokens; /* used: masked ones, too */
+    uint64_t turns;                                             /* answers of a tool */
     int64_t oldest_version, newest_version;                     /* of tokens */
     uint32_t steps;                                             /* of the optimiser */
 } dray__step_sums;

@@ -10,8 +10,11 @@ static void measure_tokens(dray__learner *self, const dray__micro *m)
     dray__step_sums *s = &self->sums;
     const float *rollout = m->rollout.values, *old = m->old.values;
     const int32_t *versions = m->versions.values;
+    dray__sequences sequences = dray__micro_sequences(m);
     for (uint64_t i = 0; i < m->response.offsets[m->rows]; i++) {
-        bool first = s->tokens + i == 0;
+        if (!dray__token_counts(&sequences, i))
+            continue;
+        bool first = s->tokens++ == 0;
         if (first || versions[i] < s->oldest_version)
             s->oldest_version = versions[i];
         if (first || versions[i] > s->newest_version)
@@ -29,6 +32,16 @@ static void measure_tokens(dray__learner *self, const dray__micro *m)
     }
 }
 
+/* Answers of the tool: each is a run of tokens that the model did not make. */
+static uint64_t count_turns(const dray__micro *m)
+{
+    uint64_t turns = 0;
+    for (uint32_t row = 0; m->mask.values && row < m->rows; row++)
+        turns += dray__mask_turns((const int32_t *)m->mask.values + m->response.offsets[row],
+                                  m->response.offsets[row + 1] - m->response.offsets[row]);
+    return turns;
+}
+
 void dray__learner_measure(dray__host *host, const dray__micro *m)
 {
     dray__learner *self = host->state;
@@ -43,7 +56,7 @@ void dray__learner_measure(dray__host *host, const dray__micro *m)
     }
     measure_tokens(self, m);
     s->samples += m->rows;
-    s->tokens += m->response.offsets[m->rows];
+    s->turns += count_turns(m);
 }
 
 /* A number that is not finite is null: JSON has none. False: out of memory. */
@@ -112,6 +125,8 @@ json_t *dray__learner_row(const dray__host *host)
                             "weight_version", (json_int_t)s->newest_version, "weight_version_min",
                             (json_int_t)s->oldest_version);
     bool ok = row && add_histogram(row, s) && add_rewards(row, host->job, s);
+    if (ok && dray__job_has(host->job, "response_mask"))
+        ok = add(row, "turns_mean", (double)s->turns / samples);
     for (size_t i = 0; i < sizeof(reals) / sizeof(reals[0]) && ok; i++)
         ok = add(row, reals[i].key, reals[i].value);
     if (!ok) {

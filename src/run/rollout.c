@@ -6,6 +6,7 @@
 #include "engine/tokenizer.h"
 #include "run/fault.h"
 #include "run/samples.h"
+#include "run/turns.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,7 @@ typedef struct visit {
 struct dray__rollout {
     dray__host *host;
     dray__sampler *sampler;
+    dray__turns *turns; /* NULL: the job has no tool */
     bool continuous;
     uint32_t slots, unit; /* rows at once; of a claim, with batching continuous */
     uint64_t budget;      /* tokens that a claim gives a row; 0: all */
@@ -50,8 +52,11 @@ int dray__rollout_open(dray__host *host, dray__generator *generator, dray__rollo
     options.temperature = job->rollout.temperature;
     options.eos_token = dray__tokenizer_end(host->tokenizer);
     int rc = dray__sampler_open(generator, &options, &self->sampler, error);
+    if (!rc && job->tool.kind != DRAY__TOOL_NONE)
+        rc = dray__turns_open(host, self->sampler, self->slots, !self->continuous, &self->turns,
+                              error);
     if (rc)
-        free(self);
+        dray__rollout_close(self);
     else
         *out = self;
     return rc;
@@ -75,6 +80,7 @@ void dray__rollout_close(dray__rollout *self)
             dray_batch_free(v->batch);
         visit_free(v);
     }
+    dray__turns_close(self->turns);
     dray__sampler_close(self->sampler);
     free(self);
 }
@@ -146,7 +152,7 @@ static int visit_new(dray_batch *batch, int64_t step, visit **out, dray_error *e
 }
 
 static int enter(dray__rollout *self, dray_batch *batch, visit *v, const dray__ragged *prompt,
-                 const dray__ragged *begun, dray_error *error)
+                 const dray__ragged *begun, const dray__ragged *mask, dray_error *error)
 {
     for (uint32_t i = 0; i < v->rows; i++)
         v->lengths[i] = prompt->offsets[i + 1] - prompt->offsets[i] +
@@ -158,6 +164,8 @@ static int enter(dray__rollout *self, dray_batch *batch, visit *v, const dray__r
         .max_new_tokens = (uint32_t)self->host->job->rollout.max_new_tokens};
     int rc =
         streams ? dray__sampler_add(self->sampler, &rows, v->slots, error) : dray__nomem(error);
+    if (!rc && self->turns)
+        rc = dray__turns_enter(self->turns, &rows, mask->values, v->slots, error);
     free(streams);
     return rc;
 }
@@ -165,19 +173,22 @@ static int enter(dray__rollout *self, dray_batch *batch, visit *v, const dray__r
 int dray__rollout_take(dray__rollout *self, dray_batch *batch, int64_t step, dray_error *error)
 {
     visit *v = NULL;
-    dray__ragged prompt = {0}, begun = {0};
+    dray__ragged prompt = {0}, begun = {0}, mask = {0};
     int rc = dray__ragged_read(batch, "prompt", DRAY_I32, &prompt, error);
     if (!rc)
         rc = read_begun(batch, "response", DRAY_I32, &begun, error);
+    if (!rc && self->turns)
+        rc = read_begun(batch, "response_mask", DRAY_I32, &mask, error);
     if (!rc)
         rc = visit_new(batch, step, &v, error);
     if (!self->entered)
         dray_trace_enter(DRAY_SPAN_BUSY, "rollout", step);
     self->entered = true;
     if (!rc)
-        rc = enter(self, batch, v, &prompt, &begun, error);
+        rc = enter(self, batch, v, &prompt, &begun, &mask, error);
     dray__ragged_free(&prompt);
     dray__ragged_free(&begun);
+    dray__ragged_free(&mask);
     if (rc) {
         if (v)
             visit_free(v);
@@ -207,13 +218,15 @@ static bool is_over(const dray__rollout *self, const visit *v)
     return true;
 }
 
-/* A sample is as old as its oldest token. */
+/* A sample is as old as its oldest token, of those that the model made. */
 static int set_tags(const visit *v, uint32_t i, const dray__sampled *made, dray_error *error)
 {
-    double version = made->versions[0];
-    if (v->oldest[i] >= 0 && v->oldest[i] < version)
-        version = v->oldest[i];
-    int rc = dray_batch_set_tag(v->batch, i, DRAY_TAG_VERSION, version, error);
+    double version = v->oldest[i];
+    for (uint64_t t = 0; t < made->count; t++)
+        if (made->versions[t] >= 0 && (version < 0 || made->versions[t] < version))
+            version = made->versions[t];
+    int rc =
+        version < 0 ? DRAY_OK : dray_batch_set_tag(v->batch, i, DRAY_TAG_VERSION, version, error);
     return rc ? rc
               : dray_batch_set_tag(v->batch, i, DRAY_TAG_TOKENS,
                                    (double)(v->lengths[i] + made->count), error);
@@ -222,14 +235,15 @@ static int set_tags(const visit *v, uint32_t i, const dray__sampled *made, dray_
 /* The tokens of the visit's rows back to back. */
 typedef struct outputs {
     uint64_t *offsets;
-    int32_t *tokens, *versions;
+    int32_t *tokens, *versions, *mask;
     float *logprobs;
     uint32_t *open, open_count; /* places of rows that are not finished */
 } outputs;
 
 static void outputs_free(outputs *out)
 {
-    void *const parts[] = {out->offsets, out->tokens, out->versions, out->logprobs, out->open};
+    void *const parts[] = {out->offsets, out->tokens,   out->versions,
+                           out->mask,    out->logprobs, out->open};
     for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++)
         free(parts[i]);
 }
@@ -240,11 +254,13 @@ static int outputs_open(const dray__rollout *self, const visit *v, outputs *out,
     for (uint32_t i = 0; i < v->rows; i++)
         total += dray__sampler_look(self->sampler, v->slots[i]).count;
     out->offsets = malloc(((size_t)v->rows + 1) * sizeof(*out->offsets));
-    out->tokens = malloc(total * sizeof(*out->tokens));
-    out->versions = malloc(total * sizeof(*out->versions));
-    out->logprobs = malloc(total * sizeof(*out->logprobs));
+    out->tokens = malloc(total * sizeof(*out->tokens) + 1);
+    out->versions = malloc(total * sizeof(*out->versions) + 1);
+    out->mask = malloc(total * sizeof(*out->mask) + 1);
+    out->logprobs = malloc(total * sizeof(*out->logprobs) + 1);
     out->open = malloc(v->rows * sizeof(*out->open));
-    bool whole = out->offsets && out->tokens && out->versions && out->logprobs && out->open;
+    bool whole =
+        out->offsets && out->tokens && out->versions && out->mask && out->logprobs && out->open;
     return whole ? DRAY_OK : dray__nomem(error);
 }
 
@@ -258,6 +274,8 @@ static int collect(const dray__rollout *self, const visit *v, outputs *out, dray
         memcpy(out->tokens + at, made.tokens, made.count * sizeof(*out->tokens));
         memcpy(out->versions + at, made.versions, made.count * sizeof(*out->versions));
         memcpy(out->logprobs + at, made.logprobs, made.count * sizeof(*out->logprobs));
+        for (uint64_t t = 0; t < made.count; t++)
+            out->mask[at + t] = made.versions[t] >= 0;
         out->offsets[i + 1] = at += made.count;
         if (made.finish == DRAY__FINISH_NOT_YET)
             out->open[out->open_count++] = i;
@@ -274,8 +292,9 @@ static int set_outputs(const dray__rollout *self, const visit *v, dray_error *er
         dray__ragged_column("response", DRAY_I32, made.offsets, made.tokens),
         dray__ragged_column("rollout_log_prob", DRAY_F32, made.offsets, made.logprobs),
         dray__ragged_column("response_version", DRAY_I32, made.offsets, made.versions),
+        dray__ragged_column("response_mask", DRAY_I32, made.offsets, made.mask),
     };
-    for (size_t i = 0; !rc && i < sizeof(columns) / sizeof(*columns); i++)
+    for (size_t i = 0; !rc && i < sizeof(columns) / sizeof(*columns) - !self->turns; i++)
         rc = dray_batch_set(v->batch, &columns[i], error);
     if (!rc && made.open_count)
         rc = dray_batch_leave_open(v->batch, made.open, made.open_count, error);
@@ -301,15 +320,19 @@ static int leave(dray__rollout *self, visit *v, dray_error *error)
         }
         dray_batch_free(v->batch);
     }
-    for (uint32_t i = 0; i < v->rows; i++)
+    for (uint32_t i = 0; i < v->rows; i++) {
+        if (self->turns)
+            dray__turns_leave(self->turns, v->slots[i]);
         dray__sampler_remove(self->sampler, v->slots[i]);
+    }
     visit_free(v);
     return rc;
 }
 
 int dray__rollout_turn(dray__rollout *self, dray_error *error)
 {
-    int rc = dray__sampler_step(self->sampler, error);
+    int rc = self->turns ? dray__turns_step(self->turns, self->visits->step, error)
+                         : dray__sampler_step(self->sampler, error);
     for (visit **at = &self->visits; !rc && *at;) {
         visit *v = *at;
         if (is_over(self, v)) {

@@ -119,6 +119,14 @@ int dray__prompt_text(const dray__tokenizer *tokenizer, const int32_t *tokens, u
     return DRAY_OK;
 }
 
+uint64_t dray__mask_turns(const int32_t *mask, uint64_t count)
+{
+    uint64_t turns = 0;
+    for (uint64_t i = 0; i < count; i++)
+        turns += !mask[i] && (i == 0 || mask[i - 1]);
+    return turns;
+}
+
 bool dray__response_cut(const dray__tokenizer *tokenizer, const dray__ragged *responses,
                         uint32_t row)
 {

@@ -30,6 +30,8 @@ dray_column_data dray__ragged_column(const char *name, dray_dtype dtype, const u
                                      const void *values);
 dray_column_data dray__scalar_column(const char *name, const float *values);
 
+/* How many answers of a tool are in a response with this mask: runs of zeroes. */
+uint64_t dray__mask_turns(const int32_t *mask, uint64_t count);
 /* The response ends without the end token: it was cut. */
 bool dray__response_cut(const dray__tokenizer *tokenizer, const dray__ragged *responses,
                         uint32_t row);

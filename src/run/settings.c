@@ -21,6 +21,10 @@ static const dray__word sources[] = {DRAY__SOURCES(SOURCE){NULL, 0, NULL}};
 static const dray__word batchings[] = {{"closed", DRAY__BATCHING_CLOSED, NULL},
                                        {"continuous", DRAY__BATCHING_CONTINUOUS, NULL},
                                        {NULL, 0, NULL}};
+static const dray__word tools[] = {{"none", DRAY__TOOL_NONE, NULL},
+                                   {"calculator", DRAY__TOOL_CALCULATOR, NULL},
+                                   {"command", DRAY__TOOL_COMMAND, NULL},
+                                   {NULL, 0, NULL}};
 static const dray__word rules[] = {{"exact_match", DRAY__RULE_EXACT_MATCH, NULL},
                                    {"command", DRAY__RULE_COMMAND, NULL},
                                    {NULL, 0, NULL}};
@@ -209,10 +213,11 @@ const dray__setting dray__settings[] = {
          "`reverse`: `1234=` is answered by `4321`, one number in eight is held out; `jsonl`: "
          "lines of `{\"prompt\": …, \"answer\": …}`; `arithmetic`: `3+9-4=` is answered by the "
          "chain "
-         "of results, `12 8`, one chain in eight is held out"),
+         "of results, `12 8`, one chain in eight is held out; `tool`: `3+9+4=` is answered by "
+         "`3+9=12+4=16`, whose results a calculator gives (`tool`), the same share is held out"),
     INT(data.digits, 4, 2, 18, "of `reverse`"),
     INT(data.steps, 20, 1, 200,
-        "of `arithmetic`: the most that a chain has; short ones are more "
+        "of `arithmetic` and `tool`: the most that a chain has; short ones are more "
         "frequent"),
     PATH(data.path, "", "`jsonl`: training lines"),
     PATH(data.eval_path, "", "`jsonl`: held-out lines"),
@@ -236,6 +241,24 @@ const dray__setting dray__settings[] = {
     INT(rollout.partial_tokens, 0, 0, 1048576,
         "that a sample gets in one claim: then it is put back as far as it is, and goes on before "
         "new ones, with the weights that count then; 0: all. Not with `sync`"),
+
+    WORD(tool.kind, none, tools,
+         "what responses may call: `calculator`: whole numbers with `+`, `-` and `*`; `command`: a "
+         "program of yours answers"),
+    TEXT(tool.call, "=",
+         "a response that ends with this, as the model goes on with it, calls the tool; the answer "
+         "stands behind it"),
+    INT(tool.turns, 8, 1, 1024, "answers that a sample gets at most; then the model is alone"),
+    REAL(tool.min_seconds, 0, 0, 3600,
+         "an answer comes no sooner: evenly from this to `max_seconds`, drawn from the sample's "
+         "seed"),
+    REAL(tool.max_seconds, 0, 0, 3600, "of the same"),
+    TEXT(tool.command, "",
+         "a shell command that stays, as `reward.command`: reads `{\"prompt\", \"response\"}` a "
+         "line, the response ending with the call, writes `{\"answer\": \"…\"}` a line; `null`: "
+         "none"),
+    INT(tool.processes, 4, 1, 64, "of the command, each of which answers one call at a time"),
+    ABOVE(tool.timeout_seconds, 30, 0, 86400, "for an answer of the command"),
 
     WORD(reward.rule, exact_match, rules,
          "`exact_match`: 1 when the response is the answer; `command`: a program grades"),

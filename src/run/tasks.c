@@ -24,7 +24,7 @@ const dray__task_kind dray__tasks[DRAY__TASK_COUNT] = {
     {.name = "rollout",
      .program = DRAY__PROGRAM_ENGINE,
      .needs = {"prompt"},
-     .writes = {"response", "rollout_log_prob", "response_version"},
+     .writes = {"response", "rollout_log_prob", "response_version", "response_mask"},
      .policy = DRAY_POLICY_ORDERED,
      .count = dray__rollout_count,
      .run = dray__rollout_run},
@@ -55,15 +55,15 @@ const dray__task_kind dray__tasks[DRAY__TASK_COUNT] = {
      * there, which are of all of its samples. */
     {.name = "advantage",
      .program = DRAY__PROGRAM_DESK,
-     .needs = {"response", "reward", "old_log_prob", "ref_log_prob"},
+     .needs = {"response", "response_mask", "reward", "old_log_prob", "ref_log_prob"},
      .writes = {"advantage"},
      .policy = DRAY_POLICY_ORDERED,
      .count = dray__advantage_count,
      .run = dray__advantage_run},
     {.name = "actor",
      .program = DRAY__PROGRAM_TRAINER,
-     .needs = {"prompt", "response", "rollout_log_prob", "response_version", "reward", "rewards",
-               "old_log_prob", "advantage", "ref_log_prob"},
+     .needs = {"prompt", "response", "rollout_log_prob", "response_version", "response_mask",
+               "reward", "rewards", "old_log_prob", "advantage", "ref_log_prob"},
      .policy = DRAY_POLICY_ORDERED,
      .count = dray__actor_count,
      .version = dray__trainer_version,
@@ -98,6 +98,7 @@ bool dray__job_has(const dray__job *job, const char *name)
         bool here;
     } some[] = {{"reference", "ref_log_prob", job->reference.enabled},
                 {"old_log_prob", "old_log_prob", job->actor.old_log_prob == DRAY__OLD_TRAINER},
+                {"", "response_mask", job->tool.kind != DRAY__TOOL_NONE},
                 {"", "rewards", job->reward_count > 0}};
     for (size_t i = 0; i < sizeof(some) / sizeof(some[0]); i++)
         if (strcmp(some[i].task, name) == 0 || strcmp(some[i].column, name) == 0)

@@ -21,7 +21,7 @@ typedef enum dray__program {
 typedef struct dray__task_kind {
     const char *name;
     int program;                       /* dray__program */
-    const char *needs[12], *writes[4]; /* ended by NULL */
+    const char *needs[12], *writes[6]; /* ended by NULL */
     int32_t policy;                    /* dray_policy; ordered: unless the job says otherwise */
     /* Rows to claim now; 0: none. Asked on rank 0. NULL: the task claims nothing (driver). */
     uint32_t (*count)(const dray__host *host);

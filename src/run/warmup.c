@@ -5,6 +5,7 @@
 #include "run/data.h"
 #include "run/fault.h"
 #include "run/learn.h"
+#include "run/turns.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -25,8 +26,40 @@ static int append(dray__ragged *to, const int32_t *tokens, uint64_t count, dray_
     return DRAY_OK;
 }
 
-static int add_pair(const dray__host *host, const dray__data *data, uint64_t index,
-                    dray__ragged *prompt, dray__ragged *response, dray_error *error)
+/* Prompts, right answers, and which tokens of those a tool would have given. */
+typedef struct pairs {
+    dray__ragged prompt, response, mask;
+} pairs;
+
+static void pairs_free(pairs *p)
+{
+    dray__ragged_free(&p->prompt);
+    dray__ragged_free(&p->response);
+    dray__ragged_free(&p->mask);
+}
+
+static dray__sequences sequences_of(const pairs *p)
+{
+    return (dray__sequences){.rows = p->prompt.rows,
+                             .prompt = dray__ragged_tokens(&p->prompt),
+                             .response = dray__ragged_tokens(&p->response),
+                             .mask = p->mask.values};
+}
+
+static int add_mask(const dray__host *host, dray__ragged *to, const int32_t *answer, uint64_t count,
+                    dray_error *error)
+{
+    int32_t *mask = malloc(count * sizeof(*mask));
+    int rc = mask ? dray__turns_mask(host->job, host->tokenizer, answer, count, mask, error)
+                  : dray__nomem(error);
+    if (!rc)
+        rc = append(to, mask, count, error);
+    free(mask);
+    return rc;
+}
+
+static int add_pair(const dray__host *host, const dray__data *data, uint64_t index, pairs *to,
+                    dray_error *error)
 {
     char *question, *answer;
     int32_t *tokens = NULL;
@@ -36,13 +69,15 @@ static int add_pair(const dray__host *host, const dray__data *data, uint64_t ind
         return rc;
     rc = dray__prompt_tokens(host->tokenizer, question, &tokens, &count, error);
     if (!rc)
-        rc = append(prompt, tokens, count, error);
+        rc = append(&to->prompt, tokens, count, error);
     free(tokens);
     tokens = NULL;
     if (!rc)
         rc = dray__answer_tokens(host->tokenizer, answer, &tokens, &count, error);
     if (!rc)
-        rc = append(response, tokens, count, error);
+        rc = append(&to->response, tokens, count, error);
+    if (!rc)
+        rc = add_mask(host, &to->mask, tokens, count, error);
     free(tokens);
     free(question);
     free(answer);
@@ -50,40 +85,41 @@ static int add_pair(const dray__host *host, const dray__data *data, uint64_t ind
 }
 
 static int make_batch(const dray__host *host, const dray__data *data, uint64_t first, uint32_t rows,
-                      dray__ragged *prompt, dray__ragged *response, dray_error *error)
+                      pairs *out, dray_error *error)
 {
-    *prompt = (dray__ragged){.offsets = calloc((size_t)rows + 1, sizeof(uint64_t))};
-    *response = (dray__ragged){.offsets = calloc((size_t)rows + 1, sizeof(uint64_t))};
-    int rc = prompt->offsets && response->offsets ? DRAY_OK : dray__nomem(error);
+    dray__ragged *const parts[] = {&out->prompt, &out->response, &out->mask};
+    int rc = DRAY_OK;
+    for (size_t i = 0; i < sizeof(parts) / sizeof(*parts); i++) {
+        *parts[i] = (dray__ragged){.offsets = calloc((size_t)rows + 1, sizeof(uint64_t))};
+        rc = parts[i]->offsets ? rc : dray__nomem(error);
+    }
     for (uint32_t i = 0; i < rows && !rc; i++)
-        rc = add_pair(host, data, first + i, prompt, response, error);
+        rc = add_pair(host, data, first + i, out, error);
     return rc;
 }
 
 /* The mean probability of the right answer, end token included: exactly the reward that samples
  * would get on average, without the noise of drawing some. */
-static int probe(dray__host *host, const dray__ragged *prompt, const dray__ragged *response,
-                 double *reward, dray_error *error)
+static int probe(dray__host *host, const pairs *right, double *reward, dray_error *error)
 {
     dray__learner *self = host->state;
-    dray__sequences sequences = {.rows = prompt->rows,
-                                 .prompt = dray__ragged_tokens(prompt),
-                                 .response = dray__ragged_tokens(response)};
-    float *logprobs = malloc(response->offsets[response->rows] * sizeof(*logprobs));
+    dray__sequences sequences = sequences_of(right);
+    const uint64_t *offsets = sequences.response.offsets;
+    float *logprobs = malloc(offsets[sequences.rows] * sizeof(*logprobs));
     if (!logprobs)
         return dray__nomem(error);
     int rc = dray__trainer_logprobs(self->trainer, &sequences, host->job->rollout.temperature,
                                     logprobs, NULL, error);
     double sum = 0;
-    for (uint32_t row = 0; row < response->rows && !rc; row++) {
+    for (uint32_t row = 0; row < sequences.rows && !rc; row++) {
         double logprob = 0;
-        for (uint64_t i = response->offsets[row]; i < response->offsets[row + 1]; i++)
-            logprob += (double)logprobs[i];
+        for (uint64_t i = offsets[row]; i < offsets[row + 1]; i++)
+            logprob += dray__token_counts(&sequences, i) ? (double)logprobs[i] : 0;
         sum += exp(logprob);
     }
     free(logprobs);
     if (!rc)
-        *reward = sum / response->rows;
+        *reward = sum / sequences.rows;
     return rc;
 }
 
@@ -91,22 +127,18 @@ static int train(dray__host *host, const dray__data *data, int64_t step, dray_er
 {
     dray__learner *self = host->state;
     const dray__job_warmup *warmup = &host->job->warmup;
-    dray__ragged prompt, response;
+    pairs right;
     uint32_t rows = (uint32_t)warmup->batch;
-    int rc = make_batch(host, data, (uint64_t)step * rows, rows, &prompt, &response, error);
-    if (!rc) {
-        dray__sequences sequences = {.rows = rows,
-                                     .prompt = dray__ragged_tokens(&prompt),
-                                     .response = dray__ragged_tokens(&response)};
+    int rc = make_batch(host, data, (uint64_t)step * rows, rows, &right, error);
+    dray__sequences sequences = sequences_of(&right);
+    if (!rc)
         rc = dray__trainer_accumulate_sft(self->trainer, &sequences, error);
-    }
     dray__step_options options = DRAY__STEP_OPTIONS_INIT;
     options.learning_rate = warmup->lr;
     options.max_norm = 1;
     if (!rc)
         rc = dray__trainer_step(self->trainer, &options, NULL, error);
-    dray__ragged_free(&prompt);
-    dray__ragged_free(&response);
+    pairs_free(&right);
     dray__fault_at("in_warmup", step);
     return rc;
 }
@@ -121,15 +153,14 @@ static int tell(dray__host *host, int64_t step, double reward, bool done, dray_e
                              error);
 }
 
-static int warm(dray__host *host, const dray__data *data, const dray__ragged *prompt,
-                const dray__ragged *response, dray_error *error)
+static int warm(dray__host *host, const dray__data *data, const pairs *right, dray_error *error)
 {
     const dray__job_warmup *warmup = &host->job->warmup;
     double reward = 0;
     for (int64_t step = 0;; step++) {
         int rc = DRAY_OK;
         if (step % warmup->check_every == 0 || step == warmup->max_steps) {
-            rc = probe(host, prompt, response, &reward, error);
+            rc = probe(host, right, &reward, error);
             bool done = reward >= warmup->reward;
             if (!rc)
                 rc = tell(host, step, reward, done, error);
@@ -150,20 +181,23 @@ static int warm(dray__host *host, const dray__data *data, const dray__ragged *pr
 int dray__warmup(dray__host *host, double *reward, double *length, dray_error *error)
 {
     dray__data *data = NULL;
-    dray__ragged prompt = {0}, response = {0};
+    pairs right = {0};
     int rc = dray__data_open(host->job, &data, error);
     if (!rc)
-        rc = make_batch(host, data, PROBE_FIRST, PROBE_ROWS, &prompt, &response, error);
+        rc = make_batch(host, data, PROBE_FIRST, PROBE_ROWS, &right, error);
     dray_trace_enter(DRAY_SPAN_BUSY, "warm up", -1);
     if (!rc && !reward)
-        rc = warm(host, data, &prompt, &response, error);
-    if (!rc && reward) {
-        rc = probe(host, &prompt, &response, reward, error);
-        *length = (double)response.offsets[PROBE_ROWS] / PROBE_ROWS;
-    }
+        rc = warm(host, data, &right, error);
+    dray__sequences sequences = sequences_of(&right);
+    if (!rc && reward)
+        rc = probe(host, &right, reward, error);
     dray_trace_leave();
-    dray__ragged_free(&prompt);
-    dray__ragged_free(&response);
+    uint64_t tokens = 0;
+    for (uint32_t row = 0; !rc && row < PROBE_ROWS; row++)
+        tokens += dray__row_tokens(&sequences, row);
+    if (!rc && reward)
+        *length = (double)tokens / PROBE_ROWS;
+    pairs_free(&right);
     dray__data_close(data);
     return rc;
 }

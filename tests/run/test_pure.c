@@ -320,7 +320,7 @@ static void characters(void **state)
 static void examples(void **state)
 {
     (void)state;
-    static const char *const names[] = {"reverse", "arithmetic"};
+    static const char *const names[] = {"reverse", "arithmetic", "tool"};
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
         char path[512];
         dray__job *job;
@@ -414,6 +414,15 @@ static void refusals(void **state)
         {"rollout: {max_new_tokens: 3}\n", NULL,
          "expected at least 5 (the longest answer and the end token)"},
         {"reward: {rule: command}\n", NULL, "reward.command: expected a command line"},
+        {"tool: {kind: command}\n", NULL, "tool.command: expected a command line for kind command"},
+        {"tool: {kind: calculator, command: cat}\n", NULL,
+         ":1:26: tool.command: expected none but for kind command"},
+        {"tool: {kind: calculator, call: ''}\n", NULL,
+         "tool.call: expected at least one character"},
+        {"tool: {kind: calculator, min_seconds: 0.4, max_seconds: 0.1}\n", NULL,
+         ":1:44: tool.max_seconds: expected at least tool.min_seconds, 0.4, found 0.1"},
+        {"tool: {kind: calculator}\nwarmup: {max_steps: 0}\nclock: {enabled: true}\n", NULL,
+         ":1:8: tool.kind: expected none with clock.enabled"},
         {"reference: {enabled: false}\nactor: {kl: 0.1}\n", NULL,
          ":2:9: actor.kl: expected 0 without a reference, found 0.1"},
         {"queue: {capacity_rows: 100}\n", NULL,

@@ -1,5 +1,5 @@
 /* The task `rollout` over a queue: micro-batches, rows that come and go, rows that are cut and
- * claimed again, and weights that change meanwhile. */
+ * claimed again, weights that change meanwhile, and rows that call a tool. */
 #include "engine/sampler.h"
 #include "queue/one_fixture.h"
 #include "run/rollout.h"
@@ -10,6 +10,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -18,15 +19,8 @@
 enum { NEW_TOKENS = 12, STEP = 1 };
 
 static const char *const rollout_needs[] = {"prompt"};
-static const char *const rollout_writes[] = {"response", "rollout_log_prob", "response_version"};
-static const dray_queue_task two_tasks[] = {
-    {.name = "rollout",
-     .needs = rollout_needs,
-     .needs_count = 1,
-     .writes = rollout_writes,
-     .writes_count = 3},
-    {.name = "reader", .needs = rollout_writes, .needs_count = 3},
-};
+static const char *const rollout_writes[] = {"response", "rollout_log_prob", "response_version",
+                                             "response_mask"};
 
 /* An engine, alone, with a queue of ROWS prompts. */
 typedef struct scene {
@@ -58,9 +52,20 @@ static void insert_prompts(scene *s)
     OK(dray_queue_seal(s->host.queue, o.partition, ROWS, &error));
 }
 
-static void scene_open(scene *s, const char *name, int32_t batching, int64_t partial)
+/* tool: NULL: the job has none. */
+static void scene_open_with(scene *s, const char *name, int32_t batching, int64_t partial,
+                            const dray__job_tool *tool)
 {
     dray_error error;
+    uint32_t columns = tool ? 4 : 3;
+    const dray_queue_task two_tasks[] = {
+        {.name = "rollout",
+         .needs = rollout_needs,
+         .needs_count = 1,
+         .writes = rollout_writes,
+         .writes_count = columns},
+        {.name = "reader", .needs = rollout_writes, .needs_count = columns},
+    };
     *s = (scene){.generator = open_filled(NULL)};
     OK(dray__settings_default(&s->job, &error));
     s->job->seed = 3;
@@ -70,6 +75,13 @@ static void scene_open(scene *s, const char *name, int32_t batching, int64_t par
     s->job->rollout.max_new_tokens = NEW_TOKENS;
     s->job->rollout.batching = batching;
     s->job->rollout.partial_tokens = partial;
+    if (tool) {
+        free(s->job->tool.call);
+        free(s->job->tool.command);
+        s->job->tool = *tool;
+        s->job->tool.call = strdup(tool->call);
+        s->job->tool.command = strdup(tool->command);
+    }
     s->host.job = s->job;
     OK(dray__job_tokenizer(s->job, &s->host.tokenizer, &error));
     s->host.context = fixture_context(&f, name);
@@ -82,6 +94,11 @@ static void scene_open(scene *s, const char *name, int32_t batching, int64_t par
     dray__rollout_renew(s->rollout, 7);
     make_rows(s->prompts, s->offsets);
     insert_prompts(s);
+}
+
+static void scene_open(scene *s, const char *name, int32_t batching, int64_t partial)
+{
+    scene_open_with(s, name, batching, partial, NULL);
 }
 
 static void scene_close(scene *s)
@@ -338,14 +355,102 @@ static void what_is_under_way_is_given_back(void **state)
     scene_close(&s);
 }
 
-int main(void)
+/* ---- a tool ---------------------------------------------------------------------------------- */
+
+enum { TURNS = 3 };
+static const char given[] = "ab";
+
+/* Every token of the model is a call here (a job file cannot say that). Behind it, as long as the
+ * row has turns, stands what the tool said, or as much of it as the row had room for; nobody
+ * sampled that. The rest is what the model says to all before it. */
+static void check_turns(scene *s, uint32_t row, const dray_column columns[4])
 {
+    const int32_t *tokens = columns[0].cells[row], *versions = columns[2].cells[row],
+                  *mask = columns[3].cells[row];
+    const float *found = columns[1].cells[row];
+    uint64_t count = columns[0].lengths[row], response[2] = {0, count}, answer = 2;
+    float scores[NEW_TOKENS];
+    uint32_t turns = 0;
+    dray__sequences sequence = {1, {s->prompts, s->offsets + row}, {tokens, response}, NULL};
+    assert_int_equal(dray__generator_logprobs(s->generator, &sequence, 1, scores, NULL, NULL), 0);
+    for (uint64_t i = 0; i < count; i++) {
+        bool tools = answer < 2;
+        assert_int_equal(mask[i], !tools);
+        assert_int_equal(versions[i], tools ? -1 : 7);
+        assert_true(fabsf(found[i] - (tools ? 0 : scores[i])) < 1e-4f);
+        if (tools) {
+            assert_int_equal(tokens[i], given[answer++]);
+        } else if (turns < TURNS && tokens[i] != DRAY__TOKEN_EOS && i + 1 < count) {
+            answer = 0;
+            turns++;
+        }
+    }
+    assert_true(turns > 0 || tokens[0] == DRAY__TOKEN_EOS);
+}
+
+/* The tokens do not depend on how rows are made, cut, or put back behind the tool's answer. */
+static void rows_call_a_tool(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        int32_t batching;
+        int64_t partial;
+        double seconds; /* that an answer takes */
+    } cases[] = {{"tool", DRAY__BATCHING_CLOSED, 0, 0.02},
+                 {"tool, at once", DRAY__BATCHING_CLOSED, 0, 0},
+                 {"tool, cut", DRAY__BATCHING_CLOSED, 3, 0.01},
+                 {"tool, cut at once", DRAY__BATCHING_CLOSED, 1, 0},
+                 {"tool, continuous", DRAY__BATCHING_CONTINUOUS, 0, 0.02},
+                 {"tool, continuous, cut", DRAY__BATCHING_CONTINUOUS, 5, 0.01}};
+    char call[] = "", command[] = "while read -r line; do echo '{\"answer\": \"ab\"}'; done";
+    int32_t first[ROWS][NEW_TOKENS];
+    uint64_t lengths[ROWS];
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        dray__job_tool tool = {.kind = DRAY__TOOL_COMMAND,
+                               .command = command,
+                               .call = call,
+                               .turns = TURNS,
+                               .processes = 2,
+                               .timeout_seconds = 20,
+                               .max_seconds = cases[i].seconds};
+        scene s;
+        dray_column columns[4];
+        dray_error error;
+        scene_open_with(&s, cases[i].name, cases[i].batching, cases[i].partial, &tool);
+        generate_all(&s);
+        dray_batch *batch = read_all(&s, columns);
+        OK(dray_batch_column(batch, "response_mask", &columns[3], &error));
+        for (uint32_t row = 0; row < ROWS; row++) {
+            uint64_t bytes = columns[0].lengths[row] * sizeof(int32_t);
+            double oldest = 0;
+            check_turns(&s, row, columns);
+            OK(dray_batch_tag(batch, row, DRAY_TAG_VERSION, &oldest, &error));
+            assert_true(oldest == 7);
+            if (i == 0) {
+                memcpy(first[row], columns[0].cells[row], bytes);
+                lengths[row] = columns[0].lengths[row];
+            }
+            assert_int_equal(columns[0].lengths[row], lengths[row]);
+            assert_memory_equal(columns[0].cells[row], first[row], bytes);
+        }
+        dray_batch_free(batch);
+        scene_close(&s);
+    }
+}
+
+/* Commands are started through "dray host --parent=... --exec COMMAND", which this is. */
+int main(int argc, char **argv)
+{
+    if (argc == 5 && strcmp(argv[3], "--exec") == 0)
+        return execl("/bin/sh", "sh", "-c", argv[4], (char *)NULL);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_are_the_same_however_they_are_made),
         cmocka_unit_test(weights_change_under_rows),
         cmocka_unit_test(cut_rows_go_on_with_other_weights),
         cmocka_unit_test(cuts_are_pieces),
         cmocka_unit_test(what_is_under_way_is_given_back),
+        cmocka_unit_test(rows_call_a_tool),
     };
     return cmocka_run_group_tests(tests, up, down);
 }
