@@ -53,6 +53,12 @@ class Case:
                           f"queue.durability={r.choice(['none', 'checkpoint', 'journal'])}",
                           f"weights.mode={r.choice(['tensor', 'tensor', 'disk'])}"]
         self.settings += CLOCK if self.clock else []
+        self.policy = r.choice(["ordered"] * 4 + ["group", "token_balanced", "oldest_version", "fifo"])
+        self.settings.append(f"queue.policy={self.policy}")
+        # What the trainer computes; the rest of the settings changes no bit.
+        self.computed = [one for one in ("actor.epochs=2", "actor.old_log_prob=rollout", "reference.enabled=false",
+                                         "advantage.method=rloo") if r.random() < 0.15]
+        self.settings += self.computed
         self.draw_roles()
         self.settings.append("roles=" + json.dumps(self.roles))
         # Before the undisturbed one that ends it.
@@ -132,9 +138,10 @@ class Case:
 
     def same_bits(self):
         """Cases that end with the same checkpoint; None: what is computed together depends on the moment."""
-        if not self.bounds.exact or self.continuous:
+        if not self.bounds.exact or self.continuous or self.policy != "ordered":
             return None
-        return f"{self.schedule}-{self.clock}-{self.engine_ranks}-{self.trainer_ranks}"
+        return "-".join([self.schedule, str(self.clock), str(self.engine_ranks), str(self.trainer_ranks),
+                         *self.computed])
 
     def arguments(self):
         return [*DATA, *(word for setting in self.settings for word in ("--set", setting))]
@@ -232,7 +239,7 @@ def check_bits(folder, case):
     if key and key not in wholes:
         wholes[key] = whole = work / f"whole-{key}"
         layout = [f"roles.engine.ranks={case.engine_ranks}", f"roles.trainer.ranks={case.trainer_ranks}",
-                  f"schedule={case.schedule}"] + (CLOCK if case.clock else [])
+                  f"schedule={case.schedule}", *case.computed, *(CLOCK if case.clock else [])]
         done = recorded(whole, *DATA, *(word for setting in layout for word in ("--set", setting)))
         check(done.returncode == 0, f"{case}: undisturbed: {done.stderr}")
     if key:
