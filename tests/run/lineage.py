@@ -21,7 +21,6 @@ class Bounds:
     def __init__(self, schedule, staleness=0):
         self.staleness = {"sync": 0, "one_step_async": 1, "rolling": 1, "async": staleness}[schedule]
         self.exact = schedule in ("sync", "one_step_async")
-        self.open_steps = self.staleness + 1
 
     def versions(self, step):
         """The oldest and the newest version that may make a token of what the step trains."""
@@ -103,14 +102,17 @@ def check_lineage(folder, what, bounds, whole=None):
         check(trained == lineage(whole, last), f"{what}: other samples than the undisturbed run's")
 
 
-def check_bound(folder, what, open_steps):
-    """At no time were more samples made than the steps that may be open take."""
-    done = 0
+def check_bound(folder, what, bounds):
+    """At no time are more samples made than those of the steps that are trained and of 1 + staleness more. That
+    a step is trained may be recorded after samples that its version made: one more is allowed."""
+    done, begun, made = 0, 0, set()
     for line in lines(folder):
-        if line["task"] == "start":
-            done = line["from"]
+        if line["task"] == "start":  # samples that a journal has kept are not counted
+            done, begun, made = line["from"], line["from"], set()
         if line["task"] == "actor":
             done = max(done, line["step"] - 1)  # all before it are trained
         if line["task"] == "rollout":
-            check(line["step"] <= done + open_steps + 1,
-                  f"{what}: samples of step {line['step']} were made when {done} were trained")
+            made.update((line["partition"], row[0]) for row in line["rows"])
+            steps = begun + -(-len(made) // BATCH)
+            check(steps <= done + 1 + bounds.staleness + 1,
+                  f"{what}: samples of {steps} steps were made when {done} were trained")

@@ -33,7 +33,7 @@ for schedule, setting in SCHEDULES.items():
             check_lineage(folder, f"{what}, resumed", bounds, whole)
             check_same_run(whole, folder, what) if durability == "none" else None
             # A burst beyond the bound after recovery (AReaL #1345).
-            check_bound(folder, what, bounds.open_steps)
+            check_bound(folder, what, bounds)
 
 
 def moves(folder, step):
