@@ -8,7 +8,7 @@ from lineage import *
 
 SLOWER = 8 if "asan" in PROGRAM or "tsan" in PROGRAM else 1
 STOPPED = 3 * SLOWER  # seconds that a process is stopped
-LIMIT = 60 * SLOWER  # seconds that a start of a run may take, whatever happens, besides its stops
+TIME = 30 * SLOWER  # seconds that a start of a run may take besides its stops; and twice limits.wait_seconds
 EVERY = ("claimed", "committed")
 DRIVER = ("inserted", "sealed", "finished", "cleared")
 POINTS = {"engine": EVERY + ("generated", "updating", "updated"),
@@ -45,7 +45,7 @@ class Case:
         self.seed = seed
         self.schedule = r.choice(schedules)
         self.settings = [f"schedule={self.schedule}", "limits.restarts=30", "queue.max_attempts=30"]
-        self.wait = r.choice([5, 60]) * SLOWER
+        self.wait = r.choice([5, 20]) * SLOWER
         self.clock = r.random() < 0.5
         staleness = self.draw_schedule()
         self.bounds = Bounds(self.schedule, staleness)
@@ -204,7 +204,7 @@ def disturbed(folder, case, start):
     with open(work / "out", "w+") as out:
         process = subprocess.Popen(line, stdout=out, stderr=out, cwd=work, env=environment)
         last = begun
-        while process.poll() is None and time.monotonic() - begun - slept < LIMIT:
+        while process.poll() is None and time.monotonic() - begun - slept < TIME + 2 * case.wait:
             time.sleep(0.02)
             now = time.monotonic()
             while moments and now - begun > moments[0][0]:
