@@ -15,7 +15,7 @@ extern "C" {
 
 typedef struct dray_lease dray_lease;
 
-#define DRAY_LEASE_NAMES 16
+#define DRAY_LEASE_NAMES 64
 
 typedef struct dray_lease_options {
     size_t size;

@@ -32,7 +32,8 @@ typedef enum dray_wait_cause {
     DRAY_CAUSE_CAPACITY,    /* room in the queue */
     DRAY_CAUSE_TOOL,        /* a program or service outside the job */
     DRAY_CAUSE_RESTART,     /* the process was dead, and is started anew */
-    DRAY_CAUSE_CONTROLLER   /* the coordinator's answer, or `dray run`'s */
+    DRAY_CAUSE_CONTROLLER,  /* the coordinator's answer, or `dray run`'s */
+    DRAY_CAUSE_LEASE        /* its turn on a device that it shares */
 } dray_wait_cause;
 
 /* Turns recording on for the process; spans go to the file `path` (made anew; name it *.spans), to

@@ -1,6 +1,7 @@
 #include "run/contract.h"
 
 #include "base/error.h"
+#include "run/devices.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -59,6 +60,7 @@ static const char *const names[] = {"DRAY_ADDRESS",
                                     "DRAY_EVAL_FROM",
                                     "DRAY_RANK",
                                     "DRAY_DEVICES",
+                                    "DRAY_LEASES",
                                     "DRAY_GROUP_FD",
                                     "RANK",
                                     "WORLD_SIZE",
@@ -173,15 +175,32 @@ static void add_own(list *l, const dray__orders *o)
     add(l, "DRAY_EVAL_FROM=%lld", (long long)o->eval_from);
     if (o->role->devices[0])
         add(l, "DRAY_DEVICES=%s", o->role->devices);
+    if (o->leases[0])
+        add(l, "DRAY_LEASES=%s", o->leases);
     if (o->group_fd >= 0)
         add(l, "DRAY_GROUP_FD=%d", o->group_fd);
+}
+
+static void add_visible(list *l, const dray__orders *o)
+{
+    char visible[8 * DRAY__DEVICES_MAX];
+    size_t used = 0;
+    dray__devices own;
+    if (dray__devices_read(o->role->devices, o->instance, (uint32_t)o->role->instances, &own,
+                           NULL) ||
+        strcmp(own.kind, "cuda") != 0)
+        return;
+    for (uint32_t i = 0; i < own.count; i++)
+        used += (size_t)snprintf(visible + used, sizeof(visible) - used, "%s%u", i ? "," : "",
+                                 own.numbers[i]);
+    add(l, "CUDA_VISIBLE_DEVICES=%s", visible);
 }
 
 /* One gang on one host: its ranks are local ones, and it is the only group. */
 static void add_torch(list *l, const dray__orders *o)
 {
     unsigned ranks = (unsigned)o->role->ranks;
-    char label[DRAY__LABEL_BYTES], visible[256];
+    char label[DRAY__LABEL_BYTES];
     add(l, "RANK=%u", o->rank);
     add(l, "WORLD_SIZE=%u", ranks);
     add(l, "LOCAL_RANK=%u", o->rank);
@@ -200,10 +219,7 @@ static void add_torch(list *l, const dray__orders *o)
     /* As torchrun does: ranks of one host would take each other's cores. */
     if (ranks > 1 && !getenv("OMP_NUM_THREADS") && !given(o->role, "OMP_NUM_THREADS="))
         add(l, "OMP_NUM_THREADS=1");
-    if (dray__devices_parse(o->role->devices, o->instance, (uint32_t)o->role->instances, visible,
-                            sizeof(visible), NULL) == DRAY_OK &&
-        visible[0])
-        add(l, "CUDA_VISIBLE_DEVICES=%s", visible);
+    add_visible(l, o);
 }
 
 char **dray__contract_write(const dray__orders *orders)
@@ -264,6 +280,7 @@ int dray__contract_read(dray__host_options *out, dray_error *error)
         rc = read_number("DRAY_EVAL_FROM", 0, INT64_C(1) << 40, &eval, error);
     if (!rc)
         rc = read_number("DRAY_GROUP_FD", -1, 1 << 20, &group, error);
+    out->leases = getenv("DRAY_LEASES");
     out->rank = (uint32_t)rank;
     out->instance = (uint32_t)instance;
     out->epoch = (uint32_t)epoch;
@@ -273,57 +290,7 @@ int dray__contract_read(dray__host_options *out, dray_error *error)
     return rc;
 }
 
-/* ---- devices and ports ----------------------------------------------------------------------- */
-
-enum { DEVICES_MAX = 64 };
-
-/* "0-1,3" as numbers; how many; -1: not such a list. */
-static int read_list(const char *text, unsigned out[DEVICES_MAX])
-{
-    int count = 0;
-    for (const char *at = text;;) {
-        char *end;
-        if (*at < '0' || *at > '9')
-            return -1;
-        unsigned long first = strtoul(at, &end, 10), last = first;
-        if (*end == '-' && end[1] >= '0' && end[1] <= '9')
-            last = strtoul(end + 1, &end, 10);
-        for (unsigned long n = first; n <= last; n++) {
-            if (count == DEVICES_MAX || n >= 1024)
-                return -1;
-            out[count++] = (unsigned)n;
-        }
-        if (!*end)
-            return last < first ? -1 : count;
-        if (*end != ',' || last < first)
-            return -1;
-        at = end + 1;
-    }
-}
-
-int dray__devices_parse(const char *devices, uint32_t part, uint32_t parts, char *visible,
-                        size_t capacity, dray_error *error)
-{
-    unsigned numbers[DEVICES_MAX];
-    bool cuda = strncmp(devices, "cuda:", 5) == 0, cpu = strncmp(devices, "cpu:", 4) == 0;
-    int count = cuda || cpu ? read_list(strchr(devices, ':') + 1, numbers) : -1;
-    if (visible)
-        visible[0] = 0;
-    if (!devices[0])
-        return DRAY_OK;
-    if (count < 1)
-        return dray__fail(error, DRAY_EINVALID,
-                          "expected cpu:N or cuda:N, where N is a number, a range (0-1) or a list "
-                          "(0,2), found '%.64s'",
-                          devices);
-    int each = parts && count % (int)parts == 0 ? count / (int)parts : count;
-    int from = each < count ? each * (int)part : 0;
-    for (int i = from; visible && cuda && i < from + each; i++) {
-        size_t used = strlen(visible);
-        snprintf(visible + used, capacity - used, "%s%u", i > from ? "," : "", numbers[i]);
-    }
-    return DRAY_OK;
-}
+/* ---- ports ----------------------------------------------------------------------------------- */
 
 uint16_t dray__free_port(void)
 {

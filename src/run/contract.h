@@ -18,6 +18,7 @@ typedef struct dray__orders {
     const char *folder;  /* the run's */
     const char *config;  /* the resolved job, as JSON */
     const char *address; /* of the coordinator */
+    const char *leases;  /* of devices that others have, too (devices.h); "": none */
     uint32_t instance, rank, epoch, restarts;
     int64_t first_step;
     int64_t eval_from;
@@ -38,12 +39,6 @@ int dray__contract_read(dray__host_options *out, dray_error *error);
 
 /* What proves who we are to others, or says where that lies: not for programs that a job names. */
 bool dray__is_secret(const char *variable);
-
-/* "cpu:0", "cuda:0-1", "cuda:0,2": DRAY_EINVALID says what is wrong. visible (may be NULL): what
- * CUDA_VISIBLE_DEVICES says of it, "" where no GPU is named; for `part` of `parts`: its equal share
- * of the list, or all of it where the list cannot be divided. */
-int dray__devices_parse(const char *devices, uint32_t part, uint32_t parts, char *visible,
-                        size_t capacity, dray_error *error);
 
 /* A port of this host that nobody listens at now; 0: none. */
 uint16_t dray__free_port(void);

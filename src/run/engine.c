@@ -75,13 +75,20 @@ uint32_t dray__eval_count(const dray__host *host)
     return (uint32_t)host->job->eval.micro_batch;
 }
 
-/* Rows under way are finished with the weights that they began with. */
+/* Rows under way are finished with the weights that they began with. Who waits for weights lets
+ * others have the devices. */
 static int change_version(dray__host *host, int64_t version, dray_error *error)
 {
     engine *self = host->state;
     if (dray__intake_version(self->intake) == version)
         return DRAY_OK;
-    int rc = dray__rollout_drain(self->rollout, error);
+    int rc = DRAY_OK;
+    if (dray__rollout_busy(self->rollout))
+        rc = dray__turn_begin(host, -1, error);
+    if (!rc)
+        rc = dray__rollout_drain(self->rollout, error);
+    if (!rc)
+        rc = dray__turn_end(host, error);
     if (!rc)
         rc = dray__intake_take(self->intake, version, error);
     if (!rc)
@@ -89,13 +96,18 @@ static int change_version(dray__host *host, int64_t version, dray_error *error)
     return rc;
 }
 
+int dray__rollout_prepare(dray__host *host, dray_batch *batch, dray_error *error)
+{
+    int64_t step;
+    int rc = dray__batch_step(batch, &step, error);
+    return rc ? rc : change_version(host, dray__schedule_versions(host->job, step).newest, error);
+}
+
 int dray__rollout_run(dray__host *host, dray_batch *batch, dray_error *error)
 {
     engine *self = host->state;
     int64_t step;
     int rc = dray__batch_step(batch, &step, error);
-    if (!rc)
-        rc = change_version(host, dray__schedule_versions(host->job, step).newest, error);
     if (!rc)
         rc = dray__rollout_take(self->rollout, batch, step, error);
     host->kept = !rc && host->job->rollout.batching == DRAY__BATCHING_CONTINUOUS;
@@ -133,14 +145,19 @@ static int answer(dray__host *host, dray_batch *batch, int64_t step, dray__gener
     return rc;
 }
 
+int dray__eval_prepare(dray__host *host, dray_batch *batch, dray_error *error)
+{
+    int64_t step;
+    int rc = dray__batch_step(batch, &step, error);
+    return rc ? rc : change_version(host, step, error);
+}
+
 int dray__eval_run(dray__host *host, dray_batch *batch, dray_error *error)
 {
     engine *self = host->state;
     int64_t step;
     dray__generation made = {0};
     int rc = dray__batch_step(batch, &step, error);
-    if (!rc)
-        rc = change_version(host, step, error);
     dray_trace_enter(DRAY_SPAN_BUSY, "eval", rc ? -1 : step);
     if (!rc)
         rc = answer(host, batch, step, &made, error);

@@ -136,8 +136,11 @@ typedef struct loop {
     int64_t flushed_ns;
 } loop;
 
-/* How long a turn is put off for the answer to a claim: that there are rows is told sooner. */
+/* How long a turn is put off for the answer to a claim: that there are rows is told sooner. And how
+ * long devices that others wait for are kept, once there is nothing to do: what comes from this
+ * program's own samples through a grader is there sooner. */
 #define ANSWER_NS (DRAY__MILLISECOND / 2)
+#define KEEP_NS (2 * DRAY__MILLISECOND)
 
 /* Whether the task waits until all samples of a step are there for it. */
 static bool waits_for_all(const loop *l, uint32_t task)
@@ -263,14 +266,34 @@ static int nothing_to_claim(loop *l)
     return DRAY_ETIMEDOUT;
 }
 
+/* While it is this program's turn on shared devices: whether there is more to do, at once. The turn
+ * is not kept over a wait. */
+static int claim_in_turn(loop *l, uint32_t *which, dray_batch **out, dray_error *error)
+{
+    dray_claim_options options[TASKS];
+    uint32_t count = l->claiming ? 0 : claims_of(l, false, options);
+    int rc = DRAY_EAGAIN;
+    if (count && (rc = dray_queue_claim_start(l->host->queue, options, count, error)) == DRAY_OK)
+        l->claiming = true;
+    if (l->claiming)
+        rc = answer_of(l, KEEP_NS, which, out, error);
+    if (rc != DRAY_EAGAIN && rc != DRAY_EGONE)
+        return rc;
+    rc = dray__turn_give(l->host, error);
+    return rc ? rc : DRAY_EAGAIN;
+}
+
 static int claim_alone(loop *l, uint32_t *which, dray_batch **out, dray_error *error)
 {
     dray_claim_options options[TASKS];
+    int rc = dray__turn_is_mine(l->host) ? claim_in_turn(l, which, out, error) : DRAY_EAGAIN;
+    if (rc != DRAY_EAGAIN)
+        return rc;
     if (l->claiming)
         return answer_of(l, l->host->wait_ns, which, out, error);
     dray_trace_wait(DRAY_CAUSE_SAMPLES, "wait for samples", -1);
     uint32_t count = claims_of(l, false, options);
-    int rc = count ? claim_any(l, options, count, which, out, error) : nothing_to_claim(l);
+    rc = count ? claim_any(l, options, count, which, out, error) : nothing_to_claim(l);
     dray_trace_leave();
     return rc;
 }
@@ -306,9 +329,23 @@ static int share(loop *l, uint32_t task, const dray_batch *batch, dray_error *er
 static int run_all(loop *l, uint32_t task, dray_batch *batch, dray_error *error)
 {
     dray__host *host = l->host;
+    const dray__task_kind *kind = l->tasks[task];
+    int64_t step = 0;
     host->put_back = host->kept = false;
-    int rc = l->tasks[task]->run(host, batch, error);
+    int rc = dray__batch_step(batch, &step, error);
+    if (!rc && kind->prepare)
+        rc = kind->prepare(host, batch, error);
+    if (!rc)
+        rc = dray__turn_begin(host, step, error);
+    if (!rc)
+        rc = kind->run(host, batch, error);
     return rc ? rc : dray__host_meet(host, error);
+}
+
+static int turn(loop *l, dray_error *error)
+{
+    int rc = dray__turn_begin(l->host, -1, error);
+    return rc ? rc : l->program->turn(l->host, error);
 }
 
 static int after(loop *l, uint32_t task, dray_error *error)
@@ -324,7 +361,7 @@ static int lead_once(loop *l, bool *ended, dray_error *error)
     int rc = claim(l, busy, &task, &batch, error);
     if (rc == DRAY_EAGAIN && busy) {
         rc = share(l, TURN, NULL, error);
-        return rc ? rc : l->program->turn(l->host, error);
+        return rc ? rc : turn(l, error);
     }
     if (rc == DRAY_EEND) {
         *ended = true;
@@ -369,7 +406,7 @@ static int follow_once(loop *l, bool *ended, dray_error *error)
     if (rc)
         return rc;
     if (o.task == TURN)
-        return l->program->turn(host, error);
+        return turn(l, error);
     if (o.task >= l->count) {
         *ended = o.task == END;
         return DRAY_OK;
@@ -401,7 +438,7 @@ static int run_loop(dray__host *host, const dray__program_kind *program, dray_er
     loop l = {.host = host, .program = program, .flushed_ns = dray__now()};
     l.count = dray__tasks_of(host->job, host->spec, l.tasks);
     bool ended = false;
-    int rc = DRAY_OK;
+    int rc = dray__turn_end(host, error); /* of opening: a trainer has warmed up */
     while (!rc && !ended) {
         rc = dray__host_leads(host) ? lead_once(&l, &ended, error) : follow_once(&l, &ended, error);
         flush_trace(&l);
@@ -499,6 +536,8 @@ static int open_host(dray__host *host, dray__job **job, dray_error *error)
         rc = open_context(host, error);
     if (!rc)
         rc = dray__job_queue_open(host->context, host->job, &host->queue, error);
+    if (!rc)
+        rc = dray__turn_open(host->options.leases, &host->turn, error);
     return rc;
 }
 
@@ -529,6 +568,7 @@ int dray__host_main(const dray__host_options *options, dray_error *error)
     if (role)
         role->close(&host);
     dray_queue_close(host.queue);
+    dray__turn_close(host.turn);
     dray_close(host.context);
     dray__group_close(host.group);
     dray__tokenizer_close(host.tokenizer);

@@ -9,6 +9,7 @@
 #include "group/group.h"
 #include "run/job.h"
 #include "run/tasks.h"
+#include "run/turn.h"
 
 #include <dray/queue.h>
 #include <dray/trace.h>
@@ -18,6 +19,7 @@ typedef struct dray__host_options {
     const char *folder;  /* the run's */
     const char *name;    /* of the role, as in the job file */
     const char *address; /* of the coordinator */
+    const char *leases;  /* of devices that other roles have, too; NULL, "": none */
     uint32_t instance, rank, epoch;
     int group_fd;       /* -1: one rank alone */
     int64_t first_step; /* the step before the first one to make: 0, or what is resumed from */
@@ -32,6 +34,7 @@ struct dray__host {
     dray_context *context;
     dray_queue *queue;
     dray__group *group;
+    dray__turn *turn; /* NULL: it shares no device (turn.h) */
     dray__tokenizer *tokenizer;
     int64_t wait_ns;
     dray__pace paced;

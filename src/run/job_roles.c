@@ -4,9 +4,9 @@
 #include "base/words.h"
 #include "run/columns.h"
 #include "run/contract.h"
+#include "run/devices.h"
 #include "run/probe.h"
 
-#include <dray/gpu.h>
 #include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -168,12 +168,13 @@ static int check_role(const dray__job *job, const dray__job_role *role, const dr
                       dray_error *error)
 {
     dray_error inner;
+    dray__devices devices;
     int rc = check_tasks(job, role, at, error);
     if (!rc)
         rc = check_env(role, at, error);
     if (!rc)
         rc = check_after(job, role, at, error);
-    if (!rc && dray__devices_parse(role->devices, 0, 1, NULL, 0, &inner))
+    if (!rc && dray__devices_read(role->devices, 0, 1, &devices, &inner))
         rc = refuse(at, role, "devices", error, "%s", inner.message);
     if (!rc && dray__probe_check(role->ready, &inner))
         rc = refuse(at, role, "ready", error, "%s", inner.message);
@@ -403,18 +404,11 @@ static bool is_missing(const char *folder, const char *command, char word[WORD_B
 
 static int check_devices(const dray__job_role *role, const dray__places *at, dray_error *error)
 {
-    char visible[1024];
-    int32_t count = 0;
-    if (dray__devices_parse(role->devices, 0, 1, visible, sizeof(visible), NULL) || !visible[0])
-        return DRAY_OK;
-    if (dray_gpu_count(&count, NULL, NULL))
-        count = 0;
-    for (const char *number = visible; number; number = strchr(number, ',')) {
-        number += *number == ',';
-        if (atoi(number) >= count)
-            return refuse(at, role, "devices", error, "no GPU %d is there: this machine has %d",
-                          atoi(number), count);
-    }
+    dray_error inner;
+    dray__devices devices;
+    if (dray__devices_read(role->devices, 0, 1, &devices, &inner) ||
+        dray__devices_look(&devices, &inner))
+        return refuse(at, role, "devices", error, "%s", inner.message);
     return DRAY_OK;
 }
 

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "group/group.h"
 #include "run/contract.h"
+#include "run/devices.h"
 #include "run/spent.h"
 #include "run/supervisor.h"
 #include "run/vital.h"
@@ -94,12 +95,13 @@ static int start_rank(dray__supervisor *s, dray__instance *i, const dray__orders
 static int start_instance(dray__supervisor *s, dray__instance *i, dray_error *error)
 {
     int group = -1, rc = DRAY_OK;
-    char config[PATH_MAX];
+    char config[PATH_MAX], leases[DRAY__LEASES_BYTES];
     const dray__job_role *role = i->role;
     i->epoch++;
     i->asked_ns = 0;
     i->progress = dray__reporter_progress(s->reporter);
     dray__folder_path(&s->folder, "config.json", config);
+    dray__devices_leases(s->job, role, i->number, leases);
     if (role->ranks > 1)
         rc = dray__group_create((uint32_t)role->ranks, 0, &group, error);
     dray__orders orders = {.role = role,
@@ -107,6 +109,7 @@ static int start_instance(dray__supervisor *s, dray__instance *i, dray_error *er
                            .folder = s->folder.path,
                            .config = config,
                            .address = s->address,
+                           .leases = leases,
                            .instance = i->number,
                            .epoch = i->epoch,
                            .restarts = (uint32_t)s->job->limits.restarts - 1,

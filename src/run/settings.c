@@ -129,7 +129,7 @@ static const dray__setting role_settings[] = {
     TEXT(
         devices, "",
         "`cpu:0`, `cuda:0-1`, `cuda:0,2`; GPUs become `CUDA_VISIBLE_DEVICES`, divided evenly among "
-        "the instances"),
+        "the instances; roles that share one take [turns](roles.md#devices-in-turns)"),
     TEXTS(env, env_count, "", 0, 64, "`NAME=VALUE`, over the environment of `dray run`"),
     PATH(cwd, "", "folder of the command; without one, where `dray run` was typed"),
     TEXT(ready, "",

@@ -29,6 +29,9 @@ typedef struct dray__task_kind {
     int64_t (*version)(const dray__host *host);
     /* The partition that is claimed from; NULL, or one that returns NULL: any. */
     const char *(*partition)(const dray__host *host);
+    /* What needs no turn on the role's devices (turn.h): before that is waited for, on all ranks.
+     * NULL: nothing. */
+    int (*prepare)(dray__host *host, dray_batch *batch, dray_error *error);
     /* Computes the batch's outputs, on all ranks; rank 0 sets them. The loop commits. */
     int (*run)(dray__host *host, dray_batch *batch, dray_error *error);
     /* After the commit, on all ranks; NULL: nothing to do. */
@@ -72,8 +75,10 @@ int64_t dray__partition_step(const char *kind, const char *name);
 
 /* engine.c, trainer.c, desk.c */
 uint32_t dray__rollout_count(const dray__host *host);
+int dray__rollout_prepare(dray__host *host, dray_batch *batch, dray_error *error);
 int dray__rollout_run(dray__host *host, dray_batch *batch, dray_error *error);
 uint32_t dray__eval_count(const dray__host *host);
+int dray__eval_prepare(dray__host *host, dray_batch *batch, dray_error *error);
 int dray__eval_run(dray__host *host, dray_batch *batch, dray_error *error);
 uint32_t dray__old_log_prob_count(const dray__host *host);
 int dray__old_log_prob_run(dray__host *host, dray_batch *batch, dray_error *error);

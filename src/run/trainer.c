@@ -98,6 +98,8 @@ static int trainer_open(dray__host *host, dray_error *error)
     begin_step(self, host->options.first_step + 1);
     dray__checkpoint_open(host);
     int rc = open_trainer(host, self, error);
+    if (!rc) /* warm-up is work, too */
+        rc = dray__turn_begin(host, -1, error);
     if (!rc)
         rc = begin(host, error);
     if (rc)
@@ -168,7 +170,8 @@ int dray__actor_after(dray__host *host, dray_error *error)
     if (done % host->job->checkpoint.every != 0 && done != host->job->steps)
         return DRAY_OK;
     self->saved = done;
-    return dray__checkpoint_save(host, self->trainer, self->publication, done, error);
+    int rc = dray__turn_end(host, error); /* files need no device */
+    return rc ? rc : dray__checkpoint_save(host, self->trainer, self->publication, done, error);
 }
 
 /* ---- tasks ----------------------------------------------------------------------------------- */

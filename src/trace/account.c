@@ -33,7 +33,8 @@ const char *dray__cause_name(dray_wait_cause cause)
         [DRAY_CAUSE_WEIGHTS] = "weights",   [DRAY_CAUSE_READERS] = "readers",
         [DRAY_CAUSE_RANKS] = "ranks",       [DRAY_CAUSE_ADMISSION] = "admission",
         [DRAY_CAUSE_CAPACITY] = "capacity", [DRAY_CAUSE_TOOL] = "tool",
-        [DRAY_CAUSE_RESTART] = "restart",   [DRAY_CAUSE_CONTROLLER] = "controller"};
+        [DRAY_CAUSE_RESTART] = "restart",   [DRAY_CAUSE_CONTROLLER] = "controller",
+        [DRAY_CAUSE_LEASE] = "lease"};
     return (size_t)cause < DRAY__WAIT_CAUSES ? texts[cause] : texts[DRAY_CAUSE_UNKNOWN];
 }
 

@@ -12,7 +12,7 @@
 #include <stddef.h>
 
 enum {
-    DRAY__WAIT_CAUSES = DRAY_CAUSE_CONTROLLER + 1,
+    DRAY__WAIT_CAUSES = DRAY_CAUSE_LEASE + 1,
     /* busy, transfer, and a state for each cause of waits */
     DRAY__STATE_BUSY = 0,
     DRAY__STATE_TRANSFER = 1,

@@ -208,16 +208,16 @@ static void misuse_hurts_nobody(void **state)
     (void)state;
     dray_lease *held, *other;
     dray_error error;
-    const char *twice[] = {"x", "y", "x"}, *many[17];
+    const char *twice[] = {"x", "y", "x"}, *many[65];
     char longer[300];
-    for (int i = 0; i < 17; i++)
+    for (int i = 0; i < 65; i++)
         many[i] = "x";
     memset(longer, 'x', sizeof longer);
     longer[299] = 0;
     dray_context *a = fixture_open(&f, "a", "task", 0), *b = fixture_open(&f, "b", "task", 3);
     assert_int_equal(dray_lease_acquire(a, NULL, 1, NULL, &held, &error), DRAY_EINVALID);
     assert_int_equal(dray_lease_acquire(a, many, 0, NULL, &held, &error), DRAY_EINVALID);
-    assert_int_equal(dray_lease_acquire(a, many, 17, NULL, &held, &error), DRAY_EINVALID);
+    assert_int_equal(dray_lease_acquire(a, many, 65, NULL, &held, &error), DRAY_EINVALID);
     assert_int_equal(take_one(a, "", 0, &held, &error), DRAY_EINVALID);
     assert_int_equal(take_one(a, longer, 0, &held, &error), DRAY_EFORMAT);
     assert_int_equal(take_one(a, "two\nlines", 0, &held, &error), DRAY_EFORMAT);
