@@ -6,8 +6,9 @@ import importlib
 
 from . import gpu, trace, weights
 from ._library import DrayError, DrayTimeout, library_path, version
+from .lease import Lease
 
-__all__ = ["Batch", "Claim", "DrayError", "DrayTimeout", "Queue", "Refill", "Role", "RunEnded",
+__all__ = ["Batch", "Claim", "DrayError", "DrayTimeout", "Lease", "Queue", "Refill", "Role", "RunEnded",
            "StreamDataLoader", "Task", "checkpoint", "gpu", "library_path", "trace", "version", "weights"]
 
 _MODULES = ("checkpoint",)

@@ -24,6 +24,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence, Union
 
@@ -36,6 +37,7 @@ from .checkpoint import latest, load_optimizer, optimizer_tensors
 from .checkpoint import load as load_checkpoint
 from .checkpoint import save as save_checkpoint
 from .columns import ROW
+from .lease import Lease
 from .queue import Claim, Queue, claim_options
 from .weights import Context, Publisher, Subscriber
 
@@ -297,6 +299,42 @@ class Role:
         if self.rank == 0:
             call("dray_report_post", self._any().pointer, _l.text(kind),
                  json.dumps(_plain(numbers)).encode())
+
+    # ---- shared devices
+
+    @contextmanager
+    def lease(self) -> Iterator[Optional[Lease]]:
+        """The turn on the devices that other roles have, too ($DRAY_LEASES), while the block runs; on all
+        ranks, for which rank 0 holds it. Waits for it as long as the run goes on. None: no device is shared;
+        and on the other ranks. Hold it while you compute, over many batches; not while you wait for
+        samples or for a version of the weights, which others may have to compute."""
+        names = [name for name in os.environ.get("DRAY_LEASES", "").split(",") if name]
+        if not names:
+            yield None
+            return
+        with _t.span("wait for lease", kind="wait"):
+            held = self._wait_for_lease(names)
+        try:
+            yield held
+            if self.world > 1:
+                self._meet()
+        finally:
+            if held:
+                held.__exit__(*sys.exc_info())
+
+    def _wait_for_lease(self, names: list) -> Optional[Lease]:
+        held = None
+        again = True
+        while again:
+            if self.rank == 0:
+                try:
+                    held = Lease(self._any(), names)
+                except DrayTimeout:
+                    pass
+                again = held is None
+            if self.world > 1:
+                again = self._tell(again)
+        return held
 
     # ---- the ranks
 

@@ -282,6 +282,45 @@ def test_forgotten():
     within()
 
 
+def test_leases():
+    """Who shares a device waits for its turn; the turn of one that is killed is the next one's at once."""
+    program = """
+        import dray, time
+        with dray.Role() as role:
+            with role.lease() as lease:
+                print("mine", lease.number, flush=True)
+                while not lease.check():
+                    time.sleep(0.01)
+                print("wanted", flush=True)
+                time.sleep(60)
+    """
+    within()
+    with dray.Role() as role:
+        with role.lease() as none:  # it shares nothing
+            assert none is None
+    within(DRAY_LEASES="engine/cpu:0,engine+trainer/cpu:1")
+    doomed = start(program, DRAY_LEASES="engine+trainer/cpu:1")
+    assert doomed.stdout.readline().startswith("mine")
+    with dray.Role() as role:
+        waiter = threading.Timer(0.1, lambda: (doomed.stdout.readline(), doomed.kill()))
+        waiter.start()
+        began = time.monotonic()
+        with role.lease() as lease:
+            assert time.monotonic() - began > 0.05 and lease.number > 0
+            message = refused("EBUSY", dray.Lease, role.context(), "engine/cpu:0", 0)
+            assert "this session holds it" in message, message
+            with dray.weights.Context() as other:
+                assert "has held it for" in refused("ETIMEDOUT", dray.Lease, other, ["x", "engine/cpu:0"], 0)
+        waiter.join()
+        with dray.Lease(role.context(), "engine/cpu:0", 0) as again:
+            assert again.number > lease.number
+            refused("ECLOSED", lease.check)
+        wrong(ValueError, "NUL", dray.Lease, role.context(), "x\0y")
+        refused("EINVALID", dray.Lease, role.context(), [])
+    doomed.wait()
+    within()
+
+
 def test_reports():
     with dray.Queue("told", tasks=TASKS) as queue:
         within(DRAY_ROLE="grader", DRAY_INSTANCE="1", DRAY_QUEUE="told")

@@ -1,0 +1,60 @@
+"""Leases: processes that share something, a GPU or a core, take turns with it.
+
+    with dray.Lease(context, ["engine+trainer/cuda:0"]) as lease:
+        ...                            # nobody else has it; who asks meanwhile waits, in order
+        if lease.check():              # others wait
+            ..."""
+from __future__ import annotations
+
+import ctypes as c
+from typing import Optional, Sequence, Union
+
+from . import _library as _l
+from ._library import DrayError, call, library
+
+_CLOSED = -1 - _l.CODES.index("CLOSED")
+
+
+class _Options(_l.Sized):
+    _fields_ = [("size", c.c_size_t), ("timeout_ns", c.c_int64), ("term_ns", c.c_int64)]
+
+
+class Lease:
+    """The turn on all of the names, from the moment that it was made to release(), or to the end of the
+    process. Waits for `timeout` seconds (None: the context's), in the order in which all asked: DrayTimeout.
+    term: seconds after which it is lost, where others wait and nobody called check() (0: never).
+    number: greater than that of any turn before it; what is shared can refuse smaller ones."""
+
+    def __init__(self, context, names: Union[str, Sequence[str]], timeout: Optional[float] = None,
+                 term: float = 0.0):
+        names = [names] if isinstance(names, str) else list(names)
+        self._pointer = c.c_void_p()
+        options = _Options(timeout_ns=_l.nanoseconds(timeout), term_ns=_l.nanoseconds(term))
+        array = (c.c_char_p * max(len(names), 1))(*map(_l.text, names))
+        call("dray_lease_acquire", context.pointer, array, len(names), c.byref(options),
+             c.byref(self._pointer))
+        self.number = library().dray_lease_number(self._pointer)
+
+    def check(self) -> int:
+        """How many wait for it; its term begins anew. DrayError (ESTALE): it is lost."""
+        if not self._pointer:
+            raise DrayError(_CLOSED, "this lease was released")
+        waiting = c.c_uint32()
+        call("dray_lease_check", self._pointer, c.byref(waiting))
+        return waiting.value
+
+    def release(self) -> None:
+        """The next one's turn. DrayError (ESTALE): it was lost before. A second time does nothing."""
+        pointer, self._pointer = self._pointer, None
+        if pointer:
+            call("dray_lease_release", pointer)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, kind, error, trace):
+        try:
+            self.release()
+        except DrayError:
+            if error is None:  # else that is the one to tell
+                raise
