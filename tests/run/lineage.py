@@ -15,6 +15,12 @@ DATA = [word for setting in ("data.source=jsonl", "data.path=train.jsonl", "data
         for word in ("--set", setting)]
 
 
+def known_schedules():
+    table = subprocess.run([PROGRAM, "run", "--settings", "--json"], capture_output=True, text=True, check=True)
+    settings = {line["key"]: line for line in map(json.loads, table.stdout.splitlines())}
+    return settings["schedule"]["accepts"].split(", ")
+
+
 class Bounds:
     """What a schedule promises, as its definition says it, for a staleness that is the job's."""
 

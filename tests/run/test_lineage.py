@@ -3,11 +3,12 @@ checkpoint, whatever is killed, and whatever the queue holds then. Resuming move
 checkpoint."""
 from lineage import *
 
-SCHEDULES = {"sync": [], "one_step_async": ["--set", "schedule=one_step_async"]}
-done = run(work / "schedules", *SCHEDULES["one_step_async"], "--set", "steps=1")
-if done.returncode == 2:
-    check("one_step_async" in done.stderr, done.stderr)
-    del SCHEDULES["one_step_async"]
+SCHEDULES = {"sync": [], "one_step_async": ["schedule=one_step_async"],
+             "rolling": ["schedule=rolling", "roles.engine.instances=2", "roles.engine.ranks=1"],
+             "async": ["schedule=async", "staleness=2", "rollout.batching=continuous", "update=in_flight"]}
+SCHEDULES = {schedule: [word for setting in settings for word in ("--set", setting)]
+             for schedule, settings in SCHEDULES.items() if schedule in known_schedules()}
+STALENESS = 2  # of async
 
 # Prompts lost or repeated on resume (NeMo-RL #3599): steps since the last checkpoint are done again,
 # with the samples that they had. The queue is new, or its journal or its last checkpoint is read.
@@ -17,23 +18,35 @@ FAULTS = {"none": ["trainer:0:after_step:5:kill", "trainer:0:checkpoint_named:4:
                       "trainer:0:covered:4:kill", "desk:0:cleared:5:kill,trainer:0:after_publish:6:kill"],
           "checkpoint": ["trainer:0:committed:6:kill", "trainer:0:after_checkpoint:4:kill"]}
 for schedule, setting in SCHEDULES.items():
-    whole, bounds = work / f"whole-{schedule}", Bounds(schedule)
+    whole, bounds = work / f"whole-{schedule}", Bounds(schedule, STALENESS)
     check(recorded(whole, *DATA, *setting).returncode == 0, f"{schedule}: the undisturbed run")
     check_lineage(whole, f"{schedule}, undisturbed", bounds)
+    same = whole if bounds.exact else None
     for durability, faults in FAULTS.items():
-        for number, fault in enumerate(some(faults) if schedule == "sync" else faults[:1]):
+        for number, fault in enumerate(faults if schedule == "sync" else faults[:1]):
             what = f"{schedule}, {durability}, {fault}"
             folder = work / f"{schedule}-{durability}-{number}"
             done = recorded(folder, *DATA, *setting, "--set", f"queue.durability={durability}",
                             fault=fault)
             check(done.returncode == 1, f"{what}: status {done.returncode}")
-            check_lineage(folder, what, bounds, whole)
+            check_lineage(folder, what, bounds, same)
             done = recorded(folder, resume=True)
             check(done.returncode == 0, f"{what}, resumed: {done.stderr}")
-            check_lineage(folder, f"{what}, resumed", bounds, whole)
-            check_same_run(whole, folder, what) if durability == "none" else None
+            check_lineage(folder, f"{what}, resumed", bounds, same)
+            check_same_run(whole, folder, what) if same and durability == "none" else None
             # A burst beyond the bound after recovery (AReaL #1345).
             check_bound(folder, what, bounds)
+
+    # A queue that has the prompts of all steps when none is trained, twice.
+    folder, what = work / f"{schedule}-twice", f"{schedule}, twice"
+    done = recorded(folder, *DATA, *setting, "--set", "queue.durability=journal", "--set", "checkpoint.every=6",
+                    fault="trainer:0:after_publish:4:exit")
+    check(done.returncode == 1, f"{what}: status {done.returncode}")
+    done = recorded(folder, resume=True, fault="trainer:0:claimed:1:kill")
+    check(done.returncode == 1 and "was killed by signal 9" in done.stderr, f"{what}: {done.stderr}")
+    done = recorded(folder, resume=True)
+    check(done.returncode == 0, f"{what}: {done.stderr}")
+    check_lineage(folder, what, bounds, same)
 
 
 def moves(folder, step):
@@ -57,7 +70,7 @@ for schedule, setting in SCHEDULES.items():
         done = run(folder, *DATA, *setting, "--set", "checkpoint.every=1", "--set",
                    f"queue.durability={durability}", fault="trainer:0:after_publish:6:kill")
         check(done.returncode == 1, f"{schedule}: status {done.returncode}")
-        for step in some(range(6)):
+        for step in range(0, 6, 2 if durability == "journal" else 1):
             again = work / f"{folder.name}-{step}"
             shutil.copytree(folder, again, symlinks=True)
             latest = again / "checkpoints" / "latest"
