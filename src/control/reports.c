@@ -21,8 +21,6 @@ enum {
 };
 
 typedef struct report {
-    struct report *next;
-    uint64_t number;
     size_t size; /* of the text */
     char kind[KIND_MAX + 1];
     char text[];
@@ -35,23 +33,44 @@ typedef struct watcher {
     char kind[KIND_MAX + 1]; /* "": all */
 } watcher;
 
+/* Numbers are given one by one, so a report's place follows from its number: who watches looks at
+ * what is new to him alone. */
 typedef struct reports {
-    report *oldest, **last;
-    uint64_t next_number; /* from 1 */
+    report **ring;
+    uint32_t room;         /* a power of two */
+    uint64_t oldest, next; /* numbers from 1: the first one that is kept, and the next one given */
     size_t bytes;
     watcher *watchers;
 } reports;
+
+static report **at(const reports *self, uint64_t number)
+{
+    return &self->ring[number & (self->room - 1)];
+}
 
 /* ---- posting --------------------------------------------------------------------------------- */
 
 static void drop_oldest(reports *self)
 {
-    report *old = self->oldest;
-    self->oldest = old->next;
-    if (!self->oldest)
-        self->last = &self->oldest;
+    report *old = *at(self, self->oldest++);
     self->bytes -= sizeof *old + old->size;
     free(old);
+}
+
+static bool make_room(reports *self)
+{
+    if (self->next - self->oldest < self->room)
+        return true;
+    reports grown = *self;
+    grown.room = self->room ? 2 * self->room : 64;
+    grown.ring = calloc(grown.room, sizeof(*grown.ring));
+    for (uint64_t n = self->oldest; grown.ring && n < self->next; n++)
+        *at(&grown, n) = *at(self, n);
+    if (!grown.ring)
+        return false;
+    free(self->ring);
+    *self = grown;
+    return true;
 }
 
 static int64_t wall_clock(void)
@@ -77,21 +96,18 @@ static int append(reports *self, json_t *object, const char *kind, const dray__s
 {
     char *text = complete(object, kind, session);
     size_t size = text ? strlen(text) : 0;
-    report *new = text ? malloc(sizeof *new + size + 1) : NULL;
+    report *new = text &&make_room(self) ? malloc(sizeof *new + size + 1) : NULL;
     if (!new) {
         free(text);
         return dray__nomem(error);
     }
-    new->next = NULL;
-    new->number = self->next_number++;
     new->size = size;
     snprintf(new->kind, sizeof new->kind, "%s", kind);
     memcpy(new->text, text, size + 1);
     free(text);
-    *self->last = new;
-    self->last = &new->next;
+    *at(self, self->next++) = new;
     self->bytes += sizeof *new + size;
-    while (self->bytes > RING_BYTES && self->oldest != new)
+    while (self->bytes > RING_BYTES && self->oldest + 1 < self->next)
         drop_oldest(self);
     return DRAY_OK;
 }
@@ -100,25 +116,25 @@ static int append(reports *self, json_t *object, const char *kind, const dray__s
 
 static bool wanted(const watcher *w, const report *r)
 {
-    return r->number >= w->cursor && (!w->kind[0] || strcmp(w->kind, r->kind) == 0);
+    return !w->kind[0] || strcmp(w->kind, r->kind) == 0;
 }
 
 /* Answers when there is something to say (reports, or that some were lost), or when it must: then
  * with nothing but the cursor, moved beyond what does not match. */
 static bool answer(reports *self, watcher *w, bool must)
 {
-    uint64_t first = self->oldest ? self->oldest->number : self->next_number;
-    uint64_t lost = w->cursor < first ? first - w->cursor : 0, cursor = self->next_number;
+    uint64_t lost = w->cursor < self->oldest ? self->oldest - w->cursor : 0, cursor = self->next;
     dray__writer payload = {0};
     uint32_t count = 0;
     dray__put_u64(&payload, 0); /* the next cursor, */
     dray__put_u64(&payload, lost);
     dray__put_u32(&payload, 0); /* and the count, written below */
-    for (const report *r = self->oldest; r; r = r->next) {
+    for (uint64_t n = w->cursor + lost; n < self->next; n++) {
+        const report *r = *at(self, n);
         if (!wanted(w, r))
             continue;
         if (count && payload.size + r->size > BATCH_BYTES) {
-            cursor = r->number;
+            cursor = n;
             break;
         }
         dray__put_blob(&payload, r->text, r->size);
@@ -194,7 +210,7 @@ static watcher *new_watcher(reports *self, dray__request *request, const char *k
         return NULL;
     w->request = request;
     snprintf(w->kind, sizeof w->kind, "%s", kind);
-    w->cursor = cursor == DRAY__REPORTS_NOW ? self->next_number : (cursor ? cursor : 1);
+    w->cursor = cursor == DRAY__REPORTS_NOW ? self->next : (cursor ? cursor : 1);
     dray__request_set_data(request, w);
     return w;
 }
@@ -262,7 +278,7 @@ static void add_status(void *user, json_t *object)
     for (const watcher *w = self->watchers; w; w = w->next)
         watchers++;
     json_object_set_new(object, "reports",
-                        json_pack("{s:I, s:I, s:I}", "posted", (json_int_t)(self->next_number - 1),
+                        json_pack("{s:I, s:I, s:I}", "posted", (json_int_t)(self->next - 1),
                                   "kept_bytes", (json_int_t)self->bytes, "watchers",
                                   (json_int_t)watchers));
 }
@@ -270,8 +286,9 @@ static void add_status(void *user, json_t *object)
 static void free_reports(void *user)
 {
     reports *self = user;
-    while (self->oldest)
+    while (self->oldest < self->next)
         drop_oldest(self);
+    free(self->ring);
     free(self);
 }
 
@@ -287,8 +304,7 @@ int dray__reports_add(dray__coordinator *coordinator, dray_error *error)
     reports *self = calloc(1, sizeof *self);
     if (!self)
         return dray__nomem(error);
-    self->last = &self->oldest;
-    self->next_number = 1;
+    self->oldest = self->next = 1;
     int status = dray__coordinator_add(coordinator, &service, self, error);
     if (status)
         free(self);
