@@ -22,10 +22,12 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RING = 1 << 15, THREAD_NAME = 16, DEPTH = 16, BRIEF_NS = 100000 };
+enum { RING = 1 << 15, THREAD_NAME = 16, DEPTH = 16, BRIEF_NS = 100000, NAMES_MOST = 1024 };
 
 typedef struct record {
-    const char *name, *partition, *task; /* the last two interned; NULL: none */
+    const char *name;
+    uint32_t partition, task; /* numbers of names of the file `opening`, from 1; 0: none */
+    uint32_t opening;
     int64_t begin_ns, end_ns, step, rows, tokens, cpu_ns;
     uint16_t kind, cause;
     bool brief; /* a wait that is no piece of its own where it is short */
@@ -62,12 +64,11 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t ended; /* its destructor runs when a thread with a ring ends */
 static ring *rings;
 static int file = -1;
-static dray__map names;
-static dray__map interned; /* -> place in texts; the texts stay */
-static char **texts;
-static uint32_t text_count, text_capacity;
-static uint32_t name_count, thread_count;
-static uint64_t lost; /* of rings that are gone */
+static dray__map names;        /* -> number in the file */
+static dray__writer new_names; /* that are not in the file yet */
+static uint32_t new_count;
+static uint32_t name_count, thread_count; /* in the file */
+static uint64_t lost;                     /* of rings that are gone */
 static dray__account *account;
 static ring *owner; /* of the account: the thread that opened the file */
 
@@ -115,17 +116,41 @@ static void prepare(void)
     pthread_atfork(before_fork, after_fork, in_child);
 }
 
-static ring *make_ring(void)
+static bool can_follow(const ring *r, const char *name)
 {
+    return atomic_load_explicit(&r->over, memory_order_acquire) && r != owner &&
+           strcmp(r->name, name) == 0 && atomic_load(&r->head) - atomic_load(&r->tail) <= RING / 4;
+}
+
+/* Under the lock: that of a thread of this name that has ended, where most of it is free. Threads
+ * that follow each other are one line of the timeline, and take the memory of one. */
+static ring *take_ring(const char *name)
+{
+    for (ring *r = rings; r; r = r->next)
+        if (can_follow(r, name)) {
+            r->depth = 0;
+            r->unsettled = false;
+            r->account = NULL;
+            atomic_store(&r->over, false);
+            return r;
+        }
     ring *r = calloc(1, sizeof *r); /* its pages are touched as spans come */
     if (!r)
         return NULL;
     r->number = UINT32_MAX;
-    prctl(PR_GET_NAME, r->name);
-    pthread_mutex_lock(&lock);
+    memcpy(r->name, name, THREAD_NAME);
     r->next = rings;
-    rings = r;
-    pthread_setspecific(ended, r);
+    return rings = r;
+}
+
+static ring *make_ring(void)
+{
+    char name[THREAD_NAME] = "";
+    prctl(PR_GET_NAME, name);
+    pthread_mutex_lock(&lock);
+    ring *r = take_ring(name);
+    if (r)
+        pthread_setspecific(ended, r);
     pthread_mutex_unlock(&lock);
     return mine = r;
 }
@@ -146,6 +171,51 @@ static void add(const record *span)
     to->end_ns = span->end_ns < to->begin_ns ? to->begin_ns : span->end_ns;
     to->step = span->step < 0 ? -1 : span->step;
     atomic_store_explicit(&r->head, head + 1, memory_order_release);
+}
+
+/* ---- names: under the lock ------------------------------------------------------------------- */
+
+/* Text that readers take: cut where it is long, bytes that are no UTF-8 replaced. */
+static void put_text(dray__writer *w, const char *text)
+{
+    char copy[DRAY__SPAN_NAME_MAX];
+    size_t size = strnlen(text, sizeof copy);
+    memcpy(copy, text, size);
+    if (!dray__utf8_valid(copy, size))
+        for (size_t i = 0; i < size; i++)
+            if (copy[i] & 0x80)
+                copy[i] = '?';
+    dray__put_blob(w, copy, size);
+}
+
+static uint32_t name_id(const char *name)
+{
+    uint32_t id;
+    if (dray__map_get(&names, name, &id))
+        return id;
+    id = name_count + new_count;
+    if (!dray__map_set(&names, name, id))
+        new_names.failed = true;
+    put_text(&new_names, name);
+    new_count++;
+    return id;
+}
+
+/* Those of partitions come and go: once there were many they are forgotten, and get new numbers. */
+static void names_written(void)
+{
+    dray__writer_free(&new_names);
+    name_count += new_count;
+    new_count = 0;
+    if (names.count > NAMES_MOST)
+        dray__map_free(&names);
+}
+
+static void forget_names(void)
+{
+    dray__writer_free(&new_names);
+    dray__map_free(&names);
+    name_count = new_count = 0;
 }
 
 /* ---- what a thread has entered --------------------------------------------------------------- */
@@ -177,29 +247,6 @@ static record *top_of(ring *r)
 {
     uint32_t depth = r->depth < DEPTH ? r->depth : DEPTH;
     return depth ? r->entered + (depth - 1) : NULL;
-}
-
-/* Under the lock. NULL: without memory. */
-static const char *intern(const char *text)
-{
-    uint32_t at;
-    if (dray__map_get(&interned, text, &at))
-        return texts[at];
-    if (text_count == text_capacity) {
-        uint32_t capacity = text_capacity ? 2 * text_capacity : 64;
-        char **grown = realloc(texts, capacity * sizeof(char *));
-        if (!grown)
-            return NULL;
-        texts = grown;
-        text_capacity = capacity;
-    }
-    char *copy = strdup(text);
-    if (!copy || !dray__map_set(&interned, text, text_count)) {
-        free(copy);
-        return NULL;
-    }
-    texts[text_count] = copy;
-    return texts[text_count++];
 }
 
 /* The thread is in another state from `now` on. */
@@ -333,8 +380,9 @@ void dray_trace_samples(const char *partition, const char *task, int64_t rows)
     if (!top)
         return;
     pthread_mutex_lock(&lock);
-    top->partition = partition && *partition ? intern(partition) : NULL;
-    top->task = task && *task ? intern(task) : NULL;
+    top->partition = partition && *partition ? name_id(partition) + 1 : 0;
+    top->task = task && *task ? name_id(task) + 1 : 0;
+    top->opening = r->opening;
     pthread_mutex_unlock(&lock);
     add_to(&top->rows, rows);
 }
@@ -393,42 +441,15 @@ int64_t dray_trace_now(void)
 /* ---- flushing: under the lock ---------------------------------------------------------------- */
 
 typedef struct chunk {
-    dray__writer names, threads, spans;
-    uint32_t name_count, thread_count, span_count;
+    dray__writer threads, spans;
+    uint32_t thread_count, span_count;
     uint64_t lost;
 } chunk;
 
 static void free_chunk(chunk *c)
 {
-    dray__writer_free(&c->names);
     dray__writer_free(&c->threads);
     dray__writer_free(&c->spans);
-}
-
-/* Text that readers take: cut where it is long, bytes that are no UTF-8 replaced. */
-static void put_text(dray__writer *w, const char *text)
-{
-    char copy[DRAY__SPAN_NAME_MAX];
-    size_t size = strnlen(text, sizeof copy);
-    memcpy(copy, text, size);
-    if (!dray__utf8_valid(copy, size))
-        for (size_t i = 0; i < size; i++)
-            if (copy[i] & 0x80)
-                copy[i] = '?';
-    dray__put_blob(w, copy, size);
-}
-
-static uint32_t name_id(chunk *c, const char *name)
-{
-    uint32_t id;
-    if (dray__map_get(&names, name, &id))
-        return id;
-    id = name_count + c->name_count;
-    if (!dray__map_set(&names, name, id))
-        c->names.failed = true;
-    put_text(&c->names, name);
-    c->name_count++;
-    return id;
 }
 
 static void drain(chunk *c, ring *r)
@@ -441,16 +462,17 @@ static void drain(chunk *c, ring *r)
     }
     for (; tail != head; tail++) {
         const record *span = &r->records[tail % RING];
+        bool known = span->opening == atomic_load(&openings); /* by this file */
         dray__put_u8(&c->spans,
                      (uint8_t)(span->kind > DRAY_SPAN_TRANSFER ? DRAY_SPAN_BUSY : span->kind));
         dray__put_u8(&c->spans, (uint8_t)(span->cause < DRAY__WAIT_CAUSES ? span->cause : 0));
-        dray__put_u32(&c->spans, name_id(c, span->name ? span->name : "?"));
+        dray__put_u32(&c->spans, name_id(span->name ? span->name : "?"));
         dray__put_u32(&c->spans, r->number);
         dray__put_i64(&c->spans, span->begin_ns);
         dray__put_i64(&c->spans, span->end_ns);
         dray__put_i64(&c->spans, span->step);
-        dray__put_u32(&c->spans, span->partition ? name_id(c, span->partition) + 1 : 0);
-        dray__put_u32(&c->spans, span->task ? name_id(c, span->task) + 1 : 0);
+        dray__put_u32(&c->spans, known ? span->partition : 0);
+        dray__put_u32(&c->spans, known ? span->task : 0);
         dray__put_i64(&c->spans, span->rows);
         dray__put_i64(&c->spans, span->tokens);
         dray__put_i64(&c->spans, span->cpu_ns);
@@ -475,14 +497,14 @@ static int write_chunk(const chunk *c, dray_error *error)
     static const uint8_t later[16] = {0};
     dray__writer out = {0};
     dray__put_bytes(&out, later, sizeof later); /* magic, size, sum */
-    dray__put_u32(&out, c->name_count);
-    dray__put_bytes(&out, c->names.data, c->names.size);
+    dray__put_u32(&out, new_count);
+    dray__put_bytes(&out, new_names.data, new_names.size);
     dray__put_u32(&out, c->thread_count);
     dray__put_bytes(&out, c->threads.data, c->threads.size);
     dray__put_u64(&out, c->lost);
     dray__put_u32(&out, c->span_count);
     dray__put_bytes(&out, c->spans.data, c->spans.size);
-    bool failed = out.failed || c->names.failed || c->threads.failed || c->spans.failed ||
+    bool failed = out.failed || new_names.failed || c->threads.failed || c->spans.failed ||
                   out.size > UINT32_MAX;
     int status = failed ? dray__nomem(error) : DRAY_OK;
     if (!status) {
@@ -522,7 +544,8 @@ static int flush(dray_error *error)
     int status = DRAY_OK;
     if (file >= 0 && c.span_count)
         status = write_chunk(&c, error);
-    name_count += c.name_count;
+    if (c.span_count)
+        names_written();
     thread_count += c.thread_count;
     if (status) {
         atomic_store(&on, false);
@@ -579,8 +602,8 @@ static int close_file(dray_error *error)
     }
     owner = NULL;
     account = NULL;
-    dray__map_free(&names);
-    name_count = thread_count = 0;
+    forget_names();
+    thread_count = 0;
     lost = 0;
     for (ring *r = rings; r; r = r->next) {
         r->number = UINT32_MAX;

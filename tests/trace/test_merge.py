@@ -26,9 +26,11 @@ def library():
     return dray
 
 
-def record(dray, spans):
+def record(dray, spans, together):
+    """together: threads that follow each other would share a line of the timeline."""
     for kind, name, begin, end, step in spans:
         dray.dray_trace_span(kind, name, begin, end, step)
+    together.wait()
 
 
 def process(dray, path, label, threads, kill):
@@ -38,7 +40,8 @@ def process(dray, path, label, threads, kill):
         return pid
     try:
         assert dray.dray_trace_open(path.encode(), label.encode(), None) == 0
-        workers = [threading.Thread(target=record, args=(dray, spans)) for spans in threads]
+        together = threading.Barrier(len(threads))
+        workers = [threading.Thread(target=record, args=(dray, spans, together)) for spans in threads]
         for worker in workers:
             worker.start()
         for worker in workers:

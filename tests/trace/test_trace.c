@@ -110,6 +110,50 @@ static void threads_record_while_others_flush(void **state)
     assert_int_equal(lost, 0); /* a thread's spans fit its ring */
 }
 
+static void *record_one(void *user)
+{
+    const int *number = user;
+    char partition[32];
+    snprintf(partition, sizeof partition, "step-%06d", *number);
+    dray_trace_enter(DRAY_SPAN_BUSY, "train", *number);
+    dray_trace_samples(partition, "actor", 1);
+    dray_trace_leave();
+    return NULL;
+}
+
+/* As many threads, one after the other, and as many partitions, as a long run has: each span has
+ * its partition's name, and the threads between two flushes are one line. */
+static void names_and_threads_come_and_go(void **state)
+{
+    (void)state;
+    enum { MANY = 3000 };
+    assert_int_equal(dray_trace_open(path_of("many.spans"), "many", NULL), DRAY_OK);
+    for (int i = 0; i < MANY; i++) {
+        pthread_t thread;
+        assert_int_equal(pthread_create(&thread, NULL, record_one, &i), 0);
+        pthread_join(thread, NULL);
+        if (i % 500 == 499) {
+            record_one(&(int){i});
+            assert_int_equal(dray_trace_flush(NULL), DRAY_OK);
+        }
+    }
+    assert_int_equal(dray_trace_open(NULL, NULL, NULL), DRAY_OK);
+    dray__spans *spans;
+    dray__span span;
+    char wanted[32];
+    int count = 0;
+    assert_int_equal(dray__spans_open(path_of("many.spans"), &spans, NULL), DRAY_OK);
+    while (dray__spans_next(spans, &span, NULL) == DRAY_OK) {
+        snprintf(wanted, sizeof wanted, "step-%06d", (int)span.step);
+        assert_string_equal(span.partition, wanted);
+        assert_string_equal(span.task, "actor");
+        count++;
+    }
+    assert_in_range(dray__spans_thread_count(spans), 1, 1 + MANY / 500);
+    dray__spans_close(spans);
+    assert_int_equal(count, MANY + MANY / 500);
+}
+
 static void full_rings_count_what_they_drop(void **state)
 {
     (void)state;
@@ -259,6 +303,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nothing_is_recorded_when_off),
         cmocka_unit_test(threads_record_while_others_flush),
+        cmocka_unit_test(names_and_threads_come_and_go),
         cmocka_unit_test(full_rings_count_what_they_drop),
         cmocka_unit_test(what_was_flushed_survives_a_kill),
         cmocka_unit_test(truncations_and_flips_lose_only_what_follows),
