@@ -567,11 +567,20 @@ class Role:
             if plan.save and (number % plan.every == 0 or number == plan.last):
                 saved = number
                 self._save(plan, number)
+            elif self.rank == 0 and not self._keeps:
+                self.queue.covered(self.queue.cursor(number))
             self._flush()
         if saved != number:
             self._save(plan, number)
 
     # ---- checkpoints
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether a run that goes on from a checkpoint gets back what was trained behind it. Else it makes
+        those samples anew, and the queue need not keep them."""
+        queue = self.config.get("queue", {}) if os.environ.get("DRAY_CONFIG") else {}
+        return queue.get("durability", "journal") == "journal"
 
     def saver(self, model: Any, optimizer: Any = None, config: Optional[str] = None) -> Callable:
         """For steps(save=): the model's parameters, torch's optimizer's state (of the host, whole or

@@ -226,6 +226,19 @@ int dray__checkpoint_save(dray__host *host, dray__trainer *trainer,
     return rc;
 }
 
+int dray__checkpoint_pass(const dray__host *host, int64_t step, dray_error *error)
+{
+    void *cursor = NULL;
+    size_t size = 0;
+    if (!dray__host_leads(host) || host->job->queue.durability == DRAY_DURABILITY_JOURNAL)
+        return DRAY_OK;
+    int rc = dray_queue_cursor(host->queue, (uint64_t)step, &cursor, &size, error);
+    if (!rc)
+        rc = dray_queue_covered(host->queue, cursor, size, error);
+    free(cursor);
+    return rc;
+}
+
 int dray__checkpoint_weights(dray__host *host, dray__trainer *trainer, int64_t version,
                              dray_error *error)
 {

@@ -15,6 +15,10 @@ void dray__checkpoint_open(dray__host *host);
  * The newest `checkpoint.keep` and step 0 (the reference) are kept. */
 int dray__checkpoint_save(dray__host *host, dray__trainer *trainer,
                           const dray__publication *publication, int64_t step, dray_error *error);
+/* The step is trained, and no checkpoint is due. What is trained is kept for a run that goes on from
+ * the checkpoint before where the queue's journal would give it back (queue.durability: journal);
+ * else such a run makes those samples anew, and the queue lets them go at once. */
+int dray__checkpoint_pass(const dray__host *host, int64_t step, dray_error *error);
 /* weights/step-N, for engines that update from disk; the newest two are kept. */
 int dray__checkpoint_weights(dray__host *host, dray__trainer *trainer, int64_t version,
                              dray_error *error);

@@ -309,9 +309,12 @@ static int64_t row_bytes(const dray__job *job)
     return 4 * (most.prompt + 1) + most.answer + token * job->rollout.max_new_tokens + 256;
 }
 
-/* Batches that were trained, and wait for a checkpoint: the queue keeps them until then. */
+/* Batches that were trained, and wait for a checkpoint: the queue keeps them until then where its
+ * journal would give them back to a run that goes on (checkpoint.h). */
 static int64_t waiting(const dray__job *job)
 {
+    if (job->queue.durability != DRAY_DURABILITY_JOURNAL)
+        return 0;
     int64_t every = job->checkpoint.every < job->steps ? job->checkpoint.every : job->steps;
     return every - 1;
 }
@@ -324,7 +327,7 @@ static int rule_capacity_bytes(const dray__job *job, const dray__places *at, dra
         return dray__setting_fail(
             at,
             "queue.capacity_bytes rollout.max_new_tokens rollout.prompts rollout.samples "
-            "eval.prompts checkpoint.every data.steps data.digits",
+            "eval.prompts checkpoint.every queue.durability data.steps data.digits",
             error,
             "expected at least %lld (batches of %lld, %lld of them, of which %lld wait for a "
             "checkpoint, and an evaluation of %lld, %lld bytes a sample), found %lld",
@@ -341,7 +344,7 @@ static int rule_capacity(const dray__job *job, const dray__places *at, dray_erro
     if (job->queue.capacity_rows < rows)
         return dray__setting_fail(at,
                                   "queue.capacity_rows rollout.prompts rollout.samples "
-                                  "eval.prompts checkpoint.every",
+                                  "eval.prompts checkpoint.every queue.durability",
                                   error,
                                   "expected at least %lld (%lld batches of %lld and two "
                                   "evaluations of %lld are open at once, %lld batches wait for a "

@@ -168,7 +168,7 @@ int dray__actor_after(dray__host *host, dray_error *error)
     self->settled = self->step_due = self->written = self->finished = false;
     self->sums = (dray__step_sums){0};
     if (done % host->job->checkpoint.every != 0 && done != host->job->steps)
-        return DRAY_OK;
+        return dray__checkpoint_pass(host, done, error);
     self->saved = done;
     int rc = dray__turn_end(host, error); /* files need no device */
     return rc ? rc : dray__checkpoint_save(host, self->trainer, self->publication, done, error);

@@ -79,6 +79,12 @@ if shutil.which("redis-server"):
         server.terminate()
         server.wait()
 
+# ---- room ------------------------------------------------------------------------------------------
+
+# What is trained leaves the queue at once: without a journal nobody would ask for it again.
+done = run(work / "small", "--set", "checkpoint.every=100", "--set", "queue.capacity_rows=56")
+check(done.returncode == 0, f"a small queue, and no checkpoint for six steps: {done.stderr}")
+
 # ---- refusals --------------------------------------------------------------------------------------
 
 TINY = TINY[:TINY.index("queue:")]
@@ -94,6 +100,8 @@ for setting, message in (
         ("on_loss: shrug", "expected one of refill, end"),
         ("on_lost: end", "did you mean 'on_loss'"),
         ("capacity_bytes: 4096", "queue.capacity_bytes: expected at least"),
+        ("{durability: journal, capacity_rows: 71}", "expected at least 72 (2 batches of 16 and two evaluations "
+         "of 12 are open at once, 1 batches wait for a checkpoint)"),
         ("backend_address: 'unix:/x'", "queue.backend_address: expected none")):
     bad = work / "bad.yaml"
     inner = setting if setting.startswith("{") else "{" + setting + "}"
