@@ -49,6 +49,7 @@ int dray__rows_open(const dray__folder *folder, const dray__job *job, dray__rows
                         .checkpoint = -1,
                         .first_accuracy = -1,
                         .last_accuracy = -1,
+                        .update_stride = 1,
                         .mark_ns = dray__now(),
                         .pending = json_array(),
                         .done = json_array(),
@@ -234,22 +235,26 @@ static int take_eval(dray__rows *rows, const json_t *report, dray_error *error)
     return complete(rows, error);
 }
 
-static int take_update(dray__rows *rows, json_t *report, dray_error *error)
+/* For the median: where there are many updates, of every so many-th. */
+static void note_update(dray__rows *rows, double seconds)
+{
+    if (rows->updates_seen == DRAY__UPDATES_SEEN) {
+        for (uint32_t i = 0; i < DRAY__UPDATES_SEEN / 2; i++)
+            rows->update_seconds[i] = rows->update_seconds[2 * i];
+        rows->updates_seen /= 2;
+        rows->update_stride *= 2;
+    }
+    if (rows->update_count++ % rows->update_stride == 0)
+        rows->update_seconds[rows->updates_seen++] = seconds;
+}
+
+static void take_update(dray__rows *rows, json_t *report)
 {
     char key[32];
     rows->version = integer(report, "version");
     json_object_set(rows->updates, key_of(rows->version, key), report);
-    if (rows->update_count == rows->update_room) {
-        uint64_t room = rows->update_room ? 2 * rows->update_room : 64;
-        double *grown = realloc(rows->update_seconds, room * sizeof(*grown));
-        if (!grown)
-            return dray__nomem(error);
-        rows->update_seconds = grown;
-        rows->update_room = room;
-    }
-    rows->update_seconds[rows->update_count++] = number(report, "seconds");
+    note_update(rows, number(report, "seconds"));
     rows->update_bytes += (uint64_t)integer(report, "bytes");
-    return DRAY_OK;
 }
 
 int dray__rows_take(dray__rows *rows, json_t *report, const json_t **done, dray_error *error)
@@ -264,7 +269,7 @@ int dray__rows_take(dray__rows *rows, json_t *report, const json_t **done, dray_
     if (strcmp(kind, "eval") == 0)
         return take_eval(rows, report, error);
     if (strcmp(kind, "engine_update") == 0)
-        return take_update(rows, report, error);
+        take_update(rows, report);
     if (strcmp(kind, "ready") == 0)
         return take_ready(rows, report, error);
     if (strcmp(kind, "warmup") == 0) {
@@ -284,7 +289,7 @@ static int by_value(const void *a, const void *b)
 
 double dray__rows_median_update(const dray__rows *rows)
 {
-    uint64_t count = rows->update_count;
+    uint32_t count = rows->updates_seen;
     double *sorted = count ? malloc(count * sizeof(*sorted)) : NULL;
     if (!sorted)
         return 0;
@@ -323,5 +328,4 @@ void dray__rows_free(dray__rows *rows)
     json_decref(rows->done);
     json_decref(rows->updates);
     dray__spent_close(rows->spent);
-    free(rows->update_seconds);
 }

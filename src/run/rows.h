@@ -8,7 +8,7 @@
 #include <jansson.h>
 #include <stdio.h>
 
-enum { DRAY__PHASES = 16 };
+enum { DRAY__PHASES = 16, DRAY__UPDATES_SEEN = 4096 };
 
 typedef struct dray__phase {
     char name[24];
@@ -32,8 +32,9 @@ typedef struct dray__rows {
     bool ready;
     dray__phase shown[DRAY__PHASES];
     uint32_t shown_count;
-    double *update_seconds;
-    uint64_t update_count, update_room, update_bytes;
+    double update_seconds[DRAY__UPDATES_SEEN]; /* of every update_stride-th update */
+    uint64_t update_count, update_stride, update_bytes;
+    uint32_t updates_seen;
 } dray__rows;
 
 int dray__rows_open(const dray__folder *folder, const dray__job *job, dray__rows *out,
