@@ -29,7 +29,8 @@ python=${DRAY_TEST_PYTHON:-build/venv/bin/python}
 if command -v "$python" >/dev/null; then
     measure "$python" bench/queue_python.py "$@"
     measure "$python" bench/clock.py "$@"
+    measure "$python" bench/scale.py "$@"
 else
-    echo 'bench/queue_python.py and bench/clock.py are left out: no python3' >&2
+    echo 'bench/queue_python.py, bench/clock.py and bench/scale.py are left out: no python3' >&2
 fi
 exit $status
