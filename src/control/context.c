@@ -9,6 +9,7 @@
 #include "base/words.h"
 #include "control/token.h"
 
+#include <dray/trace.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -585,8 +586,10 @@ static int quick_call(dray_context *context, uint16_t type, dray__writer *w, cha
     }
     if (context->takes_back)
         status = main_there(context, deadline_ns, error);
+    dray_trace_wait_briefly(DRAY_CAUSE_CONTROLLER, "coordinator", -1);
     if (!status)
         status = dray__call(context->main, type, w, NULL, 0, deadline_ns, &reply, error);
+    dray_trace_leave();
     if (!status && text) {
         *text = dray__get_prose(&reply.payload, DRAY__FRAME_MAX);
         status = dray__reader_finish(&reply.payload, dray__message_name(type), error);

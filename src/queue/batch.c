@@ -638,8 +638,9 @@ int dray_batch_commit(dray_batch *batch, dray_error *error)
         return rc;
     }
     dray__reply reply;
+    int64_t deadline = dray__context_deadline(batch->queue->context, batch->queue->timeout_ns);
     dray_trace_wait(DRAY_CAUSE_CONTROLLER, "queue commit", -1);
-    rc = dray__queue_command(batch->queue, DRAY__MSG_QUEUE_COMMIT, &reply, error);
+    rc = dray__queue_call(batch->queue, DRAY__MSG_QUEUE_COMMIT, deadline, &reply, error);
     dray__batch_leave_span(batch);
     dray__batch_commit_done(batch, rc, &reply.payload);
     return rc ? rc : dray__reader_finish(&reply.payload, "QUEUE_COMMIT", error);

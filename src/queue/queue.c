@@ -11,6 +11,7 @@
 #include "queue/hook.h"
 #include "queue/objects.h"
 
+#include <dray/trace.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -158,8 +159,11 @@ void dray__queue_read_dropped(dray_queue *queue, dray__reader *r)
 
 int dray__queue_command(dray_queue *queue, uint16_t type, dray__reply *reply, dray_error *error)
 {
-    return dray__queue_call(queue, type, dray__context_deadline(queue->context, queue->timeout_ns),
-                            reply, error);
+    dray_trace_wait_briefly(DRAY_CAUSE_CONTROLLER, "queue request", -1);
+    int rc = dray__queue_call(
+        queue, type, dray__context_deadline(queue->context, queue->timeout_ns), reply, error);
+    dray_trace_leave();
+    return rc;
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */

@@ -159,15 +159,16 @@ static int keep_pending(const dray__rows *rows, dray_error *error)
  * for. Rows that an earlier run wrote are not written again. */
 static int take_step(dray__rows *rows, const json_t *report, dray_error *error)
 {
-    int64_t step = step_of(report), now = dray__now();
+    int64_t step = step_of(report), now;
     if (step <= rows->last_step)
         return DRAY_OK;
-    double seconds = (double)(now - rows->mark_ns) / (double)DRAY__SECOND;
-    rows->mark_ns = now;
-    rows->last_step = step;
     json_t *made = json_deep_copy(report);
     if (!made)
         return dray__nomem(error);
+    int rc = dray__spent_look(rows->spent, made, &now, error);
+    double seconds = (double)(now - rows->mark_ns) / (double)DRAY__SECOND;
+    rows->mark_ns = now;
+    rows->last_step = step;
     static const char *const drop[] = {"kind", "member", "name", "time_ns"};
     for (size_t i = 0; i < sizeof(drop) / sizeof(drop[0]); i++)
         json_object_del(made, drop[i]);
@@ -179,7 +180,6 @@ static int take_step(dray__rows *rows, const json_t *report, dray_error *error)
     json_object_set_new(made, "step_seconds", json_real(seconds));
     add_update(rows, made, integer(made, "weight_version"));
     forget_before(rows->updates, integer(made, "weight_version"));
-    int rc = dray__spent_look(rows->spent, now, made, error);
     show_phases(rows, made);
     if (json_array_append_new(rows->pending, made) < 0 && !rc)
         rc = dray__nomem(error);
@@ -192,8 +192,7 @@ static int take_step(dray__rows *rows, const json_t *report, dray_error *error)
 static int take_ready(dray__rows *rows, const json_t *report, dray_error *error)
 {
     rows->ready = true;
-    rows->mark_ns = dray__now();
-    int rc = dray__spent_look(rows->spent, rows->mark_ns, NULL, error);
+    int rc = dray__spent_look(rows->spent, NULL, &rows->mark_ns, error);
     if (rc)
         return rc;
     if (step_of(report) != 0 || rows->last_step >= 0 || json_array_size(rows->pending))

@@ -14,7 +14,8 @@
 
 struct dray__spent {
     char *folder;
-    json_t *roles, *named; /* sums at the last look, ns: {ROLE: {KEY: N}}, {NAME: N} */
+    int64_t looked_ns;     /* the last look; 0: there was none */
+    json_t *roles, *named; /* sums by then, ns: {ROLE: {KEY: N}}, {NAME: N} */
 };
 
 /* The accounts of all processes that there were. */
@@ -134,16 +135,25 @@ static bool leads(const dray__accounted *one)
     return rank && strcmp(rank, " 0") == 0;
 }
 
-/* A process that died waits to be started anew until another one is in its place. */
-static void add_one(const accounts *all, uint32_t i, int64_t now, json_t *roles, json_t *named)
+static const dray__accounted *same(const accounts *all, uint32_t i, uint32_t as)
 {
-    const dray__accounted *one = &all->items[i],
-                          *next = i + 1 < all->count ? &all->items[i + 1] : NULL;
+    bool there = i < all->count && strcmp(all->items[i].label, all->items[as].label) == 0;
+    return there ? &all->items[i] : NULL;
+}
+
+/* A process that died waits to be started anew until another one is in its place. */
+static void add_one(const dray__spent *self, const accounts *all, uint32_t i, int64_t now,
+                    json_t *roles, json_t *named)
+{
+    const dray__accounted *one = &all->items[i], *next = same(all, i + 1, i),
+                          *before = i > 0 ? same(all, i - 1, i) : NULL;
     json_t *role = role_of(roles, one->label);
-    bool replaced = next && strcmp(next->label, one->label) == 0;
+    bool replaced = next != NULL, came = self->looked_ns && one->first_ns > self->looked_ns;
     add_states(role, one);
     if (!replaced)
         add(role, "processes", 1);
+    if (!before && came)
+        add(role, "starting", one->first_ns - self->looked_ns);
     if (one->ended_ns)
         add(role, "wait.restart", (replaced ? next->first_ns : now) - one->ended_ns);
     for (uint32_t k = 0; leads(one) && k < one->named_count; k++)
@@ -169,6 +179,8 @@ static json_t *role_since(json_t *now, const json_t *before)
         double seconds = since(now, before, key);
         if (strcmp(key, "processes") == 0)
             json_object_set(out, key, value);
+        else if (strcmp(key, "starting") == 0) /* no sum: it is of this time alone */
+            json_object_set_new(out, key, json_real(since(now, NULL, key)));
         else if (!wait || seconds > 0)
             json_object_set_new(wait ? waits : out, wait ? key + 5 : key, json_real(seconds));
     }
@@ -196,19 +208,38 @@ static int write_down(const dray__spent *self, json_t *roles, json_t *named, jso
     return rc ? dray__nomem(error) : DRAY_OK;
 }
 
-int dray__spent_look(dray__spent *self, int64_t now_ns, json_t *row, dray_error *error)
+enum { TRIES = 8, QUICK_US = 500, FILE_US = 50 };
+
+/* An account that changes between `now` and its reading says more than there was by then: so all
+ * are read quickly, if need be in another go. */
+static int read_quickly(const dray__spent *self, accounts *all, int64_t *now, dray_error *error)
+{
+    int rc = DRAY_OK;
+    for (int i = 0; i < TRIES && !rc; i++) {
+        free(all->items);
+        *all = (accounts){0};
+        *now = dray__now();
+        rc = read_all(self, *now, all, error);
+        if (dray__now() - *now < (QUICK_US + FILE_US * (int64_t)all->count) * 1000)
+            break;
+    }
+    return rc;
+}
+
+int dray__spent_look(dray__spent *self, json_t *row, int64_t *now_ns, dray_error *error)
 {
     accounts all = {0};
     json_t *roles = json_object(), *named = json_object();
-    int rc = read_all(self, now_ns, &all, error);
+    int rc = read_quickly(self, &all, now_ns, error);
     for (uint32_t i = 0; i < all.count; i++)
-        add_one(&all, i, now_ns, roles, named);
+        add_one(self, &all, i, *now_ns, roles, named);
     if (!rc && row)
         rc = write_down(self, roles, named, row, error);
     json_decref(self->roles);
     json_decref(self->named);
     self->roles = roles;
     self->named = named;
+    self->looked_ns = *now_ns;
     free(all.items);
     return rc;
 }

@@ -12,11 +12,13 @@ typedef struct dray__spent dray__spent;
 /* folder: the run's. */
 int dray__spent_open(const char *folder, dray__spent **out, dray_error *error);
 void dray__spent_close(dray__spent *spent); /* NULL is fine */
-/* Adds to `row` what was spent since the last look, until now_ns, in seconds:
+/* Adds to `row` what was spent since the last look, in seconds:
  *   "time": {ROLE: {"processes": N, "cpu": S, "busy": S, "transfer": S, "wait": {CAUSE: S}}}
+ *     and "starting": S of processes that were not there at the last look;
  *   "seconds": {NAME: S}, by what the ranks 0 did, waits left out.
- * NULL: only looks. A role's processes that record no spans are not in it. */
-int dray__spent_look(dray__spent *spent, int64_t now_ns, json_t *row, dray_error *error);
+ * NULL: only looks. A role's processes that record no spans are not in it. *now_ns: the moment up
+ * to which it is. */
+int dray__spent_look(dray__spent *spent, json_t *row, int64_t *now_ns, dray_error *error);
 
 /* The file of spans of a process of the run. */
 void dray__spans_path(const char *folder, const char *label, uint32_t rank, uint32_t epoch,

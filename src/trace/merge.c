@@ -17,6 +17,7 @@
 
 typedef struct merge {
     char **paths;
+    dray__accounted *accounts; /* of the files; first_ns 0: there is none */
     size_t count;
     FILE *out;
     bool some; /* an event was written, so the next one needs a comma */
@@ -139,6 +140,36 @@ static int find_origin(merge *m, size_t i, dray_error *error)
     return status == DRAY_ENOMEM ? status : DRAY_OK;
 }
 
+/* The one that the file's process took the place of, which was dead by then; NULL: none. */
+static const dray__accounted *before(const merge *m, size_t i)
+{
+    const dray__accounted *is = &m->accounts[i], *found = NULL;
+    for (size_t k = 0; is->first_ns && k < m->count; k++) {
+        const dray__accounted *was = &m->accounts[k];
+        if (was->ended_ns > 0 && was->ended_ns < is->first_ns &&
+            strcmp(was->label, is->label) == 0 && (!found || was->ended_ns > found->ended_ns))
+            found = was;
+    }
+    return found;
+}
+
+/* From the death of a process until another one was in its place. */
+static void write_restart(merge *m, size_t i)
+{
+    const dray__accounted *was = before(m, i);
+    if (was)
+        write_span(m, i + 1,
+                   &(dray__span){.kind = DRAY_SPAN_WAIT,
+                                 .cause = DRAY_CAUSE_RESTART,
+                                 .name = "restart",
+                                 .begin_ns = was->ended_ns,
+                                 .end_ns = m->accounts[i].first_ns,
+                                 .step = -1,
+                                 .rows = -1,
+                                 .tokens = -1,
+                                 .cpu_ns = -1});
+}
+
 static void write_names(merge *m, size_t process, const dray__spans *spans)
 {
     char labels[32];
@@ -160,6 +191,7 @@ static int write_file(merge *m, size_t i, dray_error *error)
         return status == DRAY_EAGAIN ? DRAY_OK : status;
     while ((status = dray__spans_next(spans, &span, error)) == DRAY_OK)
         write_span(m, i + 1, &span);
+    write_restart(m, i);
     write_names(m, i + 1, spans);
     if (status == DRAY_EFORMAT)
         dray__log(DRAY_LOG_WARN, "trace: %s: the rest is malformed", m->paths[i]);
@@ -225,13 +257,16 @@ static int list_files(merge *m, const char *folder, dray_error *error)
     if (count < 0)
         return dray__fail_errno(error, errno, "%s", folder);
     m->paths = calloc((size_t)count + 1, sizeof(char *));
-    int status = m->paths ? DRAY_OK : dray__nomem(error);
+    m->accounts = calloc((size_t)count + 1, sizeof *m->accounts);
+    int status = m->paths && m->accounts ? DRAY_OK : dray__nomem(error);
     for (int i = 0; i < count; i++) {
         char *path = NULL;
         if (!status && asprintf(&path, "%s/%s", folder, entries[i]->d_name) < 0)
             status = dray__nomem(error);
-        else if (!status)
+        if (!status) {
+            dray__account_read(path, INT64_MAX, &m->accounts[m->count]);
             m->paths[m->count++] = path;
+        }
         free(entries[i]);
     }
     free(entries);
@@ -247,5 +282,6 @@ int dray_trace_merge(const char *folder, const char *out_path, dray_error *error
     for (size_t i = 0; i < m.count; i++)
         free(m.paths[i]);
     free(m.paths);
+    free(m.accounts);
     return status;
 }

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -275,6 +276,151 @@ static void numbers_of_a_span(void **state)
     unlink(path_of("one.spans"));
 }
 
+/* ---- what a thread enters -------------------------------------------------------------------- */
+
+static void spend_us(unsigned us)
+{
+    int64_t until = dray_trace_now() + 1000 * (int64_t)us;
+    while (dray_trace_now() < until) {
+    }
+}
+
+/* Reads the one thread of a file: each span begins where the one before ended. Their times by state
+ * go to `states`; returns how many there are. */
+static uint64_t read_thread(const char *path, int64_t states[DRAY__STATES], int64_t *cpu_ns)
+{
+    dray__spans *spans;
+    dray__span span;
+    uint64_t count = 0;
+    int64_t until = 0;
+    assert_int_equal(dray__spans_open(path, &spans, NULL), DRAY_OK);
+    for (; dray__spans_next(spans, &span, NULL) == DRAY_OK; count++) {
+        assert_true(!count || span.begin_ns == until);
+        assert_true(span.cpu_ns < 0 || span.cpu_ns <= span.end_ns - span.begin_ns + 10000000);
+        until = span.end_ns;
+        states[dray__state_of(span.kind, span.cause)] += span.end_ns - span.begin_ns;
+        *cpu_ns += span.cpu_ns > 0 ? span.cpu_ns : 0;
+    }
+    assert_int_equal(dray__spans_lost(spans), 0);
+    dray__spans_close(spans);
+    return count;
+}
+
+/* One step of a random walk up and down what is entered; returns the depth. */
+static int walk(int depth)
+{
+    int what = rand() % 8;
+    int64_t now = dray_trace_now();
+    if (what < 3 && depth < 20)
+        dray_trace_enter((dray_span_kind)(what == 0 ? DRAY_SPAN_TRANSFER : DRAY_SPAN_BUSY), "work",
+                         what);
+    else if (what < 4 && depth < 20)
+        dray_trace_wait((dray_wait_cause)(rand() % DRAY__WAIT_CAUSES), "wait", -1);
+    else if (what == 4)
+        dray_trace_span(DRAY_SPAN_TRANSFER, "over", now - rand() % 20000, now - rand() % 5000, 1);
+    else if (what > 4 && depth > 1)
+        dray_trace_leave();
+    else
+        return depth;
+    return what < 4 ? depth + 1 : what == 4 ? depth : depth - 1;
+}
+
+static void spans_that_are_entered_never_overlap(void **state)
+{
+    (void)state;
+    const char *given = getenv("DRAY_TEST_SEED");
+    unsigned seed = given ? (unsigned)strtoul(given, NULL, 0) : (unsigned)dray_trace_now();
+    print_message("seed %u\n", seed);
+    srand(seed);
+    assert_int_equal(dray_trace_open(path_of("entered.spans"), "entered 0", NULL), DRAY_OK);
+    dray_trace_leave(); /* nothing is entered */
+    dray_trace_enter(DRAY_SPAN_BUSY, "all", -1);
+    for (int i = 0, depth = 1; i < 10000; i++) {
+        depth = walk(depth);
+        if (i % 1000 == 999)
+            assert_int_equal(dray_trace_flush(NULL), DRAY_OK);
+    }
+    for (int i = 0; i < 25; i++)
+        dray_trace_leave();
+    dray__accounted is;
+    assert_true(dray__account_read(path_of("entered.spans"), INT64_MAX, &is));
+    assert_string_equal(is.label, "entered 0");
+    assert_int_equal(dray_trace_open(NULL, NULL, NULL), DRAY_OK);
+    int64_t states[DRAY__STATES] = {0}, cpu_ns = 0;
+    assert_true(read_thread(path_of("entered.spans"), states, &cpu_ns) > 1000);
+    for (int i = 0; i < DRAY__STATES; i++)
+        assert_int_equal(is.state_ns[i], states[i]);
+    assert_true(cpu_ns > 0 && cpu_ns <= is.cpu_ns);
+}
+
+static void short_waits_belong_to_what_is_around_them(void **state)
+{
+    (void)state;
+    static const unsigned lengths[] = {0, 20, 2000};
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        assert_int_equal(dray_trace_open(path_of("brief.spans"), "brief", NULL), DRAY_OK);
+        dray_trace_enter(DRAY_SPAN_BUSY, "all", -1);
+        spend_us(300);
+        int64_t begin = dray_trace_now();
+        dray_trace_wait_briefly(DRAY_CAUSE_RANKS, "wait", -1);
+        spend_us(lengths[i]);
+        dray_trace_leave();
+        int64_t took = dray_trace_now() - begin;
+        spend_us(300);
+        dray_trace_leave();
+        dray__accounted is;
+        assert_true(dray__account_read(path_of("brief.spans"), INT64_MAX, &is));
+        assert_int_equal(dray_trace_open(NULL, NULL, NULL), DRAY_OK);
+        int64_t states[DRAY__STATES] = {0}, cpu_ns = 0,
+                waited = is.state_ns[DRAY__STATE_WAIT + DRAY_CAUSE_RANKS];
+        uint64_t count = read_thread(path_of("brief.spans"), states, &cpu_ns);
+        assert_true(waited >= 1000 * (int64_t)lengths[i] && waited <= took);
+        assert_true(took < 100000 ? count == 1 : count == 3 || lengths[i] < 100);
+        assert_true(count == 1 || states[DRAY__STATE_WAIT + DRAY_CAUSE_RANKS] == waited);
+    }
+}
+
+static void an_account_outlives_its_process(void **state)
+{
+    (void)state;
+    int ready[2];
+    assert_int_equal(pipe(ready), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (dray_trace_open(path_of("dead.spans"), "dead 0", NULL))
+            _exit(1);
+        dray_trace_enter(DRAY_SPAN_BUSY, "a name that is far too long for an account to have", 1);
+        spend_us(1000);
+        dray_trace_wait(DRAY_CAUSE_WEIGHTS, "wait", -1);
+        if (write(ready[1], "x", 1) != 1)
+            _exit(1);
+        pause();
+    }
+    char byte;
+    dray__accounted is, later;
+    const int wait = DRAY__STATE_WAIT + DRAY_CAUSE_WEIGHTS;
+    assert_int_equal(read(ready[0], &byte, 1), 1);
+    int64_t now = dray_trace_now();
+    assert_true(dray__account_read(path_of("dead.spans"), now, &is));
+    assert_true(dray__account_read(path_of("dead.spans"), now + 5000, &later));
+    assert_int_equal(later.state_ns[wait] - is.state_ns[wait], 5000);
+    assert_int_equal(is.state_ns[DRAY__STATE_BUSY] + is.state_ns[wait], now - is.first_ns);
+    assert_true(is.state_ns[DRAY__STATE_BUSY] >= 1000000 && is.named_count == 1);
+    assert_int_equal(is.named[0].ns, is.state_ns[DRAY__STATE_BUSY]);
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    dray__account_end(path_of("dead.spans"), now);
+    dray__account_end(path_of("dead.spans"), now + 1000); /* it was dead before */
+    assert_true(dray__account_read(path_of("dead.spans"), INT64_MAX, &later));
+    assert_int_equal(later.ended_ns, now);
+    assert_memory_equal(later.state_ns, is.state_ns, sizeof is.state_ns);
+    assert_false(dray__account_read(path_of("text.spans"), now, &is));
+    close(ready[0]);
+    close(ready[1]);
+    unlink(path_of("dead.spans"));
+}
+
 static void damaged_files_hurt_no_others(void **state)
 {
     (void)state;
@@ -308,6 +454,9 @@ int main(void)
         cmocka_unit_test(what_was_flushed_survives_a_kill),
         cmocka_unit_test(truncations_and_flips_lose_only_what_follows),
         cmocka_unit_test(numbers_of_a_span),
+        cmocka_unit_test(spans_that_are_entered_never_overlap),
+        cmocka_unit_test(short_waits_belong_to_what_is_around_them),
+        cmocka_unit_test(an_account_outlives_its_process),
         cmocka_unit_test(damaged_files_hurt_no_others),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

@@ -1,0 +1,128 @@
+"""Time that adds up: what each thread of each process does is told once and without gaps, why it waits is
+known, and the seconds of each row are the wall time, however many steps are in flight and whoever dies."""
+import resource
+
+from jobs import *
+
+CAUSES = {"samples", "weights", "readers", "ranks", "admission", "capacity", "tool", "restart", "controller", "lease"}
+JOB = ("warmup.max_steps=3", "warmup.reward=0", "warmup.batch=8", "model.hidden_size=32", "steps=8",
+       "rollout.prompts=8", "roles.trainer.ranks=2", "roles.engine.ranks=2")
+JITTER = 0.02  # seconds between two readings of clocks, on a machine that does other things, too
+
+
+def timelines(folder):
+    """{(process, its label, thread): its spans in their order}, times in ns."""
+    events = json.loads((folder / "trace.json").read_text())
+    check(events["otherData"]["lost_spans"] == 0, f"{folder.name}: spans were lost")
+    labels = {e["pid"]: e["args"]["name"] for e in events["traceEvents"] if e["name"] == "process_name"}
+    found = {}
+    for e in events["traceEvents"]:
+        if e["ph"] == "X":
+            begin, length = round(e["ts"] * 1000), round(e["dur"] * 1000)
+            found.setdefault((e["pid"], labels[e["pid"]], e["tid"]), []).append(
+                (begin, begin + length, e["cat"], e["name"], e["args"]))
+    return {key: sorted(spans, key=lambda s: s[:2]) for key, spans in found.items()}
+
+
+def check_thread(what, spans):
+    for one, next in zip(spans, spans[1:]):
+        check(next[0] >= one[1], f"{what}: {one} and {next} overlap")
+    whole, told = spans[-1][1] - spans[0][0], sum(s[1] - s[0] for s in spans)
+    check(told >= 0.98 * whole, f"{what}: {told / whole:.4f} of its time is told")
+    for begin, end, kind, name, args in spans:
+        check(kind != "wait" or args.get("cause") in CAUSES, f"{what}: waits without a cause: {name} {args}")
+        # The two clocks are not read at the same moment.
+        check(args.get("cpu_ns", 0) <= end - begin + 2e7, f"{what}: CPU time of {end - begin} ns: {name} {args}")
+
+
+def split(spans):
+    """Threads that prefetch follow each other on one line, one for each version."""
+    if spans[0][3] != "prefetch weights":
+        return [spans]
+    versions = sorted({s[4]["step"] for s in spans})
+    return [[s for s in spans if s[4]["step"] == version] for version in versions]
+
+
+def by_role(threads, begin, end):
+    """{role: {busy, transfer, cause: seconds}} of the first threads, within [begin, end)."""
+    sums = {}
+    for (_, label, tid), spans in threads.items():
+        role = sums.setdefault(label.split(" ")[0].split(".")[0], {})
+        for a, b, kind, _, args in spans if tid == 1 else []:
+            key = args["cause"] if kind == "wait" else kind
+            role[key] = role.get(key, 0) + max(0, min(b, end) - max(a, begin)) / 1e9
+    return sums
+
+
+def look(name, *settings, fault=None):
+    folder = work / name
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = run(folder, *(x for s in JOB + settings for x in ("--set", s)), fault=fault)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    check(done.returncode == 0, f"{name}: {done.stderr}")
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    threads = timelines(folder)
+    for (_, label, tid), spans in threads.items():
+        for part in split(spans):
+            check_thread(f"{name}: {label}, thread {tid}", part)
+    told = sum(s[4].get("cpu_ns", 0) for spans in threads.values() for s in spans) / 1e9
+    check(0.1 * used < told <= used + JITTER, f"{name}: {told} s of CPU are told, {used} s were used")
+    return threads, check_rows(name, rows(folder)[1:])
+
+
+def check_rows(name, made):
+    for row in made:
+        for role, time in row["time"].items():
+            whole = time["busy"] + time["transfer"] + sum(time["wait"].values()) + time.get("starting", 0)
+            wall = time["processes"] * row["step_seconds"]
+            check(abs(whole - wall) <= 0.02 * wall + JITTER,
+                  f"{name}: step {row['step']}: {role}: {whole} s of {wall} s: {time}")
+            check(set(time["wait"]) <= CAUSES, f"{name}: causes: {time}")
+    return made
+
+
+def check_sums(name, threads, trainer, made):
+    """What the rows say is what the trace says of the same time: from the first publication to the last, with the
+    evaluations between them."""
+    begin, end = (max(s[1] for s in trainer if s[3] == "publish" and s[4]["step"] == step)
+                  for step in (0, len(made)))
+    whole = sum(row["step_seconds"] for row in made)
+    check(abs((end - begin) / 1e9 - whole) < 0.05 * whole + JITTER,
+          f"{name}: steps take {whole} s, {(end - begin) / 1e9} s by the trace")
+    for role, seconds in by_role(threads, begin, end).items():
+        for key in CAUSES | {"busy", "transfer"}:
+            told = sum(row["time"][role].get(key, 0) if key in ("busy", "transfer") else
+                       row["time"][role]["wait"].get(key, 0) for row in made)
+            wall = whole * made[-1]["time"][role]["processes"]
+            check(abs(told - seconds.get(key, 0)) < 0.05 * wall + 2 * JITTER,
+                  f"{name}: {role}: {key}: the rows say {told} s, the trace {seconds.get(key, 0)} s of {wall}")
+
+
+for name, settings in (("sync", ()), ("one_step", ("schedule=one_step_async",)),
+                       ("continuous", ("rollout.batching=continuous", "rollout.max_new_tokens=6")),
+                       ("both", ("schedule=one_step_async", "rollout.batching=continuous"))):
+    threads, made = look(name, *settings)
+    of = {(label, tid): spans for (_, label, tid), spans in threads.items()}
+    ranks = {("engine 0", 1), ("engine 1", 1), ("trainer 0", 1), ("trainer 1", 1), ("desk 0", 1)}
+    check(ranks <= set(of), f"{name}: {set(of)}")
+    trainer = of["trainer 0", 1]
+    check_sums(name, threads, trainer, made)
+    work_of = {s[3]: s[4] for s in trainer if s[4].get("rows", 0) > 0}
+    check(work_of.get("actor", {}).get("tokens", 0) > 0, f"{name}: work without rows and tokens: {work_of}")
+    trained = sum(s[4].get("rows", 0) for s in trainer if s[3] == "actor")
+    check(trained == 32 * len(made), f"{name}: {trained} rows trained, by the trace")
+
+# Who is dead waits to be started anew, and the step goes on meanwhile.
+threads, made = look("killed", fault="engine:0:generated:3:kill")
+waits = [row["time"]["engine"]["wait"].get("restart", 0) for row in made]
+told = sum(s[1] - s[0] for (_, label, _), spans in threads.items() for s in spans
+           if s[4].get("cause") == "restart" and label.startswith("engine")) / 1e9
+check(told > 0 and abs(sum(waits) - told) < JITTER, f"restart: {waits} in the rows, {told} s in the trace")
+
+# What a job's own program keeps the desk waiting for.
+slow = "while read line; do sleep 0.01; echo 1; done"
+threads, made = look("tool", "steps=2", "reward.rule=command", f"reward.command={slow}")
+for row in made:
+    check(row["time"]["desk"]["wait"].get("tool", 0) > 32 * 0.01, f"waits for the tool: {row['time']['desk']}")
+
+finish()
