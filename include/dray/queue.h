@@ -363,6 +363,13 @@ typedef enum dray_policy {
     DRAY_POLICY_LOCKSTEP
 } dray_policy;
 
+typedef enum dray_fresh {
+    DRAY_FRESH_ANY = 0, /* they are taken as others are */
+    DRAY_FRESH_DROP,    /* they are dropped, and lost as on_loss says */
+    DRAY_FRESH_LEFT     /* they, and groups that have one, are left for other claims; for
+                           DRAY_POLICY_FIFO and DRAY_POLICY_GROUP. Since 0.2 */
+} dray_fresh;
+
 typedef struct dray_claim_options {
     size_t size;
     const char *task;
@@ -373,8 +380,8 @@ typedef struct dray_claim_options {
     int32_t policy;        /* dray_policy */
     int64_t timeout_ns;
     int64_t max_hold_ns; /* the claim is taken back after this; 0: it lives as the session */
-    int32_t fresh; /* 1: ready rows whose oldest version + staleness < version are dropped, and
-                      lost as on_loss says; rows without a version are not */
+    int32_t fresh; /* dray_fresh: what becomes of ready rows whose oldest version + staleness <
+                      version; rows without a version are taken in any case */
     uint32_t staleness;
     uint64_t version; /* of the trainer that consumes */
     /* For DRAY_POLICY_TOKEN_BALANCED and _LOCKSTEP; all members of a group give the same task,

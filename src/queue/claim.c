@@ -303,6 +303,13 @@ static int put_choice(dray_queue *queue, dray__writer *w, const dray_claim_optio
         rc = dray__name_check(o->cost, "tag", error);
     if (!rc && !o->count)
         rc = dray__fail(error, DRAY_EINVALID, "claim for %s: at least one row expected", o->task);
+    bool leaves = o->policy == DRAY_POLICY_FIFO || o->policy == DRAY_POLICY_GROUP;
+    if (!rc &&
+        (o->fresh < 0 || o->fresh > DRAY_FRESH_LEFT || (o->fresh == DRAY_FRESH_LEFT && !leaves)))
+        rc = dray__fail(error, DRAY_EINVALID,
+                        "claim for %s: fresh %d with policy %d: expected 0, 1, or with fifo and "
+                        "group 2",
+                        o->task, o->fresh, o->policy);
     if (!rc && o->max_hold_ns < 0)
         rc = dray__fail(error, DRAY_EINVALID, "claim for %s: max_hold_ns %lld", o->task,
                         (long long)o->max_hold_ns);
@@ -314,7 +321,7 @@ static int put_choice(dray_queue *queue, dray__writer *w, const dray_claim_optio
     dray__put_u8(w, o->up_to != 0);
     dray__put_u32(w, (uint32_t)o->policy);
     dray__put_i64(w, o->max_hold_ns);
-    dray__put_u8(w, o->fresh != 0);
+    dray__put_u8(w, (uint8_t)o->fresh);
     dray__put_u32(w, o->staleness);
     dray__put_u64(w, o->version);
     bool ranked = o->policy == DRAY_POLICY_TOKEN_BALANCED || o->policy == DRAY_POLICY_LOCKSTEP;

@@ -221,7 +221,7 @@ static int pick_rows(dray__table *table, dray__partition *p, const dray__want *w
                           p->name, p->group_size);
     int64_t room = table->admission.task == want->task ? dray__admission_room(table) : INT64_MAX;
     pick->count = pick->weight = 0;
-    if (want->fresh)
+    if (want->fresh == DRAY_FRESH_DROP)
         dray__drop_stale(table, p, want);
     if (room > 0)
         policy->pick(table, p, want, room < want->count ? (uint32_t)room : want->count, pick);
@@ -353,6 +353,9 @@ static int check_want(const dray__table *table, const dray__client *client, uint
     if (!dray__policy_find(want->policy))
         return dray__fail(error, DRAY_EINVALID, "claim for %s: there is no policy number %d",
                           table->tasks[want->task].name, want->policy);
+    if (want->fresh > DRAY_FRESH_LEFT)
+        return dray__fail(error, DRAY_EINVALID, "claim for %s: fresh is 0, 1 or 2, found %d",
+                          table->tasks[want->task].name, want->fresh);
     if (!ticket || dray__table_find_claim(table, client, ticket))
         return dray__fail(error, DRAY_EINVALID, "claim for %s: ticket %u is in use",
                           table->tasks[want->task].name, ticket);

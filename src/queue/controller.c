@@ -432,7 +432,7 @@ static int read_claim(dray__waiter *w, dray__request *request, dray_error *error
         one->want.up_to = dray__get_u8(r) != 0;
         one->want.policy = (int32_t)dray__get_u32(r);
         one->hold_ns = dray__get_i64(r);
-        one->want.fresh = dray__get_u8(r) != 0;
+        one->want.fresh = dray__get_u8(r);
         one->want.staleness = dray__get_u32(r);
         one->want.version = dray__get_u64(r);
         if (dray__get_u8(r))

@@ -9,7 +9,8 @@ static void fifo(const dray__table *table, const dray__partition *p, const dray_
     const dray__track *track = &p->tracks[want->task];
     for (uint32_t slot = track->head; slot != DRAY__NONE && out->count < limit;
          slot = track->rows[slot].next)
-        out->slots[out->count++] = slot;
+        if (!dray__is_left(p, want, slot))
+            out->slots[out->count++] = slot;
     out->weight = out->count;
 }
 
@@ -33,6 +34,14 @@ static void ordered(const dray__table *table, const dray__partition *p, const dr
     out->weight = out->count;
 }
 
+static bool leaves_group(const dray__partition *p, const dray__want *want, dray__group_range range)
+{
+    for (uint32_t slot = range.first; slot < range.first + range.count; slot++)
+        if (dray__bit_get(p->tracks[want->task].ready, slot) && dray__is_left(p, want, slot))
+            return true;
+    return false;
+}
+
 /* Whole groups, first complete first; members in slot order. Members that are settled already
  * (committed in an earlier claim, or dead) are left out but count, so that sizes stay even. */
 static void group(const dray__table *table, const dray__partition *p, const dray__want *want,
@@ -47,6 +56,8 @@ static void group(const dray__table *table, const dray__partition *p, const dray
         dray__group_range range = p->groups[g];
         if (range.count > limit - out->weight)
             break;
+        if (leaves_group(p, want, range))
+            continue;
         for (uint32_t slot = range.first; slot < range.first + range.count; slot++)
             if (dray__bit_get(track->ready, slot))
                 out->slots[out->count++] = slot;

@@ -572,6 +572,8 @@ void dray__versions_note(const dray__table *table, dray__partition *p, const dra
                          const uint32_t *slots, uint32_t first, uint32_t from, uint32_t to,
                          uint32_t divisor);
 /* Loses the rows that are ready for the claim but too old for it. */
+/* Whether the claim leaves the row for others (DRAY_FRESH_LEFT). */
+bool dray__is_left(const dray__partition *p, const dray__want *want, uint32_t slot);
 void dray__drop_stale(dray__table *table, dray__partition *p, const dray__want *want);
 /* DRAY_EINVALID: no such task, or numbers that no queue gets to. */
 int dray__admission_check(const dray__table *table, const dray__admission *a, dray_error *error);
@@ -593,7 +595,7 @@ struct dray__want {
     bool up_to;
     int32_t policy;
     int64_t hold_until; /* INT64_MAX: as long as the session */
-    bool fresh;         /* rows whose oldest version + staleness < version are dropped */
+    int32_t fresh;      /* dray_fresh */
     uint32_t staleness;
     uint64_t version;
     /* token_balanced and lockstep: who of which consumer group asks, for what share. */

@@ -66,7 +66,13 @@ void dray__versions_note(const dray__table *table, dray__partition *p, const dra
 
 static bool stale(const dray__partition *p, const dray__want *want, uint32_t slot)
 {
-    return p->oldest[slot] && p->oldest[slot] - 1 < want->version - want->staleness;
+    return want->version > want->staleness && p->oldest && p->oldest[slot] &&
+           p->oldest[slot] - 1 < want->version - want->staleness;
+}
+
+bool dray__is_left(const dray__partition *p, const dray__want *want, uint32_t slot)
+{
+    return want->fresh == DRAY_FRESH_LEFT && stale(p, want, slot);
 }
 
 static uint64_t oldest_open(const dray__partition *p, const dray__track *track)

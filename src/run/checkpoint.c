@@ -63,15 +63,20 @@ static int wait_for_row(const dray__host *host, int64_t step, dray_error *error)
     return rc;
 }
 
+#define CARD "dray.json"
+#define CARD_FEED "feed"
+
 /* What a checkpoint says of itself. Nothing that depends on time: resumed runs end with the same
  * bytes. */
-static char *card(const dray__host *host, int64_t step)
+static char *card(const dray__host *host, const dray__feed *feed, int64_t step)
 {
     json_t *object = json_pack("{s:i, s:s, s:I, s:I, s:I, s:I}", "format", 1, "job",
                                host->job->name, "seed", (json_int_t)host->job->seed, "step",
                                (json_int_t)step, "weight_version", (json_int_t)step,
                                "samples_trained", (json_int_t)(step * dray__job_batch(host->job)));
-    char *text = object ? json_dumps(object, JSON_INDENT(2)) : NULL;
+    bool whole =
+        object && (!feed || json_object_set_new(object, CARD_FEED, dray__feed_card(feed)) == 0);
+    char *text = whole ? json_dumps(object, JSON_INDENT(2)) : NULL;
     json_decref(object);
     return text;
 }
@@ -80,6 +85,7 @@ static char *card(const dray__host *host, int64_t step)
 typedef struct beside {
     dray_checkpoint_file files[2];
     uint32_t count;
+    const dray__feed *feed; /* for the card; NULL: it says nothing of it */
 } beside;
 
 static int save_in(dray__host *host, dray__trainer *trainer, const char *folder,
@@ -87,12 +93,11 @@ static int save_in(dray__host *host, dray__trainer *trainer, const char *folder,
 {
     char path[4096];
     int64_t number = (int64_t)options->version;
-    char *text = card(host, number);
+    char *text = card(host, with->feed, number);
     if (!text)
         return dray__nomem(error);
     dray__host_path(host, path, sizeof(path), "%s", folder);
-    with->files[0] =
-        (dray_checkpoint_file){.name = "dray.json", .data = text, .bytes = strlen(text)};
+    with->files[0] = (dray_checkpoint_file){.name = CARD, .data = text, .bytes = strlen(text)};
     options->name = folder;
     options->files = with->files;
     options->file_count = with->count;
@@ -137,6 +142,25 @@ int dray__checkpoint_cursor(const char *folder, int64_t step, void **out, size_t
     return rc;
 }
 
+int dray__checkpoint_feed(const char *folder, int64_t step, json_t **out, dray_error *error)
+{
+    char checkpoint[PATH_MAX], path[PATH_MAX];
+    json_error_t problem;
+    *out = NULL;
+    dray__checkpoint_path(folder, step, checkpoint, sizeof(checkpoint));
+    dray__path(path, sizeof(path), "%.*s/" CARD, PATH_MAX - 16, checkpoint);
+    FILE *file = dray__open_stream(path, "r");
+    if (!file)
+        return errno == ENOENT ? DRAY_OK : dray__fail_errno(error, errno, "%s", path);
+    json_t *read = json_loadf(file, 0, &problem);
+    fclose(file);
+    if (!read)
+        return dray__fail(error, DRAY_EFORMAT, "%s:%d: %s", path, problem.line, problem.text);
+    *out = json_incref(json_object_get(read, CARD_FEED));
+    json_decref(read);
+    return DRAY_OK;
+}
+
 void dray__checkpoint_queue(const char *folder, int64_t step, char *out, size_t capacity)
 {
     dray__path(out, capacity, "%s/queue/step-%lld.checkpoint", folder, (long long)step);
@@ -177,7 +201,8 @@ static int save_queue(const dray__host *host, int64_t step, dray_error *error)
 /* The cursor lies in the checkpoint before anybody sees it, and what it covers is let go once it is
  * the newest: a run that goes on from it finds the rest in the queue. */
 static int save_with_cursor(dray__host *host, dray__trainer *trainer,
-                            const dray__publication *publication, int64_t step, dray_error *error)
+                            const dray__publication *publication, const dray__feed *feed,
+                            int64_t step, dray_error *error)
 {
     static const uint64_t first = 0; /* the reference */
     bool leads = dray__host_leads(host);
@@ -191,7 +216,7 @@ static int save_with_cursor(dray__host *host, dray__trainer *trainer,
         options.parts = &previous;
         options.part_count = 1;
     }
-    beside with = {.files[1].name = CURSOR, .count = 2};
+    beside with = {.files[1].name = CURSOR, .count = 2, .feed = feed};
     void *cursor = NULL;
     int rc =
         leads ? dray_queue_cursor(host->queue, (uint64_t)step, &cursor, &with.files[1].bytes, error)
@@ -210,13 +235,14 @@ static int save_with_cursor(dray__host *host, dray__trainer *trainer,
 }
 
 int dray__checkpoint_save(dray__host *host, dray__trainer *trainer,
-                          const dray__publication *publication, int64_t step, dray_error *error)
+                          const dray__publication *publication, const dray__feed *feed,
+                          int64_t step, dray_error *error)
 {
     bool leads = dray__host_leads(host);
     dray_trace_enter(DRAY_SPAN_TRANSFER, "checkpoint", step);
     int rc = leads && step > 0 ? wait_for_row(host, step, error) : DRAY_OK;
     if (!rc)
-        rc = save_with_cursor(host, trainer, publication, step, error);
+        rc = save_with_cursor(host, trainer, publication, feed, step, error);
     if (!rc && leads)
         rc = save_queue(host, step, error);
     if (!rc && leads)

@@ -3,6 +3,7 @@
 #define DRAY_RUN_CHECKPOINT_H
 
 #include "engine/trainer.h"
+#include "run/feed.h"
 #include "run/host.h"
 #include "run/publication.h"
 
@@ -11,10 +12,12 @@ void dray__checkpoint_open(dray__host *host);
 /* Written by the trainer's ranks together, in the run's folder:
  * checkpoints/step-N: a Hugging Face checkpoint, optimizer/ (the trainer's state), dray.json, and
  * the queue's cursor: what was committed up to it is covered then, and the queue lets it go. With a
- * publication previous/, what it says of that. NULL: step 0's, which has nothing before it.
+ * publication previous/, what it says of that. NULL: step 0's, which has nothing before it. feed:
+ * which groups were trained; NULL: those of the steps up to this one.
  * The newest `checkpoint.keep` and step 0 (the reference) are kept. */
 int dray__checkpoint_save(dray__host *host, dray__trainer *trainer,
-                          const dray__publication *publication, int64_t step, dray_error *error);
+                          const dray__publication *publication, const dray__feed *feed,
+                          int64_t step, dray_error *error);
 /* The step is trained, and no checkpoint is due. What is trained is kept for a run that goes on from
  * the checkpoint before where the queue's journal would give it back (queue.durability: journal);
  * else such a run makes those samples anew, and the queue lets them go at once. */
@@ -27,6 +30,8 @@ int dray__checkpoint_weights(dray__host *host, dray__trainer *trainer, int64_t v
  * NULL: there is no such checkpoint. */
 int dray__checkpoint_cursor(const char *folder, int64_t step, void **out, size_t *size,
                             dray_error *error);
+/* What its card says of the groups that were trained (feed.h), the caller's; NULL: nothing. */
+int dray__checkpoint_feed(const char *folder, int64_t step, json_t **out, dray_error *error);
 /* Where the queue's samples are that belong to checkpoint `step` (queue.durability: checkpoint). */
 void dray__checkpoint_queue(const char *folder, int64_t step, char *out, size_t capacity);
 

@@ -3,6 +3,7 @@
 #define DRAY_RUN_DESK_H
 
 #include "run/data.h"
+#include "run/feed.h"
 #include "run/host.h"
 
 typedef struct dray__driver dray__driver;
@@ -17,9 +18,12 @@ void dray__driver_join(dray__driver *driver, bool now);
 /* Takes the queue back to a checkpoint's cursor (dray_queue_resume; NULL: there is none), before
  * any role claims. What is only prompts then, of steps that were made by weights which no longer
  * exist, or of evaluations, is put in again when its turn comes; all is where the checkpoint's
- * evaluation comes first (eval_first). */
-int dray__driver_resume(dray_queue *queue, const void *cursor, size_t size, bool eval_first,
-                        dray_error *error);
+ * evaluation comes first (eval_first). Where the schedule is not exact, prompts are no weights' and
+ * stay. */
+int dray__driver_resume(dray_queue *queue, const dray__job *job, const void *cursor, size_t size,
+                        bool eval_first, dray_error *error);
+/* Admits rollout by the trainer's version, where the schedule is not exact. */
+int dray__driver_admit(dray_queue *queue, const dray__job *job, int64_t version, dray_error *error);
 
 /* *step: the newest step whose prompts are in the queue; -1: none is. */
 int dray__driver_newest(dray_queue *queue, int64_t *step, dray_error *error);
@@ -27,9 +31,9 @@ int dray__driver_newest(dray_queue *queue, int64_t *step, dray_error *error);
 typedef struct dray__refiller dray__refiller;
 
 /* Starts the thread that has lost samples replaced, until the queue has ended; it ends the process
- * with an error when it cannot go on. data: borrowed. */
-int dray__refiller_start(dray__host *host, const dray__data *data, dray__refiller **out,
-                         dray_error *error);
+ * with an error when it cannot go on. data, feed: borrowed. */
+int dray__refiller_start(dray__host *host, const dray__data *data, const dray__feed *feed,
+                         dray__refiller **out, dray_error *error);
 void dray__refiller_join(dray__refiller *refiller, bool now); /* as dray__driver_join */
 
 #endif

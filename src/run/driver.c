@@ -2,7 +2,6 @@
  * is read from the queue, so that a desk that was killed goes on where it was. */
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/json.h"
 #include "run/data.h"
 #include "run/desk.h"
 #include "run/fault.h"
@@ -24,28 +23,48 @@ struct dray__driver {
     dray__host *host;
     dray_queue *queue; /* its own: the host's thread waits on the other */
     dray__data *data;
+    dray__feed *feed;
     dray__refiller *refiller;
     pthread_t thread;
     atomic_bool abandoned; /* the host has failed */
+    /* Where evaluations are beside the steps (the schedule is not exact): the next one, and the one
+     * that is being made; -1: none is. */
+    int64_t next_eval, evaluating;
 };
 
-/* Between looks at whether somebody asked to stop, or a sample died. */
-enum { SLICE_MS = 500 };
+/* Between looks at whether somebody asked to stop, or a sample died; and where evaluations are
+ * beside the steps, at whether one is due. */
+enum { SLICE_MS = 500, SHORT_SLICE_MS = 100 };
 
 /* ---- making partitions ----------------------------------------------------------------------- */
+
+/* Prompts of the partition, and which. 0: all of the step's are trained already. */
+static uint32_t prompts_of(const dray__driver *self, const dray__partition_kind *kind, int64_t step,
+                           const uint32_t **groups)
+{
+    *groups = NULL;
+    return kind == &dray__partition_of_eval ? (uint32_t)self->host->job->eval.prompts
+                                            : dray__feed_groups(self->feed, step, groups);
+}
+
+static uint32_t samples_of(const dray__driver *self, const dray__partition_kind *kind)
+{
+    return kind == &dray__partition_of_eval ? 1 : (uint32_t)self->host->job->rollout.samples;
+}
 
 static int insert(dray__driver *self, const dray__partition_kind *kind, int64_t step,
                   dray_error *error)
 {
     const dray__job *job = self->host->job;
-    bool eval = kind == &dray__partition_of_eval;
-    uint32_t count = (uint32_t)(eval ? job->eval.prompts : job->rollout.prompts),
-             group = (uint32_t)(eval ? 1 : job->rollout.samples);
+    const uint32_t *groups;
+    uint32_t count = prompts_of(self, kind, step, &groups), group = samples_of(self, kind);
     char name[DRAY__PARTITION_BYTES];
     dray__partition_name(kind->kind, step, name);
     dray__prompts p;
+    if (!count)
+        return DRAY_OK;
     int rc = dray__prompts_make(self->data, self->host->tokenizer, kind->split,
-                                dray__prompt_index(job, kind, step, 0), count, &p, error);
+                                dray__prompt_index(job, kind, step, 0), groups, count, &p, error);
     if (rc)
         return rc;
     dray_column_data columns[2];
@@ -89,6 +108,7 @@ typedef struct newest {
 
 typedef struct view {
     newest step, eval;
+    int64_t version; /* that the trainer has published, where rollout is admitted by it */
     bool ended;
 } view;
 
@@ -114,22 +134,14 @@ static int look_for_dead(const json_t *partition, const char *name, dray_error *
                       (long long)count, reason ? ": " : "", reason ? reason : "");
 }
 
-static int read_status(dray_queue *queue, json_t **out, dray_error *error)
-{
-    char *text = NULL;
-    int rc = dray_queue_status(queue, &text, error);
-    if (!rc)
-        rc = dray__json_parse(text, strlen(text), "queue status", out, error);
-    free(text);
-    return rc;
-}
-
 static int look_at(dray_queue *queue, view *out, dray_error *error)
 {
     json_t *status = NULL;
     *out = (view){.step = {-1, false}, .eval = {-1, false}};
-    int rc = read_status(queue, &status, error);
+    int rc = dray__queue_state(queue, &status, error);
     out->ended = json_is_true(json_object_get(status, "ended"));
+    out->version =
+        json_integer_value(json_object_get(json_object_get(status, "admission"), "version"));
     json_t *partitions = json_object_get(status, "partitions"), *partition;
     size_t i;
     json_array_foreach(partitions, i, partition)
@@ -168,20 +180,34 @@ static int abandoned(dray__driver *self, dray_error *error)
                                          : DRAY_OK;
 }
 
+static int evaluate_beside(dray__driver *self, int64_t version, dray_error *error);
+
+/* DRAY_EEND: the run was stopped meanwhile. */
+static int look_around(dray__driver *self, dray_error *error)
+{
+    view v;
+    int rc = abandoned(self, error);
+    if (!rc)
+        rc = look(self, &v, error);
+    if (!rc && v.ended)
+        return dray__fail(error, DRAY_EEND, "the run was stopped");
+    return rc || self->next_eval < 0 ? rc : evaluate_beside(self, v.version, error);
+}
+
 /* Until `task` is done with the partition. One that was cleared before is: an earlier instance saw
  * it. */
 static int wait_partition(dray__driver *self, const dray__partition_kind *kind, const char *task,
                           int64_t step, dray_error *error)
 {
     char name[DRAY__PARTITION_BYTES];
+    const uint32_t *groups;
+    int64_t slice = self->next_eval < 0 ? SLICE_MS : SHORT_SLICE_MS;
     dray__partition_name(kind->kind, step, name);
-    int rc;
-    while ((rc = dray_queue_wait(self->queue, name, task, SLICE_MS * DRAY__MILLISECOND, error)) ==
-           DRAY_ETIMEDOUT) {
-        view v;
-        rc = abandoned(self, error);
-        if (!rc)
-            rc = look(self, &v, error);
+    int rc = DRAY_OK;
+    while (prompts_of(self, kind, step, &groups) &&
+           (rc = dray_queue_wait(self->queue, name, task, slice * DRAY__MILLISECOND, error)) ==
+               DRAY_ETIMEDOUT) {
+        rc = look_around(self, error);
         if (rc)
             return rc;
     }
@@ -191,12 +217,12 @@ static int wait_partition(dray__driver *self, const dray__partition_kind *kind, 
 static int seal(dray__driver *self, const dray__partition_kind *kind, int64_t step,
                 dray_error *error)
 {
-    const dray__job *job = self->host->job;
-    bool eval = kind == &dray__partition_of_eval;
     char name[DRAY__PARTITION_BYTES];
+    const uint32_t *groups;
+    uint32_t count = prompts_of(self, kind, step, &groups);
     dray__partition_name(kind->kind, step, name);
-    return dray_queue_seal(self->queue, name,
-                           (uint32_t)(eval ? job->eval.prompts : dray__job_batch(job)), error);
+    return count ? dray_queue_seal(self->queue, name, count * samples_of(self, kind), error)
+                 : DRAY_OK;
 }
 
 static int clear(dray__driver *self, const dray__partition_kind *kind, int64_t step,
@@ -233,7 +259,7 @@ static int wait_for_start(dray__driver *self, dray_error *error)
 static int tidy(dray__driver *self, int64_t step, dray_error *error)
 {
     json_t *status = NULL;
-    int rc = read_status(self->queue, &status, error);
+    int rc = dray__queue_state(self->queue, &status, error);
     json_t *partitions = json_object_get(status, "partitions"), *partition;
     size_t i;
     json_array_foreach(partitions, i, partition)
@@ -243,7 +269,7 @@ static int tidy(dray__driver *self, int64_t step, dray_error *error)
                 of_eval = name ? dray__partition_step("eval", name) : -1;
         if (!rc && of_step >= 0 && of_step <= step)
             rc = clear(self, &dray__partition_of_step, of_step, error);
-        if (!rc && of_eval >= 0 && of_eval <= step)
+        if (!rc && of_eval >= 0 && of_eval <= step && of_eval != self->evaluating)
             rc = clear(self, &dray__partition_of_eval, of_eval, error);
     }
     json_decref(status);
@@ -257,23 +283,36 @@ static bool has_samples(const json_t *partition)
     return json_is_integer(made) && json_integer_value(made) > 0;
 }
 
-int dray__driver_resume(dray_queue *queue, const void *cursor, size_t size, bool eval_first,
-                        dray_error *error)
+int dray__driver_resume(dray_queue *queue, const dray__job *job, const void *cursor, size_t size,
+                        bool eval_first, dray_error *error)
 {
     json_t *status = NULL;
+    bool keep = !dray__schedule_of(job).exact;
     int rc = cursor ? dray_queue_resume(queue, cursor, size, NULL, error) : DRAY_OK;
     if (!rc)
-        rc = read_status(queue, &status, error);
+        rc = dray__queue_state(queue, &status, error);
     json_t *partitions = json_object_get(status, "partitions"), *partition;
     size_t i;
     json_array_foreach(partitions, i, partition)
     {
         const char *name = json_string_value(json_object_get(partition, "name"));
-        if (!rc && name && (eval_first || !has_samples(partition)))
+        bool prompts = !keep && (eval_first || !has_samples(partition)),
+             eval = name && dray__partition_step(dray__partition_of_eval.kind, name) >= 0;
+        if (!rc && name && (prompts || eval))
             rc = dray_queue_clear(queue, name, error);
     }
     json_decref(status);
     return rc;
+}
+
+int dray__driver_admit(dray_queue *queue, const dray__job *job, int64_t version, dray_error *error)
+{
+    dray_admission admission = DRAY_ADMISSION_INIT;
+    admission.task = "rollout";
+    admission.batch_rows = (uint32_t)dray__job_batch(job);
+    admission.staleness = (uint32_t)dray__schedule_staleness(job);
+    admission.version = (uint64_t)version;
+    return dray__schedule_of(job).exact ? DRAY_OK : dray_queue_admit(queue, &admission, error);
 }
 
 /* The version has its evaluation before the prompts of the first step that it makes, and behind the
@@ -301,9 +340,76 @@ static int evaluate(dray__driver *self, int64_t version, int64_t last, dray_erro
     return rc ? rc : clear(self, &dray__partition_of_eval, version, error);
 }
 
+static int64_t next_due(const dray__job *job, int64_t version)
+{
+    while (version <= job->steps && !dray__job_eval_due(job, version))
+        version++;
+    return version;
+}
+
+/* One evaluation after the other, as soon as its version is there: it is made by that one or a
+ * newer one (its row says which), and training goes on. */
+static int evaluate_beside(dray__driver *self, int64_t version, dray_error *error)
+{
+    char name[DRAY__PARTITION_BYTES];
+    int rc = DRAY_OK;
+    if (self->evaluating >= 0) {
+        dray__partition_name(dray__partition_of_eval.kind, self->evaluating, name);
+        rc = dray_queue_wait(self->queue, name, "score", 0, error);
+        if (rc)
+            return rc == DRAY_ETIMEDOUT ? DRAY_OK : rc;
+        dray__fault_at("finished", self->evaluating);
+        rc = clear(self, &dray__partition_of_eval, self->evaluating, error);
+        self->evaluating = -1;
+    }
+    if (rc || self->next_eval > version || self->next_eval > self->host->job->steps)
+        return rc;
+    self->evaluating = self->next_eval;
+    self->next_eval = next_due(self->host->job, self->next_eval + 1);
+    return insert(self, &dray__partition_of_eval, self->evaluating, error);
+}
+
+/* Rows of the metrics that are written have their evaluations. */
+static int64_t rows_written(const dray__host *host)
+{
+    char path[4096];
+    dray__host_path(host, path, sizeof(path), "metrics.jsonl");
+    FILE *file = fopen(path, "re");
+    int64_t lines = 0;
+    for (int c; file && (c = fgetc(file)) != EOF;)
+        lines += c == '\n';
+    if (file)
+        fclose(file);
+    return lines;
+}
+
+/* An instance that takes over makes the evaluation that was under way again. */
+static int begin_evaluations(dray__driver *self, const view *v, dray_error *error)
+{
+    const dray__host *host = self->host;
+    if (dray__schedule_of(host->job).exact)
+        return DRAY_OK;
+    int64_t from = host->options.eval_from, written = rows_written(host);
+    self->next_eval = next_due(host->job, from > written ? from : written);
+    return v->eval.step < 0 ? DRAY_OK : clear(self, &dray__partition_of_eval, v->eval.step, error);
+}
+
+static int finish_evaluations(dray__driver *self, int64_t last, dray_error *error)
+{
+    char name[DRAY__PARTITION_BYTES];
+    int rc = DRAY_OK;
+    while (!rc && (self->evaluating >= 0 || (self->next_eval >= 0 && self->next_eval <= last))) {
+        dray__partition_name(dray__partition_of_eval.kind,
+                             self->evaluating >= 0 ? self->evaluating : self->next_eval, name);
+        rc = dray_queue_wait(self->queue, name, "score", SHORT_SLICE_MS * DRAY__MILLISECOND, error);
+        rc = rc && rc != DRAY_ETIMEDOUT && rc != DRAY_EGONE ? rc : look_around(self, error);
+    }
+    return rc;
+}
+
 static int wait_trained(dray__driver *self, int64_t step, dray_error *error)
 {
-    if (step <= self->host->options.first_step)
+    if (step < dray__feed_first(self->feed))
         return DRAY_OK;
     int rc = wait_partition(self, &dray__partition_of_step, "actor", step, error);
     if (!rc)
@@ -318,13 +424,14 @@ static int feed(dray__driver *self, int64_t *last, dray_error *error)
 {
     const dray__host *host = self->host;
     int64_t open = dray__schedule_of(host->job).open;
+    bool exact = dray__schedule_of(host->job).exact;
     int rc = DRAY_OK;
     while (!rc && *last < host->job->steps) {
         int64_t step = *last + 1, version = dray__schedule_versions(host->job, step).newest;
         rc = wait_trained(self, step - open, error);
         if (!rc && dray__host_stopping(host))
             return DRAY_OK;
-        if (!rc && dray__schedule_first_step(host->job, version) == step)
+        if (!rc && exact && dray__schedule_first_step(host->job, version) == step)
             rc = evaluate(self, version, *last, error);
         if (!rc)
             rc = insert(self, &dray__partition_of_step, step, error);
@@ -342,37 +449,54 @@ static int feed(dray__driver *self, int64_t *last, dray_error *error)
 static int finish(dray__driver *self, int64_t last, dray_error *error)
 {
     const dray__job *job = self->host->job;
-    int64_t open = dray__schedule_of(job).open;
+    dray__schedule schedule = dray__schedule_of(job);
     int rc = DRAY_OK;
-    for (int64_t step = last - open + 1; step <= last && !rc; step++) {
+    for (int64_t step = last - schedule.open + 1; step <= last && !rc; step++) {
         rc = wait_trained(self, step, error);
-        if (!rc && step >= 0 && dray__schedule_first_step(job, step) > last)
+        if (!rc && schedule.exact && step >= 0 && dray__schedule_first_step(job, step) > last)
             rc = evaluate(self, step, last, error);
     }
+    if (!rc)
+        rc = finish_evaluations(self, last, error);
     if (!rc)
         rc = dray_queue_end(self->queue, error);
     return rc ? rc : tidy(self, INT64_MAX, error);
 }
 
+/* The queue has prompts of steps up to `last`: of a run that went back, of more than may be open,
+ * and of which nothing is trained. None of them is cleared before it is. */
+static int take_over(dray__driver *self, int64_t first, int64_t last, dray_error *error)
+{
+    int64_t open = dray__schedule_of(self->host->job).open;
+    int rc = seal(self, &dray__partition_of_step, last, error);
+    for (int64_t step = first; !rc && step <= last - open; step++)
+        rc = wait_trained(self, step, error);
+    return rc ? rc : tidy(self, last - open, error);
+}
+
 static int drive(dray__driver *self, dray_error *error)
 {
-    const dray__host *host = self->host;
     view v;
     int rc = wait_for_start(self, error);
     if (!rc)
         rc = look(self, &v, error);
     if (!rc && v.ended)
         return tidy(self, INT64_MAX, error);
-    int64_t last = host->options.first_step;
-    if (!rc && v.step.step > last) { /* an earlier instance was here */
+    int64_t last = dray__feed_first(self->feed) - 1;
+    if (!rc)
+        rc = begin_evaluations(self, &v, error);
+    if (!rc && v.step.step > last) /* an earlier instance was here, or the run went back */
+        rc = take_over(self, last + 1, v.step.step, error);
+    if (!rc && v.step.step > last)
         last = v.step.step;
-        rc = seal(self, &dray__partition_of_step, last, error);
-        if (!rc)
-            rc = tidy(self, last - dray__schedule_of(host->job).open, error);
-    }
     if (!rc)
         rc = feed(self, &last, error);
-    return rc ? rc : finish(self, last, error);
+    if (!rc)
+        rc = finish(self, last, error);
+    if (rc != DRAY_EEND)
+        return rc;
+    self->evaluating = -1; /* the run was stopped: nobody waits for it */
+    return tidy(self, INT64_MAX, error);
 }
 
 static void *drive_main(void *user)
@@ -389,25 +513,35 @@ static void *drive_main(void *user)
     return NULL;
 }
 
+static void driver_free(dray__driver *self)
+{
+    dray_queue_close(self->queue);
+    dray__feed_close(self->feed);
+    dray__data_close(self->data);
+    free(self);
+}
+
 int dray__driver_start(dray__host *host, dray__driver **out, dray_error *error)
 {
     dray__driver *self = calloc(1, sizeof(*self));
     if (!self)
         return dray__nomem(error);
     self->host = host;
+    self->next_eval = self->evaluating = -1;
     int rc = dray__data_open(host->job, &self->data, error);
+    if (!rc)
+        rc = dray__feed_open(host->job, host->options.folder, host->options.first_step, &self->feed,
+                             error);
     if (!rc)
         rc = dray__job_queue_open(host->context, host->job, &self->queue, error);
     if (!rc)
-        rc = dray__refiller_start(host, self->data, &self->refiller, error);
+        rc = dray__refiller_start(host, self->data, self->feed, &self->refiller, error);
     int problem = rc ? 0 : pthread_create(&self->thread, NULL, drive_main, self);
     if (problem)
         rc = dray__fail_errno(error, problem, "driver: thread");
     if (rc) {
         dray__refiller_join(self->refiller, true);
-        dray_queue_close(self->queue);
-        dray__data_close(self->data);
-        free(self);
+        driver_free(self);
         return rc;
     }
     *out = self;
@@ -422,7 +556,5 @@ void dray__driver_join(dray__driver *self, bool now)
         atomic_store(&self->abandoned, true);
     pthread_join(self->thread, NULL);
     dray__refiller_join(self->refiller, now);
-    dray_queue_close(self->queue);
-    dray__data_close(self->data);
-    free(self);
+    driver_free(self);
 }

@@ -1,6 +1,8 @@
 /* The engine: rollout and eval on one generator, whose memory is a subscriber's. */
+#include "base/clock.h"
 #include "base/error.h"
 #include "engine/generator.h"
+#include "run/engine_turns.h"
 #include "run/fault.h"
 #include "run/host.h"
 #include "run/intake.h"
@@ -10,11 +12,15 @@
 #include "run/turns.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 typedef struct engine {
     dray__generator *generator;
     dray__rollout *rollout;
     dray__intake *intake;
+    dray__engine_turns *turns;
+    int64_t turned_ns; /* since samples were finished last */
+    bool due;          /* newer weights are there, and wait for the rows under way */
 } engine;
 
 static int engine_open(dray__host *host, dray_error *error)
@@ -29,6 +35,8 @@ static int engine_open(dray__host *host, dray_error *error)
         rc = dray__generator_open(&config, host->group, &self->generator, error);
     if (!rc)
         rc = dray__rollout_open(host, self->generator, &self->rollout, error);
+    if (!rc)
+        rc = dray__engine_turns_open(host, &self->turns, error);
     if (rc)
         return rc;
     dray__generator_pace(self->generator, host->pace);
@@ -42,6 +50,7 @@ static void engine_close(dray__host *host)
     if (!self)
         return;
     dray__intake_close(self->intake);
+    dray__engine_turns_close(self->turns);
     dray__rollout_close(self->rollout);
     dray__generator_close(self->generator);
     free(self);
@@ -50,57 +59,166 @@ static void engine_close(dray__host *host)
 static bool engine_busy(const dray__host *host)
 {
     const engine *self = host->state;
-    return dray__rollout_busy(self->rollout);
+    return self->due || dray__rollout_busy(self->rollout);
 }
 
-static int engine_turn(dray__host *host, dray_error *error)
+/* ---- weights --------------------------------------------------------------------------------- */
+
+/* Rows under way are finished with the weights that they began with, or cut. Who waits for weights
+ * lets others have the devices. */
+static int change_version(dray__host *host, int64_t version, dray_error *error)
 {
     engine *self = host->state;
-    return dray__rollout_turn(self->rollout, error);
+    int64_t held = dray__intake_version(self->intake);
+    if (held == version || (held > version && !dray__schedule_of(host->job).exact))
+        return DRAY_OK;
+    bool cut = host->job->update == DRAY__UPDATE_IN_FLIGHT;
+    int rc =
+        cut ? dray__rollout_cut(self->rollout, error) : dray__rollout_drain(self->rollout, error);
+    bool begun;
+    if (!rc && dray__host_leads(host))
+        rc = dray__engine_turns_begin(self->turns, true, &begun, error);
+    if (!rc)
+        rc = dray__intake_take(self->intake, version, error);
+    if (!rc)
+        dray__rollout_renew(self->rollout, dray__intake_version(self->intake));
+    if (!rc && dray__host_leads(host))
+        rc = dray__engine_turns_end(self->turns, dray__intake_version(self->intake), error);
+    self->due = false;
+    return rc;
 }
 
-const dray__program_kind dray__engine_program = {
-    .open = engine_open, .busy = engine_busy, .turn = engine_turn, .close = engine_close};
+/* Whether newer weights may be taken now. A turn that cannot be asked for is none. */
+static bool may_take(engine *self)
+{
+    bool begun;
+    return dray__engine_turns_begin(self->turns, false, &begun, NULL) == DRAY_OK && begun;
+}
+
+/* Between two turns: newer weights that have come are taken, once they may be. */
+static int64_t engine_decide(dray__host *host)
+{
+    engine *self = host->state;
+    if (dray__schedule_of(host->job).exact)
+        return -1;
+    int64_t ready = dray__intake_ready(self->intake);
+    self->due = ready > dray__intake_version(self->intake);
+    bool now = host->job->update == DRAY__UPDATE_IN_FLIGHT || !dray__rollout_busy(self->rollout);
+    return self->due && now && may_take(self) ? ready : -1;
+}
+
+static int engine_turn(dray__host *host, int64_t version, dray_error *error)
+{
+    engine *self = host->state;
+    if (version == DRAY__TURN_LAST)
+        return dray__rollout_cut(self->rollout, error);
+    int rc = version < 0 ? DRAY_OK : change_version(host, version, error);
+    if (!rc && version >= 0)
+        rc = dray__turn_begin(host, -1, error);
+    if (rc)
+        return rc;
+    int64_t begin = dray__now();
+    uint64_t before = dray__rollout_finished(self->rollout);
+    rc = dray__rollout_turn(self->rollout, error);
+    self->turned_ns += dray__now() - begin;
+    uint32_t made = (uint32_t)(dray__rollout_finished(self->rollout) - before);
+    if (made) {
+        dray__engine_turns_made(self->turns, made, self->turned_ns);
+        self->turned_ns = 0;
+    }
+    return rc;
+}
+
+const dray__program_kind dray__engine_program = {.open = engine_open,
+                                                 .busy = engine_busy,
+                                                 .decide = engine_decide,
+                                                 .turn = engine_turn,
+                                                 .close = engine_close};
+
+/* The least version that the batch may be made by. Of a step that may have two the last samples
+ * are to be of the newer one, as many as fresh_share says. */
+static int64_t needed(const dray__host *host, const dray_batch *batch, int64_t step)
+{
+    dray__versions may = dray__schedule_versions(host->job, step);
+    int64_t old = dray__job_batch(host->job) - dray__schedule_fresh(host->job);
+    for (uint32_t i = 0; dray__schedule_of(host->job).in_turns && i < dray_batch_rows(batch); i++)
+        if (dray_batch_row(batch, i)->slot >= old)
+            return may.newest;
+    return may.oldest;
+}
+
+enum { PUT_BACK = -2, PATIENCE_MS = 20 };
+
+/* The version that comes next may wait for samples that were lost: whoever waits for it for long
+ * would keep them waiting, so the batch is put back now and then. */
+static int64_t wait_ready(dray__host *host, int64_t need)
+{
+    engine *self = host->state;
+    int64_t deadline = dray__deadline(PATIENCE_MS * DRAY__MILLISECOND), ready;
+    dray_trace_wait(DRAY_CAUSE_WEIGHTS, "wait for weights: fresh share", need);
+    while ((ready = dray__intake_ready(self->intake)) < need && dray__now() < deadline)
+        nanosleep(&(struct timespec){.tv_nsec = DRAY__MILLISECOND / 5}, NULL);
+    dray_trace_leave();
+    return ready >= need ? ready : PUT_BACK;
+}
+
+/* Before rows of the step are begun: rank 0 chooses, as it alone knows what has come. What a step
+ * may have at least is published, unless samples were lost and others admitted in their place: then
+ * the engine goes on with the newest there is, as the lost ones may wait for it. */
+static int choose(dray__host *host, const dray_batch *batch, int64_t step, int64_t *version,
+                  dray_error *error)
+{
+    engine *self = host->state;
+    int64_t need = needed(host, batch, step), held = dray__intake_version(self->intake),
+            ready = dray__intake_ready(self->intake), published;
+    *version = ready > held && (held < need || may_take(self)) ? ready : held;
+    bool late = dray__schedule_of(host->job).first_complete;
+    bool ask = *version >= 0 && (*version < need || (late && host->job->fresh_share > 0));
+    int rc = ask ? dray__queue_version(host->queue, &published, error) : DRAY_OK;
+    if (!rc && ask && published > *version)
+        *version = published;
+    if (*version < 0)
+        *version = dray__schedule_versions(host->job, step).oldest;
+    if (!rc && !late && *version < need)
+        *version = wait_ready(host, need);
+    return rc;
+}
+
+static int prepare(dray__host *host, const dray_batch *batch, int64_t step, dray_error *error)
+{
+    int64_t version = dray__schedule_versions(host->job, step).newest;
+    int rc = DRAY_OK;
+    if (!dray__schedule_of(host->job).exact) {
+        if (dray__host_leads(host))
+            rc = choose(host, batch, step, &version, error);
+        if (!rc)
+            rc = dray__group_broadcast(host->group, 0, &version, sizeof(version), DRAY_WAIT_DEFAULT,
+                                       error);
+    }
+    host->put_back = version == PUT_BACK;
+    return rc || host->put_back ? rc : change_version(host, version, error);
+}
 
 /* ---- tasks ----------------------------------------------------------------------------------- */
 
 uint32_t dray__rollout_count(const dray__host *host)
 {
     const engine *self = host->state;
-    return dray__rollout_room(self->rollout);
+    return self->due ? 0 : dray__rollout_room(self->rollout);
 }
 
+/* An evaluation is of one version: where that is any engine's own, it is made at once. */
 uint32_t dray__eval_count(const dray__host *host)
 {
-    return (uint32_t)host->job->eval.micro_batch;
-}
-
-/* Rows under way are finished with the weights that they began with. Who waits for weights lets
- * others have the devices. */
-static int change_version(dray__host *host, int64_t version, dray_error *error)
-{
-    engine *self = host->state;
-    if (dray__intake_version(self->intake) == version)
-        return DRAY_OK;
-    int rc = DRAY_OK;
-    if (dray__rollout_busy(self->rollout))
-        rc = dray__turn_begin(host, -1, error);
-    if (!rc)
-        rc = dray__rollout_drain(self->rollout, error);
-    if (!rc)
-        rc = dray__turn_end(host, error);
-    if (!rc)
-        rc = dray__intake_take(self->intake, version, error);
-    if (!rc)
-        dray__rollout_renew(self->rollout, version);
-    return rc;
+    return (uint32_t)(dray__schedule_of(host->job).exact ? host->job->eval.micro_batch
+                                                         : host->job->eval.prompts);
 }
 
 int dray__rollout_prepare(dray__host *host, dray_batch *batch, dray_error *error)
 {
     int64_t step;
     int rc = dray__batch_step(batch, &step, error);
-    return rc ? rc : change_version(host, dray__schedule_versions(host->job, step).newest, error);
+    return rc ? rc : prepare(host, batch, step, error);
 }
 
 int dray__rollout_run(dray__host *host, dray_batch *batch, dray_error *error)
@@ -111,7 +229,12 @@ int dray__rollout_run(dray__host *host, dray_batch *batch, dray_error *error)
     if (!rc)
         rc = dray__rollout_take(self->rollout, batch, step, error);
     host->kept = !rc && host->job->rollout.batching == DRAY__BATCHING_CONTINUOUS;
-    return rc || host->kept ? rc : dray__rollout_drain(self->rollout, error);
+    if (rc || host->kept)
+        return rc;
+    int64_t begin = dray__now();
+    rc = dray__rollout_drain(self->rollout, error);
+    dray__engine_turns_made(self->turns, dray_batch_rows(batch), dray__now() - begin);
+    return rc;
 }
 
 static int answer(dray__host *host, dray_batch *batch, int64_t step, dray__generation *out,

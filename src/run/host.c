@@ -2,7 +2,6 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/json.h"
 #include "engine/blas.h"
 #include "run/contract.h"
 #include "run/fault.h"
@@ -112,7 +111,8 @@ void dray__checkpoint_path(const char *folder, int64_t step, char *out, size_t c
 typedef struct order {
     uint32_t task; /* index; END: nothing more comes; IDLE: nothing came yet; TURN: no batch */
     uint32_t reserved;
-    uint64_t bytes; /* of the batch's description, which follows */
+    uint64_t bytes;   /* of the batch's description, which follows */
+    int64_t decision; /* TURN */
 } order;
 
 enum {
@@ -225,18 +225,15 @@ static int claim_between(loop *l, uint32_t *which, dray_batch **out, dray_error 
         l->claiming = true;
     }
     int rc = answer_of(l, asked ? 0 : ANSWER_NS, which, out, error);
-    return rc == DRAY_EEND || rc == DRAY_ETIMEDOUT ? DRAY_EAGAIN : rc; /* there is work */
+    return rc == DRAY_ETIMEDOUT ? DRAY_EAGAIN : rc; /* there is work */
 }
 
 static bool queue_ended(dray_queue *queue)
 {
-    char *text = NULL;
     json_t *status = NULL;
-    if (dray_queue_status(queue, &text, NULL) == DRAY_OK)
-        dray__json_parse(text, strlen(text), "queue status", &status, NULL);
-    bool ended = json_is_true(json_object_get(status, "ended"));
+    bool ended = dray__queue_state(queue, &status, NULL) == DRAY_OK &&
+                 json_is_true(json_object_get(status, "ended"));
     json_decref(status);
-    free(text);
     return ended;
 }
 
@@ -307,6 +304,28 @@ static int claim(loop *l, bool busy, uint32_t *task, dray_batch **out, dray_erro
     return rc;
 }
 
+static int tell(const loop *l, const order *o, dray_error *error)
+{
+    order told = *o;
+    return dray__group_world(l->host->group) == 1
+               ? DRAY_OK
+               : broadcast(l->host, &told, sizeof(told), DRAY_WAIT_DEFAULT, error);
+}
+
+static int turn(loop *l, int64_t decision, dray_error *error)
+{
+    int rc = dray__turn_begin(l->host, -1, error);
+    return rc ? rc : l->program->turn(l->host, decision, error);
+}
+
+static int lead_turn(loop *l, bool last, dray_error *error)
+{
+    dray__host *host = l->host;
+    order o = {.task = TURN, .decision = last ? DRAY__TURN_LAST : l->program->decide(host)};
+    int rc = tell(l, &o, error);
+    return rc ? rc : turn(l, o.decision, error);
+}
+
 /* The batch as the other ranks open it; the leader's must live until they have read it: run_all. */
 static int share(loop *l, uint32_t task, const dray_batch *batch, dray_error *error)
 {
@@ -318,7 +337,7 @@ static int share(loop *l, uint32_t task, const dray_batch *batch, dray_error *er
     int rc = batch ? dray_batch_export(batch, &blob, &size, error) : DRAY_OK;
     order o = {.task = task, .bytes = size};
     if (!rc)
-        rc = broadcast(host, &o, sizeof(o), DRAY_WAIT_DEFAULT, error);
+        rc = tell(l, &o, error);
     if (!rc && size)
         rc = broadcast(host, blob, size, DRAY_WAIT_DEFAULT, error);
     free(blob);
@@ -335,17 +354,11 @@ static int run_all(loop *l, uint32_t task, dray_batch *batch, dray_error *error)
     int rc = dray__batch_step(batch, &step, error);
     if (!rc && kind->prepare)
         rc = kind->prepare(host, batch, error);
-    if (!rc)
+    if (!rc && !host->put_back)
         rc = dray__turn_begin(host, step, error);
-    if (!rc)
+    if (!rc && !host->put_back)
         rc = kind->run(host, batch, error);
     return rc ? rc : dray__host_meet(host, error);
-}
-
-static int turn(loop *l, dray_error *error)
-{
-    int rc = dray__turn_begin(l->host, -1, error);
-    return rc ? rc : l->program->turn(l->host, error);
 }
 
 static int after(loop *l, uint32_t task, dray_error *error)
@@ -359,10 +372,8 @@ static int lead_once(loop *l, bool *ended, dray_error *error)
     uint32_t task = 0;
     bool busy = l->program->busy && l->program->busy(l->host);
     int rc = claim(l, busy, &task, &batch, error);
-    if (rc == DRAY_EAGAIN && busy) {
-        rc = share(l, TURN, NULL, error);
-        return rc ? rc : turn(l, error);
-    }
+    if (busy && (rc == DRAY_EAGAIN || rc == DRAY_EEND))
+        return lead_turn(l, rc == DRAY_EEND, error);
     if (rc == DRAY_EEND) {
         *ended = true;
         return share(l, END, NULL, error);
@@ -388,8 +399,13 @@ static int lead_once(loop *l, bool *ended, dray_error *error)
     bool done = !rc && !l->host->put_back;
     if (done)
         rc = dray_batch_commit(batch, error);
+    if (done && rc == DRAY_EGONE && !l->tasks[task]->after) { /* a run that is stopped clears it */
+        dray_batch_free(batch);
+        return DRAY_OK;
+    }
     if (done && !rc) {
-        dray__fault_record(l->tasks[task]->name, batch, step, l->host->options.first_step);
+        int64_t of = l->tasks[task]->version ? l->tasks[task]->version(l->host) + 1 : step;
+        dray__fault_record(l->tasks[task]->name, batch, of, l->host->options.first_step);
         note_done(l, task, dray_batch_rows(batch));
         dray__fault_at("committed", step);
     }
@@ -406,7 +422,7 @@ static int follow_once(loop *l, bool *ended, dray_error *error)
     if (rc)
         return rc;
     if (o.task == TURN)
-        return turn(l, error);
+        return turn(l, o.decision, error);
     if (o.task >= l->count) {
         *ended = o.task == END;
         return DRAY_OK;

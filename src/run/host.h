@@ -46,15 +46,21 @@ struct dray__host {
     void *state;    /* the program's */
 };
 
+enum { DRAY__TURN_LAST = -2 };
+
 /* What engine.c, trainer.c and desk.c give the loop. */
 typedef struct dray__program_kind {
     int (*open)(dray__host *host, dray_error *error);
     /* Nothing more will come; NULL: nothing to do. On all ranks. */
     int (*finish)(dray__host *host, dray_error *error);
     /* Where tasks keep batches: whether there are any, and a piece of the work on all of them, on
-     * all ranks. The loop claims more between two turns. NULL: no task does. */
+     * all ranks. The loop claims more between two turns. NULL: no task does. `decide`, on rank 0,
+     * says what the others cannot know: its number, -1 where there is nothing to say, is what
+     * `turn` gets on all ranks; or TURN_LAST: the run was stopped, and nobody wants what is under
+     * way. */
     bool (*busy)(const dray__host *host);
-    int (*turn)(dray__host *host, dray_error *error);
+    int64_t (*decide)(dray__host *host);
+    int (*turn)(dray__host *host, int64_t decision, dray_error *error);
     void (*close)(dray__host *host);
 } dray__program_kind;
 

@@ -25,7 +25,7 @@ typedef struct prefetch {
     pthread_t thread;
     bool running;
     int64_t version; /* that comes, or lies in staging; -1: none */
-    atomic_bool abandoned;
+    atomic_bool abandoned, done;
     int rc;
     dray_update_report report;
 } prefetch;
@@ -157,6 +157,7 @@ static void *prefetch_main(void *user)
         rc = dray_update_finish(subscriber, &ahead->report, NULL);
     leave_update();
     ahead->rc = rc;
+    atomic_store(&ahead->done, true);
     return NULL;
 }
 
@@ -185,8 +186,15 @@ static void end_ahead(dray__intake *self, bool abandon)
     pthread_join(ahead->thread, NULL);
     dray_trace_leave();
     ahead->running = false;
-    if (ahead->rc)
-        ahead->version = -1;
+    ahead->version = ahead->rc ? -1 : (int64_t)ahead->report.version;
+}
+
+int64_t dray__intake_ready(dray__intake *self)
+{
+    prefetch *ahead = &self->ahead;
+    if (ahead->running && atomic_load(&ahead->done))
+        end_ahead(self, false);
+    return ahead->running ? -1 : ahead->version;
 }
 
 void dray__intake_close(dray__intake *self)
@@ -212,11 +220,12 @@ static int give_up_ahead(dray__intake *self, dray_error *error)
     return rc ? rc : open_subscriber(self, index, error);
 }
 
-/* *ready: all ranks have the version in their staging. */
+/* *ready: all ranks have the version, or one newer version, in their staging. */
 static int settle_ahead(dray__intake *self, int64_t version, bool *ready, dray_error *error)
 {
+    bool exact = dray__schedule_of(self->host->job).exact;
     *ready = false;
-    if (self->ahead.running && self->ahead.version > version)
+    if (exact && self->ahead.running && self->ahead.version > version)
         return give_up_ahead(self, error);
     end_ahead(self, false);
     int64_t all[DRAY__GROUP_MAX_WORLD];
@@ -224,7 +233,7 @@ static int settle_ahead(dray__intake *self, int64_t version, bool *ready, dray_e
                                error);
     *ready = !rc;
     for (uint32_t i = 0; !rc && i < dray__group_world(self->host->group); i++)
-        *ready = *ready && all[i] == version;
+        *ready = *ready && all[i] == (exact ? version : all[0]) && all[i] >= version;
     return rc;
 }
 
@@ -280,9 +289,9 @@ static int update(dray__intake *self, int64_t version, dray_update_report *repor
 }
 
 /* What was prefetched takes its place; the report is that of the prefetch, but for the pause. */
-static int swap(dray__intake *self, int64_t version, dray_update_report *report, int64_t *pause,
-                dray_error *error)
+static int swap(dray__intake *self, dray_update_report *report, int64_t *pause, dray_error *error)
 {
+    int64_t version = self->ahead.version;
     dray_update_options options;
     dray_update_report committed = DRAY_UPDATE_REPORT_INIT;
     update_options(self, version, &options);
@@ -334,6 +343,17 @@ static int report_update(dray__host *host, int64_t version, const dray_update_re
         error);
 }
 
+/* The version that was asked for; or a newer one, where any will do. */
+static int check_taken(const dray__intake *self, int64_t asked, int64_t taken, dray_error *error)
+{
+    bool exact = dray__schedule_of(self->host->job).exact;
+    if (exact ? taken == asked : taken >= asked)
+        return DRAY_OK;
+    return dray__fail(error, DRAY_EINTERNAL,
+                      "weights: expected version %lld%s, found %lld: a step was lost",
+                      (long long)asked, exact ? "" : " or a newer one", (long long)taken);
+}
+
 int dray__intake_take(dray__intake *self, int64_t version, dray_error *error)
 {
     if (self->version == version)
@@ -344,18 +364,16 @@ int dray__intake_take(dray__intake *self, int64_t version, dray_error *error)
     bool ready;
     int rc = settle_ahead(self, version, &ready, error);
     if (!rc && ready) {
-        rc = swap(self, version, &report, &pause, error);
+        rc = swap(self, &report, &pause, error);
     } else if (!rc) {
         rc = update(self, version, &report, error);
         pause = report.total_ns;
     }
-    if (!rc && report.version != (uint64_t)version)
-        rc = dray__fail(error, DRAY_EINTERNAL,
-                        "weights: expected version %lld, found %llu: a step was lost",
-                        (long long)version, (unsigned long long)report.version);
+    if (!rc)
+        rc = check_taken(self, version, (int64_t)report.version, error);
     if (rc)
         return rc;
-    self->version = version;
+    self->version = version = (int64_t)report.version;
     begin_ahead(self, version + 1);
     dray__fault_at("updated", version);
     return report_update(self->host, version, &report, pause, error);

@@ -17,7 +17,10 @@ int dray__intake_open(dray__host *host, const dray_layout *layout, dray_region *
 void dray__intake_close(dray__intake *intake);
 /* Held; -1: none yet. */
 int64_t dray__intake_version(const dray__intake *intake);
-/* Brings the memory to exactly this version. On all ranks. */
+/* A newer version that came meanwhile, and lies in this rank's staging; -1: there is none. */
+int64_t dray__intake_ready(dray__intake *intake);
+/* Brings the memory to this version; where the schedule is not exact, to this or a newer one. On
+ * all ranks. */
 int dray__intake_take(dray__intake *intake, int64_t version, dray_error *error);
 
 #endif

@@ -247,33 +247,7 @@ static int rule_policy(const dray__job *job, const dray__places *at, dray_error 
         return dray__setting_fail(at, "queue.token_cap", error,
                                   "expected at least %lld (a sample can be that long), found %lld",
                                   (long long)longest, (long long)job->queue.token_cap);
-    if (job->queue.staleness)
-        return dray__setting_fail(at, "queue.staleness", error,
-                                  "expected 0 with schedule %s, which says how old samples are, "
-                                  "found %lld",
-                                  dray__schedule_of(job).name, (long long)job->queue.staleness);
     return DRAY_OK;
-}
-
-static int rule_stream(const dray__job *job, const dray__places *at, dray_error *error)
-{
-    return !job->stream && dray__schedule_of(job).open > 1
-               ? dray__setting_fail(at, "stream", error,
-                                    "expected true with schedule %s, which has samples of several "
-                                    "steps under way, found false",
-                                    dray__schedule_of(job).name)
-               : DRAY_OK;
-}
-
-static int rule_partial(const dray__job *job, const dray__places *at, dray_error *error)
-{
-    return job->rollout.partial_tokens && dray__schedule_of(job).open == 1
-               ? dray__setting_fail(at, "rollout.partial_tokens", error,
-                                    "expected 0 with schedule %s, which waits for all samples of "
-                                    "a step in any case, found %lld",
-                                    dray__schedule_of(job).name,
-                                    (long long)job->rollout.partial_tokens)
-               : DRAY_OK;
 }
 
 /* Whole groups are claimed: what is claimed at once, and what an optimiser step takes, must be
@@ -392,10 +366,11 @@ static int rule_model(const dray__job *job, const dray__places *at, dray_error *
 static int check_rules(const dray__job *job, const dray__places *at, dray_error *error)
 {
     static const rule_fn all[] = {
-        rule_batch,       rule_data,           rule_reward,      rule_tool,           rule_clock,
-        rule_rewards,     rule_loss,           rule_capacity,    rule_capacity_bytes, rule_policy,
-        rule_partial,     rule_stream,         rule_groups,      rule_backend,        rule_metrics,
-        dray__rule_roles, dray__rule_programs, dray__rule_tasks, dray__rule_columns,  rule_model};
+        rule_batch,          rule_data,          rule_reward,         rule_tool,
+        rule_clock,          rule_rewards,       rule_loss,           rule_capacity,
+        rule_capacity_bytes, rule_policy,        rule_groups,         rule_backend,
+        rule_metrics,        dray__rule_roles,   dray__rule_schedule, dray__rule_programs,
+        dray__rule_tasks,    dray__rule_columns, rule_model};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         int rc = all[i](job, at, error);
         if (rc)
@@ -475,6 +450,8 @@ int dray__job_load(const char *path, const char *const *settings, uint32_t setti
     /* The default is the family's: of those that the engine computes, Qwen2 alone has biases. */
     if (!rc && !dray__setting_given(places, "model.qkv_bias"))
         job->model.qkv_bias = strcmp(job->model.family, "qwen2") == 0;
+    if (!rc)
+        dray__schedule_settle(job, places);
     if (!rc)
         rc = dray__roles_settle(job, places, error);
     if (!rc)

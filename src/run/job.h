@@ -44,6 +44,8 @@ typedef struct dray__job_warmup {
 
 typedef enum dray__batching { DRAY__BATCHING_CLOSED = 0, DRAY__BATCHING_CONTINUOUS } dray__batching;
 
+typedef enum dray__update { DRAY__UPDATE_BOUNDARY = 0, DRAY__UPDATE_IN_FLIGHT } dray__update;
+
 typedef struct dray__job_rollout {
     int64_t prompts, samples, micro_batch, max_new_tokens;
     int64_t partial_tokens; /* of a sample in one claim; 0: all */
@@ -139,7 +141,7 @@ typedef struct dray__job_queue {
     int64_t capacity_rows, capacity_bytes, max_attempts;
     int32_t on_loss; /* dray_on_loss; shrink_group stands for "end": a lost sample ends the run */
     int32_t policy;  /* dray_policy, of the tasks of a step */
-    int64_t token_cap, staleness;
+    int64_t token_cap;
     int32_t backend; /* dray_queue_backend */
     char *backend_address;
     char *metrics;  /* where the coordinator answers GET /metrics; "": nowhere */
@@ -184,6 +186,9 @@ typedef struct dray__job {
     int64_t seed, steps;
     int32_t schedule; /* of schedule.h */
     bool stream;      /* tasks take samples as they come, not a step's all at once */
+    int64_t staleness;
+    int32_t update; /* dray__update */
+    double fresh_share;
     dray__job_model model;
     dray__job_data data;
     dray__job_warmup warmup;

@@ -4,6 +4,7 @@
 #define DRAY_RUN_LEARN_H
 
 #include "engine/trainer.h"
+#include "run/feed.h"
 #include "run/host.h"
 #include "run/publication.h"
 #include "run/samples.h"
@@ -51,9 +52,14 @@ typedef struct dray__learner {
     bool step_due;     /* a part is in, and waits for the step to be settled */
     bool written;      /* the step has changed the parameters */
     bool finished;     /* the step is done; its last commit is not */
+    bool stopped;      /* the run was asked to end, and the step that was made is saved */
     int64_t saved;     /* step of the newest checkpoint */
-    dray__micro *kept; /* with several epochs: the step's micro-batches */
+    dray__micro *kept; /* the step's micro-batches: for several epochs, or until all are there */
     uint32_t kept_count, kept_room;
+    /* Of a step that trains what is complete first (late.c). */
+    dray__feed *feed;
+    uint32_t learned; /* of `kept`, accumulated */
+    uint32_t old;     /* samples of older versions than the newest */
     dray__step_sums sums;
 } dray__learner;
 
@@ -70,6 +76,20 @@ void dray__learner_measure(dray__host *host, const dray__micro *micro);
 json_t *dray__learner_row(const dray__host *host);
 /* The other epochs over what was kept. */
 int dray__learner_repeat(dray__host *host, dray_error *error);
+
+/* Keeps a micro-batch until the step is made; takes what it has. */
+int dray__learner_keep(dray__host *host, dray__micro *micro, dray_error *error);
+/* Samples of other versions than the schedule's are refused, whatever made them. */
+int dray__learner_check(dray__host *host, const dray_batch *batch, dray_error *error);
+
+/* Steps that train the samples that are complete first (late.c). Samples to claim now, whether
+ * only those of the newest version, and what is done with a batch of them: its log-probs by the
+ * parameters that the step begins with are computed, and as much is accumulated as the first
+ * optimiser step takes; the batch that completes the step takes all optimiser steps of the first
+ * epoch. */
+uint32_t dray__late_count(const dray__host *host);
+bool dray__late_newest(const dray__host *host);
+int dray__late_run(dray__host *host, dray_batch *batch, dray_error *error);
 
 /* Supervised training on right answers until sampling them is likely enough. With `reward`: no
  * training, only the reward that samples would get now, and the answers' mean length in tokens. */

@@ -58,14 +58,15 @@ static int add_prompt(dray__prompts *p, const dray__tokenizer *tokenizer, const 
 }
 
 int dray__prompts_make(const dray__data *data, const dray__tokenizer *tokenizer, dray__split split,
-                       uint64_t first, uint32_t count, dray__prompts *out, dray_error *error)
+                       uint64_t first, const uint32_t *groups, uint32_t count, dray__prompts *out,
+                       dray_error *error)
 {
     *out = (dray__prompts){.prompt_offsets = calloc((size_t)count + 1, sizeof(uint64_t)),
                            .answer_offsets = calloc((size_t)count + 1, sizeof(uint64_t))};
     int rc = out->prompt_offsets && out->answer_offsets ? DRAY_OK : dray__nomem(error);
     for (uint32_t i = 0; i < count && !rc; i++) {
         char *prompt, *answer;
-        rc = dray__data_get(data, split, first + i, &prompt, &answer, error);
+        rc = dray__data_get(data, split, first + (groups ? groups[i] : i), &prompt, &answer, error);
         if (rc)
             break;
         rc = add_prompt(out, tokenizer, prompt, answer, error);

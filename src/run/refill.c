@@ -36,6 +36,7 @@ typedef struct losses {
 struct dray__refiller {
     const dray__job *job;
     const dray__data *data;
+    const dray__feed *feed;
     const dray__tokenizer *tokenizer;
     dray_queue *queue; /* its own */
     pthread_t thread;
@@ -105,9 +106,10 @@ static bool choose(const dray__refiller *self, const losses *of, const dray_refi
 {
     bool eval = strncmp(refill->partition, "eval", 4) == 0;
     const replaced *before = find(of, refill->group);
-    *prompt =
-        dray__prompt_index(self->job, eval ? &dray__partition_of_eval : &dray__partition_of_step,
-                           of->step, refill->group);
+    *prompt = eval
+                  ? dray__prompt_index(self->job, &dray__partition_of_eval, of->step, refill->group)
+                  : dray__prompt_index(self->job, &dray__partition_of_step, of->step,
+                                       dray__feed_group(self->feed, of->step, refill->group));
     if (eval)
         return true;
     bool whole = refill->rows == (uint32_t)self->job->rollout.samples;
@@ -124,7 +126,7 @@ static int insert(dray__refiller *self, const dray_refill *refill, const char *k
     const dray__partition_kind *of =
         strcmp(kind, "eval") == 0 ? &dray__partition_of_eval : &dray__partition_of_step;
     dray__prompts p;
-    int rc = dray__prompts_make(self->data, self->tokenizer, of->split, prompt, 1, &p, error);
+    int rc = dray__prompts_make(self->data, self->tokenizer, of->split, prompt, NULL, 1, &p, error);
     if (rc)
         return rc;
     dray_column_data columns[2];
@@ -206,14 +208,15 @@ static void refiller_free(dray__refiller *self)
     free(self);
 }
 
-int dray__refiller_start(dray__host *host, const dray__data *data, dray__refiller **out,
-                         dray_error *error)
+int dray__refiller_start(dray__host *host, const dray__data *data, const dray__feed *feed,
+                         dray__refiller **out, dray_error *error)
 {
     dray__refiller *self = calloc(1, sizeof(*self));
     if (!self)
         return dray__nomem(error);
     self->job = host->job;
     self->data = data;
+    self->feed = feed;
     self->tokenizer = host->tokenizer;
     int rc = dray__job_queue_open(host->context, host->job, &self->queue, error);
     if (!rc)

@@ -31,6 +31,7 @@ struct dray__rollout {
     uint64_t budget;      /* tokens that a claim gives a row; 0: all */
     visit *visits;
     bool entered; /* the span of what is under way: what the rank does meanwhile lies within it */
+    uint64_t finished;
 };
 
 int dray__rollout_open(dray__host *host, dray__generator *generator, dray__rollout **out,
@@ -90,6 +91,11 @@ uint32_t dray__rollout_room(const dray__rollout *self)
     if (!self->continuous)
         return (uint32_t)self->host->job->rollout.micro_batch;
     return dray__sampler_free_slots(self->sampler) < self->unit ? 0 : self->unit;
+}
+
+uint64_t dray__rollout_finished(const dray__rollout *self)
+{
+    return self->finished;
 }
 
 bool dray__rollout_busy(const dray__rollout *self)
@@ -302,6 +308,17 @@ static int set_outputs(const dray__rollout *self, const visit *v, dray_error *er
     return rc;
 }
 
+/* A run that is stopped clears what is under way: nobody wants it any more. */
+static int commit(const dray__rollout *self, const visit *v, dray_error *error)
+{
+    int rc = dray_batch_commit(v->batch, error);
+    if (!rc) {
+        dray__fault_record("rollout", v->batch, v->step, self->host->options.first_step);
+        dray__fault_at("committed", v->step);
+    }
+    return rc == DRAY_EGONE ? DRAY_OK : rc;
+}
+
 static int leave(dray__rollout *self, visit *v, dray_error *error)
 {
     int rc = DRAY_OK;
@@ -312,25 +329,32 @@ static int leave(dray__rollout *self, visit *v, dray_error *error)
     dray__fault_at("generated", v->step);
     if (v->batch)
         rc = set_outputs(self, v, error);
-    if (!rc && v->batch && self->continuous) {
-        rc = dray_batch_commit(v->batch, error);
-        if (!rc) {
-            dray__fault_record("rollout", v->batch, v->step, self->host->options.first_step);
-            dray__fault_at("committed", v->step);
-        }
+    if (v->batch && self->continuous) {
+        rc = rc ? rc : commit(self, v, error);
         dray_batch_free(v->batch);
     }
     for (uint32_t i = 0; i < v->rows; i++) {
         if (self->turns)
             dray__turns_leave(self->turns, v->slots[i]);
+        dray__sampled made = dray__sampler_look(self->sampler, v->slots[i]);
+        self->finished += made.finish != DRAY__FINISH_NOT_YET;
         dray__sampler_remove(self->sampler, v->slots[i]);
     }
     visit_free(v);
     return rc;
 }
 
+static void pause_if_done(dray__rollout *self)
+{
+    if (self->entered && !self->visits)
+        dray_trace_leave();
+    self->entered &= self->visits != NULL;
+}
+
 int dray__rollout_turn(dray__rollout *self, dray_error *error)
 {
+    if (!self->visits)
+        return DRAY_OK;
     int rc = self->turns ? dray__turns_step(self->turns, self->visits->step, error)
                          : dray__sampler_step(self->sampler, error);
     for (visit **at = &self->visits; !rc && *at;) {
@@ -342,10 +366,8 @@ int dray__rollout_turn(dray__rollout *self, dray_error *error)
             at = &v->next;
         }
     }
-    if (!rc && !self->visits) {
-        self->entered = false;
-        dray_trace_leave();
-    }
+    if (!rc)
+        pause_if_done(self);
     return rc;
 }
 
@@ -354,5 +376,17 @@ int dray__rollout_drain(dray__rollout *self, dray_error *error)
     int rc = DRAY_OK;
     while (!rc && self->visits)
         rc = dray__rollout_turn(self, error);
+    return rc;
+}
+
+int dray__rollout_cut(dray__rollout *self, dray_error *error)
+{
+    int rc = DRAY_OK;
+    while (!rc && self->visits) {
+        visit *v = self->visits;
+        self->visits = v->next;
+        rc = leave(self, v, error);
+    }
+    pause_if_done(self);
     return rc;
 }

@@ -22,6 +22,8 @@ void dray__rollout_close(dray__rollout *rollout);
 
 /* Rows to claim now. */
 uint32_t dray__rollout_room(const dray__rollout *rollout);
+/* Samples that were finished so far. */
+uint64_t dray__rollout_finished(const dray__rollout *rollout);
 /* Rows are under way. */
 bool dray__rollout_busy(const dray__rollout *rollout);
 /* The generator's weights are those of `version` now: rows under way go on with them. */
@@ -36,6 +38,10 @@ int dray__rollout_take(dray__rollout *rollout, dray_batch *batch, int64_t step, 
 int dray__rollout_turn(dray__rollout *rollout, dray_error *error);
 /* Turns until no row is under way. */
 int dray__rollout_drain(dray__rollout *rollout, dray_error *error);
+/* Puts all rows that are under way back as far as they are: they stay open, and are claimed again
+ * before new ones. With batching continuous. */
+int dray__rollout_cut(dray__rollout *rollout, dray_error *error);
+
 /* Each sample draws from a stream of its own, named by step and slot (less than 2^24); so does one
  * that takes the place of a lost one. malloc'ed. */
 uint64_t *dray__rollout_streams(const dray_batch *batch, int64_t step);

@@ -5,6 +5,7 @@
 #define DRAY_RUN_SCHEDULE_H
 
 #include "run/job.h"
+#include "run/settings.h"
 
 enum { DRAY__KEPT_MOST = 2 };
 
@@ -14,14 +15,29 @@ typedef struct dray__schedule {
     int64_t newest, oldest;
     int64_t open; /* steps whose prompts are in the queue at once, with the one that is trained */
     int64_t kept; /* versions that can be read at once, the newest ones: from 1 to KEPT_MOST */
+    /* Engines take exactly the version that a step's samples need. Else any that is allowed, the
+     * newest one as soon as they may, and never an older one than they have. */
+    bool exact;
+    /* A step trains the samples that are complete first, in whole groups, whichever step's prompts
+     * they answer. Else those of its own prompts. */
+    bool first_complete;
+    /* At most so many engines take weights at once that the others make as much as is trained. */
+    bool in_turns;
 } dray__schedule;
 
 /* The words of a job file, and the lines of the table that they stand for. */
 #define DRAY__SCHEDULE_WORDS(WORD)                                                                 \
     WORD("sync", DRAY__SCHEDULE_SYNC)                                                              \
-    WORD("one_step_async", DRAY__SCHEDULE_ONE_STEP)
+    WORD("one_step_async", DRAY__SCHEDULE_ONE_STEP)                                                \
+    WORD("rolling", DRAY__SCHEDULE_ROLLING)                                                        \
+    WORD("async", DRAY__SCHEDULE_ASYNC)
 
-enum { DRAY__SCHEDULE_SYNC = 0, DRAY__SCHEDULE_ONE_STEP };
+enum {
+    DRAY__SCHEDULE_SYNC = 0,
+    DRAY__SCHEDULE_ONE_STEP,
+    DRAY__SCHEDULE_ROLLING,
+    DRAY__SCHEDULE_ASYNC
+};
 
 /* The job's, with what its settings say of it. */
 dray__schedule dray__schedule_of(const dray__job *job);
@@ -36,5 +52,14 @@ int64_t dray__schedule_first_step(const dray__job *job, int64_t version);
 dray__versions dray__schedule_versions(const dray__job *job, int64_t step);
 /* How many versions a sample may be behind the one that its step begins with. */
 int64_t dray__schedule_staleness(const dray__job *job);
+/* Instances of roles that generate. */
+int64_t dray__schedule_engines(const dray__job *job);
+/* Samples of a step that must be of the newest version that it may have (fresh_share). */
+int64_t dray__schedule_fresh(const dray__job *job);
+
+/* The defaults that depend on it. */
+void dray__schedule_settle(dray__job *job, const dray__places *at);
+/* The rules of a job file that are about its schedule. DRAY_EINVALID, with the line. */
+int dray__rule_schedule(const dray__job *job, const dray__places *at, dray_error *error);
 
 #endif

@@ -25,6 +25,9 @@ static const dray__word tools[] = {{"none", DRAY__TOOL_NONE, NULL},
                                    {"calculator", DRAY__TOOL_CALCULATOR, NULL},
                                    {"command", DRAY__TOOL_COMMAND, NULL},
                                    {NULL, 0, NULL}};
+static const dray__word updates[] = {{"boundary", DRAY__UPDATE_BOUNDARY, NULL},
+                                     {"in_flight", DRAY__UPDATE_IN_FLIGHT, NULL},
+                                     {NULL, 0, NULL}};
 static const dray__word rules[] = {{"exact_match", DRAY__RULE_EXACT_MATCH, NULL},
                                    {"command", DRAY__RULE_COMMAND, NULL},
                                    {NULL, 0, NULL}};
@@ -178,6 +181,19 @@ const dray__setting dray__settings[] = {
     BOOL(stream, true,
          "`false`: each task behind `rollout` waits until all samples of a step are there for it "
          "(the classical baseline; `sync` alone)"),
+    INT(staleness, 0, 0, 64,
+        "with `async` (where it is not given: 1): versions that the oldest token of a sample may "
+        "be behind the one that its step begins with. What is older is dropped, and made anew from "
+        "its own prompt"),
+    WORD(update, boundary, updates,
+         "with `rolling` and `async`, when an engine takes newer weights. `boundary`: between "
+         "micro-batches, or (`rollout.batching: continuous`) when the samples under way are "
+         "finished, and no new ones are begun until then; `in_flight`: at once: the samples under "
+         "way are cut, and go on with the new weights"),
+    REAL(fresh_share, 0, 0, 1,
+         "with `rolling` and `async`: the share of a step's samples that must be of the newest "
+         "version "
+         "that it may have; in `async` the last `staleness` steps get what is left"),
     INT(steps, 400, 1, 1e6, "training steps"),
 
     PATH(model.checkpoint, "",
@@ -367,9 +383,6 @@ const dray__setting dray__settings[] = {
         "is ready first. Advantages are of whole groups in any case"),
     INT(queue.token_cap, 0, 0, 1e9,
         "with `token_balanced`: tokens of a micro-batch, prompts with responses; 0: no cap"),
-    INT(queue.staleness, 0, 0, 1000,
-        "versions that a sample may be behind the one that is trained; older ones are dropped and "
-        "replaced. `sync` is on-policy: only 0"),
     WORD(queue.backend, builtin, backends, "where the bytes lie ([queue](queue.md))"),
     TEXT(queue.backend_address, "", "of `redis`: `unix:/path` or `tcp:HOST:PORT`"),
     WORD(queue.durability, none, durabilities,
@@ -396,4 +409,5 @@ const dray__setting dray__settings[] = {
     END};
 #undef STRUCT
 
-const char *const dray__settings_renamed[][2] = {{"hosts", "roles"}, {NULL, NULL}};
+const char *const dray__settings_renamed[][2] = {
+    {"hosts", "roles"}, {"queue.staleness", "staleness"}, {NULL, NULL}};

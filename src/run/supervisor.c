@@ -112,7 +112,9 @@ static const char *saved_queue(const supervisor *s, char path[PATH_MAX])
     return saved && access(path, R_OK) == 0 ? path : NULL;
 }
 
-static int go_back(const supervisor *s, dray_error *error)
+/* The queue as the run begins with it: of a run that goes on as its checkpoint says, and admitting
+ * rollout by the version that the run begins with. */
+static int begin_queue(const supervisor *s, dray_error *error)
 {
     dray_options options = DRAY_OPTIONS_INIT;
     dray_context *context = NULL;
@@ -120,6 +122,7 @@ static int go_back(const supervisor *s, dray_error *error)
     char path[PATH_MAX];
     void *cursor = NULL;
     size_t size = 0;
+    json_t *state = NULL, *card = NULL;
     options.address = s->address;
     options.name = "supervisor";
     options.timeout_ns = dray__job_wait_ns(s->job);
@@ -129,25 +132,35 @@ static int go_back(const supervisor *s, dray_error *error)
     if (!rc)
         rc = dray__checkpoint_cursor(s->folder.path, s->folder.first_step, &cursor, &size, error);
     if (!rc)
-        rc = dray__driver_resume(queue, cursor, size, s->folder.eval_from <= s->folder.first_step,
-                                 error);
+        rc = dray__driver_resume(queue, s->job, cursor, size,
+                                 s->folder.eval_from <= s->folder.first_step, error);
+    if (!rc)
+        rc = dray__driver_admit(queue, s->job, s->folder.first_step, error);
+    if (!rc)
+        rc = dray__queue_state(queue, &state, error);
+    if (!rc)
+        rc = dray__checkpoint_feed(s->folder.path, s->folder.first_step, &card, error);
+    if (!rc)
+        rc = dray__feed_begin(s->job, s->folder.path, card, state, error);
+    json_decref(card);
+    json_decref(state);
     free(cursor);
     dray_queue_close(queue);
     dray_close(context);
     return rc;
 }
 
-typedef struct going_back {
+typedef struct beginning {
     const supervisor *s;
     int rc;
     dray_error error;
     atomic_bool done;
-} going_back;
+} beginning;
 
-static void *go_back_main(void *user)
+static void *begin_main(void *user)
 {
-    going_back *g = user;
-    g->rc = go_back(g->s, &g->error);
+    beginning *g = user;
+    g->rc = begin_queue(g->s, &g->error);
     atomic_store(&g->done, true);
     return NULL;
 }
@@ -160,11 +173,11 @@ static void turn_loop(const supervisor *s, int64_t us)
 }
 
 /* In a thread: the bytes of what is restored go into this process's keeper meanwhile. */
-static int go_back_beside(const supervisor *s, dray_error *error)
+static int begin_beside(const supervisor *s, dray_error *error)
 {
-    going_back g = {.s = s};
+    beginning g = {.s = s};
     pthread_t thread;
-    int problem = pthread_create(&thread, NULL, go_back_main, &g);
+    int problem = pthread_create(&thread, NULL, begin_main, &g);
     if (problem)
         return dray__fail_errno(error, problem, "supervisor: no thread");
     while (!atomic_load(&g.done))
@@ -382,8 +395,8 @@ static int start_all(supervisor *s, dray_error *error)
     int rc = start_coordinator(s, error);
     if (!rc)
         rc = wait_for_coordinator(s, patience_of(s), error);
-    if (!rc && s->folder.resumed)
-        rc = go_back_beside(s, error);
+    if (!rc)
+        rc = begin_beside(s, error);
     if (!rc)
         rc = dray__reporter_start(&s->folder, s->job, s->address, s->options->json, &s->reporter,
                                   error);

@@ -1,5 +1,7 @@
 #include "run/tasks.h"
 
+#include "base/error.h"
+#include "base/json.h"
 #include "run/columns.h"
 #include "run/host.h"
 #include "run/schedule.h"
@@ -69,6 +71,7 @@ const dray__task_kind dray__tasks[DRAY__TASK_COUNT] = {
      .policy = DRAY_POLICY_ORDERED,
      .count = dray__actor_count,
      .version = dray__trainer_version,
+     .newest = dray__actor_newest,
      .partition = dray__trainer_partition,
      .run = dray__actor_run,
      .after = dray__actor_after},
@@ -92,16 +95,19 @@ const dray__task_kind *dray__task_find(const char *name)
     return strcmp(dray__task_score.name, name) == 0 ? &dray__task_score : NULL;
 }
 
-/* Each is the column of the task beside it, or of none. */
+/* Each is the column of the task beside it, or of none. Where a step's samples are not known before
+ * they are trained, the actor itself computes the log-probs that the step begins with. */
 bool dray__job_has(const dray__job *job, const char *name)
 {
     const struct {
         const char *task, *column;
         bool here;
-    } some[] = {{"reference", "ref_log_prob", job->reference.enabled},
-                {"old_log_prob", "old_log_prob", job->actor.old_log_prob == DRAY__OLD_TRAINER},
-                {"", "response_mask", job->tool.kind != DRAY__TOOL_NONE},
-                {"", "rewards", job->reward_count > 0}};
+    } some[] = {
+        {"reference", "ref_log_prob", job->reference.enabled},
+        {"old_log_prob", "old_log_prob",
+         job->actor.old_log_prob == DRAY__OLD_TRAINER && !dray__schedule_of(job).first_complete},
+        {"", "response_mask", job->tool.kind != DRAY__TOOL_NONE},
+        {"", "rewards", job->reward_count > 0}};
     for (size_t i = 0; i < sizeof(some) / sizeof(some[0]); i++)
         if (strcmp(some[i].task, name) == 0 || strcmp(some[i].column, name) == 0)
             return some[i].here;
@@ -162,9 +168,36 @@ int dray__job_queue_open(dray_context *context, const dray__job *job, dray_queue
     return dray__job_queue_restore(context, job, NULL, out, error);
 }
 
-/* Advantages are of whole groups, whatever the order. */
+int dray__queue_state(dray_queue *queue, json_t **out, dray_error *error)
+{
+    char *text = NULL;
+    *out = NULL;
+    int rc = dray_queue_status(queue, &text, error);
+    if (!rc)
+        rc = dray__json_parse(text, strlen(text), "queue status", out, error);
+    free(text);
+    return rc;
+}
+
+int dray__queue_version(dray_queue *queue, int64_t *version, dray_error *error)
+{
+    json_t *status;
+    int rc = dray__queue_state(queue, &status, error);
+    const json_t *reached = json_object_get(json_object_get(status, "admission"), "version");
+    if (!rc && !json_is_integer(reached))
+        rc = dray__fail(error, DRAY_EINTERNAL, "the queue admits samples by no version");
+    if (!rc)
+        *version = json_integer_value(reached);
+    json_decref(status);
+    return rc;
+}
+
+/* Advantages are of whole groups, whatever the order; so is what is trained first complete. */
 static int32_t policy_of(const dray__job *job, const dray__task_kind *kind)
 {
+    bool groups = strcmp(kind->name, "advantage") == 0 || strcmp(kind->name, "actor") == 0;
+    if (kind->policy == DRAY_POLICY_ORDERED && dray__schedule_of(job).first_complete)
+        return groups ? DRAY_POLICY_GROUP : DRAY_POLICY_FIFO;
     if (kind->policy != DRAY_POLICY_ORDERED || job->queue.policy == DRAY_POLICY_ORDERED)
         return kind->policy;
     if (strcmp(kind->name, "advantage") == 0)
@@ -183,9 +216,14 @@ void dray__task_claim(const dray__host *host, const dray__task_kind *kind, uint3
     out->policy = policy_of(job, kind);
     out->timeout_ns = host->wait_ns;
     out->token_cap = out->policy == DRAY_POLICY_TOKEN_BALANCED ? (uint64_t)job->queue.token_cap : 0;
+    out->up_to = dray__schedule_of(job).first_complete && kind->policy == DRAY_POLICY_ORDERED;
     out->fresh = kind->version != NULL;
     out->staleness = (uint32_t)dray__schedule_staleness(job);
     out->version = kind->version ? (uint64_t)kind->version(host) : 0;
+    if (kind->newest && kind->newest(host)) {
+        out->fresh = DRAY_FRESH_LEFT;
+        out->staleness = 0;
+    }
     /* The next step's samples are there, too; its old log-probs are of parameters that are not. */
     out->partition = kind->partition ? kind->partition(host) : NULL;
 }

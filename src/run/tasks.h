@@ -7,6 +7,7 @@
 #include "run/job.h"
 
 #include <dray/queue.h>
+#include <jansson.h>
 
 typedef struct dray__host dray__host;
 
@@ -27,6 +28,8 @@ typedef struct dray__task_kind {
     uint32_t (*count)(const dray__host *host);
     /* The version that consumes: older samples are dropped (queue.staleness). NULL: none are. */
     int64_t (*version)(const dray__host *host);
+    /* Samples of that version alone are claimed, and older ones left. NULL: never. */
+    bool (*newest)(const dray__host *host);
     /* The partition that is claimed from; NULL, or one that returns NULL: any. */
     const char *(*partition)(const dray__host *host);
     /* What needs no turn on the role's devices (turn.h): before that is waited for, on all ranks.
@@ -60,6 +63,11 @@ int dray__job_queue_open(dray_context *context, const dray__job *job, dray_queue
 int dray__job_queue_restore(dray_context *context, const dray__job *job, const char *path,
                             dray_queue **out, dray_error *error);
 
+/* dray_queue_status, read; *out is the caller's, NULL where it fails. */
+int dray__queue_state(dray_queue *queue, json_t **out, dray_error *error);
+/* The version that the trainer has published, where the queue admits samples by it. */
+int dray__queue_version(dray_queue *queue, int64_t *version, dray_error *error);
+
 /* What a host claims next for the task: `rows` rows. */
 void dray__task_claim(const dray__host *host, const dray__task_kind *kind, uint32_t rows,
                       dray_claim_options *out);
@@ -84,6 +92,7 @@ uint32_t dray__old_log_prob_count(const dray__host *host);
 int dray__old_log_prob_run(dray__host *host, dray_batch *batch, dray_error *error);
 uint32_t dray__actor_count(const dray__host *host);
 int64_t dray__trainer_version(const dray__host *host);
+bool dray__actor_newest(const dray__host *host);
 const char *dray__trainer_partition(const dray__host *host);
 int dray__actor_run(dray__host *host, dray_batch *batch, dray_error *error);
 int dray__actor_after(dray__host *host, dray_error *error);

@@ -62,7 +62,7 @@ static int begin(dray__host *host, dray_error *error)
     if (!rc)
         dray__trainer_forget(self->trainer);
     if (!rc)
-        rc = dray__checkpoint_save(host, self->trainer, NULL, 0, error);
+        rc = dray__checkpoint_save(host, self->trainer, NULL, NULL, 0, error);
     dray__fault_at("after_warmup", 0);
     return rc;
 }
@@ -98,6 +98,9 @@ static int trainer_open(dray__host *host, dray_error *error)
     begin_step(self, host->options.first_step + 1);
     dray__checkpoint_open(host);
     int rc = open_trainer(host, self, error);
+    if (!rc && dray__schedule_of(host->job).first_complete)
+        rc = dray__feed_open(host->job, host->options.folder, host->options.first_step, &self->feed,
+                             error);
     if (!rc) /* warm-up is work, too */
         rc = dray__turn_begin(host, -1, error);
     if (!rc)
@@ -121,8 +124,8 @@ static int trainer_finish(dray__host *host, dray_error *error)
     dray__learner *self = host->state;
     return self->saved == self->step - 1
                ? DRAY_OK
-               : dray__checkpoint_save(host, self->trainer, self->publication, self->step - 1,
-                                       error);
+               : dray__checkpoint_save(host, self->trainer, self->publication, self->feed,
+                                       self->step - 1, error);
 }
 
 static void trainer_close(dray__host *host)
@@ -133,6 +136,7 @@ static void trainer_close(dray__host *host)
     for (uint32_t i = 0; i < self->kept_count; i++)
         dray__micro_free(&self->kept[i]);
     free(self->kept);
+    dray__feed_close(self->feed);
     dray__publication_close(self->publication);
     dray__trainer_close(self->trainer);
     free(self);
@@ -150,10 +154,23 @@ static int finish_step(dray__host *host, dray_error *error)
     int rc = dray__learner_repeat(host, error);
     if (!rc)
         rc = dray__publication_put(self->publication, self->step, error);
+    if (!rc && dray__host_leads(host) && !dray__schedule_of(host->job).exact)
+        rc = dray_queue_version(host->queue, (uint64_t)self->step, error);
     if (!rc && dray__host_leads(host))
         rc = dray__host_report(host, "step", dray__learner_row(host), error);
     self->finished = true;
     return rc;
+}
+
+/* Where a step's samples are of any prompts, those of the next step are under way: they are left.
+ * The driver, which sees that the queue has ended, clears them. */
+static int stop_if_asked(dray__host *host, dray_error *error)
+{
+    dray__learner *self = host->state;
+    if (!self->feed || !dray__host_leads(host) || !dray__host_stopping(host))
+        return DRAY_OK;
+    self->stopped = true;
+    return dray_queue_end(host->queue, error);
 }
 
 int dray__actor_after(dray__host *host, dray_error *error)
@@ -166,12 +183,19 @@ int dray__actor_after(dray__host *host, dray_error *error)
     begin_step(self, done + 1);
     self->rows = 0;
     self->settled = self->step_due = self->written = self->finished = false;
+    self->learned = self->old = 0;
     self->sums = (dray__step_sums){0};
-    if (done % host->job->checkpoint.every != 0 && done != host->job->steps)
-        return dray__checkpoint_pass(host, done, error);
-    self->saved = done;
-    int rc = dray__turn_end(host, error); /* files need no device */
-    return rc ? rc : dray__checkpoint_save(host, self->trainer, self->publication, done, error);
+    int rc = DRAY_OK;
+    if (done % host->job->checkpoint.every != 0 && done != host->job->steps) {
+        rc = dray__checkpoint_pass(host, done, error);
+    } else {
+        self->saved = done;
+        rc = dray__turn_end(host, error); /* files need no device */
+        if (!rc)
+            rc = dray__checkpoint_save(host, self->trainer, self->publication, self->feed, done,
+                                       error);
+    }
+    return rc ? rc : stop_if_asked(host, error);
 }
 
 /* ---- tasks ----------------------------------------------------------------------------------- */
@@ -190,7 +214,7 @@ int64_t dray__trainer_version(const dray__host *host)
 const char *dray__trainer_partition(const dray__host *host)
 {
     const dray__learner *self = host->state;
-    return dray__schedule_of(host->job).open > 1 ? self->partition : NULL;
+    return dray__schedule_of(host->job).open > 1 && !self->feed ? self->partition : NULL;
 }
 
 uint32_t dray__old_log_prob_count(const dray__host *host)
@@ -203,9 +227,17 @@ uint32_t dray__old_log_prob_count(const dray__host *host)
 uint32_t dray__actor_count(const dray__host *host)
 {
     const dray__learner *self = host->state;
+    if (self->feed)
+        return dray__late_count(host);
     bool first_part = self->rows < dray__learner_part(host->job);
     return first_part || self->settled ? dray__learner_micro(host->job)
                                        : batch_of(host) - self->rows;
+}
+
+bool dray__actor_newest(const dray__host *host)
+{
+    const dray__learner *self = host->state;
+    return self->feed && dray__late_newest(host);
 }
 
 static int check_step(const dray__host *host, const dray_batch *batch, dray_error *error)
@@ -263,8 +295,7 @@ int dray__old_log_prob_run(dray__host *host, dray_batch *batch, dray_error *erro
     return rc;
 }
 
-/* Samples of other versions than the schedule's are refused, whatever made them. */
-static int check_versions(dray__host *host, const dray_batch *batch, dray_error *error)
+int dray__learner_check(dray__host *host, const dray_batch *batch, dray_error *error)
 {
     const dray__learner *self = host->state;
     dray__versions right = dray__schedule_versions(host->job, self->step);
@@ -282,14 +313,9 @@ static int check_versions(dray__host *host, const dray_batch *batch, dray_error 
     return rc;
 }
 
-/* Keeps the micro-batch for the next epoch, or ends it. */
-static int keep(dray__host *host, dray__micro *micro, dray_error *error)
+int dray__learner_keep(dray__host *host, dray__micro *micro, dray_error *error)
 {
     dray__learner *self = host->state;
-    if (host->job->actor.epochs == 1) {
-        dray__micro_free(micro);
-        return DRAY_OK;
-    }
     if (self->kept_count == self->kept_room) {
         uint32_t room = self->kept_room ? 2 * self->kept_room : 16;
         dray__micro *kept = realloc(self->kept, room * sizeof(*kept));
@@ -299,6 +325,7 @@ static int keep(dray__host *host, dray__micro *micro, dray_error *error)
         self->kept_room = room;
     }
     self->kept[self->kept_count++] = *micro;
+    *micro = (dray__micro){0};
     return DRAY_OK;
 }
 
@@ -319,12 +346,10 @@ static int learn(dray__host *host, const dray_batch *batch, dray__micro *whole, 
     }
     if (!rc)
         rc = dray__learner_accumulate(host, &micro, error);
-    if (!rc) {
-        self->rows += rows;
-        rc = keep(host, &micro, error);
-    }
-    if (rc)
-        dray__micro_free(&micro);
+    self->rows += rc ? 0 : rows;
+    if (!rc && host->job->actor.epochs > 1)
+        rc = dray__learner_keep(host, &micro, error);
+    dray__micro_free(&micro);
     return rc;
 }
 
@@ -341,7 +366,7 @@ static bool settle(dray__host *host, const dray_batch *batch)
     return all;
 }
 
-int dray__actor_run(dray__host *host, dray_batch *batch, dray_error *error)
+static int train_in_order(dray__host *host, dray_batch *batch, dray_error *error)
 {
     dray__learner *self = host->state;
     dray__micro whole = {0};
@@ -352,7 +377,7 @@ int dray__actor_run(dray__host *host, dray_batch *batch, dray_error *error)
     if (!rc)
         rc = step_if_due(host, error);
     if (!rc)
-        rc = check_versions(host, batch, error);
+        rc = dray__learner_check(host, batch, error);
     if (!rc)
         rc = dray__micro_read(batch, host->job, &whole, error);
     if (!rc)
@@ -364,8 +389,12 @@ int dray__actor_run(dray__host *host, dray_batch *batch, dray_error *error)
     if (rc)
         return rc;
     self->step_due = self->rows % dray__learner_part(host->job) == 0;
-    if (self->rows < batch_of(host))
-        return DRAY_OK;
-    rc = step_if_due(host, error);
-    return rc ? rc : finish_step(host, error);
+    return self->rows < batch_of(host) ? DRAY_OK : step_if_due(host, error);
+}
+
+int dray__actor_run(dray__host *host, dray_batch *batch, dray_error *error)
+{
+    dray__learner *self = host->state;
+    int rc = self->feed ? dray__late_run(host, batch, error) : train_in_order(host, batch, error);
+    return rc || self->rows < batch_of(host) || host->put_back ? rc : finish_step(host, error);
 }

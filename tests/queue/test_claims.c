@@ -127,7 +127,8 @@ static void test_rows_stay_fresh_to_the_last_version(void **state)
         tags[i] = (dray__new_tag){i, DRAY_TAG_VERSION, i};
     insert(VERSIONS, 1, tags, VERSIONS);
     dray__want want = want_of(DRAY_POLICY_FIFO, VERSIONS);
-    want.up_to = want.fresh = true;
+    want.up_to = true;
+    want.fresh = DRAY_FRESH_DROP;
     want.version = 5;
     want.staleness = 2;
     OK(claim(&want, 1, &got));

@@ -90,7 +90,6 @@ check(done.returncode == 0, f"a small queue, and no checkpoint for six steps: {d
 TINY = TINY[:TINY.index("queue:")]
 lines = TINY.count("\n")
 for setting, message in (
-        ("staleness: 2", "queue.staleness: expected 0 with schedule sync"),
         ("token_cap: 64", "queue.token_cap: expected 0 without policy token_balanced"),
         ("{policy: token_balanced, token_cap: 7}", "queue.token_cap: expected at least 8"),
         ("policy: prority", "did you mean 'priority'"),
