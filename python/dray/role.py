@@ -44,7 +44,7 @@ from .weights import Context, Publisher, Subscriber
 _INVALID, _END, _STALE, _GONE = (-1 - _l.CODES.index(name) for name in ("INVALID", "END", "STALE", "GONE"))
 _MODEL = "policy"   # under which trainers of a run publish, and engines subscribe
 _MICRO = 32         # rows a claim, where neither the call nor the job says
-_FLUSH = 5.0        # seconds between writes of the timeline
+_FLUSH = 1.0        # seconds between writes of the timeline
 _WORDS = {
     "DRAY_ADDRESS": "where the coordinator is", "DRAY_RUN": "the folder of the run",
     "DRAY_CONFIG": "the job as resolved, a JSON file", "DRAY_TASK": "for which tasks this program claims",
@@ -142,7 +142,7 @@ class Role:
         self.world, self.step = _number("WORLD_SIZE", 1), _number("DRAY_STEP", 0)
         self._config = self._queue = self._group = None
         self._hand, self._contexts, self.lost = [], {}, 0
-        self._flushed = time.monotonic()
+        self._flushed, self._traced = time.monotonic(), False
         self._stopping = self._waiting = False
         if timeout is None:
             limits = self.config.get("limits", {}) if os.environ.get("DRAY_CONFIG") else {}
@@ -156,6 +156,16 @@ class Role:
         if folder and os.path.isdir(os.path.join(folder, "trace")):
             name = f"{self.group}-{self.rank}".replace("/", "-")
             _t.open(os.path.join(folder, "trace", f"{name}-{self.epoch}.spans"), f"{self.group} {self.rank}")
+            _t.enter("open")
+            self._traced = True
+
+    def _does(self, name, step=-1, rows=-1):
+        """What this process does from here on, for the timeline: there is one span around all others, so
+        that no time is without one. rows: of what it has done until now."""
+        if self._traced:
+            _t.worked(rows)
+            _t.leave()
+            _t.enter(name, step)
 
     # ---- the environment
 
@@ -234,12 +244,16 @@ class Role:
 
     def close(self) -> None:
         """Gives back what is claimed, and ends the sessions."""
+        self._does("close")
         self._drop()
         if self._queue is not None:
             self._queue.close()
         for context in self._contexts.values():
             context.close()
         self._contexts = {}
+        if self._traced:
+            _t.leave()
+            self._traced = False
         if _t.is_on():
             _t.flush()
 
@@ -312,7 +326,7 @@ class Role:
         if not names:
             yield None
             return
-        with _t.span("wait for lease", kind="wait"):
+        with _t.span("wait for lease", kind="wait", cause="lease"):
             held = self._wait_for_lease(names)
         try:
             yield held
@@ -354,12 +368,15 @@ class Role:
         """Rank 0's, on all ranks."""
         import torch.distributed as dist
         box, group = [told], self._gloo()
-        dist.broadcast_object_list(box, src=0, group=group)
+        with _t.span("wait for ranks", kind="wait", cause="ranks"):
+            dist.broadcast_object_list(box, src=0, group=group)
         return box[0]
 
     def _meet(self) -> None:
         import torch.distributed as dist
-        dist.barrier(self._gloo())
+        group = self._gloo()
+        with _t.span("wait for ranks", kind="wait", cause="ranks"):
+            dist.barrier(group)
 
     # ---- batches
 
@@ -373,7 +390,7 @@ class Role:
             try:
                 if self._stopping and at_once:
                     return None
-                with _t.span("wait for samples", kind="wait"):
+                with _t.span("wait for samples", kind="wait", cause="samples"):
                     return queue._claim_any(options, 0 if self._stopping else None)
             except _Stop:
                 continue
@@ -460,11 +477,15 @@ class Role:
 
     def _batches(self, options, columns, how):
         self._drop()
+        self._does("loop")
         while (batch := self._claim(options, how)) is not None:
             self._hand.append(batch)
             for name in columns:
                 batch[name]
+            rows = batch.rows
+            self._does(batch.task)
             yield batch
+            self._does("loop", rows=rows)
             try:
                 self._settle()
             except DrayError as error:
@@ -546,6 +567,7 @@ class Role:
 
     def _steps(self, publisher, plan, ready):
         self._drop()
+        self._does("loop")
         admits = self.rank == 0 and self.queue.status().get("admission") is not None
         saved = number = self.step
         if number == 0:
@@ -557,6 +579,7 @@ class Role:
             if not step._take():
                 break
             yield step
+            self._does("loop")
             step._check()
             number = step.number
             publisher.publish(number)
@@ -621,7 +644,8 @@ class Role:
         files = {}
         if self.rank == 0:
             files[CURSOR] = self.queue.cursor(number)
-        plan.save(number, files)
+        with _t.span("checkpoint", number, "transfer"):
+            plan.save(number, files)
         if self.rank == 0:
             self.queue.covered(files[CURSOR])
             self.report("checkpoint", step=number)
@@ -677,7 +701,11 @@ class Step:
                 raise RunEnded(f"the run ended in step {self.number}, of which {self.rows} of "
                                f"{self._plan.rows} rows were there")
             batch, self._next = self._next, None
+            rows = batch.rows
+            self._role._does(self._plan.task, self.number)
             yield batch
+            self._role._does("loop", rows=rows)
+        self._role._does("step", self.number)
 
     def _check(self):
         if self._next is not None or self.rows < self._plan.rows:

@@ -16,6 +16,8 @@ from . import _library as _l
 from ._library import call, library
 
 KINDS = ("busy", "wait", "transfer")
+CAUSES = ("unknown", "samples", "weights", "readers", "ranks", "admission", "capacity", "tool", "restart",
+          "controller", "lease")
 _names = {}  # the library keeps pointers to them
 
 
@@ -39,20 +41,51 @@ def is_on() -> bool:
     return bool(library().dray_trace_is_on())
 
 
-@contextmanager
-def span(name: str, step: int = -1, kind: str = "busy"):
-    """One span: what the block takes. kind: busy, wait or transfer."""
+def _kept(name: str) -> int:
+    return c.addressof(_names.setdefault(name, c.create_string_buffer(name.encode())))
+
+
+def enter(name: str, step: int = -1, kind: str = "busy", cause: str = "unknown") -> None:
+    """A span of this thread, which goes on until leave(). What is entered within it is no part of it: spans
+    of a thread never overlap. kind: busy, wait or transfer; cause: what is waited for, one of CAUSES."""
     _l.check_word("kind", kind, KINDS)
-    if not is_on():
-        yield
-        return
-    kept = _names.setdefault(name, c.create_string_buffer(name.encode()))
-    begin = library().dray_trace_now()
+    _l.check_word("cause", cause, CAUSES)
+    if kind == "wait":
+        library().dray_trace_wait(CAUSES.index(cause), _kept(name), step)
+    else:
+        library().dray_trace_enter(KINDS.index(kind), _kept(name), step)
+
+
+def leave() -> None:
+    """Leaves the span that was entered last."""
+    library().dray_trace_leave()
+
+
+def worked(rows: int = -1, tokens: int = -1) -> None:
+    """Adds to what the span that was entered last has worked on."""
+    library().dray_trace_worked(rows, tokens)
+
+
+@contextmanager
+def span(name: str, step: int = -1, kind: str = "busy", cause: str = "unknown"):
+    """One span: what the block takes, but for spans within it. kind, cause: as enter's."""
+    enter(name, step, kind, cause)
     try:
         yield
     finally:
-        library().dray_trace_span(KINDS.index(kind), c.addressof(kept), begin,
-                                  library().dray_trace_now(), step)
+        leave()
+
+
+@contextmanager
+def wait_and_transfer(name: str, version: int, cause: str):
+    """The block waits, and then moves bytes: what it calls with the nanoseconds says how long it waited."""
+    begin = library().dray_trace_now()
+
+    def waited(wait_ns):
+        library().dray_trace_span(KINDS.index("transfer"), _kept(name), begin + wait_ns,
+                                  library().dray_trace_now(), version)
+    with span("wait for " + cause, version, "wait", cause):
+        yield waited
 
 
 def merge(folder: Union[str, os.PathLike], out: Union[str, os.PathLike]) -> None:

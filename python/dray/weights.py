@@ -460,7 +460,7 @@ class Publisher(_Opened):
         fence = event = None
         if self._layout.cuda:
             fence, event = _g._fence(stream)
-        with _t.span("weights publish", version):
+        with _t.span("weights publish", version, "transfer"):
             self._call("dray_publisher_publish", version, c.byref(fence) if fence else None)
         self._published, self._event = version, event
 
@@ -477,7 +477,7 @@ class Publisher(_Opened):
         count = operator.index(groups) if names is None else len(names)
         if count < 1:
             raise ValueError(f"groups: a number of at least 1, or names expected, found {groups!r}")
-        with _t.span("weights deliver", version, "wait"):
+        with _t.span("weights deliver", version, "wait", "readers"):
             self._call("dray_publisher_deliver", version, names and (c.c_char_p * count)(*names), count,
                        _l.nanoseconds(self._timeout if timeout is None else timeout))
 
@@ -487,7 +487,7 @@ class Publisher(_Opened):
         version = self._published if version is None else version
         dropped = c.c_uint32()
         if version is not None:
-            with _t.span("weights wait", version, "wait"):
+            with _t.span("weights wait", version, "wait", "readers"):
                 self._call("dray_publisher_wait", version,
                      _l.nanoseconds(self._timeout if timeout is None else timeout), c.byref(dropped))
         return dropped.value
@@ -632,14 +632,16 @@ class Subscriber(_Opened):
         report, self._failure = _UpdateReport(), None
         self._settle()
         try:
-            with _t.span(_SPANS[name], options.min_version or -1, "transfer"):
+            with _t.wait_and_transfer(_SPANS[name], options.min_version or -1, "weights") as waited:
                 self._call(name, c.byref(options), c.byref(report))
+                made = self._dict(report)
+                waited(round(made["wait_seconds"] * 1e9))
         except DrayError as error:
             if self._failure is not None:
                 raise error from self._failure
             raise
         self._still("this update wrote")
-        return self._dict(report)
+        return made
 
     def update(self, mode: str = "auto", strategy: str = "direct", min_version: int = 0,
                path: Union[str, os.PathLike, None] = None, path_version: int = 0,

@@ -397,12 +397,13 @@ static void cut_out(ring *r, record *span)
     int64_t end = span->end_ns < now ? span->end_ns : now;
     if (end <= begin)
         return;
-    double before = (double)(begin - r->piece_ns), behind = (double)(now - end);
-    int64_t share = before > 0 ? (int64_t)((double)cpu * (before / (before + behind))) : 0;
-    put_piece(top_of(r), r->piece_ns, begin, share);
+    double each = (double)cpu / (double)(now - r->piece_ns);
+    int64_t before = (int64_t)(each * (double)(begin - r->piece_ns));
+    int64_t within = (int64_t)(each * (double)(end - begin));
+    put_piece(top_of(r), r->piece_ns, begin, before);
+    put_piece(span, begin, end, within);
     r->piece_ns = end;
-    r->piece_cpu_ns += share;
-    put_piece(span, begin, end, -1);
+    r->piece_cpu_ns += before + within;
     begin = begin > r->counted_ns ? begin : r->counted_ns;
     if (end > begin) {
         account_for(r, begin, r->counted_cpu_ns, span);

@@ -2,6 +2,7 @@
 is killed, and started anew. Training gets no prompt that is held out. soak_python_roles has the whole run, and the other
 deaths."""
 from python_roles import *
+from timelines import check_rows, check_thread, timelines
 
 # The grader, which looks at what it is given: the examples' rule of what is held out is dray's.
 (work / "look.py").write_text(f"""
@@ -40,4 +41,13 @@ change = max(float((last[name] - first[name]).abs().max()) for name in first)
 check(0 < change < 0.1 and "model.layers.1.mlp.up_proj.weight" in first, f"three steps changed {change}")
 card = json.loads((folder / "checkpoints/latest/dray.json").read_text())
 check(card["step"] == 3 and (folder / "checkpoints/latest/queue.cursor").stat().st_size > 0, card)
+# Their time adds up, too.
+named = set()
+for (_, label, tid), spans in timelines(folder).items():
+    if tid == 1:
+        check_thread(label, spans)
+        named |= {(label.split(" ")[0], s[3]) for s in spans}
+check({("grader", "reward"), ("grader", "restart"), ("trainer", "actor"), ("trainer", "checkpoint"),
+       ("rollout", "rollout"), ("rollout", "weights update"), ("rollout", "wait for weights")} <= named, sorted(named))
+check_rows("short", rows(folder)[1:])
 finish()

@@ -246,7 +246,9 @@ with coordinator() as folder:
             events = [e for e in json.load(file)["traceEvents"] if e["ph"] == "X"]
         named = {e["name"]: e["args"].get("step") for e in events}
         assert named["weights publish"] == 1 and named["beside"] == 3, named
-        assert [e["name"] for e in events].count("weights update") == 3, named
+        # One of three failed: nobody knows whether it still waited.
+        assert [e["name"] for e in events].count("weights update") == 2, events
+        assert {e["args"].get("cause") for e in events if e["cat"] == "wait"} == {"weights"}, events
     context = Context(role="trainer", timeout=20)
     left = Publisher(context, "left", {"a": torch.ones(2)})
     Publisher(context, "dropped", {"a": torch.ones(2)})  # closed at once: nobody has it
