@@ -45,5 +45,5 @@ without=none
 cmake --preset "$preset" -DDRAY_WERROR=ON -DDRAY_TEST_PYTHON="$python" >/dev/null
 # shellcheck disable=SC2086 # a list
 cmake --build --preset "$preset" -j"$jobs" ${targets:+--target $targets}
-# Half as many tests again as there are cores: many wait, for others or for time to pass.
-exec $run ctest --preset "$preset" -j$((jobs + jobs / 2)) -LE "^($without)\$" "$@"
+# Twice as many tests as there are cores: many wait, for others or for time to pass.
+exec $run ctest --preset "$preset" -j$((2 * jobs)) -LE "^($without)\$" "$@"

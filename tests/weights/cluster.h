@@ -118,13 +118,18 @@ static inline int cluster_run_apart(const struct CMUnitTest *test)
 }
 
 /* Leaves out two of three cases of a long list on real GPUs, unless $DRAY_TEST_ALL is there: they
- * begin one process after the other, 0.2 s each, however many ask. Which ones changes from run to
- * run. */
+ * begin one process after the other, 0.2 s each, however many ask; and under the thread sanitizer,
+ * unless more cases are asked for. Which ones changes from run to run. */
 static inline bool cluster_skips(size_t number)
 {
     static size_t first;
     const char *given = getenv("DRAY_TEST_SEED");
-    if (!cluster_gpus || !gpu_is_real() || getenv("DRAY_TEST_ALL"))
+#if defined(__SANITIZE_THREAD__)
+    bool slow = fixture_scale() == 1;
+#else
+    bool slow = cluster_gpus && gpu_is_real();
+#endif
+    if (!slow || getenv("DRAY_TEST_ALL"))
         return false;
     if (!first) {
         first = 3 + (given ? (size_t)atoll(given) : (size_t)getpid()) % 3;
