@@ -10,11 +10,13 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { WEIGHTS_KEPT = 2, CURSOR_MOST = 4096 };
@@ -83,10 +85,70 @@ static char *card(const dray__host *host, const dray__feed *feed, int64_t step)
 
 /* Files of rank 0: the card first, then others. */
 typedef struct beside {
-    dray_checkpoint_file files[2];
+    dray_checkpoint_file files[4];
     uint32_t count;
     const dray__feed *feed; /* for the card; NULL: it says nothing of it */
 } beside;
+
+/* As large as a tokenizer's file may be that is read. */
+enum { TOKENIZER_MOST = 64 << 20 };
+
+static int read_file(const char *path, void **out, size_t *size, dray_error *error)
+{
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return dray__fail_errno(error, errno, "%s", path);
+    int rc = DRAY_OK;
+    if (fstat(fd, &st) < 0)
+        rc = dray__fail_errno(error, errno, "%s", path);
+    else if (st.st_size > TOKENIZER_MOST)
+        rc = dray__fail(error, DRAY_EFULL, "%s: at most %d bytes expected, found %lld", path,
+                        TOKENIZER_MOST, (long long)st.st_size);
+    *size = rc ? 0 : (size_t)st.st_size;
+    char *data = rc ? NULL : malloc(*size + 1);
+    if (!rc && !data)
+        rc = dray__nomem(error);
+    if (!rc && dray__read_at(fd, data, *size, 0) < 0)
+        rc = dray__fail_errno(error, errno, "%s", path);
+    close(fd);
+    if (rc)
+        free(data);
+    else
+        *out = data;
+    return rc;
+}
+
+/* The tokenizer that the job's tokens are of: a folder of a checkpoint is then all that
+ * transformers, and model.checkpoint of another job, need. */
+static int add_tokenizer(const dray__host *host, beside *with, dray_error *error)
+{
+    static const char *const names[] = {"tokenizer.json", "tokenizer_config.json"};
+    char path[PATH_MAX], beside_it[PATH_MAX];
+    int rc = DRAY_OK;
+    if (!dray__host_leads(host) || !dray__job_tokenizer_path(host->job, path))
+        return DRAY_OK;
+    const char *slash = strrchr(path, '/');
+    dray__path(beside_it, sizeof(beside_it), "%.*s%s", slash ? (int)(slash + 1 - path) : 0, path,
+               names[1]);
+    for (int i = 0; i < 2 && !rc; i++) {
+        dray_checkpoint_file *file = &with->files[with->count];
+        void *data = NULL;
+        if (i && access(beside_it, F_OK) < 0)
+            break;
+        rc = read_file(i ? beside_it : path, &data, &file->bytes, error);
+        file->name = names[i];
+        file->data = data;
+        with->count += !rc;
+    }
+    return rc;
+}
+
+static void free_beside(beside *with)
+{
+    for (uint32_t i = 1; i < with->count; i++) /* the card is save_in's */
+        free((void *)(uintptr_t)with->files[i].data);
+}
 
 static int save_in(dray__host *host, dray__trainer *trainer, const char *folder,
                    dray_checkpoint_options *options, beside *with, dray_error *error)
@@ -223,6 +285,8 @@ static int save_with_cursor(dray__host *host, dray__trainer *trainer,
               : DRAY_OK;
     with.files[1].data = cursor;
     if (!rc)
+        rc = add_tokenizer(host, &with, error);
+    if (!rc)
         rc = save_in(host, trainer, "checkpoints", &options, &with, error);
     if (!rc)
         dray__fault_at("after_checkpoint", step);
@@ -230,7 +294,7 @@ static int save_with_cursor(dray__host *host, dray__trainer *trainer,
         rc = dray_queue_covered(host->queue, cursor, with.files[1].bytes, error);
     if (!rc)
         dray__fault_at("covered", step);
-    free(cursor);
+    free_beside(&with);
     return rc;
 }
 

@@ -14,6 +14,7 @@
 #include <dray/queue.h>
 #include <dray/trace.h>
 #include <jansson.h>
+#include <limits.h>
 
 typedef struct dray__host_options {
     const char *folder;  /* the run's */
@@ -90,6 +91,8 @@ void dray__host_path(const dray__host *host, char *out, size_t capacity, const c
 /* The run is to end after the step that is made: there is a file `stop` in its folder. */
 bool dray__host_stopping(const dray__host *host);
 
+/* The file that the job's tokenizer is read from; false: its tokens are bytes. */
+bool dray__job_tokenizer_path(const dray__job *job, char path[PATH_MAX]);
 /* The tokenizer of the job: model.tokenizer; else the checkpoint's, if it has one; else bytes. */
 int dray__job_tokenizer(const dray__job *job, dray__tokenizer **out, dray_error *error);
 /* The model of the job: the checkpoint's configuration, or the sizes of the job file. The

@@ -76,6 +76,26 @@ static int read_tokens(dray_batch *batch, const dray__job *job, dray__micro *m, 
     return rc;
 }
 
+/* Without a column of them all tokens are of the version that the sample is tagged with. */
+static int read_version_tags(const dray_batch *batch, dray__micro *m, dray_error *error)
+{
+    const dray__ragged *tokens = &m->response;
+    uint64_t count = tokens->offsets[m->rows];
+    uint64_t *offsets = malloc(((size_t)m->rows + 1) * sizeof(*offsets));
+    int32_t *values = malloc((count + 1) * sizeof(*values));
+    m->versions = (dray__ragged){.rows = m->rows, .offsets = offsets, .values = values};
+    int rc = offsets && values ? DRAY_OK : dray__nomem(error);
+    if (!rc)
+        memcpy(offsets, tokens->offsets, ((size_t)m->rows + 1) * sizeof(*offsets));
+    for (uint32_t i = 0; i < m->rows && !rc; i++) {
+        double version = 0;
+        rc = dray_batch_tag(batch, i, DRAY_TAG_VERSION, &version, error);
+        for (uint64_t at = tokens->offsets[i]; at < tokens->offsets[i + 1]; at++)
+            values[at] = (int32_t)version;
+    }
+    return rc;
+}
+
 int dray__micro_read(dray_batch *batch, const dray__job *job, dray__micro *out, dray_error *error)
 {
     dray__micro m = {.rows = dray_batch_rows(batch)};
@@ -84,6 +104,8 @@ int dray__micro_read(dray_batch *batch, const dray__job *job, dray__micro *out, 
     int rc = m.advantages && m.rewards ? DRAY_OK : dray__nomem(error);
     if (!rc)
         rc = read_tokens(batch, job, &m, error);
+    if (!rc && !dray__job_has(job, "response_version"))
+        rc = read_version_tags(batch, &m, error);
     if (!rc)
         rc = dray__scalars_read(batch, "advantage", m.advantages, error);
     if (!rc)

@@ -7,19 +7,30 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+bool dray__job_tokenizer_path(const dray__job *job, char path[PATH_MAX])
+{
+    const dray__job_model *m = &job->model;
+    struct stat st;
+    dray__path(path, PATH_MAX, "%s", m->tokenizer);
+    if (path[0] && stat(path, &st) == 0 && S_ISDIR(st.st_mode))
+        dray__path(path, PATH_MAX, "%s/tokenizer.json", m->tokenizer);
+    if (!path[0] && m->checkpoint[0]) {
+        dray__path(path, PATH_MAX, "%s/tokenizer.json", m->checkpoint);
+        if (access(path, F_OK) < 0)
+            path[0] = 0;
+    }
+    return path[0] != 0;
+}
 
 int dray__job_tokenizer(const dray__job *job, dray__tokenizer **out, dray_error *error)
 {
     const dray__job_model *m = &job->model;
     char path[PATH_MAX];
     dray__tokenizer *t;
-    dray__path(path, sizeof(path), "%s", m->tokenizer);
-    if (!path[0] && m->checkpoint[0]) {
-        dray__path(path, sizeof(path), "%s/tokenizer.json", m->checkpoint);
-        if (access(path, F_OK) < 0)
-            path[0] = 0;
-    }
+    dray__job_tokenizer_path(job, path);
     int rc = dray__tokenizer_open(path, &t, error);
     if (rc)
         return rc;

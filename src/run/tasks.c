@@ -95,6 +95,22 @@ const dray__task_kind *dray__task_find(const char *name)
     return strcmp(dray__task_score.name, name) == 0 ? &dray__task_score : NULL;
 }
 
+/* A rollout of the job's own may leave it out: the tag `version` then counts for all tokens. */
+static bool has_versions(const dray__job *job)
+{
+    bool has = true;
+    for (uint32_t i = 0; i < job->task_count; i++) {
+        const dray__job_task *given = &job->tasks[i];
+        bool writes = false;
+        for (uint32_t w = 0; w < given->write_count; w++)
+            writes = writes || strcmp(given->writes[w], "response_version") == 0;
+        if (writes)
+            return true;
+        has = has && (strcmp(given->name, "rollout") != 0 || !given->write_count);
+    }
+    return has;
+}
+
 /* Each is the column of the task beside it, or of none. Where a step's samples are not known before
  * they are trained, the actor itself computes the log-probs that the step begins with. */
 bool dray__job_has(const dray__job *job, const char *name)
@@ -107,6 +123,7 @@ bool dray__job_has(const dray__job *job, const char *name)
         {"old_log_prob", "old_log_prob",
          job->actor.old_log_prob == DRAY__OLD_TRAINER && !dray__schedule_of(job).first_complete},
         {"", "response_mask", job->tool.kind != DRAY__TOOL_NONE},
+        {"", "response_version", has_versions(job)},
         {"", "rewards", job->reward_count > 0}};
     for (size_t i = 0; i < sizeof(some) / sizeof(some[0]); i++)
         if (strcmp(some[i].task, name) == 0 || strcmp(some[i].column, name) == 0)

@@ -55,6 +55,32 @@ if subprocess.run([python, "-c", "import numpy"], capture_output=True).returncod
     check(done.returncode == 0, f"python: {done.stderr}")
     rewards = [row["reward_mean"] for row in rows(work / "python")]
     check(rewards == wanted, f"python: {rewards}, not {wanted}")
+
+    # A rollout that does not say each token's version: the sample's counts, and bounds its staleness.
+    (work / "rollout.py").write_text("""
+import sys, dray, numpy as np
+with dray.Role() as role:
+    for batch in role.batches():
+        column = "eval_response" if batch.task == "eval" else "response"
+        batch.set(column, [np.array([49, 258], np.int32)] * batch.rows)
+        behind = 0 if batch.task == "eval" else int(sys.argv[1])
+        batch.set_tag("version", [max(0, batch.tag("step")[0] - behind)] * batch.rows)
+        if behind:
+            batch.set("rollout_log_prob", [np.array([-1, -1], np.float32)] * batch.rows)
+""")
+    for behind in (1, 2):
+        role = {"name": "engine", "tasks": ["rollout", "eval"], "command": f"exec {python} rollout.py {behind}",
+                "cwd": ".", "env": [f"PYTHONPATH={SOURCE}/python"]}
+        name = f"untold-{behind}"
+        done = own(name, {"name": "grader", "tasks": ["reward"]}, built_in=[role, *BUILT_IN[1:]],
+                   extra="tasks: [{name: rollout, writes: [response, rollout_log_prob]}]\n",
+                   arguments=["--set", "queue.on_loss=end", "--set", "limits.wait_seconds=5"])
+        if behind == 1:
+            check(done.returncode == 0, f"{name}: {done.stderr}")
+            tokens = [row["staleness_tokens"] for row in rows(work / name)[1:]]
+            check(tokens == [[32], [32]], f"{name}: {tokens}")
+        else:
+            check(done.returncode == 1, f"{name}: trained samples that are too old")
 else:
     print("no numpy: the grader in Python is not tried")
 

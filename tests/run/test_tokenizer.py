@@ -71,8 +71,10 @@ check(rows(folder)[-1]["eval_accuracy"] > 0, "nothing was learned, nothing compa
 # A folder with a tokenizer is read with it; one whose vocabulary is too small for the tokenizer is refused.
 start_from = work / "model"
 shutil.copytree(folder / "checkpoints" / "step-000002", start_from)
-for name in ("tokenizer.json", "tokenizer_config.json"):
-    shutil.copy(work / "bpe" / name, start_from)
+for name in ("tokenizer.json", "tokenizer_config.json"):  # the checkpoint has them
+    check((start_from / name).read_bytes() == (work / "bpe" / name).read_bytes(), f"{name} of a checkpoint is another")
+read = transformers.PreTrainedTokenizerFast.from_pretrained(start_from)
+check(all(read(p)["input_ids"] == theirs.encode(p).ids for p, _ in held), "transformers reads another tokenizer")
 GO_ON = [*OWN, "--set", f"model.checkpoint={start_from}", "--set", "model.tokenizer=", "--set", "warmup.max_steps=0"]
 done = run(work / "goes-on", *GO_ON)
 check(done.returncode == 0, f"goes on: {done.stderr}")
