@@ -41,7 +41,8 @@ from .lease import Lease
 from .queue import Claim, Queue, claim_options
 from .weights import Context, Publisher, Subscriber
 
-_INVALID, _END, _STALE, _GONE = (-1 - _l.CODES.index(name) for name in ("INVALID", "END", "STALE", "GONE"))
+_INVALID, _END, _STALE, _GONE, _TIMED_OUT = (-1 - _l.CODES.index(name) for name in (
+    "INVALID", "END", "STALE", "GONE", "TIMEDOUT"))
 _MODEL = "policy"   # under which trainers of a run publish, and engines subscribe
 _MICRO = 32         # rows a claim, where neither the call nor the job says
 _FLUSH = 1.0        # seconds between writes of the timeline
@@ -643,6 +644,7 @@ class Role:
             return
         files = {}
         if self.rank == 0:
+            self._wait_for_row(number)
             files[CURSOR] = self.queue.cursor(number)
         with _t.span("checkpoint", number, "transfer"):
             plan.save(number, files)
@@ -651,6 +653,34 @@ class Role:
             self.report("checkpoint", step=number)
 
 
+    def _wait_for_row(self, number):
+        """A run goes on from its newest checkpoint: the row of the step must be in metrics.jsonl by then, or
+        beside it, where it waits for its evaluation."""
+        end, rows = time.monotonic() + self.timeout, pathlib.Path(os.environ.get("DRAY_RUN", ""), _ROWS[0])
+        while number > 0 and os.environ.get("DRAY_RUN") and rows.exists() and self._last_row() < number:
+            if time.monotonic() > end:
+                raise DrayError(_TIMED_OUT, f"{rows}: no row of step {number} after "
+                                f"{self.timeout:.0f} s: is `dray run` alive?")
+            time.sleep(0.01)
+
+    def _last_row(self):
+        last = -1
+        for name in _ROWS:
+            try:
+                with open(self.folder / name, "rb") as file:
+                    file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
+                    lines = file.read().splitlines()[-2:]
+            except FileNotFoundError:  # nothing waits
+                continue
+            for line in lines:
+                try:
+                    last = max(last, json.loads(line)["step"])
+                except (ValueError, KeyError, TypeError):  # the end, or the beginning, of a line
+                    continue
+        return last
+
+
+_ROWS = "metrics.jsonl", ".metrics.pending"  # as in src/run/folder.h
 CURSOR = "queue.cursor"  # the file of a checkpoint that has it
 
 

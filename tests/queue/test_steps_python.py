@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 
 import numpy as np
 
@@ -60,7 +61,7 @@ TRAINER = """
 """ % ROWS
 
 
-def start(folder, *, step=0, kill=""):
+def start(folder, *, step=0, kill="", **more):
     """Both ranks, as a run would start them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -68,6 +69,7 @@ def start(folder, *, step=0, kill=""):
     shared = dict(os.environ, DRAY_QUEUE="steps", DRAY_TASK="train", DRAY_ROLE="trainer", DRAY_STEP=str(step),
                   WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port, KILL=kill, OMP_NUM_THREADS="1",
                   PYTHONPATH=os.path.join(os.environ["DRAY_SOURCE_DIR"], "python"))
+    shared.update(more)
     return [subprocess.Popen([sys.executable, "-c", textwrap.dedent(TRAINER), folder], text=True,
                              env=dict(shared, RANK=str(rank), DRAY_RANK=str(rank)), stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE) for rank in range(2)]
@@ -154,6 +156,31 @@ def test_end_in_a_step(folder, queue):
     assert sum(p["uncovered"] for p in queue.status()["partitions"]) == 0
 
 
+def soon(condition, what, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def test_checkpoints_wait_for_rows(folder, queue):
+    """A run goes on from its newest checkpoint: there is none of a step whose row is not in the metrics yet."""
+    for step in (1, 2, 3):
+        roll_out(queue, step)
+    with open(f"{folder}/metrics.jsonl", "w") as rows:
+        rows.write('{"step":0}\n')
+    ranks = start(folder, DRAY_QUEUE="waits", DRAY_RUN=folder)
+    for step, file in ((1, "metrics.jsonl"), (2, ".metrics.pending"), (3, "metrics.jsonl")):
+        soon(lambda: {p["name"]: p["tasks"]["train"]["committed"] for p in queue.status()["partitions"]
+                      }[f"step-{step}"] == ROWS, f"step {step} is not trained")
+        time.sleep(0.3)
+        assert not os.path.exists(f"{folder}/{step}.json"), f"step {step} is saved, and has no row"
+        with open(f"{folder}/{file}", "a") as rows:
+            rows.write(json.dumps({"step": step}) + "\n")
+        soon(lambda: os.path.exists(f"{folder}/{step}.json"), f"step {step} has a row, and is not saved")
+    finish(ranks)
+
+
 def test_misused(queue):
     os.environ.update(DRAY_QUEUE="steps", DRAY_TASK="train")
     with dray.Role() as role:
@@ -165,9 +192,12 @@ def test_misused(queue):
     del os.environ["WORLD_SIZE"]
 
 
-with coordinator(), tempfile.TemporaryDirectory() as folder, dray.Queue("steps", tasks={
-        "rollout": (["prompt"], ["response"]), "train": (["response"], [])}, provisional=["train"]) as queue:
+TASKS = {"rollout": (["prompt"], ["response"]), "train": (["response"], [])}
+with coordinator(), tempfile.TemporaryDirectory() as folder, dray.Queue(
+        "steps", tasks=TASKS, provisional=["train"]) as queue:
     test_killed_and_resumed(folder, queue)
     test_end_in_a_step(folder, queue)
     test_misused(queue)
+    with tempfile.TemporaryDirectory() as run, dray.Queue("waits", tasks=TASKS, provisional=["train"]) as waits:
+        test_checkpoints_wait_for_rows(run, waits)
 print("ok")
