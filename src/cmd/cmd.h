@@ -59,6 +59,8 @@ int64_t cmd_number(const struct argp_state *state, const char *what, const char 
 int cmd_fail(const char *name, const dray_error *error);
 /* The same, but CMD_USAGE where an argument is what is wrong: DRAY_EINVALID. */
 int cmd_refuse(const char *name, const dray_error *error);
+/* The same of a job file, whose syntax is an argument too: DRAY_EFORMAT. */
+int cmd_refuse_job(const char *name, const dray_error *error);
 int cmd_failf(const char *name, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Fills *error and returns its code: for what a command finds wrong itself. */

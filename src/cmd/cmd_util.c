@@ -162,6 +162,12 @@ int cmd_refuse(const char *name, const dray_error *error)
     return error->code == DRAY_EINVALID ? CMD_USAGE : status;
 }
 
+int cmd_refuse_job(const char *name, const dray_error *error)
+{
+    int status = cmd_refuse(name, error);
+    return error->code == DRAY_EFORMAT ? CMD_USAGE : status;
+}
+
 int cmd_failf(const char *name, const char *format, ...)
 {
     va_list arguments;

@@ -130,10 +130,8 @@ int cmd_run(int argc, char **argv)
     dray_error error;
     if (a.parent && dray__child_follow(a.parent, &error))
         return cmd_fail("run", &error);
-    if (dray__run(&a.run, &end, &error)) {
-        int status = cmd_refuse("run", &error);
-        return error.code == DRAY_EFORMAT && a.run.job ? CMD_USAGE : status; /* a job's syntax */
-    }
+    if (dray__run(&a.run, &end, &error))
+        return a.run.job ? cmd_refuse_job("run", &error) : cmd_refuse("run", &error);
     if (end == DRAY__RUN_KILLED)
         return cmd_failf("run", "stopped at once"), INTERRUPTED;
     return end == DRAY__RUN_STOPPED ? INTERRUPTED : CMD_OK;

@@ -238,10 +238,8 @@ int cmd_study(int argc, char **argv)
     json_t *study = NULL;
     char *folder = NULL;
     dray_error error;
-    if (dray__study(&a.study, &end, &study, &folder, &error)) {
-        int status = cmd_refuse("study", &error);
-        return error.code == DRAY_EFORMAT ? CMD_USAGE : status; /* a job's syntax */
-    }
+    if (dray__study(&a.study, &end, &study, &folder, &error))
+        return cmd_refuse_job("study", &error);
     int status = show(&a, study, folder, end);
     json_decref(study);
     free(folder);

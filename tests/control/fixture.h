@@ -12,7 +12,9 @@
 #define DRAY_TESTS_CONTROL_FIXTURE_H
 
 #include "base/clock.h"
+#include "control/address.h"
 #include "control/coordinator.h"
+#include "control/token.h"
 
 #include <dray/dray.h>
 #include <event2/event.h>
@@ -134,6 +136,18 @@ static inline void fixture_start(coordinator_fixture *f, fixture_services servic
     f->stop = eventfd(0, EFD_CLOEXEC);
     if (f->stop < 0 || pthread_create(&f->thread, NULL, fixture_run, f) != 0)
         fixture_die("thread", NULL);
+}
+
+/* The master token that lets in over TCP. */
+static inline dray__token fixture_master(const coordinator_fixture *f)
+{
+    dray__address address;
+    dray__token master;
+    dray_error error;
+    if (dray__address_parse(f->tcp_address, &address, &error) ||
+        dray__token_find(&address, &master, &error))
+        fixture_die("token", &error);
+    return master;
 }
 
 static inline void fixture_on_term(evutil_socket_t fd, short what, void *user)

@@ -524,12 +524,10 @@ static void a_token_takes_names_of_its_role(void **state)
         {"master", "cuda:0", DRAY_OK},
     };
     coordinator_fixture t = {.tcp = true};
-    dray__address address;
-    dray__token master, token;
+    dray__token token;
     char text[DRAY__TOKEN_TEXT];
     fixture_start(&t, dray__leases_add);
-    assert_int_equal(dray__address_parse(t.tcp_address, &address, NULL), DRAY_OK);
-    assert_int_equal(dray__token_find(&address, &master, NULL), DRAY_OK);
+    dray__token master = fixture_master(&t);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         dray_lease *lease;
         dray_error error;

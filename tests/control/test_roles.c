@@ -32,9 +32,7 @@ static int start(void **state)
     (void)state;
     f.tcp = true;
     fixture_start(&f, add_services);
-    dray__address address;
-    assert_int_equal(dray__address_parse(f.tcp_address, &address, NULL), DRAY_OK);
-    assert_int_equal(dray__token_find(&address, &master, NULL), DRAY_OK);
+    master = fixture_master(&f);
     return 0;
 }
 
