@@ -18,6 +18,7 @@ typedef struct reading {
     const dray__job *job;
     dray__study_run *run;
     json_t *sums, *counts; /* by flat key, over the rows of steps */
+    json_t *times;         /* of roles */
     int64_t step;          /* of the last row; -1: none */
     double tokens;
     bool scored; /* the last row has an evaluation */
@@ -26,8 +27,8 @@ typedef struct reading {
 /* Without meaning as a mean over steps, or measured here in another way. */
 static bool is_left_out(const char *key)
 {
-    static const char *const keys[] = {"step",           "tokens",       "samples",
-                                       "weight_version", "tokens_per_s", "eval_accuracy"};
+    static const char *const keys[] = {"step",         "tokens",        "samples", "weight_version",
+                                       "tokens_per_s", "eval_accuracy", "time"};
     for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++)
         if (strcmp(key, keys[i]) == 0)
             return true;
@@ -65,7 +66,7 @@ static void add_object(reading *r, const char *prefix, const json_t *object)
         snprintf(name, sizeof(name), "%s%s", prefix, key);
         if (json_is_number(value) && !is_left_out(name)) {
             add_number(r, name, json_number_value(value));
-        } else if (json_is_object(value)) {
+        } else if (json_is_object(value) && !is_left_out(name)) {
             snprintf(name, sizeof(name), "%s%s.", prefix, key);
             add_object(r, name, value);
         }
@@ -108,6 +109,7 @@ static int take_row(reading *r, const json_t *row, const char *path, dray_error 
         r->tokens += json_number_value(json_object_get(row, "tokens"));
         r->run->seconds += json_number_value(json_object_get(row, "step_seconds"));
         add_object(r, "", row);
+        dray__study_add_time(&r->times, row);
         look_for_divergence(r, row);
     }
     r->scored = json_is_number(accuracy);
@@ -170,20 +172,25 @@ int dray__study_read(const char *folder, const dray__job *job, dray__study_run *
 {
     char path[PATH_MAX];
     dray__study_run run = {.measures = json_object()};
-    reading r = {
-        .job = job, .run = &run, .sums = json_object(), .counts = json_object(), .step = -1};
+    reading r = {.job = job,
+                 .run = &run,
+                 .sums = json_object(),
+                 .counts = json_object(),
+                 .times = json_object(),
+                 .step = -1};
     dray__path(path, sizeof(path), "%s/metrics.jsonl", folder);
     int rc = read_rows(&r, path, error);
     if (!rc && r.step == job->steps && r.scored) {
         run.finished = true;
         set_totals(&r);
         set_means(&r);
-        rc = dray__study_idle(folder, run.measures, error);
+        dray__study_set_shares(r.times, run.measures);
     }
-    if (!rc && !(run.measures && r.sums && r.counts))
+    if (!rc && !(run.measures && r.sums && r.counts && r.times))
         rc = dray__nomem(error);
     json_decref(r.sums);
     json_decref(r.counts);
+    json_decref(r.times);
     if (rc)
         dray__study_run_free(&run);
     else

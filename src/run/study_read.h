@@ -28,9 +28,10 @@ int dray__study_read(const char *folder, const dray__job *job, dray__study_run *
                      dray_error *error);
 void dray__study_run_free(dray__study_run *run);
 
-/* busy.ROLE, transfer.ROLE, idle.ROLE, idle.ROLE.CAUSE and unaccounted.ROLE, as shares of the time
- * from step 2 on, into `measures`; nothing where the folder holds no spans. Of the part since the
- * run was last resumed. */
-int dray__study_idle(const char *folder, json_t *measures, dray_error *error);
+/* Adds a row's `time` to sums; those of rows from step 2 on count. */
+void dray__study_add_time(json_t **sums, const json_t *row);
+/* Puts busy.ROLE, transfer.ROLE, idle.ROLE, idle.ROLE.CAUSE and unaccounted.ROLE into `measures`,
+ * as shares of the time of the role's processes. */
+void dray__study_set_shares(const json_t *sums, json_t *measures);
 
 #endif
