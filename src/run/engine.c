@@ -173,7 +173,7 @@ static int choose(dray__host *host, const dray_batch *batch, int64_t step, int64
             ready = dray__intake_ready(self->intake), published;
     *version = ready > held && (held < need || may_take(self)) ? ready : held;
     bool late = dray__schedule_of(host->job).first_complete;
-    bool ask = *version >= 0 && (*version < need || (late && host->job->fresh_share > 0));
+    bool ask = *version < need || (late && host->job->fresh_share > 0);
     int rc = ask ? dray__queue_version(host->queue, &published, error) : DRAY_OK;
     if (!rc && ask && published > *version)
         *version = published;
