@@ -23,6 +23,14 @@ check(done.returncode == 1 and "trainer rank 1 has been stopped for" in done.std
 check(time.monotonic() - begun < 4 * PATIENT, f"a writer: {time.monotonic() - begun:.1f} s")
 check(run(folder, resume=True).returncode == 0, "a writer, resumed")
 
+# An engine that is started anew, and whose first samples must be of the newest version, takes that one.
+folder = work / "fresh"
+done = run(folder, "--set", "schedule=rolling", "--set", "roles.engine.instances=2", "--set", "roles.engine.ranks=1",
+           "--set", "fresh_share=1", fault="engine.0:0:claimed:3:kill,engine.1:0:claimed:3:kill")
+check(done.returncode == 0 and "anew" in done.stdout, f"fresh: {done.stdout}{done.stderr}")
+seconds = [row["step_seconds"] for row in rows(folder)]
+check(max(seconds) < 5 * PATIENT / 3, f"fresh: steps of {seconds} s")
+
 # One silent worker blocks all (SkyRL #1173): one of two engines stops when it has made its samples, the other one
 # makes all that come behind; nobody waits until it is judged. (One that reads weights, or holds samples, is waited
 # for until then: above.)
