@@ -52,11 +52,12 @@ int dray__rows_open(const dray__folder *folder, const dray__job *job, dray__rows
                         .update_stride = 1,
                         .mark_ns = dray__now(),
                         .pending = json_array(),
+                        .early = json_object(),
                         .done = json_array(),
                         .updates = json_object()};
     dray__folder_path(folder, "metrics.jsonl", path);
     out->metrics = dray__open_stream(path, "a");
-    if (!out->pending || !out->done || !out->updates)
+    if (!out->pending || !out->early || !out->done || !out->updates)
         return dray__nomem(error);
     if (!out->metrics)
         return dray__fail_errno(error, errno, "%s", path);
@@ -155,10 +156,19 @@ static int keep_pending(const dray__rows *rows, dray_error *error)
     return dray__folder_write_rows(rows->folder, DRAY__ROWS_PENDING, rows->pending, error);
 }
 
+static void add_eval(json_t *row, const json_t *report)
+{
+    json_object_set(row, "eval_accuracy", json_object_get(report, "accuracy"));
+    json_object_set(row, "eval_version", json_object_get(report, "version"));
+    json_object_set(row, "eval_response_length_mean",
+                    json_object_get(report, "response_length_mean"));
+}
+
 /* The trainer's numbers, completed by the clock and by the update that the step's samples waited
  * for. Rows that an earlier run wrote are not written again. */
 static int take_step(dray__rows *rows, const json_t *report, dray_error *error)
 {
+    char key[32];
     int64_t step = step_of(report), now;
     if (step <= rows->last_step)
         return DRAY_OK;
@@ -181,6 +191,10 @@ static int take_step(dray__rows *rows, const json_t *report, dray_error *error)
     add_update(rows, made, integer(made, "weight_version"));
     forget_before(rows->updates, integer(made, "weight_version"));
     show_phases(rows, made);
+    const json_t *early = json_object_get(rows->early, key_of(step, key));
+    if (early)
+        add_eval(made, early);
+    json_object_del(rows->early, key);
     if (json_array_append_new(rows->pending, made) < 0 && !rc)
         rc = dray__nomem(error);
     if (!rc)
@@ -219,16 +233,17 @@ static json_t *pending_row(const dray__rows *rows, int64_t step)
     return NULL;
 }
 
-static int take_eval(dray__rows *rows, const json_t *report, dray_error *error)
+static int take_eval(dray__rows *rows, json_t *report, dray_error *error)
 {
+    char key[32];
     int64_t step = step_of(report);
     json_t *row = pending_row(rows, step);
-    if (!row)
+    if (!row && step > rows->last_step) /* by other processes than the row: it may be sooner */
+        return json_object_set(rows->early, key_of(step, key), report) ? dray__nomem(error)
+                                                                       : DRAY_OK;
+    if (!row) /* made again: the row is written */
         return DRAY_OK;
-    json_object_set(row, "eval_accuracy", json_object_get(report, "accuracy"));
-    json_object_set(row, "eval_version", json_object_get(report, "version"));
-    json_object_set(row, "eval_response_length_mean",
-                    json_object_get(report, "response_length_mean"));
+    add_eval(row, report);
     if (step == 0)
         add_update(rows, row, 0);
     return complete(rows, error);
@@ -324,6 +339,7 @@ void dray__rows_free(dray__rows *rows)
     if (rows->metrics)
         fclose(rows->metrics);
     json_decref(rows->pending);
+    json_decref(rows->early);
     json_decref(rows->done);
     json_decref(rows->updates);
     dray__spent_close(rows->spent);

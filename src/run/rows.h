@@ -20,6 +20,7 @@ typedef struct dray__rows {
     const dray__folder *folder;
     FILE *metrics;
     json_t *pending; /* trainer's rows in their order; the first waits for its evaluation */
+    json_t *early;   /* "step" -> an evaluation that came before the step's row */
     json_t *done;    /* rows that the last report completed */
     json_t *updates; /* "version" -> the update that brought it to the engine */
     dray__spent *spent;
