@@ -8,7 +8,7 @@ from lineage import *
 
 SLOWER = 8 if "asan" in PROGRAM or "tsan" in PROGRAM else 1
 STOPPED = 3 * SLOWER  # seconds that a process is stopped
-TIME = 30 * SLOWER  # seconds that a start of a run may take besides its stops; and twice limits.wait_seconds
+TIME = 120 * SLOWER  # seconds that a start of a run may take besides its stops; and twice limits.wait_seconds
 EVERY = ("claimed", "committed")
 DRIVER = ("inserted", "sealed", "finished", "cleared")
 POINTS = {"engine": EVERY + ("generated", "updating", "updated"),
