@@ -278,7 +278,9 @@ json_t *dray__json_clean(const char *bytes)
             i++;
         }
     }
-    json_t *text = out ? json_stringn(out, at) : NULL;
+    if (out)
+        out[at] = 0;
+    json_t *text = out ? json_string(out) : NULL;
     free(out);
     return text;
 }
