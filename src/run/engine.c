@@ -9,7 +9,7 @@
 #include "run/rollout.h"
 #include "run/samples.h"
 #include "run/schedule.h"
-#include "run/turns.h"
+#include "run/calls.h"
 
 #include <stdlib.h>
 #include <time.h>
@@ -260,7 +260,7 @@ static int answer(dray__host *host, dray_batch *batch, int64_t step, dray__gener
     if (!streams)
         rc = dray__nomem(error);
     else if (host->job->tool.kind != DRAY__TOOL_NONE)
-        rc = dray__turns_generate(host, self->generator, &rows, step, out, error);
+        rc = dray__calls_generate(host, self->generator, &rows, step, out, error);
     else
         rc = dray__generate(self->generator, &options, out, error);
     free(streams);

@@ -6,7 +6,7 @@
 #include "engine/tokenizer.h"
 #include "run/fault.h"
 #include "run/samples.h"
-#include "run/turns.h"
+#include "run/calls.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +25,7 @@ typedef struct visit {
 struct dray__rollout {
     dray__host *host;
     dray__sampler *sampler;
-    dray__turns *turns; /* NULL: the job has no tool */
+    dray__calls *calls; /* NULL: the job has no tool */
     bool continuous;
     uint32_t slots, unit; /* rows at once; of a claim, with batching continuous */
     uint64_t budget;      /* tokens that a claim gives a row; 0: all */
@@ -54,7 +54,7 @@ int dray__rollout_open(dray__host *host, dray__generator *generator, dray__rollo
     options.eos_token = dray__tokenizer_end(host->tokenizer);
     int rc = dray__sampler_open(generator, &options, &self->sampler, error);
     if (!rc && job->tool.kind != DRAY__TOOL_NONE)
-        rc = dray__turns_open(host, self->sampler, self->slots, !self->continuous, &self->turns,
+        rc = dray__calls_open(host, self->sampler, self->slots, !self->continuous, &self->calls,
                               error);
     if (rc)
         dray__rollout_close(self);
@@ -81,7 +81,7 @@ void dray__rollout_close(dray__rollout *self)
             dray_batch_free(v->batch);
         visit_free(v);
     }
-    dray__turns_close(self->turns);
+    dray__calls_close(self->calls);
     dray__sampler_close(self->sampler);
     free(self);
 }
@@ -170,8 +170,8 @@ static int enter(dray__rollout *self, dray_batch *batch, visit *v, const dray__r
         .max_new_tokens = (uint32_t)self->host->job->rollout.max_new_tokens};
     int rc =
         streams ? dray__sampler_add(self->sampler, &rows, v->slots, error) : dray__nomem(error);
-    if (!rc && self->turns)
-        rc = dray__turns_enter(self->turns, &rows, mask->values, v->slots, error);
+    if (!rc && self->calls)
+        rc = dray__calls_enter(self->calls, &rows, mask->values, v->slots, error);
     free(streams);
     return rc;
 }
@@ -183,7 +183,7 @@ int dray__rollout_take(dray__rollout *self, dray_batch *batch, int64_t step, dra
     int rc = dray__ragged_read(batch, "prompt", DRAY_I32, &prompt, error);
     if (!rc)
         rc = read_begun(batch, "response", DRAY_I32, &begun, error);
-    if (!rc && self->turns)
+    if (!rc && self->calls)
         rc = read_begun(batch, "response_mask", DRAY_I32, &mask, error);
     if (!rc)
         rc = visit_new(batch, step, &v, error);
@@ -300,7 +300,7 @@ static int set_outputs(const dray__rollout *self, const visit *v, dray_error *er
         dray__ragged_column("response_version", DRAY_I32, made.offsets, made.versions),
         dray__ragged_column("response_mask", DRAY_I32, made.offsets, made.mask),
     };
-    for (size_t i = 0; !rc && i < sizeof(columns) / sizeof(*columns) - !self->turns; i++)
+    for (size_t i = 0; !rc && i < sizeof(columns) / sizeof(*columns) - !self->calls; i++)
         rc = dray_batch_set(v->batch, &columns[i], error);
     if (!rc && made.open_count)
         rc = dray_batch_leave_open(v->batch, made.open, made.open_count, error);
@@ -334,8 +334,8 @@ static int leave(dray__rollout *self, visit *v, dray_error *error)
         dray_batch_free(v->batch);
     }
     for (uint32_t i = 0; i < v->rows; i++) {
-        if (self->turns)
-            dray__turns_leave(self->turns, v->slots[i]);
+        if (self->calls)
+            dray__calls_leave(self->calls, v->slots[i]);
         dray__sampled made = dray__sampler_look(self->sampler, v->slots[i]);
         self->finished += made.finish != DRAY__FINISH_NOT_YET;
         dray__sampler_remove(self->sampler, v->slots[i]);
@@ -355,7 +355,7 @@ int dray__rollout_turn(dray__rollout *self, dray_error *error)
 {
     if (!self->visits)
         return DRAY_OK;
-    int rc = self->turns ? dray__turns_step(self->turns, self->visits->step, error)
+    int rc = self->calls ? dray__calls_step(self->calls, self->visits->step, error)
                          : dray__sampler_step(self->sampler, error);
     for (visit **at = &self->visits; !rc && *at;) {
         visit *v = *at;

@@ -5,7 +5,7 @@
 #include "run/data.h"
 #include "run/fault.h"
 #include "run/learn.h"
-#include "run/turns.h"
+#include "run/calls.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -50,7 +50,7 @@ static int add_mask(const dray__host *host, dray__ragged *to, const int32_t *ans
                     dray_error *error)
 {
     int32_t *mask = malloc(count * sizeof(*mask));
-    int rc = mask ? dray__turns_mask(host->job, host->tokenizer, answer, count, mask, error)
+    int rc = mask ? dray__calls_mask(host->job, host->tokenizer, answer, count, mask, error)
                   : dray__nomem(error);
     if (!rc)
         rc = append(to, mask, count, error);

@@ -3,9 +3,9 @@
 #include "run/tool.h"
 
 #include "base/clock.h"
+#include "run/calls.h"
 #include "run/data.h"
 #include "run/settings.h"
-#include "run/turns.h"
 
 #include <fcntl.h>
 #include <setjmp.h>
@@ -181,7 +181,7 @@ static void right_answers_without_the_tool(void **state)
         uint64_t count;
         OK(dray__data_get(data, DRAY__SPLIT_TRAIN, i, &prompt, &answer, &error));
         OK(dray__answer_tokens(tokenizer, answer, &tokens, &count, &error));
-        OK(dray__turns_mask(job, tokenizer, tokens, count, mask, &error));
+        OK(dray__calls_mask(job, tokenizer, tokens, count, mask, &error));
         int sum = prompt[0] - '0', turns = 0, at = 0;
         memset(expected, 1, sizeof expected);
         at += 1;

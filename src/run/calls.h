@@ -8,39 +8,38 @@
  * as soon as they can.
  *
  * All functions but the closing are called on all ranks; rank 0 asks the tool. */
-#ifndef DRAY_RUN_TURNS_H
-#define DRAY_RUN_TURNS_H
+#ifndef DRAY_RUN_CALLS_H
+#define DRAY_RUN_CALLS_H
 
 #include "engine/sampler.h"
 #include "run/host.h"
 #include "run/samples.h"
 
-typedef struct dray__turns dray__turns;
+typedef struct dray__calls dray__calls;
 
 /* slots: the sampler's. The sampler must outlive it. */
-int dray__turns_open(dray__host *host, dray__sampler *sampler, uint32_t slots, bool ordered,
-                     dray__turns **out, dray_error *error);
-void dray__turns_close(dray__turns *turns);
+int dray__calls_open(dray__host *host, dray__sampler *sampler, uint32_t slots, bool ordered,
+                     dray__calls **out, dray_error *error);
+void dray__calls_close(dray__calls *calls);
 
 /* The rows that were added to the sampler in these slots. mask: of the response tokens that they
  * have already; empty where they have none. */
-int dray__turns_enter(dray__turns *turns, const dray__sampler_rows *rows, const int32_t *mask,
+int dray__calls_enter(dray__calls *calls, const dray__sampler_rows *rows, const int32_t *mask,
                       const uint32_t *slots, dray_error *error);
 /* The row is removed from the sampler. */
-void dray__turns_leave(dray__turns *turns, uint32_t slot);
+void dray__calls_leave(dray__calls *calls, uint32_t slot);
 /* A token for each row that is neither finished nor waits for the tool. Where there is none it
  * waits, a while at most. step: of the rows, for the trace. */
-int dray__turns_step(dray__turns *turns, int64_t step, dray_error *error);
-uint32_t dray__turns_waiting(const dray__turns *turns); /* rows that wait for the tool */
+int dray__calls_step(dray__calls *calls, int64_t step, dray_error *error);
 
 /* Whole responses as dray__generate makes them, greedy, with the tool: ordered. */
-int dray__turns_generate(dray__host *host, dray__generator *generator,
+int dray__calls_generate(dray__host *host, dray__generator *generator,
                          const dray__sampler_rows *rows, int64_t step, dray__generation *out,
                          dray_error *error);
 
 /* mask: 0 for tokens of a right answer that the calculator would have given behind a call, 1 for
  * all others. */
-int dray__turns_mask(const dray__job *job, const dray__tokenizer *tokenizer, const int32_t *tokens,
+int dray__calls_mask(const dray__job *job, const dray__tokenizer *tokenizer, const int32_t *tokens,
                      uint64_t count, int32_t *mask, dray_error *error);
 
 #endif
