@@ -154,6 +154,69 @@ static void test_frozen_engine(void **state)
     dray_close(context);
 }
 
+/* ---- rows of the newest version alone -------------------------------------------------------- */
+
+static uint32_t claim_newest(dray_queue *queue, const char *task, int32_t policy, uint64_t version,
+                             bool left)
+{
+    dray_error error;
+    dray_claim_options o = want(task, 8);
+    o.up_to = 1;
+    o.timeout_ns = 0;
+    o.policy = policy;
+    o.fresh = left ? DRAY_FRESH_LEFT : DRAY_FRESH_ANY;
+    o.version = version;
+    dray_batch *batch;
+    int rc = dray_queue_claim(queue, &o, &batch, &error);
+    if (rc == DRAY_ETIMEDOUT)
+        return 0;
+    OK(rc);
+    uint32_t rows = dray_batch_rows(batch);
+    if (strcmp(task, "reward") == 0)
+        set_ints(batch, "rewards", 0);
+    OK(dray_batch_commit(batch, &error));
+    dray_batch_free(batch);
+    return rows;
+}
+
+/* Slots 0 to 3 of version 1, 4 of version 0, and 5 to 7 of version 1: in groups of two the third
+ * has an old member. */
+static void test_older_rows_are_left(void **state)
+{
+    (void)state;
+    dray_error error;
+    dray_context *context = fixture_context(&f, "left");
+    dray_queue *queue = open_refilling(context, "left");
+    insert_ints(queue, "0", 8, 2);
+    static const uint64_t versions[] = {1, 1, 1, 1, 0, 1, 1, 1};
+    for (uint32_t i = 0; i < 8; i++) {
+        dray_claim_options o = want("rollout", 1);
+        dray_batch *batch;
+        OK(dray_queue_claim(queue, &o, &batch, &error));
+        set_ints(batch, "responses", 0);
+        set_version(batch, versions[dray_batch_row(batch, 0)->slot]);
+        OK(dray_batch_commit(batch, &error));
+        dray_batch_free(batch);
+    }
+    assert_int_equal(claim_newest(queue, "reward", DRAY_POLICY_FIFO, 1, true), 7);
+    assert_int_equal(claim_newest(queue, "reward", DRAY_POLICY_FIFO, 1, true), 0);
+    assert_int_equal(claim_newest(queue, "reward", DRAY_POLICY_FIFO, 1, false), 1);
+    assert_int_equal(claim_newest(queue, "actor", DRAY_POLICY_GROUP, 1, true), 6);
+    assert_int_equal(claim_newest(queue, "actor", DRAY_POLICY_GROUP, 1, true), 0);
+    assert_false(status_has(queue, "\"stale\":1")); /* nothing was dropped */
+    assert_int_equal(claim_newest(queue, "actor", DRAY_POLICY_GROUP, 1, false), 2);
+    dray_claim_options o = want("actor", 2);
+    dray_batch *batch;
+    o.fresh = DRAY_FRESH_LEFT;
+    o.policy = DRAY_POLICY_ORDERED;
+    FAILS(DRAY_EINVALID, dray_queue_claim(queue, &o, &batch, &error));
+    o.policy = DRAY_POLICY_GROUP;
+    o.fresh = 3;
+    FAILS(DRAY_EINVALID, dray_queue_claim(queue, &o, &batch, &error));
+    dray_queue_close(queue);
+    dray_close(context);
+}
+
 /* ---- admission ------------------------------------------------------------------------------- */
 
 static uint32_t roll_out_some(dray_queue *queue, uint64_t version)
@@ -309,6 +372,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_frozen_engine, up, down),
+        cmocka_unit_test_setup_teardown(test_older_rows_are_left, up, down),
         cmocka_unit_test_setup_teardown(test_admission, up, down),
         cmocka_unit_test_setup_teardown(test_dead_rows_are_not_accepted, up, down),
         cmocka_unit_test_setup_teardown(test_admission_of_inserts, up, down),
