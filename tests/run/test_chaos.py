@@ -8,7 +8,8 @@ scale = int(os.environ.get("DRAY_TEST_SCALE", "1"))
 seed = int(os.environ.get("DRAY_TEST_SEED", str(random.SystemRandom().randrange(1 << 32))))
 print(f"seed {seed} (DRAY_TEST_SEED)", flush=True)
 random.seed(seed)
-STEPS = 100
+# Of one run so many processes are killed; so many resumed runs are disturbed, then one may end.
+STEPS, KILLED, DISTURBED = (150, 30, 20) if scale > 1 else (80, 12, 6)
 settings = []
 for setting in (f"steps={STEPS}", "eval.every=10", "checkpoint.every=10",
                 "limits.restarts=1000", "queue.max_attempts=1000"):
@@ -26,7 +27,7 @@ def disturb(process, folder, victims, pause):
         time.sleep(random.uniform(0, pause))
         found = [pid for pid, line in processes_of(folder)
                  if pid != process.pid and any(word in line for word in victims)]
-        if found and killed < 30:
+        if found and killed < KILLED:
             try:
                 os.kill(random.choice(found), signal.SIGKILL)
                 killed += 1
@@ -64,7 +65,7 @@ for number in range(scale):
             total += 1
             continue
         total += disturb(process, folder, ("role trainer", "--coordinator"),
-                         1.0 if attempt < (20 if scale > 1 else 8) else 1000)
+                         1.0 if attempt < DISTURBED else 1000)
         check_nothing_left(folder, sockets=False)
         if process.returncode == 0:
             break
