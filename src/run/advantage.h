@@ -12,27 +12,29 @@ typedef struct dray__rewarded {
     const uint64_t *offsets; /* [rows + 1] of the responses' tokens */
     const bool *excluded;    /* these are in no mean, and get 0; NULL: none */
     bool divide;             /* by the group's standard deviation */
+    const float *values;     /* of a method by the token: V, of the state a token is chosen in */
+    const int32_t
+        *mask; /* of such a method: 0 for tokens that the model did not make; NULL: none */
+    double gamma, lambda; /* of such a method */
 } dray__rewarded;
 
 typedef struct dray__advantage {
     const char *name;
     uint32_t least_samples; /* a group needs */
     bool whole;             /* all samples of a step at once */
-    /* advantages: one a row. */
-    void (*compute)(const dray__rewarded *in, float *advantages);
+    bool divides;           /* may divide by the group's deviation */
+    bool by_token;          /* one a response token, from a value model's values */
+    /* advantages: one a row, or one a response token; returns: as many, of a method by the token:
+     * advantage + V, what the value model is to learn. */
+    void (*compute)(const dray__rewarded *in, float *advantages, float *returns);
 } dray__advantage;
 
 extern const dray__advantage dray__advantages[];
-
-/* Generalised advantage estimation (Schulman et al., "High-Dimensional Continuous Control Using
- * Generalized Advantage Estimation", 2016, eq. 11 to 16), for rewards that come with the last
- * token, after which nothing is worth anything: with δ(t) = r(t) + gamma · V(t + 1) - V(t), the
- * advantage of token t is the sum over l of (gamma · lambda)^l · δ(t + l). values: V, one a
- * response token, of the state that the token is chosen in. advantages, returns: as many; returns
- * is advantage + V, what the value model is to learn. Tokens of excluded rows get 0 and their own
- * V. */
-void dray__gae(const dray__rewarded *in, const float *values, double gamma, double lambda,
-               float *advantages, float *returns);
-enum { DRAY__ADVANTAGE_GRPO = 0, DRAY__ADVANTAGE_RLOO, DRAY__ADVANTAGE_REINFORCE };
+enum {
+    DRAY__ADVANTAGE_GRPO = 0,
+    DRAY__ADVANTAGE_RLOO,
+    DRAY__ADVANTAGE_REINFORCE,
+    DRAY__ADVANTAGE_GAE
+};
 
 #endif

@@ -150,7 +150,7 @@ static void free_beside(beside *with)
         free((void *)(uintptr_t)with->files[i].data);
 }
 
-static int save_in(dray__host *host, dray__trainer *trainer, const char *folder,
+static int save_in(dray__host *host, dray__trainer *trainer, const char *folder, bool whole,
                    dray_checkpoint_options *options, beside *with, dray_error *error)
 {
     char path[4096];
@@ -164,7 +164,6 @@ static int save_in(dray__host *host, dray__trainer *trainer, const char *folder,
     options->files = with->files;
     options->file_count = with->count;
     options->timeout_ns = host->wait_ns;
-    bool whole = options->stay_count > 0; /* not weights alone */
     host->saving = whole ? number : -1;
     int rc = dray__trainer_save(trainer, host->context, path, options, whole, error);
     host->saving = -1;
@@ -287,7 +286,7 @@ static int save_with_cursor(dray__host *host, dray__trainer *trainer,
     if (!rc)
         rc = add_tokenizer(host, &with, error);
     if (!rc)
-        rc = save_in(host, trainer, "checkpoints", &options, &with, error);
+        rc = save_in(host, trainer, "checkpoints", true, &options, &with, error);
     if (!rc)
         dray__fault_at("after_checkpoint", step);
     if (!rc && leads)
@@ -336,5 +335,25 @@ int dray__checkpoint_weights(dray__host *host, dray__trainer *trainer, int64_t v
     options.version = (uint64_t)version;
     options.keep = WEIGHTS_KEPT;
     beside with = {.count = 1};
-    return save_in(host, trainer, "weights", &options, &with, error);
+    return save_in(host, trainer, "weights", false, &options, &with, error);
+}
+
+int dray__checkpoint_critic(dray__host *host, dray__trainer *trainer, int64_t step,
+                            dray_error *error)
+{
+    dray_checkpoint_options options = DRAY_CHECKPOINT_OPTIONS_INIT;
+    dray_trace_enter(DRAY_SPAN_TRANSFER, "critic_checkpoint", step);
+    options.version = (uint64_t)step;
+    options.keep = (uint32_t)host->job->checkpoint.keep + 1;
+    beside with = {.count = 1};
+    int rc = save_in(host, trainer, DRAY__CRITIC_FOLDER, true, &options, &with, error);
+    if (!rc)
+        dray__fault_at("after_checkpoint", step);
+    dray_trace_leave();
+    return rc;
+}
+
+void dray__critic_path(const char *folder, int64_t step, char *out, size_t capacity)
+{
+    dray__path(out, capacity, "%s/" DRAY__CRITIC_FOLDER "/step-%06lld", folder, (long long)step);
 }

@@ -18,10 +18,16 @@ void dray__checkpoint_open(dray__host *host);
 int dray__checkpoint_save(dray__host *host, dray__trainer *trainer,
                           const dray__publication *publication, const dray__feed *feed,
                           int64_t step, dray_error *error);
-/* The step is trained, and no checkpoint is due. What is trained is kept for a run that goes on from
- * the checkpoint before where the queue's journal would give it back (queue.durability: journal);
- * else such a run makes those samples anew, and the queue lets them go at once. */
+/* The step is trained, and no checkpoint is due. What is trained is kept for a run that goes on
+ * from the checkpoint before where the queue's journal would give it back (queue.durability:
+ * journal); else such a run makes those samples anew, and the queue lets them go at once. */
 int dray__checkpoint_pass(const dray__host *host, int64_t step, dray_error *error);
+/* critic/step-N: the same of the value model, without the cursor. It is there before
+ * checkpoints/step-N is, and one more is kept, so that a run goes on with both of one step. */
+#define DRAY__CRITIC_FOLDER "critic"
+int dray__checkpoint_critic(dray__host *host, dray__trainer *trainer, int64_t step,
+                            dray_error *error);
+void dray__critic_path(const char *folder, int64_t step, char *out, size_t capacity);
 /* weights/step-N, for engines that update from disk; the newest two are kept. */
 int dray__checkpoint_weights(dray__host *host, dray__trainer *trainer, int64_t version,
                              dray_error *error);

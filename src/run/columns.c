@@ -53,7 +53,8 @@ uint32_t dray__job_tasks(const dray__job *job, dray__task_view out[DRAY__JOB_TAS
         for (uint32_t t = 0; t < count; t++)
             if (strcmp(out[t].name, given->name) == 0)
                 found = &out[t];
-        if (!found && !dray__task_find(given->name)) {
+        const dray__task_kind *kind = dray__task_find(given->name);
+        if (!found && !(kind && dray__task_used(job, kind))) {
             found = &out[count++];
             *found = (dray__task_view){.name = given->name};
         }

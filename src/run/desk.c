@@ -317,53 +317,109 @@ static int count_made(dray_batch *batch, dray__ragged *response, dray_error *err
     return DRAY_OK;
 }
 
-/* What the method is given but the rewards; excluded is malloc'ed. */
-static int describe_rows(const dray__host *host, dray_batch *batch, dray__ragged *response,
-                         dray__rewarded *out, bool **excluded, dray_error *error)
+/* What the method is given, copied out of the batch, and what it gives. */
+typedef struct graded_rows {
+    dray__ragged response, values, mask;
+    bool *excluded;
+    float *rewards, *advantages, *returns;
+    dray__rewarded in;
+} graded_rows;
+
+static void graded_free(graded_rows *g)
+{
+    free(g->excluded);
+    free(g->rewards);
+    free(g->advantages);
+    free(g->returns);
+    dray__ragged_free(&g->response);
+    dray__ragged_free(&g->values);
+    dray__ragged_free(&g->mask);
+}
+
+/* One value a response token. */
+static int read_tokens(dray_batch *batch, const char *column, dray_dtype dtype,
+                       const dray__ragged *response, dray__ragged *out, dray_error *error)
+{
+    int rc = dray__ragged_read(batch, column, dtype, out, error);
+    if (!rc && memcmp(out->offsets, response->offsets,
+                      ((size_t)out->rows + 1) * sizeof(*out->offsets)) != 0)
+        rc = dray__fail(error, DRAY_ESHAPE, "column %s: expected one value for each response token",
+                        column);
+    return rc;
+}
+
+static int read_values(const dray__job *job, dray_batch *batch, graded_rows *g, dray_error *error)
+{
+    int rc = read_tokens(batch, "value", DRAY_F32, &g->response, &g->values, error);
+    if (!rc && dray__job_has(job, "response_mask"))
+        rc = read_tokens(batch, "response_mask", DRAY_I32, &g->response, &g->mask, error);
+    g->in.values = g->values.values;
+    g->in.mask = g->mask.values;
+    g->in.gamma = job->advantage.gamma;
+    g->in.lambda = job->advantage.lambda;
+    return rc;
+}
+
+static int read_graded(const dray__host *host, dray_batch *batch, graded_rows *g, dray_error *error)
 {
     const dray__job *job = host->job;
-    bool exclude = job->actor.overlong == DRAY__OVERLONG_EXCLUDE;
+    const dray__advantage *method = method_of(job);
     uint32_t rows = dray_batch_rows(batch), group = (uint32_t)job->rollout.samples;
-    if (rows % group || (method_of(job)->whole && rows != dray__job_batch(job)))
+    if (rows % group || (method->whole && rows != dray__job_batch(job)))
         return dray__fail(error, DRAY_EINTERNAL, "advantage: %u rows are no whole %s of %lld", rows,
-                          method_of(job)->whole ? "step" : "groups",
-                          (long long)(method_of(job)->whole ? dray__job_batch(job) : group));
-    int rc = dray__ragged_read(batch, "response", DRAY_I32, response, error);
-    if (!rc && exclude && !(*excluded = dray__responses_cut(host->tokenizer, response)))
-        rc = dray__nomem(error);
-    if (!rc && dray__job_has(job, "response_mask"))
-        rc = count_made(batch, response, error);
-    *out = (dray__rewarded){.rows = rows,
-                            .group = group,
-                            .offsets = response->offsets,
-                            .excluded = *excluded,
-                            .divide = job->advantage.divide_by_deviation};
-    return rc;
+                          method->whole ? "step" : "groups",
+                          (long long)(method->whole ? dray__job_batch(job) : group));
+    int rc = dray__ragged_read(batch, "response", DRAY_I32, &g->response, error);
+    if (rc)
+        return rc;
+    bool exclude = job->actor.overlong == DRAY__OVERLONG_EXCLUDE;
+    size_t count = (method->by_token ? (size_t)g->response.offsets[rows] : rows) + 1;
+    g->excluded = exclude ? dray__responses_cut(host->tokenizer, &g->response) : NULL;
+    if (method->by_token)
+        rc = read_values(job, batch, g, error);
+    else if (dray__job_has(job, "response_mask"))
+        rc = count_made(batch, &g->response, error);
+    if (rc)
+        return rc;
+    g->rewards = malloc(rows * sizeof(*g->rewards));
+    g->advantages = malloc(count * sizeof(*g->advantages));
+    g->returns = malloc(count * sizeof(*g->returns));
+    if ((exclude && !g->excluded) || !g->rewards || !g->advantages || !g->returns)
+        return dray__nomem(error);
+    g->in.rows = rows;
+    g->in.group = group;
+    g->in.rewards = g->rewards;
+    g->in.offsets = g->response.offsets;
+    g->in.excluded = g->excluded;
+    g->in.divide = job->advantage.divide_by_deviation;
+    return dray__scalars_read(batch, "reward", g->rewards, error);
+}
+
+static int set_advantages(const graded_rows *g, bool by_token, dray_batch *batch, dray_error *error)
+{
+    dray_column_data columns[] = {
+        dray__scalar_column("advantage", g->advantages),
+        dray__ragged_column("returns", DRAY_F32, g->response.offsets, g->returns)};
+    if (by_token)
+        columns[0] = dray__ragged_column("advantage", DRAY_F32, g->response.offsets, g->advantages);
+    int rc = dray_batch_set(batch, &columns[0], error);
+    return rc || !by_token ? rc : dray_batch_set(batch, &columns[1], error);
 }
 
 int dray__advantage_run(dray__host *host, dray_batch *batch, dray_error *error)
 {
-    int64_t step;
-    uint32_t rows = dray_batch_rows(batch);
-    dray__ragged response = {0};
-    dray__rewarded in = {0};
-    bool *excluded = NULL;
-    float *rewards = malloc(2 * (size_t)rows * sizeof(*rewards));
-    int rc = rewards ? dray__batch_step(batch, &step, error) : dray__nomem(error);
+    const dray__advantage *method = method_of(host->job);
+    int64_t step = 0;
+    graded_rows g = {0};
+    int rc = dray__batch_step(batch, &step, error);
     dray_trace_enter(DRAY_SPAN_BUSY, "advantage", rc ? -1 : step);
     if (!rc)
-        rc = describe_rows(host, batch, &response, &in, &excluded, error);
-    if (!rc)
-        rc = dray__scalars_read(batch, "reward", rewards, error);
+        rc = read_graded(host, batch, &g, error);
     if (!rc) {
-        in.rewards = rewards;
-        method_of(host->job)->compute(&in, rewards + rows);
-        dray_column_data column = dray__scalar_column("advantage", rewards + rows);
-        rc = dray_batch_set(batch, &column, error);
+        method->compute(&g.in, g.advantages, g.returns);
+        rc = set_advantages(&g, method->by_token, batch, error);
     }
-    free(excluded);
-    free(rewards);
-    dray__ragged_free(&response);
+    graded_free(&g);
     worked_on(batch);
     return rc;
 }

@@ -79,8 +79,8 @@ static int insert(dray__driver *self, const dray__partition_kind *kind, int64_t 
     options.column_count = 2;
     options.tags = &tag;
     options.tag_count = 1;
-    /* response, three log-probs of each token, reward, advantage */
-    options.row_bytes = p.longest + 20 * (uint64_t)job->rollout.max_new_tokens + 256;
+    options.row_bytes =
+        p.longest + 256 + (uint64_t)(dray__job_token_bytes(job) * job->rollout.max_new_tokens);
     options.timeout_ns = self->host->wait_ns;
     options.at_slot = 1;
     rc = dray_queue_insert(self->queue, &options, NULL, error);
@@ -412,6 +412,8 @@ static int wait_trained(dray__driver *self, int64_t step, dray_error *error)
     if (step < dray__feed_first(self->feed))
         return DRAY_OK;
     int rc = wait_partition(self, &dray__partition_of_step, "actor", step, error);
+    if (!rc && dray__job_has(self->host->job, "critic"))
+        rc = wait_partition(self, &dray__partition_of_step, "critic", step, error);
     if (!rc)
         dray__fault_at("finished", step);
     return rc;

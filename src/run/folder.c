@@ -4,6 +4,7 @@
 #include "base/io.h"
 #include "base/json.h"
 #include "base/wire.h"
+#include "run/checkpoint.h"
 #include "run/data.h"
 #include "run/host.h"
 #include "run/settings.h"
@@ -11,8 +12,10 @@
 #include <dray/trace.h>
 #include <dray/weights.h>
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -308,6 +311,28 @@ static int forget_weights(const dray__folder *folder, dray_error *error)
     return dray__remove_tree(path, error);
 }
 
+/* Versions after the one that the run goes on from are made again: one that was left whole would be
+ * taken for the new one. */
+static int forget_newer(const dray__folder *folder, const char *name, dray_error *error)
+{
+    char path[PATH_MAX], version[PATH_MAX];
+    dray__folder_path(folder, name, path);
+    DIR *listing = opendir(path);
+    int rc = DRAY_OK;
+    for (struct dirent *entry; listing && !rc && (entry = readdir(listing));) {
+        int64_t step;
+        int end = 0;
+        if (sscanf(entry->d_name, "step-%" SCNd64 "%n", &step, &end) != 1 || entry->d_name[end] ||
+            step <= folder->first_step)
+            continue;
+        dray__path(version, sizeof(version), "%.*s/%s", PATH_MAX - 300, path, entry->d_name);
+        rc = dray__remove_tree(version, error);
+    }
+    if (listing)
+        closedir(listing);
+    return rc;
+}
+
 static int open_resumed(const dray__run_options *options, dray__folder *folder, dray__job **job,
                         dray_error *error)
 {
@@ -327,6 +352,10 @@ static int open_resumed(const dray__run_options *options, dray__folder *folder, 
         rc = choose_start(folder, *job, error);
     if (!rc)
         rc = forget_weights(folder, error);
+    if (!rc)
+        rc = forget_newer(folder, "checkpoints", error);
+    if (!rc)
+        rc = forget_newer(folder, DRAY__CRITIC_FOLDER, error);
     if (rc)
         return rc;
     keep_timeline(folder);

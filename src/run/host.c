@@ -23,6 +23,7 @@
 static const dray__program_kind *const roles[DRAY__PROGRAM_COUNT] = {
     [DRAY__PROGRAM_ENGINE] = &dray__engine_program,
     [DRAY__PROGRAM_TRAINER] = &dray__trainer_program,
+    [DRAY__PROGRAM_CRITIC] = &dray__critic_program,
     [DRAY__PROGRAM_DESK] = &dray__desk_program,
 };
 
@@ -103,6 +104,21 @@ void dray__path(char *out, size_t capacity, const char *format, ...)
 void dray__checkpoint_path(const char *folder, int64_t step, char *out, size_t capacity)
 {
     dray__path(out, capacity, "%s/checkpoints/step-%06lld", folder, (long long)step);
+}
+
+int dray__host_wait_file(const dray__host *host, const char *path, dray_error *error)
+{
+    int64_t deadline = dray__deadline(host->wait_ns);
+    struct stat st;
+    while (stat(path, &st) < 0) {
+        if (errno != ENOENT)
+            return dray__fail_errno(error, errno, "%s", path);
+        if (dray__now() > deadline)
+            return dray__fail(error, DRAY_ETIMEDOUT, "%s: not written in %g s", path,
+                              host->job->limits.wait_seconds);
+        nanosleep(&(struct timespec){.tv_nsec = 5 * DRAY__MILLISECOND}, NULL);
+    }
+    return DRAY_OK;
 }
 
 /* ---- the loop -------------------------------------------------------------------------------- */
@@ -503,7 +519,7 @@ static int open_group(dray__host *host, dray_error *error)
 
 static int open_context(dray__host *host, dray_error *error)
 {
-    static const char *const role_names[] = {"engine", "trainer", "task"};
+    static const char *const role_names[] = {"engine", "trainer", "trainer", "task"};
     char name[80];
     snprintf(name, sizeof(name), "%s/%u", host->label, host->options.rank);
     dray_options options = DRAY_OPTIONS_INIT;

@@ -65,7 +65,8 @@ typedef struct dray__program_kind {
     void (*close)(dray__host *host);
 } dray__program_kind;
 
-extern const dray__program_kind dray__engine_program, dray__trainer_program, dray__desk_program;
+extern const dray__program_kind dray__engine_program, dray__trainer_program, dray__critic_program,
+    dray__desk_program;
 
 /* Runs until the queue ends. DRAY_OK: it ended. */
 int dray__host_main(const dray__host_options *options, dray_error *error);
@@ -88,6 +89,8 @@ bool dray__job_pace(const dray__job *job, dray__pace *out);
 /* Path below the run's folder. */
 void dray__host_path(const dray__host *host, char *out, size_t capacity, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
+/* Until a file or folder is there that another trainer renames into place when it is whole. */
+int dray__host_wait_file(const dray__host *host, const char *path, dray_error *error);
 /* The run is to end after the step that is made: there is a file `stop` in its folder. */
 bool dray__host_stopping(const dray__host *host);
 

@@ -239,22 +239,6 @@ static int settle_ahead(dray__intake *self, int64_t version, bool *ready, dray_e
 
 /* ---- taking ---------------------------------------------------------------------------------- */
 
-/* disk mode: the trainer renames the folder into place when it is whole. */
-static int wait_for_folder(const dray__host *host, const char *path, dray_error *error)
-{
-    int64_t deadline = dray__deadline(host->wait_ns);
-    struct stat st;
-    while (stat(path, &st) < 0) {
-        if (errno != ENOENT)
-            return dray__fail_errno(error, errno, "%s", path);
-        if (dray__now() > deadline)
-            return dray__fail(error, DRAY_ETIMEDOUT, "%s: not written in %g s", path,
-                              host->job->limits.wait_seconds);
-        nanosleep(&(struct timespec){.tv_nsec = 5 * DRAY__MILLISECOND}, NULL);
-    }
-    return DRAY_OK;
-}
-
 /* Of a run that goes on, what is older than its checkpoint lies beside it. */
 static void version_path(const dray__host *host, int64_t version, char *out, size_t capacity)
 {
@@ -280,7 +264,7 @@ static int update(dray__intake *self, int64_t version, dray_update_report *repor
         version_path(self->host, version, path, sizeof(path));
         options.path = path;
         options.path_version = (uint64_t)version;
-        rc = wait_for_folder(self->host, path, error);
+        rc = dray__host_wait_file(self->host, path, error);
     }
     if (!rc)
         rc = dray_update_weights(subscriber_of(self, version), &options, report, error);

@@ -47,6 +47,13 @@ int64_t dray__job_batch(const dray__job *job)
     return job->rollout.prompts * job->rollout.samples;
 }
 
+int64_t dray__job_token_bytes(const dray__job *job)
+{
+    /* response, its versions, three log-probs; its mask; value, advantage and returns */
+    return 4 * (5 + (dray__job_has(job, "response_mask") ? 1 : 0) +
+                (dray__job_has(job, "value") ? 3 : 0));
+}
+
 int64_t dray__job_wait_ns(const dray__job *job)
 {
     return (int64_t)(job->limits.wait_seconds * (double)DRAY__SECOND);
@@ -208,10 +215,10 @@ static int rule_loss(const dray__job *job, const dray__places *at, dray_error *e
     if (actor->dual_clip > 0 && actor->dual_clip <= 1)
         return dray__setting_fail(at, "actor.dual_clip", error,
                                   "expected 0, or more than 1, found %g", actor->dual_clip);
-    if (job->advantage.divide_by_deviation && dray__advantages[job->advantage.method].whole)
+    if (job->advantage.divide_by_deviation && !dray__advantages[job->advantage.method].divides)
         return dray__setting_fail(at, "advantage.divide_by_deviation", error,
-                                  "expected false for advantage %s, which divides by the step's "
-                                  "deviation, found true",
+                                  "expected false for advantage %s, which does not look at the "
+                                  "group's deviation, found true",
                                   dray__advantages[job->advantage.method].name);
     return DRAY_OK;
 }
@@ -263,6 +270,7 @@ static int rule_groups(const dray__job *job, const dray__places *at, dray_error 
                   {"reward.micro_batch", job->reward.micro_batch},
                   {"reference.micro_batch", job->reference.micro_batch},
                   {"old_log_prob.micro_batch", job->old_log_prob.micro_batch},
+                  {"critic.micro_batch", dray__job_has(job, "value") ? job->critic.micro_batch : 0},
                   {"actor.micro_batch", job->actor.micro_batch},
                   {"actor.optimiser_steps", dray__job_batch(job) / job->actor.optimiser_steps}};
     for (size_t i = 0;
@@ -279,8 +287,8 @@ static int rule_groups(const dray__job *job, const dray__places *at, dray_error 
 static int64_t row_bytes(const dray__job *job)
 {
     dray__data_bytes most = dray__data_longest(job);
-    int64_t token = dray__job_has(job, "response_mask") ? 24 : 20;
-    return 4 * (most.prompt + 1) + most.answer + token * job->rollout.max_new_tokens + 256;
+    return 4 * (most.prompt + 1) + most.answer +
+           dray__job_token_bytes(job) * job->rollout.max_new_tokens + 256;
 }
 
 /* Batches that were trained, and wait for a checkpoint: the queue keeps them until then where its
@@ -437,6 +445,15 @@ static int read_layers(const char *path, const char *const *settings, uint32_t s
     return rc;
 }
 
+/* What is not said of the value model is the policy's. */
+static void settle_critic(dray__job *job, const dray__places *at)
+{
+    if (!dray__setting_given(at, "critic.lr"))
+        job->critic.lr = job->actor.lr;
+    if (!dray__setting_given(at, "critic.epochs"))
+        job->critic.epochs = job->actor.epochs;
+}
+
 int dray__job_load(const char *path, const char *const *settings, uint32_t setting_count,
                    dray__job **out, char **resolved, dray_error *error)
 {
@@ -447,6 +464,8 @@ int dray__job_load(const char *path, const char *const *settings, uint32_t setti
         rc = dray__settings_default(&job, error);
     if (!rc)
         rc = read_layers(path, settings, setting_count, job, places, error);
+    if (!rc)
+        settle_critic(job, places);
     /* The default is the family's: of those that the engine computes, Qwen2 alone has biases. */
     if (!rc && !dray__setting_given(places, "model.qkv_bias"))
         job->model.qkv_bias = strcmp(job->model.family, "qwen2") == 0;

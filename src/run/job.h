@@ -96,6 +96,7 @@ typedef struct dray__job_old_log_prob {
 typedef struct dray__job_advantage {
     int32_t method; /* index into dray__advantages */
     bool divide_by_deviation;
+    double gamma, lambda;
     int64_t micro_batch;
 } dray__job_advantage;
 
@@ -116,6 +117,12 @@ typedef struct dray__job_actor {
     int32_t loss, aggregate;        /* of engine/policy.h */
     int32_t old_log_prob, overlong; /* dray__old, dray__overlong */
 } dray__job_actor;
+
+/* The value model's; what is not here is the actor's. */
+typedef struct dray__job_critic {
+    double lr, clip;
+    int64_t epochs, micro_batch;
+} dray__job_critic;
 
 typedef struct dray__job_eval {
     int64_t every, prompts, micro_batch;
@@ -201,6 +208,7 @@ typedef struct dray__job {
     dray__job_old_log_prob old_log_prob;
     dray__job_advantage advantage;
     dray__job_actor actor;
+    dray__job_critic critic;
     dray__job_eval eval;
     dray__job_weights weights;
     dray__job_checkpoint checkpoint;
@@ -226,7 +234,8 @@ const dray__job_role *dray__job_role_of(const dray__job *job, const char *task);
 bool dray__role_has(const dray__job_role *role, const char *task);
 /* Is it one for a role, a task or a reward: 1 to 32 letters, digits, `_` or `-`? */
 bool dray__job_name_ok(const char *name);
-int64_t dray__job_batch(const dray__job *job); /* samples a step */
+int64_t dray__job_batch(const dray__job *job);       /* samples a step */
+int64_t dray__job_token_bytes(const dray__job *job); /* of the columns by response token */
 int64_t dray__job_wait_ns(const dray__job *job);
 
 #endif

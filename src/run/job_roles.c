@@ -63,6 +63,16 @@ static int settle_score(dray__job *job, dray_error *error)
     return DRAY_OK;
 }
 
+static bool trains(const dray__job_role *role)
+{
+    for (uint32_t i = 0; i < role->task_count; i++) {
+        const dray__task_kind *kind = dray__task_find(role->tasks[i]);
+        if (kind && dray__task_trains(kind))
+            return true;
+    }
+    return false;
+}
+
 int dray__roles_settle(dray__job *job, const dray__places *at, dray_error *error)
 {
     char key[128];
@@ -70,8 +80,7 @@ int dray__roles_settle(dray__job *job, const dray__places *at, dray_error *error
         dray__job_role *role = &job->roles[i];
         snprintf(key, sizeof(key), "roles.%.64s.on_death", role->name);
         if (!dray__setting_given(at, key))
-            role->on_death =
-                dray__role_has(role, "actor") ? DRAY__ON_DEATH_END : DRAY__ON_DEATH_RESTART;
+            role->on_death = trains(role) ? DRAY__ON_DEATH_END : DRAY__ON_DEATH_RESTART;
     }
     return settle_score(job, error);
 }
@@ -230,7 +239,7 @@ static int check_single(const dray__job *job, const dray__job_role *role, const 
 {
     for (uint32_t i = 0; i < role->task_count; i++) {
         const dray__task_kind *kind = dray__task_find(role->tasks[i]);
-        bool single = kind->program == DRAY__PROGRAM_TRAINER || !kind->run;
+        bool single = dray__program_trains(kind->program) || !kind->run;
         if (single && role->instances != 1)
             return refuse(at, role, "instances", error,
                           "the built-in %s is there once, found %lld instances", kind->name,
@@ -242,8 +251,8 @@ static int check_single(const dray__job *job, const dray__job_role *role, const 
                               "the built-in %s is there once, found in role %s, too", kind->name,
                               role->name);
             for (uint32_t t = 0; other != role && is_builtin(other) && t < other->task_count; t++)
-                if (kind->program == DRAY__PROGRAM_TRAINER &&
-                    dray__task_find(other->tasks[t])->program == DRAY__PROGRAM_TRAINER)
+                if (dray__program_trains(kind->program) &&
+                    dray__task_find(other->tasks[t])->program == kind->program)
                     return refuse(at, other, "tasks", error,
                                   "task %s: expected in role %s, beside the other tasks of its "
                                   "model",
@@ -253,9 +262,23 @@ static int check_single(const dray__job *job, const dray__job_role *role, const 
     return DRAY_OK;
 }
 
+/* They meet at checkpoints (critic.c), and a program of one's own does not know where. */
+static int check_trainers(const dray__job *job, const dray__places *at, dray_error *error)
+{
+    const dray__job_role *actor = dray__job_role_of(job, "actor"),
+                         *critic = dray__job_role_of(job, "critic");
+    if (!dray__job_has(job, "critic") || !actor || !critic ||
+        is_builtin(actor) == is_builtin(critic))
+        return DRAY_OK;
+    return refuse(at, is_builtin(actor) ? critic : actor, "command", error,
+                  "task %s: expected the built-in program, as that of task %s is, with which it "
+                  "takes checkpoints of the same step",
+                  is_builtin(actor) ? "critic" : "actor", is_builtin(actor) ? "actor" : "critic");
+}
+
 int dray__rule_programs(const dray__job *job, const dray__places *at, dray_error *error)
 {
-    int rc = DRAY_OK;
+    int rc = check_trainers(job, at, error);
     for (uint32_t i = 0; i < job->role_count && !rc; i++)
         if (is_builtin(&job->roles[i]))
             rc = check_program(&job->roles[i], at, error);
@@ -286,10 +309,13 @@ int dray__rule_tasks(const dray__job *job, const dray__places *at, dray_error *e
             return dray__setting_fail(at, key, error, "expected columns that the task needs");
     }
     uint32_t count = dray__job_tasks(job, tasks);
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count; i++) {
+        const char *by = dray__job_has_by(tasks[i].name);
+        snprintf(key, sizeof(key), "roles %s", by);
         if (!dray__job_role_of(job, tasks[i].name))
-            return dray__setting_fail(at, "roles", error, "task %s: expected in a role, found in 0",
-                                      tasks[i].name);
+            return dray__setting_fail(at, key, error, "task %s%s%s: expected in a role, found in 0",
+                                      tasks[i].name, *by ? ", as it is in this job by " : "", by);
+    }
     return DRAY_OK;
 }
 

@@ -154,7 +154,7 @@ int dray__late_run(dray__host *host, dray_batch *batch, dray_error *error)
     if (!rc)
         rc = note_trained(host, batch, error);
     if (!rc)
-        rc = dray__micro_read(batch, host->job, &whole, error);
+        rc = dray__micro_read(batch, host->job, self->what->task, &whole, error);
     if (!rc)
         rc = add_proximal(host, &whole, error);
     if (!rc) {

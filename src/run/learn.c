@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "run/advantage.h"
 #include "run/fault.h"
 
 #include <math.h>
@@ -24,7 +25,10 @@ static const token_column responses[] = {
     {"response_version", offsetof(dray__micro, versions), DRAY_I32},
     {"response_mask", offsetof(dray__micro, mask), DRAY_I32},
     {"old_log_prob", offsetof(dray__micro, old), DRAY_F32},
-    {"ref_log_prob", offsetof(dray__micro, reference), DRAY_F32}};
+    {"ref_log_prob", offsetof(dray__micro, reference), DRAY_F32},
+    {"value", offsetof(dray__micro, values), DRAY_F32},
+    {"returns", offsetof(dray__micro, returns), DRAY_F32},
+    {"advantage", offsetof(dray__micro, token_advantages), DRAY_F32}};
 enum { RESPONSES = sizeof(responses) / sizeof(responses[0]) };
 
 static dray__ragged *place(dray__micro *micro, const token_column *column)
@@ -59,17 +63,36 @@ static int same_length(const dray__micro *micro, const token_column *column, dra
     return DRAY_OK;
 }
 
-static int read_tokens(dray_batch *batch, const dray__job *job, dray__micro *m, dray_error *error)
+/* Does the task take this column, has this job it, and is it one a row? */
+static bool needs(const char *task, const char *column)
+{
+    const char *const *at = dray__task_find(task)->needs;
+    while (*at && strcmp(*at, column) != 0)
+        at++;
+    return *at != NULL;
+}
+
+static bool takes(const dray__job *job, const char *task, const char *column)
+{
+    return needs(task, column) && dray__job_has(job, column);
+}
+
+static bool by_row(const dray__job *job, const char *column)
+{
+    return strcmp(column, "advantage") == 0 && !dray__advantages[job->advantage.method].by_token;
+}
+
+static int read_tokens(dray_batch *batch, const dray__job *job, const char *task, dray__micro *m,
+                       dray_error *error)
 {
     int rc = dray__ragged_read(batch, prompts.name, prompts.dtype, &m->prompt, error);
-    if (!rc && job->reward_count)
+    if (!rc && takes(job, task, rewards.name))
         rc = dray__ragged_read(batch, rewards.name, rewards.dtype, &m->each, error);
     for (int i = 0; i < RESPONSES && !rc; i++) {
         const token_column *column = &responses[i];
-        dray__ragged *to = place(m, column);
-        if (!dray__job_has(job, column->name))
+        if (!takes(job, task, column->name) || by_row(job, column->name))
             continue;
-        rc = dray__ragged_read(batch, column->name, column->dtype, to, error);
+        rc = dray__ragged_read(batch, column->name, column->dtype, place(m, column), error);
         if (!rc)
             rc = same_length(m, column, error);
     }
@@ -96,20 +119,26 @@ static int read_version_tags(const dray_batch *batch, dray__micro *m, dray_error
     return rc;
 }
 
-int dray__micro_read(dray_batch *batch, const dray__job *job, dray__micro *out, dray_error *error)
+static int read_scalars(dray_batch *batch, const dray__job *job, const char *task,
+                        const char *column, float **out, dray_error *error)
+{
+    if (!takes(job, task, column))
+        return DRAY_OK;
+    *out = malloc(dray_batch_rows(batch) * sizeof(**out));
+    return *out ? dray__scalars_read(batch, column, *out, error) : dray__nomem(error);
+}
+
+int dray__micro_read(dray_batch *batch, const dray__job *job, const char *task, dray__micro *out,
+                     dray_error *error)
 {
     dray__micro m = {.rows = dray_batch_rows(batch)};
-    m.advantages = malloc(m.rows * sizeof(float));
-    m.rewards = malloc(m.rows * sizeof(float));
-    int rc = m.advantages && m.rewards ? DRAY_OK : dray__nomem(error);
+    int rc = read_tokens(batch, job, task, &m, error);
+    if (!rc && by_row(job, "advantage"))
+        rc = read_scalars(batch, job, task, "advantage", &m.advantages, error);
     if (!rc)
-        rc = read_tokens(batch, job, &m, error);
-    if (!rc && !dray__job_has(job, "response_version"))
+        rc = read_scalars(batch, job, task, "reward", &m.rewards, error);
+    if (!rc && needs(task, "response_version") && !dray__job_has(job, "response_version"))
         rc = read_version_tags(batch, &m, error);
-    if (!rc)
-        rc = dray__scalars_read(batch, "advantage", m.advantages, error);
-    if (!rc)
-        rc = dray__scalars_read(batch, "reward", m.rewards, error);
     if (rc)
         dray__micro_free(&m);
     else
@@ -134,27 +163,36 @@ static int slice(const dray__ragged *from, uint32_t first, uint32_t rows, dray__
     return DRAY_OK;
 }
 
+static int slice_scalars(const float *from, uint32_t first, uint32_t rows, float **out,
+                         dray_error *error)
+{
+    if (!from)
+        return DRAY_OK;
+    *out = malloc(rows * sizeof(**out));
+    if (!*out)
+        return dray__nomem(error);
+    memcpy(*out, from + first, rows * sizeof(**out));
+    return DRAY_OK;
+}
+
 int dray__micro_slice(const dray__micro *from, uint32_t first, uint32_t rows, dray__micro *out,
                       dray_error *error)
 {
-    dray__micro m = {.rows = rows,
-                     .advantages = malloc(rows * sizeof(float)),
-                     .rewards = malloc(rows * sizeof(float))};
-    int rc = m.advantages && m.rewards ? DRAY_OK : dray__nomem(error);
+    dray__micro m = {.rows = rows};
+    int rc = slice_scalars(from->advantages, first, rows, &m.advantages, error);
+    if (!rc)
+        rc = slice_scalars(from->rewards, first, rows, &m.rewards, error);
     if (!rc)
         rc = slice(&from->prompt, first, rows, &m.prompt, error);
     if (!rc)
         rc = slice(&from->each, first, rows, &m.each, error);
     for (int i = 0; i < RESPONSES && !rc; i++)
         rc = slice(values_of(from, &responses[i]), first, rows, place(&m, &responses[i]), error);
-    if (rc) {
+    if (rc)
         dray__micro_free(&m);
-        return rc;
-    }
-    memcpy(m.advantages, from->advantages + first, rows * sizeof(float));
-    memcpy(m.rewards, from->rewards + first, rows * sizeof(float));
-    *out = m;
-    return DRAY_OK;
+    else
+        *out = m;
+    return rc;
 }
 
 uint32_t dray__learner_part(const dray__job *job)
@@ -169,17 +207,18 @@ uint32_t dray__learner_micro(const dray__job *job)
 }
 
 /* Warm-up and decay run over steps of the job, smoothly through the optimiser's steps of each. */
-double dray__learning_rate(const dray__job *job, int64_t step, uint32_t optimiser_step)
+double dray__learning_rate(const dray__job *job, const dray__learned *what, int64_t step,
+                           uint32_t optimiser_step)
 {
     const dray__job_actor *actor = &job->actor;
-    double each = (double)(actor->optimiser_steps * actor->epochs);
+    double each = (double)(actor->optimiser_steps * what->epochs(job));
     double at = (double)(step - 1) + (double)optimiser_step / each;
     double factor = 1;
     if (actor->warmup_steps > 0)
         factor = fmin(1, (at + 1 / each) / (double)actor->warmup_steps);
     if (actor->decay == DRAY__DECAY_LINEAR)
         factor *= 1 - (1 - actor->final_lr) * at / (double)job->steps;
-    return actor->lr * factor;
+    return what->rate(job) * factor;
 }
 
 dray__sequences dray__micro_sequences(const dray__micro *micro)
@@ -213,7 +252,8 @@ static dray__policy_batch policy_batch(const dray__job *job, const dray__micro *
     dray__policy_batch batch = DRAY__POLICY_BATCH_INIT;
     batch.sequences = dray__micro_sequences(micro);
     batch.temperature = job->rollout.temperature;
-    batch.advantages = micro->advantages;
+    batch.token_advantages = micro->token_advantages.values != NULL;
+    batch.advantages = batch.token_advantages ? micro->token_advantages.values : micro->advantages;
     batch.behaviour_logprobs = micro->rollout.values;
     batch.old_logprobs =
         actor->old_log_prob == DRAY__OLD_ROLLOUT ? micro->rollout.values : micro->old.values;
@@ -231,22 +271,30 @@ static dray__policy_batch policy_batch(const dray__job *job, const dray__micro *
     return batch;
 }
 
+int dray__learner_accumulate_policy(dray__host *host, const dray__micro *micro, const bool *masked,
+                                    dray_error *error)
+{
+    dray__learner *self = host->state;
+    dray__policy_batch batch = policy_batch(host->job, micro, masked);
+    int rc = dray__trainer_accumulate_policy(self->trainer, &batch, error);
+    if (!rc)
+        count_behind(self, host->job, micro);
+    return rc;
+}
+
 int dray__learner_accumulate(dray__host *host, const dray__micro *micro, dray_error *error)
 {
     dray__learner *self = host->state;
     bool mask = host->job->actor.overlong != DRAY__OVERLONG_TRAIN;
     bool *masked = mask ? dray__responses_cut(host->tokenizer, &micro->response) : NULL;
-    int rc = mask && !masked ? dray__nomem(error) : DRAY_OK;
-    dray__policy_batch batch = policy_batch(host->job, micro, masked);
-    if (!rc)
-        rc = dray__trainer_accumulate_policy(self->trainer, &batch, error);
+    int rc =
+        mask && !masked ? dray__nomem(error) : self->what->accumulate(host, micro, masked, error);
     free(masked);
-    if (rc)
-        return rc;
-    count_behind(self, host->job, micro);
-    dray_trace_worked(micro->rows, (int64_t)micro->response.offsets[micro->rows]);
-    dray__fault_at("after_backward", self->step);
-    return DRAY_OK;
+    if (!rc) {
+        dray_trace_worked(micro->rows, (int64_t)micro->response.offsets[micro->rows]);
+        dray__fault_at("after_backward", self->step);
+    }
+    return rc;
 }
 
 static void add_stats(dray__step_sums *sums, const dray__step_stats *stats)
@@ -273,10 +321,11 @@ int dray__learner_step(dray__host *host, dray_error *error)
     if (!self->written) /* engines that still read the published version go first */
         rc = dray__publication_release(self->publication, self->step - 1, error);
     self->written = true;
-    dray_trace_enter(DRAY_SPAN_BUSY, "optimiser", self->step);
+    dray_trace_enter(DRAY_SPAN_BUSY, self->what->optimiser, self->step);
     dray__step_stats stats = {0};
     dray__step_options options = DRAY__STEP_OPTIONS_INIT;
-    options.learning_rate = dray__learning_rate(host->job, self->step, self->sums.steps);
+    options.learning_rate =
+        dray__learning_rate(host->job, self->what, self->step, self->sums.steps);
     options.max_norm = host->job->actor.grad_norm;
     if (!rc)
         rc = dray__trainer_step(self->trainer, &options, &stats, error);
@@ -295,8 +344,8 @@ int dray__learner_repeat(dray__host *host, dray_error *error)
     dray__learner *self = host->state;
     uint32_t part = dray__learner_part(host->job), in = 0;
     int rc = DRAY_OK;
-    dray_trace_enter(DRAY_SPAN_BUSY, "actor", self->step);
-    for (int64_t epoch = 1; epoch < host->job->actor.epochs && !rc; epoch++) {
+    dray_trace_enter(DRAY_SPAN_BUSY, self->what->task, self->step);
+    for (int64_t epoch = 1; epoch < self->what->epochs(host->job) && !rc; epoch++) {
         for (uint32_t i = 0; i < self->kept_count && !rc; i++) {
             rc = dray__learner_accumulate(host, &self->kept[i], error);
             in += self->kept[i].rows;

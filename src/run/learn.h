@@ -1,5 +1,5 @@
-/* What trainer.c (the trainer: its tasks and their order), learn.c (one step of learning) and
- * warmup.c share. */
+/* What trainer.c (a trainer: its tasks and their order), learn.c (one step of learning), critic.c
+ * (what is the value model's) and warmup.c share. */
 #ifndef DRAY_RUN_LEARN_H
 #define DRAY_RUN_LEARN_H
 
@@ -9,20 +9,24 @@
 #include "run/publication.h"
 #include "run/samples.h"
 
-/* A micro-batch of the actor, copied out of the queue. */
+/* A micro-batch of the task `actor` or `critic`, copied out of the queue: the columns that the task
+ * needs. */
 typedef struct dray__micro {
     uint32_t rows;
     dray__ragged prompt, response, rollout, versions; /* versions: i32, of each response token */
     dray__ragged
         mask; /* i32, where a tool may have made response tokens: 0 for those that it did */
     dray__ragged old, reference, each; /* where the job has them; each: of several rewards */
+    dray__ragged values, returns;      /* of each response token, and so are advantages then */
+    dray__ragged token_advantages;
     float *advantages, *rewards;
 } dray__micro;
 
 void dray__micro_free(dray__micro *micro);
 /* Its sequences, borrowed. */
 dray__sequences dray__micro_sequences(const dray__micro *micro);
-int dray__micro_read(dray_batch *batch, const dray__job *job, dray__micro *out, dray_error *error);
+int dray__micro_read(dray_batch *batch, const dray__job *job, const char *task, dray__micro *out,
+                     dray_error *error);
 /* Rows [first, first + rows) of it, copied. */
 int dray__micro_slice(const dray__micro *from, uint32_t first, uint32_t rows, dray__micro *out,
                       dray_error *error);
@@ -36,13 +40,36 @@ typedef struct dray__step_sums {
     double behind, behind_max;                /* optimiser steps, as tokens were trained */
     double loss, gradient_norm, clip_fraction, dual_clip_fraction, truncated_fraction, kl, entropy;
     double ratio_max, behaviour, behaviour_square, behaviour_max, learning_rate;
-    uint64_t samples, cut, tokens, used_tokens, trained_tokens; /* used: masked ones, too */
-    uint64_t turns;                                             /* answers of a tool */
-    int64_t oldest_version, newest_version;                     /* of tokens */
-    uint32_t steps;                                             /* of the optimiser */
+    uint64_t samples, cut, tokens, used_tokens, trained_tokens;    /* used: masked ones, too */
+    uint64_t turns;                                                /* answers of a tool */
+    int64_t oldest_version, newest_version;                        /* of tokens */
+    uint32_t steps;                                                /* of the optimiser */
+    double values, returns, returns_square, errors, errors_square; /* errors: return - value */
 } dray__step_sums;
 
+/* What a trainer trains: the policy (trainer.c) or the value model (critic.c). */
+typedef struct dray__learned {
+    const char *task, *model;             /* that trains it, that it is published as */
+    const char *optimiser, *publish;      /* its phases */
+    double (*rate)(const dray__job *job); /* of learning, before warm-up and decay */
+    int64_t (*epochs)(const dray__job *job);
+    /* Adds the gradients of a micro-batch. masked: one a row, or NULL. */
+    int (*accumulate)(dray__host *host, const dray__micro *micro, const bool *masked,
+                      dray_error *error);
+    /* What the samples themselves say, before anything is learned from them. */
+    void (*measure)(dray__host *host, const dray__micro *micro);
+    /* The step is made, and published: rank 0 reports it. */
+    int (*tell)(dray__host *host, dray_error *error);
+    /* Writes the step's checkpoint, or begins to wait for what must be there before. */
+    int (*checkpoint)(dray__host *host, int64_t step, dray_error *error);
+    /* The same at the end of the run. */
+    int (*last_checkpoint)(dray__host *host, int64_t step, dray_error *error);
+} dray__learned;
+
+extern const dray__learned dray__learned_policy, dray__learned_value;
+
 typedef struct dray__learner {
+    const dray__learned *what;
     dray__trainer *trainer;
     dray__publication *publication;
     int64_t step;                          /* being made; version step - 1 is published */
@@ -60,20 +87,48 @@ typedef struct dray__learner {
     dray__feed *feed;
     uint32_t learned; /* of `kept`, accumulated */
     uint32_t old;     /* samples of older versions than the newest */
+    /* Nothing is claimed before this file is there, and this is done. */
+    char awaited[4096];
+    int (*then)(dray__host *host, dray_error *error);
     dray__step_sums sums;
 } dray__learner;
 
 uint32_t dray__learner_part(const dray__job *job);  /* samples of an optimiser step */
 uint32_t dray__learner_micro(const dray__job *job); /* samples of a micro-batch */
-double dray__learning_rate(const dray__job *job, int64_t step, uint32_t optimiser_step);
+double dray__learning_rate(const dray__job *job, const dray__learned *what, int64_t step,
+                           uint32_t optimiser_step);
+
+/* A trainer without parameters yet, which makes the step after the run's first one. labels: of its
+ * model's head. */
+int dray__learner_open(dray__host *host, const dray__learned *what, int64_t labels,
+                       dray_error *error);
+/* Publishes the parameters as the version that the first step begins with. */
+int dray__learner_publish(dray__host *host, dray_error *error);
+/* On all ranks: `then` is called on all once `path` is there, and nothing is claimed before. */
+void dray__learner_await(dray__host *host, const char *path,
+                         int (*then)(dray__host *host, dray_error *error));
+/* One number a response token by the parameters that the step begins with, into this column. */
+typedef struct dray__scorer {
+    const char *column;
+    int (*score)(dray__host *host, const dray__sequences *sequences, float *out, dray_error *error);
+} dray__scorer;
+int dray__learner_score(dray__host *host, dray_batch *batch, const dray__scorer *scorer,
+                        dray_error *error);
+/* The value model (critic.c). */
+int dray__critic_open(dray__host *host, dray_error *error);
 
 /* Takes the optimiser's step for the part that was accumulated. */
 int dray__learner_step(dray__host *host, dray_error *error);
 int dray__learner_accumulate(dray__host *host, const dray__micro *micro, dray_error *error);
 /* What the samples themselves say, before anything is learned from them. */
 void dray__learner_measure(dray__host *host, const dray__micro *micro);
+/* The policy's gradients: dray__learned.accumulate. */
+int dray__learner_accumulate_policy(dray__host *host, const dray__micro *micro, const bool *masked,
+                                    dray_error *error);
 /* The sums of the step as a row for metrics.jsonl; NULL: out of memory. */
 json_t *dray__learner_row(const dray__host *host);
+/* Of one number, which may be none that JSON has (null). False: out of memory. */
+bool dray__row_add(json_t *row, const char *key, double value);
 /* The other epochs over what was kept. */
 int dray__learner_repeat(dray__host *host, dray_error *error);
 

@@ -59,8 +59,7 @@ void dray__learner_measure(dray__host *host, const dray__micro *m)
     s->turns += count_turns(m);
 }
 
-/* A number that is not finite is null: JSON has none. False: out of memory. */
-static bool add(json_t *row, const char *key, double value)
+bool dray__row_add(json_t *row, const char *key, double value)
 {
     return json_object_set_new(row, key, isfinite(value) ? json_real(value) : json_null()) == 0;
 }
@@ -84,7 +83,7 @@ static bool add_rewards(json_t *row, const dray__job *job, const dray__step_sums
     json_t *means = json_object();
     bool ok = json_object_set_new(row, "rewards", means) == 0;
     for (uint32_t i = 0; i < job->reward_count && ok; i++)
-        ok = add(means, job->rewards[i].name, s->each[i] / (double)s->samples);
+        ok = dray__row_add(means, job->rewards[i].name, s->each[i] / (double)s->samples);
     return ok;
 }
 
@@ -126,9 +125,9 @@ json_t *dray__learner_row(const dray__host *host)
                             (json_int_t)s->oldest_version);
     bool ok = row && add_histogram(row, s) && add_rewards(row, host->job, s);
     if (ok && dray__job_has(host->job, "response_mask"))
-        ok = add(row, "turns_mean", (double)s->turns / samples);
+        ok = dray__row_add(row, "turns_mean", (double)s->turns / samples);
     for (size_t i = 0; i < sizeof(reals) / sizeof(reals[0]) && ok; i++)
-        ok = add(row, reals[i].key, reals[i].value);
+        ok = dray__row_add(row, reals[i].key, reals[i].value);
     if (!ok) {
         json_decref(row);
         row = NULL;

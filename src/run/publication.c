@@ -19,6 +19,7 @@ typedef struct place {
 struct dray__publication {
     dray__host *host;
     dray__trainer *trainer;
+    const char *model, *phase;
     place places[DRAY__KEPT_MOST];
     uint32_t count;
 };
@@ -27,9 +28,14 @@ void dray__publication_name(const dray__job *job, int64_t version, char out[DRAY
 {
     int64_t kept = dray__schedule_of(job).kept;
     if (kept == 1)
-        snprintf(out, DRAY__MODEL_NAME_BYTES, "policy");
+        snprintf(out, DRAY__MODEL_NAME_BYTES, DRAY__POLICY);
     else
-        snprintf(out, DRAY__MODEL_NAME_BYTES, "policy-%d", (int)(version % kept));
+        snprintf(out, DRAY__MODEL_NAME_BYTES, DRAY__POLICY "-%d", (int)(version % kept));
+}
+
+static bool is_policy(const dray__publication *self)
+{
+    return strcmp(self->model, DRAY__POLICY) == 0;
 }
 
 static place *place_of(dray__publication *self, int64_t version)
@@ -50,7 +56,10 @@ static int open_place(dray__publication *self, uint32_t index, dray_error *error
         rc = at->copy ? dray_regions_for_layout(layout, 1, at->copy, error) : dray__nomem(error);
     }
     char name[DRAY__MODEL_NAME_BYTES];
-    dray__publication_name(host->job, index, name);
+    if (is_policy(self))
+        dray__publication_name(host->job, index, name);
+    else
+        snprintf(name, sizeof(name), "%s", self->model);
     dray_publisher_options options = DRAY_PUBLISHER_OPTIONS_INIT;
     options.regions = at->copy ? at->copy : dray__trainer_regions(self->trainer);
     options.rank = host->options.rank;
@@ -62,16 +71,19 @@ static int open_place(dray__publication *self, uint32_t index, dray_error *error
               : dray_publisher_open(host->context, name, layout, &options, &at->publisher, error);
 }
 
-int dray__publication_open(dray__host *host, dray__trainer *trainer, dray__publication **out,
-                           dray_error *error)
+int dray__publication_open(dray__host *host, dray__trainer *trainer, const char *model,
+                           const char *phase, dray__publication **out, dray_error *error)
 {
     dray__publication *self = calloc(1, sizeof(*self));
     if (!self)
         return dray__nomem(error);
     self->host = host;
     self->trainer = trainer;
+    self->model = model;
+    self->phase = phase;
+    uint32_t kept = is_policy(self) ? (uint32_t)dray__schedule_of(host->job).kept : 1;
     int rc = DRAY_OK;
-    while (!rc && self->count < (uint32_t)dray__schedule_of(host->job).kept)
+    while (!rc && self->count < kept)
         rc = open_place(self, self->count++, error);
     if (rc)
         dray__publication_close(self);
@@ -133,9 +145,9 @@ int dray__publication_put(dray__publication *self, int64_t version, dray_error *
 {
     dray__host *host = self->host;
     const place *at = place_of(self, version);
-    dray_trace_enter(DRAY_SPAN_TRANSFER, "publish", version);
+    dray_trace_enter(DRAY_SPAN_TRANSFER, self->phase, version);
     int rc = at->copy ? copy(self, at, error) : DRAY_OK;
-    if (!rc && host->job->weights.mode == DRAY_MODE_DISK)
+    if (!rc && is_policy(self) && host->job->weights.mode == DRAY_MODE_DISK)
         rc = dray__checkpoint_weights(host, self->trainer, version, error);
     if (!rc)
         rc = announce(self, version, error);

@@ -20,9 +20,14 @@ enum { DRAY__MODEL_NAME_BYTES = 32 };
 void dray__publication_name(const dray__job *job, int64_t version,
                             char out[DRAY__MODEL_NAME_BYTES]);
 
-/* All of these are called on all ranks of the trainer. */
-int dray__publication_open(dray__host *host, dray__trainer *trainer, dray__publication **out,
-                           dray_error *error);
+/* The policy's names, of which there may be several. Others have one name, and of them only the
+ * newest version is kept. */
+#define DRAY__POLICY "policy"
+
+/* All of these are called on all ranks of the trainer. model: what its versions are published as;
+ * phase: what that is called in reports. Both are borrowed. */
+int dray__publication_open(dray__host *host, dray__trainer *trainer, const char *model,
+                           const char *phase, dray__publication **out, dray_error *error);
 void dray__publication_close(dray__publication *publication);
 /* The trainer's parameters are `version`: engines may read them. */
 int dray__publication_put(dray__publication *publication, int64_t version, dray_error *error);

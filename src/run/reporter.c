@@ -90,11 +90,10 @@ static void take(dray__reporter *self, json_t *report)
 static void confirm(dray__reporter *self, const json_t *report)
 {
     char text[64];
-    const char *kind = json_string_value(json_object_get(report, "kind"));
-    if (self->failure.code || !kind || strcmp(kind, "step") != 0)
+    int64_t step = dray__rows_whole(&self->rows, report);
+    if (self->failure.code || step < 0)
         return;
-    snprintf(text, sizeof(text), "{\"step\":%lld}",
-             (long long)json_integer_value(json_object_get(report, "step")));
+    snprintf(text, sizeof(text), "{\"step\":%lld}", (long long)step);
     dray_report_post(self->context, DRAY__REPORT_ROW, text, NULL);
 }
 

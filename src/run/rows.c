@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/io.h"
+#include "run/tasks.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -54,10 +55,11 @@ int dray__rows_open(const dray__folder *folder, const dray__job *job, dray__rows
                         .pending = json_array(),
                         .early = json_object(),
                         .done = json_array(),
-                        .updates = json_object()};
+                        .updates = json_object(),
+                        .critics = json_object()};
     dray__folder_path(folder, "metrics.jsonl", path);
     out->metrics = dray__open_stream(path, "a");
-    if (!out->pending || !out->early || !out->done || !out->updates)
+    if (!out->pending || !out->early || !out->done || !out->updates || !out->critics)
         return dray__nomem(error);
     if (!out->metrics)
         return dray__fail_errno(error, errno, "%s", path);
@@ -91,13 +93,21 @@ static int64_t step_of(const json_t *row)
     return integer(row, "step");
 }
 
+/* Has the row what the value model's trainer says, where there is one? */
+static bool has_critic(const dray__rows *rows, const json_t *row)
+{
+    return step_of(row) == 0 || !dray__job_has(rows->job, "critic") ||
+           json_object_get(row, "value_loss");
+}
+
 /* Rows are written in their order: those behind one that waits for its evaluation wait with it. */
 static int complete(dray__rows *rows, dray_error *error)
 {
     json_t *row;
     int rc = DRAY_OK;
     while (!rc && (row = json_array_get(rows->pending, 0))) {
-        if (dray__job_eval_due(rows->job, step_of(row)) && !json_object_get(row, "eval_accuracy"))
+        if (!has_critic(rows, row) ||
+            (dray__job_eval_due(rows->job, step_of(row)) && !json_object_get(row, "eval_accuracy")))
             break;
         if (json_array_append(rows->done, row) < 0)
             return dray__nomem(error);
@@ -164,6 +174,24 @@ static void add_eval(json_t *row, const json_t *report)
                     json_object_get(report, "response_length_mean"));
 }
 
+static void drop_own(json_t *row)
+{
+    static const char *const drop[] = {"kind", "member", "name", "time_ns"};
+    for (size_t i = 0; i < sizeof(drop) / sizeof(drop[0]); i++)
+        json_object_del(row, drop[i]);
+}
+
+/* What the value model's trainer said before. */
+static int add_critic(dray__rows *rows, json_t *row, dray_error *error)
+{
+    char key[32];
+    key_of(step_of(row), key);
+    json_t *part = json_object_get(rows->critics, key);
+    int rc = part && json_object_update_missing(row, part) < 0 ? dray__nomem(error) : DRAY_OK;
+    forget_before(rows->critics, step_of(row) + 1);
+    return rc;
+}
+
 /* The trainer's numbers, completed by the clock and by the update that the step's samples waited
  * for. Rows that an earlier run wrote are not written again. */
 static int take_step(dray__rows *rows, const json_t *report, dray_error *error)
@@ -179,15 +207,15 @@ static int take_step(dray__rows *rows, const json_t *report, dray_error *error)
     double seconds = (double)(now - rows->mark_ns) / (double)DRAY__SECOND;
     rows->mark_ns = now;
     rows->last_step = step;
-    static const char *const drop[] = {"kind", "member", "name", "time_ns"};
-    for (size_t i = 0; i < sizeof(drop) / sizeof(drop[0]); i++)
-        json_object_del(made, drop[i]);
+    drop_own(made);
     rows->tokens_per_s = number(made, "tokens") / (seconds > 0 ? seconds : 1);
     rows->step_seconds = seconds;
     rows->staleness_mean = number(made, "staleness_mean");
     rows->staleness_max = number(made, "staleness_max");
     json_object_set_new(made, "tokens_per_s", json_real(rows->tokens_per_s));
     json_object_set_new(made, "step_seconds", json_real(seconds));
+    if (!rc)
+        rc = add_critic(rows, made, error);
     add_update(rows, made, integer(made, "weight_version"));
     forget_before(rows->updates, integer(made, "weight_version"));
     show_phases(rows, made);
@@ -231,6 +259,34 @@ static json_t *pending_row(const dray__rows *rows, int64_t step)
             return row;
     }
     return NULL;
+}
+
+static int take_critic(dray__rows *rows, const json_t *report, dray_error *error)
+{
+    char key[32];
+    json_t *row = pending_row(rows, step_of(report)), *part = json_deep_copy(report);
+    if (!part)
+        return dray__nomem(error);
+    drop_own(part);
+    int kept = 0;
+    if (row) {
+        kept = json_object_update_missing(row, part);
+    } else if (step_of(report) > rows->last_step) {
+        kept = json_object_set(rows->critics, key_of(step_of(report), key), part);
+    }
+    json_decref(part);
+    int rc = kept < 0 ? dray__nomem(error) : complete(rows, error);
+    return rc || !json_array_size(rows->pending) ? rc : keep_pending(rows, error);
+}
+
+int64_t dray__rows_whole(const dray__rows *rows, const json_t *report)
+{
+    const char *kind = json_string_value(json_object_get(report, "kind"));
+    if (!kind || (strcmp(kind, "step") != 0 && strcmp(kind, "critic") != 0))
+        return -1;
+    const json_t *row = pending_row(rows, step_of(report));
+    bool taken = step_of(report) <= rows->last_step;
+    return taken && (!row || has_critic(rows, row)) ? step_of(report) : -1;
 }
 
 static int take_eval(dray__rows *rows, json_t *report, dray_error *error)
@@ -280,6 +336,8 @@ int dray__rows_take(dray__rows *rows, json_t *report, const json_t **done, dray_
         return DRAY_OK;
     if (strcmp(kind, "step") == 0)
         return take_step(rows, report, error);
+    if (strcmp(kind, "critic") == 0)
+        return take_critic(rows, report, error);
     if (strcmp(kind, "eval") == 0)
         return take_eval(rows, report, error);
     if (strcmp(kind, "engine_update") == 0)
@@ -342,5 +400,6 @@ void dray__rows_free(dray__rows *rows)
     json_decref(rows->early);
     json_decref(rows->done);
     json_decref(rows->updates);
+    json_decref(rows->critics);
     dray__spent_close(rows->spent);
 }

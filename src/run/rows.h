@@ -23,6 +23,7 @@ typedef struct dray__rows {
     json_t *early;   /* "step" -> an evaluation that came before the step's row */
     json_t *done;    /* rows that the last report completed */
     json_t *updates; /* "version" -> the update that brought it to the engine */
+    json_t *critics; /* "step" -> the value model's part of its row, which came first */
     dray__spent *spent;
     int64_t last_step; /* newest row taken in; -1: none */
     int64_t mark_ns;   /* when the last row was taken in */
@@ -43,6 +44,8 @@ int dray__rows_open(const dray__folder *folder, const dray__job *job, dray__rows
 /* Takes in one report. *done: the rows that it completed, in their order, borrowed until the next
  * call. */
 int dray__rows_take(dray__rows *rows, json_t *report, const json_t **done, dray_error *error);
+/* The step whose row has all that its trainers say, by this report; -1: none. */
+int64_t dray__rows_whole(const dray__rows *rows, const json_t *report);
 /* Nothing more comes. Writes what is pending without its evaluation: a resumed run completes it. */
 int dray__rows_end(dray__rows *rows, dray_error *error);
 void dray__rows_free(dray__rows *rows);

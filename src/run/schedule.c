@@ -128,6 +128,13 @@ static int rule_tasks(const dray__job *job, const dray__places *at, dray_error *
                                   "expected 0 with schedule %s, which waits for all samples of "
                                   "a step in any case, found %lld",
                                   schedule.name, (long long)job->rollout.partial_tokens);
+    if (schedule.first_complete && dray__job_has(job, "critic"))
+        return dray__setting_fail(
+            at, "advantage.method schedule", error,
+            "expected another one than gae with schedule %s: policy and value "
+            "model train the same samples in a step, which are its own "
+            "prompts', found gae",
+            schedule.name);
     if (schedule.first_complete && job->queue.policy != DRAY_POLICY_ORDERED)
         return dray__setting_fail(at, "queue.policy", error,
                                   "expected none with schedule %s, which takes what is complete "

@@ -34,7 +34,7 @@ static const dray__word rules[] = {{"exact_match", DRAY__RULE_EXACT_MATCH, NULL}
 static const dray__word methods[] = {{"grpo", DRAY__ADVANTAGE_GRPO, NULL},
                                      {"rloo", DRAY__ADVANTAGE_RLOO, NULL},
                                      {"reinforce++", DRAY__ADVANTAGE_REINFORCE, NULL},
-                                     {"gae", 0, NOT_YET},
+                                     {"gae", DRAY__ADVANTAGE_GAE, NULL},
                                      {NULL, 0, NULL}};
 static const dray__word objectives[] = {
     {"ppo", DRAY__LOSS_PPO, NULL}, {"decoupled", DRAY__LOSS_DECOUPLED, NULL}, {NULL, 0, NULL}};
@@ -123,8 +123,8 @@ static const dray__setting role_settings[] = {
           "what the role claims; a task may have several roles; none: a server"),
     TEXT(command, "",
          "a shell command that runs the tasks ([roles](roles.md)); without one, the built-in "
-         "program, of which there are three: `rollout`, `eval`; `old_log_prob`, `actor`; `driver`, "
-         "`reward`, `score`, `reference`, `advantage`"),
+         "program, of which there are four: `rollout`, `eval`; `old_log_prob`, `actor`; `value`, "
+         "`critic`; `driver`, `reward`, `score`, `reference`, `advantage`"),
     INT(ranks, 1, 1, 64,
         "processes of an instance, which start, end and die together; of the built-in `driver`, "
         "`reward`, `reference`, `advantage`: 1"),
@@ -141,7 +141,7 @@ static const dray__setting role_settings[] = {
     TEXTS(after, after_count, "", 0, 16, "roles that must be ready before this one starts"),
     WORD(on_death, restart, on_deaths,
          "`restart`: the instance is started anew; `end`: the run ends, and can be resumed. Where "
-         "it is not given: `end` for roles with `actor`"),
+         "it is not given: `end` for roles with `actor` or `critic`"),
     ABOVE(grace_seconds, 30, 0, 86400, "from the queue's end to SIGTERM, and from that to SIGKILL"),
     END};
 #undef STRUCT
@@ -297,9 +297,14 @@ const dray__setting dray__settings[] = {
         advantage.method, grpo, methods,
         "`grpo`: reward − group mean; `rloo`: reward − mean of the others; `reinforce++`: reward − "
         "mean over all tokens of the step, by their standard deviation: it takes the whole step "
-        "at once"),
+        "at once; `gae`: of each token, by a value model, for which a role has the tasks `value` "
+        "and "
+        "`critic` (below); not with `async`"),
     BOOL(advantage.divide_by_deviation, false,
          "of `grpo` and `rloo`: by the group's standard deviation"),
+    REAL(advantage.gamma, 1, 0, 1, "of `gae`: discount of what comes a token later"),
+    REAL(advantage.lambda, 0.95, 0, 1,
+         "of `gae`: 1: the reward less the value, 0: from one value to the next"),
     INT(advantage.micro_batch, 64, 1, 65536, MICRO ", rounded to whole groups"),
 
     INT(actor.optimiser_steps, 4, 1, 4096, "of a batch; divides prompts × samples"),
@@ -337,6 +342,15 @@ const dray__setting dray__settings[] = {
     REAL(actor.entropy, 0, 0, 100, "coefficient of the entropy bonus"),
     REAL(actor.kl, 0, 0, 100, "coefficient of the KL divergence from the reference (k3)"),
     REAL(actor.grad_norm, 1, 0, 1e6, "to which gradients are clipped; 0: they are not"),
+
+    ABOVE(critic.lr, 1e-4, 0, 1,
+          "learning rate of the value model; where it is not given: `actor.lr`. What is not said "
+          "here is the actor's: the other settings of AdamW, `optimiser_steps`, `micro_batch`, "
+          "`warmup_steps`, `decay`, `aggregate`, `overlong`, `grad_norm`"),
+    INT(critic.epochs, 1, 1, 1024, "passes over the batch; where it is not given: `actor.epochs`"),
+    REAL(critic.clip, 0.2, 0, 1e6,
+         "values that go further than that from where they were gain nothing; 0: no clip"),
+    INT(critic.micro_batch, 64, 1, 65536, MICRO " by the task `value`"),
 
     INT(eval.every, 50, 0, 1e6, "steps, and at the beginning and the end; 0: only then"),
     INT(eval.prompts, 1024, 1, 1e6, "held out"),

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "run/advantage.h"
 #include "run/columns.h"
 #include "run/host.h"
 #include "run/schedule.h"
@@ -55,12 +56,21 @@ const dray__task_kind dray__tasks[DRAY__TASK_COUNT] = {
      .version = dray__trainer_version,
      .partition = dray__trainer_partition,
      .run = dray__old_log_prob_run},
+    {.name = "value",
+     .program = DRAY__PROGRAM_CRITIC,
+     .needs = {"prompt", "response"},
+     .writes = {"value"},
+     .policy = DRAY_POLICY_ORDERED,
+     .count = dray__value_count,
+     .version = dray__trainer_version,
+     .partition = dray__trainer_partition,
+     .run = dray__value_run},
     /* The last thing that a sample gets, so that none of a group is lost after its advantages are
      * there, which are of all of its samples. */
     {.name = "advantage",
      .program = DRAY__PROGRAM_DESK,
-     .needs = {"response", "response_mask", "reward", "old_log_prob", "ref_log_prob"},
-     .writes = {"advantage"},
+     .needs = {"response", "response_mask", "reward", "old_log_prob", "ref_log_prob", "value"},
+     .writes = {"advantage", "returns"},
      .policy = DRAY_POLICY_ORDERED,
      .count = dray__advantage_count,
      .run = dray__advantage_run},
@@ -72,6 +82,15 @@ const dray__task_kind dray__tasks[DRAY__TASK_COUNT] = {
      .count = dray__actor_count,
      .version = dray__trainer_version,
      .newest = dray__actor_newest,
+     .partition = dray__trainer_partition,
+     .run = dray__actor_run,
+     .after = dray__actor_after},
+    {.name = "critic",
+     .program = DRAY__PROGRAM_CRITIC,
+     .needs = {"prompt", "response", "response_mask", "value", "returns"},
+     .policy = DRAY_POLICY_ORDERED,
+     .count = dray__actor_count,
+     .version = dray__trainer_version,
      .partition = dray__trainer_partition,
      .run = dray__actor_run,
      .after = dray__actor_after},
@@ -111,24 +130,65 @@ static bool has_versions(const dray__job *job)
     return has;
 }
 
-/* Each is the column of the task beside it, or of none. Where a step's samples are not known before
- * they are trained, the actor itself computes the log-probs that the step begins with. */
-bool dray__job_has(const dray__job *job, const char *name)
+typedef struct sometimes {
+    const char *task, *column; /* the column of the task beside it, or of none */
+    const char *setting;
+    bool (*here)(const dray__job *job);
+} sometimes;
+
+static bool has_reference(const dray__job *job)
 {
-    const struct {
-        const char *task, *column;
-        bool here;
-    } some[] = {
-        {"reference", "ref_log_prob", job->reference.enabled},
-        {"old_log_prob", "old_log_prob",
-         job->actor.old_log_prob == DRAY__OLD_TRAINER && !dray__schedule_of(job).first_complete},
-        {"", "response_mask", job->tool.kind != DRAY__TOOL_NONE},
-        {"", "response_version", has_versions(job)},
-        {"", "rewards", job->reward_count > 0}};
+    return job->reference.enabled;
+}
+
+/* Where a step's samples are not known before they are trained, the actor itself computes the
+ * log-probs that the step begins with. */
+static bool has_old(const dray__job *job)
+{
+    return job->actor.old_log_prob == DRAY__OLD_TRAINER && !dray__schedule_of(job).first_complete;
+}
+
+static bool has_rewards(const dray__job *job)
+{
+    return job->reward_count > 0;
+}
+
+static bool has_mask(const dray__job *job)
+{
+    return job->tool.kind != DRAY__TOOL_NONE;
+}
+
+static bool has_values(const dray__job *job)
+{
+    return dray__advantages[job->advantage.method].by_token;
+}
+
+static const sometimes some[] = {{"reference", "ref_log_prob", "reference.enabled", has_reference},
+                                 {"old_log_prob", "old_log_prob", "actor.old_log_prob", has_old},
+                                 {"", "response_mask", "tool.kind", has_mask},
+                                 {"", "response_version", "tasks", has_versions},
+                                 {"", "rewards", "rewards", has_rewards},
+                                 {"value", "value", "advantage.method", has_values},
+                                 {"critic", "returns", "advantage.method", has_values}};
+
+static const sometimes *find_some(const char *name)
+{
     for (size_t i = 0; i < sizeof(some) / sizeof(some[0]); i++)
         if (strcmp(some[i].task, name) == 0 || strcmp(some[i].column, name) == 0)
-            return some[i].here;
-    return true;
+            return &some[i];
+    return NULL;
+}
+
+bool dray__job_has(const dray__job *job, const char *name)
+{
+    const sometimes *found = find_some(name);
+    return !found || found->here(job);
+}
+
+const char *dray__job_has_by(const char *name)
+{
+    const sometimes *found = find_some(name);
+    return found ? found->setting : "";
 }
 
 bool dray__task_used(const dray__job *job, const dray__task_kind *kind)
@@ -154,7 +214,7 @@ int dray__job_queue_restore(dray_context *context, const dray__job *job, const c
 {
     dray__task_view views[DRAY__JOB_TASKS];
     dray_queue_task tasks[DRAY__JOB_TASKS];
-    static const char *const provisional[] = {"actor"};
+    static const char *const provisional[] = {"actor", "critic"};
     dray_queue_options options = DRAY_QUEUE_OPTIONS_INIT;
     uint32_t count = dray__job_tasks(job, views);
     for (uint32_t i = 0; i < count; i++)
@@ -174,7 +234,7 @@ int dray__job_queue_restore(dray_context *context, const dray__job *job, const c
     options.durability = job->queue.durability;
     options.on_loss = job->queue.on_loss;
     options.provisional = provisional;
-    options.provisional_count = 1;
+    options.provisional_count = dray__job_has(job, "critic") ? 2 : 1;
     options.restore = path;
     return dray_queue_open(context, DRAY__QUEUE_NAME, &options, out, error);
 }
@@ -220,7 +280,7 @@ static int32_t policy_of(const dray__job *job, const dray__task_kind *kind)
     if (strcmp(kind->name, "advantage") == 0)
         return DRAY_POLICY_GROUP;
     bool balanced = job->queue.policy == DRAY_POLICY_TOKEN_BALANCED;
-    return balanced && strcmp(kind->name, "actor") != 0 ? DRAY_POLICY_FIFO : job->queue.policy;
+    return balanced && !dray__task_trains(kind) ? DRAY_POLICY_FIFO : job->queue.policy;
 }
 
 void dray__task_claim(const dray__host *host, const dray__task_kind *kind, uint32_t rows,

@@ -11,10 +11,12 @@
 
 typedef struct dray__host dray__host;
 
-/* What the built-in program of a role holds: an engine, a trainer, or neither. */
+/* What the built-in program of a role holds: an engine, the policy's trainer, the value model's, or
+ * neither. */
 typedef enum dray__program {
     DRAY__PROGRAM_ENGINE = 0,
     DRAY__PROGRAM_TRAINER,
+    DRAY__PROGRAM_CRITIC,
     DRAY__PROGRAM_DESK,
     DRAY__PROGRAM_COUNT
 } dray__program;
@@ -41,7 +43,7 @@ typedef struct dray__task_kind {
     int (*after)(dray__host *host, dray_error *error);
 } dray__task_kind;
 
-enum { DRAY__TASK_COUNT = 8 };
+enum { DRAY__TASK_COUNT = 10 };
 extern const dray__task_kind dray__tasks[DRAY__TASK_COUNT];
 /* `score` grades what `eval` generated; where no role names it, the one with `reward` has it, or
  * the one with `driver`, where that is the built-in program. */
@@ -50,7 +52,19 @@ extern const dray__task_kind dray__task_score;
 const dray__task_kind *dray__task_find(const char *name); /* NULL: none */
 /* Has the job this task, or this column? Some only some jobs have. */
 bool dray__job_has(const dray__job *job, const char *name);
+/* The setting that says so; "": none does. */
+const char *dray__job_has_by(const char *name);
+/* Does the program train a model? There is one of each such program. */
+static inline bool dray__program_trains(int program)
+{
+    return program == DRAY__PROGRAM_TRAINER || program == DRAY__PROGRAM_CRITIC;
+}
 bool dray__task_used(const dray__job *job, const dray__task_kind *kind);
+/* Its commits are provisional: a checkpoint covers them. */
+static inline bool dray__task_trains(const dray__task_kind *kind)
+{
+    return kind->after != NULL;
+}
 /* The built-in tasks that `role` claims for; returns how many. */
 uint32_t dray__tasks_of(const dray__job *job, const dray__job_role *role,
                         const dray__task_kind **out);
@@ -81,7 +95,7 @@ int64_t dray__partition_step(const char *kind, const char *name);
 #define DRAY__TAG_STEP "step"
 #define DRAY__TAG_REFILL "refill" /* of samples that took the place of lost ones: which, from 1 */
 
-/* engine.c, trainer.c, desk.c */
+/* engine.c, trainer.c, critic.c, desk.c */
 uint32_t dray__rollout_count(const dray__host *host);
 int dray__rollout_prepare(dray__host *host, dray_batch *batch, dray_error *error);
 int dray__rollout_run(dray__host *host, dray_batch *batch, dray_error *error);
@@ -90,6 +104,8 @@ int dray__eval_prepare(dray__host *host, dray_batch *batch, dray_error *error);
 int dray__eval_run(dray__host *host, dray_batch *batch, dray_error *error);
 uint32_t dray__old_log_prob_count(const dray__host *host);
 int dray__old_log_prob_run(dray__host *host, dray_batch *batch, dray_error *error);
+uint32_t dray__value_count(const dray__host *host);
+int dray__value_run(dray__host *host, dray_batch *batch, dray_error *error);
 uint32_t dray__actor_count(const dray__host *host);
 int64_t dray__trainer_version(const dray__host *host);
 bool dray__actor_newest(const dray__host *host);

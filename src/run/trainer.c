@@ -1,10 +1,15 @@
-/* The trainer host: old_log_prob and actor on one sharded trainer, and what follows a step: publish
- * the version, report, write checkpoints.
+/* A trainer host: on one sharded trainer old_log_prob and actor, or (critic.c) value and critic,
+ * and what follows a step: publish the version, report, write checkpoints.
  *
  * The order within a step. Old log-probs must be those of the version that the step began with, so
  * the parameters stay as they are until all of them are there; until then at most the first part of
  * the actor's batch is accumulated. That also keeps the version readable for an engine that is
- * started anew in the middle of rollout, and for samples that take the place of lost ones. */
+ * started anew in the middle of rollout, and for samples that take the place of lost ones. Values
+ * are of the version that the step began with, too.
+ *
+ * Checkpoints of both models are of the same step, and the cursor of the policy's is where both
+ * have trained that step and neither the next: the value model's is written first, and the policy's
+ * waits for it; then the value model's trainer waits for the policy's. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "run/checkpoint.h"
@@ -17,11 +22,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-static int open_trainer(dray__host *host, dray__learner *self, dray_error *error)
+static int open_trainer(dray__host *host, dray__learner *self, int64_t labels, dray_error *error)
 {
     const dray__job_actor *actor = &host->job->actor;
     dray_model_config config;
@@ -32,6 +38,7 @@ static int open_trainer(dray__host *host, dray__learner *self, dray_error *error
     options.weight_decay = actor->weight_decay;
     options.eos_token = dray__tokenizer_end(host->tokenizer);
     int rc = dray__job_model_config(host->job, host->tokenizer, &config, error);
+    config.labels = labels;
     if (!rc)
         rc = dray__trainer_open(&config, host->group, &options, &self->trainer, error);
     if (!rc)
@@ -48,7 +55,6 @@ static int begin(dray__host *host, dray_error *error)
     char path[4096];
     int64_t first = host->options.first_step;
     dray__checkpoint_path(host->options.folder, first, path, sizeof(path));
-    self->saved = first;
     if (access(path, F_OK) == 0)
         return dray__trainer_restore(self->trainer, path, error);
     if (first > 0)
@@ -89,15 +95,30 @@ static void begin_step(dray__learner *self, int64_t step)
     dray__partition_name(dray__partition_of_step.kind, step, self->partition);
 }
 
-static int trainer_open(dray__host *host, dray_error *error)
+int dray__learner_open(dray__host *host, const dray__learned *what, int64_t labels,
+                       dray_error *error)
 {
     dray__learner *self = calloc(1, sizeof(*self));
     if (!self)
         return dray__nomem(error);
     host->state = self;
+    self->what = what;
+    self->saved = host->options.first_step;
     begin_step(self, host->options.first_step + 1);
     dray__checkpoint_open(host);
-    int rc = open_trainer(host, self, error);
+    return open_trainer(host, self, labels, error);
+}
+
+int dray__learner_publish(dray__host *host, dray_error *error)
+{
+    dray__learner *self = host->state;
+    return dray__publication_put(self->publication, host->options.first_step, error);
+}
+
+static int trainer_open(dray__host *host, dray_error *error)
+{
+    int rc = dray__learner_open(host, &dray__learned_policy, 0, error);
+    dray__learner *self = host->state;
     if (!rc && dray__schedule_of(host->job).first_complete)
         rc = dray__feed_open(host->job, host->options.folder, host->options.first_step, &self->feed,
                              error);
@@ -105,9 +126,9 @@ static int trainer_open(dray__host *host, dray_error *error)
         rc = dray__turn_begin(host, -1, error);
     if (!rc)
         rc = begin(host, error);
-    if (rc)
-        return rc;
-    rc = dray__publication_open(host, self->trainer, &self->publication, error);
+    if (!rc)
+        rc = dray__publication_open(host, self->trainer, self->what->model, self->what->publish,
+                                    &self->publication, error);
     if (!rc) /* before anybody can evaluate the version: row 0 begins with it */
         rc = tell_ready(host, error);
     int64_t first = host->options.first_step;
@@ -115,17 +136,15 @@ static int trainer_open(dray__host *host, dray_error *error)
     dray__checkpoint_path(host->options.folder, first, path, sizeof(path));
     if (!rc)
         rc = dray__publication_restore(self->publication, first, path, error);
-    return rc ? rc : dray__publication_put(self->publication, first, error);
+    return rc ? rc : dray__learner_publish(host, error);
 }
 
 /* A run that ends, or is asked to, ends with a checkpoint. */
 static int trainer_finish(dray__host *host, dray_error *error)
 {
-    dray__learner *self = host->state;
-    return self->saved == self->step - 1
-               ? DRAY_OK
-               : dray__checkpoint_save(host, self->trainer, self->publication, self->feed,
-                                       self->step - 1, error);
+    const dray__learner *self = host->state;
+    int64_t done = self->step - 1;
+    return self->saved == done ? DRAY_OK : self->what->last_checkpoint(host, done, error);
 }
 
 static void trainer_close(dray__host *host)
@@ -142,8 +161,53 @@ static void trainer_close(dray__host *host)
     free(self);
 }
 
-const dray__program_kind dray__trainer_program = {
-    .open = trainer_open, .finish = trainer_finish, .close = trainer_close};
+/* ---- waiting for the other model's trainer --------------------------------------------------- */
+
+enum { LOOK_MS = 10 };
+
+void dray__learner_await(dray__host *host, const char *path,
+                         int (*then)(dray__host *host, dray_error *error))
+{
+    dray__learner *self = host->state;
+    snprintf(self->awaited, sizeof(self->awaited), "%s", path);
+    self->then = then;
+}
+
+static bool trainer_busy(const dray__host *host)
+{
+    const dray__learner *self = host->state;
+    return self->then != NULL;
+}
+
+/* 1: what is awaited is there. */
+static int64_t trainer_decide(dray__host *host)
+{
+    const dray__learner *self = host->state;
+    if (access(self->awaited, F_OK) == 0)
+        return 1;
+    dray_trace_wait_briefly(DRAY_CAUSE_WEIGHTS, "wait for the other model", self->step);
+    nanosleep(&(struct timespec){.tv_nsec = LOOK_MS * DRAY__MILLISECOND}, NULL);
+    dray_trace_leave();
+    return -1;
+}
+
+static int trainer_turn(dray__host *host, int64_t decision, dray_error *error)
+{
+    dray__learner *self = host->state;
+    int (*then)(dray__host *, dray_error *) = self->then;
+    int rc = dray__turn_end(host, error); /* who is waited for may need the device, files do not */
+    if (rc || decision != 1 || !then)
+        return rc;
+    self->then = NULL;
+    return then(host, error);
+}
+
+#define TRAINER                                                                                    \
+    .finish = trainer_finish, .busy = trainer_busy, .decide = trainer_decide,                      \
+    .turn = trainer_turn, .close = trainer_close
+
+const dray__program_kind dray__trainer_program = {.open = trainer_open, TRAINER};
+const dray__program_kind dray__critic_program = {.open = dray__critic_open, TRAINER};
 
 /* ---- the end of a step ----------------------------------------------------------------------- */
 
@@ -154,10 +218,8 @@ static int finish_step(dray__host *host, dray_error *error)
     int rc = dray__learner_repeat(host, error);
     if (!rc)
         rc = dray__publication_put(self->publication, self->step, error);
-    if (!rc && dray__host_leads(host) && !dray__schedule_of(host->job).exact)
-        rc = dray_queue_version(host->queue, (uint64_t)self->step, error);
     if (!rc && dray__host_leads(host))
-        rc = dray__host_report(host, "step", dray__learner_row(host), error);
+        rc = self->what->tell(host, error);
     self->finished = true;
     return rc;
 }
@@ -192,8 +254,7 @@ int dray__actor_after(dray__host *host, dray_error *error)
         self->saved = done;
         rc = dray__turn_end(host, error); /* files need no device */
         if (!rc)
-            rc = dray__checkpoint_save(host, self->trainer, self->publication, self->feed, done,
-                                       error);
+            rc = self->what->checkpoint(host, done, error);
     }
     return rc ? rc : stop_if_asked(host, error);
 }
@@ -220,13 +281,15 @@ const char *dray__trainer_partition(const dray__host *host)
 uint32_t dray__old_log_prob_count(const dray__host *host)
 {
     const dray__learner *self = host->state;
-    return self->settled ? 0 : (uint32_t)host->job->old_log_prob.micro_batch;
+    return self->settled || self->then ? 0 : (uint32_t)host->job->old_log_prob.micro_batch;
 }
 
 /* After the first part: all that is left at once, to see that it is there (settle). */
 uint32_t dray__actor_count(const dray__host *host)
 {
     const dray__learner *self = host->state;
+    if (self->then)
+        return 0;
     if (self->feed)
         return dray__late_count(host);
     bool first_part = self->rows < dray__learner_part(host->job);
@@ -261,38 +324,52 @@ static int step_if_due(dray__host *host, dray_error *error)
     return dray__learner_step(host, error);
 }
 
-int dray__old_log_prob_run(dray__host *host, dray_batch *batch, dray_error *error)
+int dray__learner_score(dray__host *host, dray_batch *batch, const dray__scorer *scorer,
+                        dray_error *error)
 {
     dray__learner *self = host->state;
     dray__ragged prompt = {0}, response = {0};
-    float *logprobs = NULL;
+    float *scores = NULL;
     int rc = check_step(host, batch, error);
-    dray_trace_enter(DRAY_SPAN_BUSY, "old_log_prob", self->step);
+    dray_trace_enter(DRAY_SPAN_BUSY, scorer->column, self->step);
     if (!rc)
         rc = dray__ragged_read(batch, "prompt", DRAY_I32, &prompt, error);
     if (!rc)
         rc = dray__ragged_read(batch, "response", DRAY_I32, &response, error);
-    if (!rc && !(logprobs = malloc((response.offsets[response.rows] + 1) * sizeof(*logprobs))))
+    if (!rc && !(scores = malloc((response.offsets[response.rows] + 1) * sizeof(*scores))))
         rc = dray__nomem(error);
     if (!rc) {
         dray__sequences sequences = {.rows = prompt.rows,
                                      .prompt = dray__ragged_tokens(&prompt),
                                      .response = dray__ragged_tokens(&response)};
-        rc = dray__trainer_logprobs(self->trainer, &sequences, host->job->rollout.temperature,
-                                    logprobs, NULL, error);
+        rc = scorer->score(host, &sequences, scores, error);
     }
     if (!rc && dray__host_leads(host)) {
         dray_column_data column =
-            dray__ragged_column("old_log_prob", DRAY_F32, response.offsets, logprobs);
+            dray__ragged_column(scorer->column, DRAY_F32, response.offsets, scores);
         rc = dray_batch_set(batch, &column, error);
     }
     if (!rc)
         dray_trace_worked(response.rows, (int64_t)response.offsets[response.rows]);
     dray_trace_leave();
-    free(logprobs);
+    free(scores);
     dray__ragged_free(&prompt);
     dray__ragged_free(&response);
     return rc;
+}
+
+static int score_logprobs(dray__host *host, const dray__sequences *sequences, float *out,
+                          dray_error *error)
+{
+    const dray__learner *self = host->state;
+    return dray__trainer_logprobs(self->trainer, sequences, host->job->rollout.temperature, out,
+                                  NULL, error);
+}
+
+int dray__old_log_prob_run(dray__host *host, dray_batch *batch, dray_error *error)
+{
+    static const dray__scorer scorer = {"old_log_prob", score_logprobs};
+    return dray__learner_score(host, batch, &scorer, error);
 }
 
 int dray__learner_check(dray__host *host, const dray_batch *batch, dray_error *error)
@@ -347,7 +424,7 @@ static int learn(dray__host *host, const dray_batch *batch, dray__micro *whole, 
     if (!rc)
         rc = dray__learner_accumulate(host, &micro, error);
     self->rows += rc ? 0 : rows;
-    if (!rc && host->job->actor.epochs > 1)
+    if (!rc && self->what->epochs(host->job) > 1)
         rc = dray__learner_keep(host, &micro, error);
     dray__micro_free(&micro);
     return rc;
@@ -373,15 +450,15 @@ static int train_in_order(dray__host *host, dray_batch *batch, dray_error *error
     int rc = check_step(host, batch, error);
     if (!rc && settle(host, batch))
         return DRAY_OK;
-    dray_trace_enter(DRAY_SPAN_BUSY, "actor", self->step);
+    dray_trace_enter(DRAY_SPAN_BUSY, self->what->task, self->step);
     if (!rc)
         rc = step_if_due(host, error);
     if (!rc)
         rc = dray__learner_check(host, batch, error);
     if (!rc)
-        rc = dray__micro_read(batch, host->job, &whole, error);
+        rc = dray__micro_read(batch, host->job, self->what->task, &whole, error);
     if (!rc)
-        dray__learner_measure(host, &whole);
+        self->what->measure(host, &whole);
     for (uint32_t i = 0; i < dray_batch_micros(batch) && !rc; i++)
         rc = learn(host, batch, &whole, i, error);
     dray__micro_free(&whole);
@@ -398,3 +475,63 @@ int dray__actor_run(dray__host *host, dray_batch *batch, dray_error *error)
     int rc = self->feed ? dray__late_run(host, batch, error) : train_in_order(host, batch, error);
     return rc || self->rows < batch_of(host) || host->put_back ? rc : finish_step(host, error);
 }
+
+/* ---- the policy ------------------------------------------------------------------------------ */
+
+static double policy_rate(const dray__job *job)
+{
+    return job->actor.lr;
+}
+
+static int64_t policy_epochs(const dray__job *job)
+{
+    return job->actor.epochs;
+}
+
+static int policy_tell(dray__host *host, dray_error *error)
+{
+    const dray__learner *self = host->state;
+    int rc = dray__schedule_of(host->job).exact
+                 ? DRAY_OK
+                 : dray_queue_version(host->queue, (uint64_t)self->step, error);
+    return rc ? rc : dray__host_report(host, "step", dray__learner_row(host), error);
+}
+
+static int policy_save(dray__host *host, dray_error *error)
+{
+    const dray__learner *self = host->state;
+    return dray__checkpoint_save(host, self->trainer, self->publication, self->feed, self->saved,
+                                 error);
+}
+
+static int policy_checkpoint(dray__host *host, int64_t step, dray_error *error)
+{
+    char path[4096];
+    if (!dray__job_has(host->job, "critic"))
+        return policy_save(host, error);
+    dray__critic_path(host->options.folder, step, path, sizeof(path));
+    dray__learner_await(host, path, policy_save);
+    return DRAY_OK;
+}
+
+static int policy_last_checkpoint(dray__host *host, int64_t step, dray_error *error)
+{
+    dray__learner *self = host->state;
+    char path[4096];
+    self->saved = step;
+    dray__critic_path(host->options.folder, step, path, sizeof(path));
+    int rc = dray__job_has(host->job, "critic") ? dray__host_wait_file(host, path, error) : DRAY_OK;
+    return rc ? rc : policy_save(host, error);
+}
+
+const dray__learned dray__learned_policy = {.task = "actor",
+                                            .model = DRAY__POLICY,
+                                            .optimiser = "optimiser",
+                                            .publish = "publish",
+                                            .rate = policy_rate,
+                                            .epochs = policy_epochs,
+                                            .accumulate = dray__learner_accumulate_policy,
+                                            .measure = dray__learner_measure,
+                                            .tell = policy_tell,
+                                            .checkpoint = policy_checkpoint,
+                                            .last_checkpoint = policy_last_checkpoint};

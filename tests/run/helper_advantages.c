@@ -24,17 +24,25 @@ static void print(const float *values, size_t count)
     puts("]");
 }
 
-static void answer_gae(const json_t *asked, const dray__rewarded *in)
+static void answer_gae(const json_t *asked, dray__rewarded *in)
 {
     const json_t *given = json_object_get(asked, "values");
     size_t count = json_array_size(given);
     float *values = calloc(3 * count + 1, sizeof *values), *advantages = values + count;
     for (size_t i = 0; i < count; i++)
         values[i] = (float)json_number_value(json_array_get(given, i));
-    dray__gae(in, values, json_number_value(json_object_get(asked, "gamma")),
-              json_number_value(json_object_get(asked, "lambda")), advantages, advantages + count);
+    const json_t *mask = json_object_get(asked, "mask");
+    int32_t *made = json_is_array(mask) ? calloc(count + 1, sizeof *made) : NULL;
+    for (size_t i = 0; made && i < count; i++)
+        made[i] = (int32_t)json_integer_value(json_array_get(mask, i));
+    in->mask = made;
+    in->values = values;
+    in->gamma = json_number_value(json_object_get(asked, "gamma"));
+    in->lambda = json_number_value(json_object_get(asked, "lambda"));
+    find("gae")->compute(in, advantages, advantages + count);
     print(advantages, 2 * count);
     free(values);
+    free(made);
 }
 
 static void answer(const json_t *asked)
@@ -60,7 +68,7 @@ static void answer(const json_t *asked)
     if (json_object_get(asked, "values")) {
         answer_gae(asked, &in);
     } else {
-        find(json_string_value(json_object_get(asked, "method")))->compute(&in, to);
+        find(json_string_value(json_object_get(asked, "method")))->compute(&in, to, NULL);
         print(to, rows);
     }
     free(from);

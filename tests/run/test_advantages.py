@@ -23,15 +23,21 @@ def gae(case, rewards, counts):
     """Equation 16 as it stands: the sum of discounted residuals, not the recursion."""
     values = torch.tensor(case["values"], dtype=torch.float32).double()
     discount = case["gamma"] * case["lambda"]
+    made = torch.tensor(case["mask"] or [1] * len(values)).bool()
     advantages = []
-    for row, own in enumerate(values.split(case["lengths"])):
-        after = torch.cat([own[1:], torch.zeros(1, dtype=torch.float64)])
-        gained = torch.zeros_like(own)
-        gained[-1] = rewards[row]
-        residuals = gained + case["gamma"] * after - own
-        powers = discount ** torch.arange(len(own), dtype=torch.float64)
-        advantages.append(torch.stack([(powers[:len(own) - t] * residuals[t:]).sum()
-                                       for t in range(len(own))]) * counts[row])
+    for row, (own, counting) in enumerate(zip(values.split(case["lengths"]),
+                                              made.split(case["lengths"]))):
+        steps = own[counting]  # what a tool wrote is no step
+        after = torch.cat([steps[1:], torch.zeros(1, dtype=torch.float64)])[:len(steps)]
+        gained = torch.zeros_like(steps)
+        gained[-1:] = rewards[row]
+        residuals = gained + case["gamma"] * after - steps
+        powers = discount ** torch.arange(len(steps), dtype=torch.float64)
+        of_row = torch.zeros_like(own)
+        of_row[counting] = torch.stack([(powers[:len(steps) - t] * residuals[t:]).sum()
+                                        for t in range(len(steps))] or [torch.zeros(())]).double()[
+                                            :len(steps)] * counts[row]
+        advantages.append(of_row)
     advantages = torch.cat(advantages)
     return torch.cat([advantages, advantages + values])
 
@@ -82,10 +88,12 @@ for method in ("grpo", "rloo", "reinforce++"):
                       "lengths": [3] * 4, "excluded": excluded})
 
 for gamma, discount in ((1.0, 1.0), (1.0, 0.95), (0.99, 0.9), (0.9, 0.0)):
-    for excluded in (False, True):
+    for excluded, masked in ((False, False), (True, False), (False, True)):
         case = random_case("gae", False, excluded)
-        values = [rng.gauss(0, 2) for _ in range(sum(case["lengths"]))]
-        cases.append(case | {"values": values, "gamma": gamma, "lambda": discount})
+        count = sum(case["lengths"])
+        cases.append(case | {"values": [rng.gauss(0, 2) for _ in range(count)], "gamma": gamma,
+                             "lambda": discount,
+                             "mask": [rng.randint(0, 1) for _ in range(count)] if masked else None})
 
 done = subprocess.run([HELPER], input="\n".join(map(json.dumps, cases)), text=True,
                       stdout=subprocess.PIPE, timeout=60, check=True)

@@ -61,22 +61,22 @@ static void advantages(void **state)
     const bool excluded[] = {true, false, false, false, false, false, false, true};
     dray__rewarded in = {.rows = 8, .group = 4, .rewards = rewards, .offsets = offsets};
     float out[8];
-    dray__advantages[DRAY__ADVANTAGE_GRPO].compute(&in, out);
+    dray__advantages[DRAY__ADVANTAGE_GRPO].compute(&in, out, NULL);
     near((double)out[0], 0.5, 1e-7);
     near((double)out[1], -0.5, 1e-7);
     in.divide = true;
-    dray__advantages[DRAY__ADVANTAGE_GRPO].compute(&in, out);
+    dray__advantages[DRAY__ADVANTAGE_GRPO].compute(&in, out, NULL);
     near((double)out[0], 1, 1e-5);
     for (int i = 4; i < 8; i++)
         near((double)out[i], 0, 0); /* all equal: nothing to learn, and no division by zero */
     in.divide = false;
     in.excluded = excluded;
-    dray__advantages[DRAY__ADVANTAGE_RLOO].compute(&in, out);
+    dray__advantages[DRAY__ADVANTAGE_RLOO].compute(&in, out, NULL);
     near((double)out[0], 0, 0);
     near((double)out[1], -0.5, 1e-6);
     near((double)out[3], 1, 1e-6);
     in.excluded = NULL;
-    dray__advantages[DRAY__ADVANTAGE_REINFORCE].compute(&in, out);
+    dray__advantages[DRAY__ADVANTAGE_REINFORCE].compute(&in, out, NULL);
     near((double)out[0], (1 - 6 / 9.) / sqrt(6 / 9. * 3 / 9.), 1e-6);
     near((double)out[1], (0 - 6 / 9.) / sqrt(6 / 9. * 3 / 9.), 1e-6);
 }
@@ -241,11 +241,12 @@ static void learning_rates(void **state)
                                     "actor.final_lr=0.1",
                                     NULL};
     dray__job *job = loaded("name: x", settings);
-    near(dray__learning_rate(job, 1, 0), 1e-3 * 0.025, 1e-9);
-    near(dray__learning_rate(job, 11, 0), 1e-3 * (1 - 0.9 * 0.1), 1e-9);
-    near(dray__learning_rate(job, 100, 3), 1e-3 * (1 - 0.9 * 0.9975), 1e-9);
+    near(dray__learning_rate(job, &dray__learned_policy, 1, 0), 1e-3 * 0.025, 1e-9);
+    near(dray__learning_rate(job, &dray__learned_policy, 11, 0), 1e-3 * (1 - 0.9 * 0.1), 1e-9);
+    near(dray__learning_rate(job, &dray__learned_policy, 100, 3), 1e-3 * (1 - 0.9 * 0.9975), 1e-9);
     for (int64_t step = 12; step < 100; step++)
-        assert_true(dray__learning_rate(job, step, 1) < dray__learning_rate(job, step, 0));
+        assert_true(dray__learning_rate(job, &dray__learned_policy, step, 1) <
+                    dray__learning_rate(job, &dray__learned_policy, step, 0));
     dray__job_free(job);
 }
 
@@ -365,7 +366,8 @@ static void refusals(void **state)
         {"schedule: asink\n", NULL,
          "schedule: expected one of sync, one_step_async, rolling, async, found 'asink'"},
         {"advantage: {method: gae}\n", NULL,
-         "'gae' is not in this version; expected one of grpo, rloo, reinforce++"},
+         ":1:13: roles: task value, as it is in this job by advantage.method: expected in a role, "
+         "found in 0"},
         {"name: x\nactor: {loss: decouple}\n", NULL,
          ":2:9: actor.loss: expected one of ppo, decoupled, found 'decouple'; did you mean "
          "'decoupled'?"},
