@@ -84,23 +84,6 @@ static int become(const char *command)
     return CMD_FAILED;
 }
 
-/* In front of a role's command, which the shell may start as a process of its own: both, and what
- * they start, end with the supervisor. Its signals are for them. */
-static int guard(const char *command, pid_t parent)
-{
-    dray_error error;
-    pid_t self = getpid(), child = fork();
-    if (child < 0)
-        cmd_error(&error, DRAY_ESYS, "fork: %s", strerror(errno));
-    if (child < 0)
-        return failed(&error);
-    if (child == 0)
-        return dray__child_follow(self, &error) ? failed(&error) : become(command);
-    signal(SIGTERM, SIG_IGN);
-    signal(SIGINT, SIG_IGN);
-    return dray__child_guard(parent, child, &error) ? failed(&error) : CMD_OK;
-}
-
 int cmd_host(int argc, char **argv)
 {
     static const struct argp_option options[] = {
@@ -121,8 +104,11 @@ int cmd_host(int argc, char **argv)
     cmd_parse(&argp, argc, argv, &a);
     if (dray__child_follow(a.parent, &error))
         return failed(&error);
+    /* A role's command: the shell may start it as a process of its own. */
+    if (a.command && getpgrp() == getpid() && dray__child_guard(a.parent, &error))
+        return failed(&error);
     if (a.command)
-        return getpgrp() == getpid() ? guard(a.command, a.parent) : become(a.command);
+        return become(a.command);
     dray_set_log(log_line, NULL, DRAY_LOG_INFO);
     dray__serve_options serve = {.unix_path = a.address,
                                  .keeper_path = a.keeper,

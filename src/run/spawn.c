@@ -154,9 +154,18 @@ static void end_as(int status)
     _exit(1);
 }
 
-int dray__child_guard(pid_t parent, pid_t child, dray_error *error)
+int dray__child_guard(pid_t parent, dray_error *error)
 {
     enum { PARENT, CHILD, WATCHED };
+    /* Before there is a child: the whole group ends, and not this process before it. */
+    prctl(PR_SET_PDEATHSIG, 0);
+    pid_t self = getpid(), child = fork();
+    if (child < 0)
+        return dray__fail_errno(error, errno, "fork");
+    if (child == 0)
+        return dray__child_follow(self, error);
+    signal(SIGTERM, SIG_IGN);
+    signal(SIGINT, SIG_IGN);
     const pid_t pids[WATCHED] = {parent, child};
     struct pollfd at[WATCHED];
     for (int i = 0; i < WATCHED; i++) {
@@ -164,7 +173,6 @@ int dray__child_guard(pid_t parent, pid_t child, dray_error *error)
         if (at[i].fd < 0 && errno != ESRCH)
             return dray__fail_errno(error, errno, "pidfd_open");
     }
-    prctl(PR_SET_PDEATHSIG, 0); /* the whole group ends, and not this process before it */
     int status;
     while (getppid() == parent) {
         poll(at, WATCHED, -1);

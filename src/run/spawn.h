@@ -32,10 +32,10 @@ void dray__child_end(dray__child *child);
 /* For the child: asks the kernel to end this process with its parent. DRAY_EDEAD: the parent is
  * gone already. */
 int dray__child_follow(pid_t parent, dray_error *error);
-/* For a process that leads a group, with a child that may start others: ends as the child does, and
- * ends all of them when its parent does, which the kernel would tell the child alone. Returns only
- * when it cannot. */
-int dray__child_guard(pid_t parent, pid_t child, dray_error *error);
+/* For a process that leads a group: forks, and returns in the child, which may start others. The
+ * process itself ends as the child does, ignores SIGTERM and SIGINT, which are for the child, and
+ * ends the whole group when its parent does: the kernel would tell the child alone. */
+int dray__child_guard(pid_t parent, dray_error *error);
 /* The last line of a log, from byte `begin` on, that begins with "error: ", without that; "" when
  * there is none. */
 void dray__log_error(const char *log_path, off_t begin, char *out, size_t capacity);
