@@ -528,12 +528,12 @@ static json_t *lane_json(const lane *l, int64_t now)
     for (const place *p = holder->request ? l->first : l->first->next; p; p = p->next)
         json_array_append_new(waiting, json_string(who_is(p->turn->session, who)));
     if (holder->request) /* it waits for another of its names */
-        return json_pack("{s:s, s:n, s:n, s:n, s:o}", "name", l->name, "holder", "number",
-                         "held_seconds", "waiting", waiting);
-    return json_pack("{s:s, s:s, s:I, s:f, s:o}", "name", l->name, "holder",
-                     who_is(holder->session, who), "number", (json_int_t)holder->number,
-                     "held_seconds", (double)(now - holder->since_ns) / (double)DRAY__SECOND,
-                     "waiting", waiting);
+        return json_pack("{s:s, s:n, s:n, s:n, s:n, s:o}", "name", l->name, "holder", "member",
+                         "number", "held_seconds", "waiting", waiting);
+    return json_pack("{s:s, s:s, s:I, s:I, s:f, s:o}", "name", l->name, "holder",
+                     who_is(holder->session, who), "member", (json_int_t)holder->session->member,
+                     "number", (json_int_t)holder->number, "held_seconds",
+                     (double)(now - holder->since_ns) / (double)DRAY__SECOND, "waiting", waiting);
 }
 
 static void add_status(void *user, json_t *object)

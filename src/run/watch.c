@@ -26,8 +26,8 @@ struct dray__watch {
     pthread_cond_t changed;
     bool asked, stopping;
     dray__sight sight;
-    json_t *status, *sessions; /* of the last look; NULL: none */
-    dray_error failure;        /* code 0: none */
+    json_t *status, *sessions, *leases; /* of the last look; NULL: none */
+    dray_error failure;                 /* code 0: none */
 };
 
 /* ---- the thread ------------------------------------------------------------------------------ */
@@ -56,8 +56,10 @@ static void look(dray__watch *self, dray_context *context, dray_queue *queue)
     pthread_mutex_lock(&self->lock);
     json_decref(self->status);
     json_decref(self->sessions);
+    json_decref(self->leases);
     self->status = status;
     self->sessions = json_incref(json_object_get(all, "sessions"));
+    self->leases = json_incref(json_object_get(all, "leases"));
     self->sight = sight;
     pthread_mutex_unlock(&self->lock);
     json_decref(all);
@@ -162,6 +164,7 @@ void dray__watch_free(dray__watch *self)
         close(self->fd);
     json_decref(self->status);
     json_decref(self->sessions);
+    json_decref(self->leases);
     pthread_cond_destroy(&self->changed);
     pthread_mutex_destroy(&self->lock);
     free(self->address);
@@ -204,6 +207,24 @@ static bool is_of(const json_t *sessions, json_int_t member, long group)
     return false;
 }
 
+/* The devices that it keeps from others. */
+static void describe_leases(const dray__watch *self, long group, char *out, size_t capacity)
+{
+    size_t i;
+    const json_t *lease;
+    json_array_foreach(self->leases, i, lease)
+    {
+        json_int_t member = json_integer_value(json_object_get(lease, "member"));
+        const char *holder = json_string_value(json_object_get(lease, "holder"));
+        size_t used = strlen(out);
+        if (!holder || (group && !is_of(self->sessions, member, group)))
+            continue;
+        snprintf(out + used, capacity - used, "%sthe lease %s%s%s", used ? ", " : "",
+                 json_string_value(json_object_get(lease, "name")), group ? "" : " by ",
+                 group ? "" : holder);
+    }
+}
+
 /* group: of the processes that count; 0: all count, and are named. */
 static void describe(dray__watch *self, long group, char *out, size_t capacity)
 {
@@ -223,6 +244,7 @@ static void describe(dray__watch *self, long group, char *out, size_t capacity)
                  json_string_value(json_object_get(holder, "task")), group ? "" : " by ",
                  group || !name ? "" : name);
     }
+    describe_leases(self, group, out, capacity);
     pthread_mutex_unlock(&self->lock);
     if (!out[0])
         snprintf(out, capacity, "no rows");

@@ -246,7 +246,7 @@ static void a_token_has_a_limit(void **state)
     (void)state;
     dray_lease *held[2], *other;
     dray_error error;
-    char texts[21][8];
+    char texts[21][16];
     const char *names[21];
     for (int i = 0; i < 21; i++) {
         snprintf(texts[i], sizeof texts[i], "n%d", i);

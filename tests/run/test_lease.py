@@ -41,6 +41,7 @@ check_same_run(work / "one_step_async-apart", folder, fault)
 folder = work / "stopped"
 fault = "engine:0:generated:3:stop"
 done = run(folder, *SHARED, *WARM, "--set", "schedule=one_step_async", "--set", "limits.wait_seconds=2", fault=fault)
-check(done.returncode == 0 and "has been stopped" in done.stdout, f"{fault}: {done.stdout} {done.stderr}")
+check(done.returncode == 0 and "has been stopped" in done.stdout and
+      "the lease engine+trainer/cpu:0" in done.stdout, f"{fault}: {done.stdout} {done.stderr}")
 check_same_run(work / "one_step_async-apart", folder, fault)
 finish()
