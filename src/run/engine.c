@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "engine/generator.h"
+#include "run/calls.h"
 #include "run/engine_turns.h"
 #include "run/fault.h"
 #include "run/host.h"
@@ -9,7 +10,6 @@
 #include "run/rollout.h"
 #include "run/samples.h"
 #include "run/schedule.h"
-#include "run/calls.h"
 
 #include <stdlib.h>
 #include <time.h>

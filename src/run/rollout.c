@@ -4,9 +4,9 @@
 #include "base/error.h"
 #include "engine/sampler.h"
 #include "engine/tokenizer.h"
+#include "run/calls.h"
 #include "run/fault.h"
 #include "run/samples.h"
-#include "run/calls.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,10 +2,10 @@
  * its rewards to teach it anything. */
 #include "base/clock.h"
 #include "base/error.h"
+#include "run/calls.h"
 #include "run/data.h"
 #include "run/fault.h"
 #include "run/learn.h"
-#include "run/calls.h"
 
 #include <math.h>
 #include <stdlib.h>
