@@ -165,7 +165,7 @@ static int look(dray__driver *self, view *out, dray_error *error)
 
 int dray__driver_newest(dray_queue *queue, int64_t *step, dray_error *error)
 {
-    view v;
+    view v = {0};
     int rc = look_at(queue, &v, error);
     if (!rc)
         *step = v.step.step;
@@ -185,7 +185,7 @@ static int evaluate_beside(dray__driver *self, int64_t version, dray_error *erro
 /* DRAY_EEND: the run was stopped meanwhile. */
 static int look_around(dray__driver *self, dray_error *error)
 {
-    view v;
+    view v = {0};
     int rc = abandoned(self, error);
     if (!rc)
         rc = look(self, &v, error);
@@ -322,7 +322,7 @@ int dray__driver_admit(dray_queue *queue, const dray__job *job, int64_t version,
 static int evaluate(dray__driver *self, int64_t version, int64_t last, dray_error *error)
 {
     const dray__host *host = self->host;
-    view v;
+    view v = {0};
     if (version < host->options.eval_from || !dray__job_eval_due(host->job, version))
         return DRAY_OK;
     int rc = last > host->options.first_step
@@ -478,7 +478,7 @@ static int take_over(dray__driver *self, int64_t first, int64_t last, dray_error
 
 static int drive(dray__driver *self, dray_error *error)
 {
-    view v;
+    view v = {0};
     int rc = wait_for_start(self, error);
     if (!rc)
         rc = look(self, &v, error);

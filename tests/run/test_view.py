@@ -10,7 +10,7 @@ from jobs import *
 folder = work / "seen"
 leader, terminal = pty.openpty()
 fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 60, 0, 0))
-process = subprocess.Popen(command(folder, "--set", "steps=40"), stdout=terminal,
+process = subprocess.Popen(command(folder, "--set", "steps=40", "--set", "checkpoint.every=1"), stdout=terminal,
                            stderr=subprocess.PIPE,
                            cwd=work, env=dict(os.environ, TERM="xterm"))
 os.close(terminal)
