@@ -138,7 +138,8 @@ range *fake_range_add(const range *given)
 void fake_range_remove(range *r)
 {
     size_t i = first_after(r->at);
-    memmove(ranges + i, ranges + i + 1, (range_count - i - 1) * sizeof *ranges);
+    for (; i + 1 < range_count; i++)
+        ranges[i] = ranges[i + 1];
     range_count--;
     free(r);
     if (!range_count) {
