@@ -129,15 +129,20 @@ static void steady_trainer(void *user)
     trainer t;
     trainer_open(&t, f.unix_address, &s.config, DRAY_F32, s.rank, 2, s.seed, cluster_kind);
     MUST(dray_publisher_publish(t.publisher, 1, NULL, error));
+    raise_flag(s.board, PUBLISHED + (int)s.rank);
     await_flag(s.board, PARENT_SAYS_END);
     trainer_close(&t);
 }
 
+/* Its patience begins when there is something to read: a GPU that is used for the first time takes
+ * seconds. */
 static void surviving_engine(void *user)
 {
     (void)user;
     engine e;
     open_engine(&e, 0);
+    await_flag(s.board, PUBLISHED);
+    await_flag(s.board, PUBLISHED + 1);
     s.board->number[0] = first_update(&e);
     raise_flag(s.board, ENGINE_DONE);
     MUST(dray_barrier(e.context, "again", 2, LONG, error));
