@@ -73,8 +73,12 @@ static int change_version(dray__host *host, int64_t version, dray_error *error)
     if (held == version || (held > version && !dray__schedule_of(host->job).exact))
         return DRAY_OK;
     bool cut = host->job->update == DRAY__UPDATE_IN_FLIGHT;
-    int rc =
-        cut ? dray__rollout_cut(self->rollout, error) : dray__rollout_drain(self->rollout, error);
+    int rc = dray__rollout_busy(self->rollout) ? dray__turn_begin(host, -1, error) : DRAY_OK;
+    if (!rc)
+        rc = cut ? dray__rollout_cut(self->rollout, error)
+                 : dray__rollout_drain(self->rollout, error);
+    if (!rc)
+        rc = dray__turn_end(host, error);
     bool begun;
     if (!rc && dray__host_leads(host))
         rc = dray__engine_turns_begin(self->turns, true, &begun, error);
