@@ -2,6 +2,7 @@
  * is read from the queue, so that a desk that was killed goes on where it was. */
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/io.h"
 #include "run/data.h"
 #include "run/desk.h"
 #include "run/fault.h"
@@ -374,7 +375,7 @@ static int64_t rows_written(const dray__host *host)
 {
     char path[4096];
     dray__host_path(host, path, sizeof(path), "metrics.jsonl");
-    FILE *file = fopen(path, "re");
+    FILE *file = dray__open_stream(path, "r");
     int64_t lines = 0;
     for (int c; file && (c = fgetc(file)) != EOF;)
         lines += c == '\n';
